@@ -26,7 +26,7 @@ def on_files(files: Files, config: Any) -> Files:
     from profiling.report.index import write_index
 
     out = ROOT / "build/reports"
-    for path in write_index(ROOT / "reports", out):
+    for path in write_index(ROOT / "reports", out=out):
         place = f"reports/{path.relative_to(out).as_posix()}"
         files.append(File.generated(config, place, abs_src_path=str(path)))
     for page in list(files.documentation_pages()):

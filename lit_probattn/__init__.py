@@ -43,4 +43,5 @@ def forward_command(name: str, module: str) -> None:
         module: full name of the module with `main`, imported only when it runs.
     """
     if name == "__main__":
+        import_module("lit_probattn.base.streams").replace_unprintable()
         raise SystemExit(import_module(module).main())

@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from lit_probattn.base.streams import replace_unprintable
+
 # What launchers tell their processes; Lightning reads some of it while it is imported.
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 
@@ -84,6 +86,7 @@ def stored_help(name: str) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status, 141 where nobody reads its output."""
+    replace_unprintable()
     try:
         status = _run(arguments)
         sys.stdout.flush()
@@ -103,9 +106,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 0 if words else 2
     if words == ["--version"]:
         from lit_probattn import __version__
-        from lit_probattn.records.provenance import versions
+        from lit_probattn.records.provenance import RUN_PACKAGES, git_revision, versions
 
-        print(f"lit_probattn {__version__}, {versions()}")
+        found = versions(tuple(name for name in RUN_PACKAGES if name != "lit-probattn"))
+        print(f"lit_probattn {__version__}, {found}; revision {git_revision()}")
         return 0
     if words[0] == "--print-completion":
         others = {name: command.help for name, command in COMMANDS.items()}

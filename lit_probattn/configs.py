@@ -9,7 +9,9 @@ import importlib
 import inspect
 import re
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ KEY = re.compile(r'Parser key "([^"]+)"')  # where jsonargparse found something 
 
 
 _MOST_VALUES = 100_000
+_MOST_BYTES = 2**20  # PyYAML reads a megabyte in some ten seconds
 
 
 class _RefusedYAMLError(yaml.MarkedYAMLError):
@@ -42,7 +45,7 @@ class _CheckedLoader(yaml.SafeLoader):
         node = super().get_single_node()
         if _count_values(node, {}) > _MOST_VALUES:
             raise _RefusedYAMLError(
-                problem=f"its aliases stand for more than {_MOST_VALUES} values"
+                problem=f"it holds more than {_MOST_VALUES} values, aliases counted"
             )
         if isinstance(node, yaml.MappingNode):
             for part in (node, *(value for _, value in node.value)):
@@ -99,11 +102,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if place.exists() and not place.is_file():
         kind = "a folder" if place.is_dir() else "not a regular file"
         raise ConfigError(f"{path} is {kind}; expected a YAML file")
+    if place.is_symlink() and not place.exists():
+        raise ConfigError(f"{path} is a link that leads to no file")
     if not place.is_file():
         folder = Path(path).parent
         names = [str(folder / name) for name in files_in(folder)]
         raise ConfigError(f"configuration file not found: {path}{nearest(str(path), names)}")
     try:
+        size = place.stat().st_size
+        if size > _MOST_BYTES:
+            raise ConfigError(
+                f"{path} has {size:,} bytes; a configuration has {_MOST_BYTES:,} at most"
+            )
         text = place.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
@@ -124,10 +134,36 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         kind = type(content).__name__
         raise ConfigError(f"{path} must hold a mapping of keys, received {kind}")
+    for key, count in Counter(key for key, _ in settings_of(content)).items():
+        if count > 1:
+            raise ConfigError(f"{path}: {key} is set twice, nested and with dots; keep one")
     try:
         return canonical(content)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def read_text(text: str) -> dict[str, Any]:
+    """Return a configuration that a run has noted, in the form of this version.
+
+    Raises:
+        ConfigError: it is no YAML, or of a version that is not read any more.
+    """
+    try:
+        return dict(canonical(_parsed(text)))
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the configuration in the run's record cannot be read: {error}"
+        ) from error
+
+
+def settings_of(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every key of a configuration with dots, and its value; mappings are gone into."""
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from settings_of(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def read_config(checkpoint: Path, files: Sequence[Path] | None = None) -> dict[str, Any]:
@@ -215,6 +251,8 @@ def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[st
         place = merged
         for part in parents:
             place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{key}: {part} is {place!r} here, which has no keys of its own")
         place[last] = value
     return merged
 
@@ -302,8 +340,12 @@ def class_of(path: str) -> Any:
     try:
         with only_allowed_code():
             return getattr(importlib.import_module(module), name)
+    except ConfigError:  # of code that is not allowed, or does not import
+        raise
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"unknown class {path!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{path}: {allowed_code.import_failure(error)}") from error
 
 
 def constructors(cls: type) -> Iterator[Callable[..., None]]:
@@ -392,7 +434,7 @@ def instantiate(base: type, config: Mapping[str, Any]) -> Any:
         ConfigError: it cannot be built.
     """
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(base, "it")
+    parser.add_subclass_arguments(base, "it", fail_untyped=False)  # as the command line has it
     try:
         return _instantiate(parser, {"it": config}).it
     except ConfigError:
@@ -409,8 +451,12 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__ or error.__context__ or error
         keys += KEY.findall(str(error))
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-    place = f"{keys[-1]}: " if keys and keys[-1] != "it" else ""
+    place = f"{keys[-1]}: " if keys and keys[-1] not in ("it", "attention") else ""
     return place + (" ".join(text.partition("Given value")[0].split()) or repr(error))
+
+
+def _hold(attention: AttentionFactory) -> None:
+    """Stand for what takes an attention, with the arguments that a parser then reads."""
 
 
 def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> AttentionFactory:
@@ -420,15 +466,14 @@ def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> Attentio
         ConfigError: unknown class or argument, or a value of the wrong type.
     """
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--attention", type=AttentionFactory)
+    parser.add_function_arguments(_hold, fail_untyped=False)  # as the command line has it
     entry = {"class_path": class_path, "init_args": dict(init_args)}
     try:
         factory: AttentionFactory = _instantiate(parser, {"attention": entry}).attention
     except ConfigError:
         raise
     except (ArgumentError, ValueError, ImportError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ConfigError(f"attention {class_path}: {' '.join(lines)[:600]}") from error
+        raise ConfigError(f"attention {class_path}: {_reason(error)}") from error
     return factory
 
 
@@ -463,7 +508,12 @@ def create(name: str, embed_dim: int, num_heads: int | None = None, **options: A
     Raises:
         ConfigError: unknown name or option, with the nearest, or a value that the layer refuses.
     """
-    entry = attention_entry(file_named("attention", name))
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"name must be the name of an attention or a path, received {name!r}")
+    for word, value in (("embed_dim", embed_dim), ("num_heads", num_heads)):
+        _check_whole(word, value, optional=word == "num_heads")
+    _check_whole("head_dim", options.get("head_dim"), optional=True)
+    entry = attention_entry(file_named("attention", str(name)))
     known = parameters_of(class_of(entry["class_path"])).keys() - {"self"}
     for option in options.keys() - known:
         raise ConfigError(f"attention {name} has no option {option!r}{nearest(option, known)}")
@@ -472,6 +522,13 @@ def create(name: str, embed_dim: int, num_heads: int | None = None, **options: A
     arguments = {**entry["init_args"], **options}
     head_dim = arguments.pop("head_dim", None)
     return build_attention(entry["class_path"], arguments, embed_dim, head_dim)
+
+
+def _check_whole(name: str, value: Any, *, optional: bool) -> None:
+    if not (optional and value is None) and (
+        isinstance(value, bool) or not isinstance(value, Integral)
+    ):
+        raise ConfigError(f"{name} must be a whole number, received {value!r}")
 
 
 def _instantiate(parser: ArgumentParser, content: dict[str, Any]) -> Any:

@@ -8,17 +8,20 @@ backward, and on any number of ranks.
 
 A key of integers stays outside graphs of `torch.compile`: it changes with every step, and its words
 wrap modulo 2⁶⁴; the compiler takes neither. A fresh key that a compiled call draws for itself has a
-tensor for a seed, and its draws are single operators of the graph (`attention/draws.py`).
+tensor for a seed, and its draws are single operators of the graph (`attention/draws.py`). An
+exported program draws by the operations of this file: a key of integers is a constant in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_probattn.base.graphs import is_symbol, written
 from lit_probattn.base.torch_internals import outside_graphs
 
 _MASK = 0xFFFFFFFF
@@ -73,6 +76,20 @@ def _mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def _signed(value: int) -> int:
+    """Return the int64 with the same 64 bits."""
+    value &= _MASK_64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _mix64_tensor(value: Tensor) -> Tensor:
+    """`_mix64` in int64, which wraps modulo 2⁶⁴; its shifts repeat the sign, so they are masked."""
+    value = value + _signed(0x9E3779B97F4A7C15)
+    value = (value ^ ((value >> 30) & (_MASK_64 >> 30))) * _signed(0xBF58476D1CE4E5B9)
+    value = (value ^ ((value >> 27) & (_MASK_64 >> 27))) * _signed(0x94D049BB133111EB)
+    return value ^ ((value >> 31) & (_MASK_64 >> 31))
+
+
 def mix_integers(*values: int) -> int:
     """Hash integers, in order, to one integer in [0, 2⁶⁴)."""
     state = 0
@@ -105,8 +122,18 @@ class RandomKey:
     @outside_graphs
     def philox_key(self, stream: int) -> tuple[int, int]:
         """Return the two key words of one purpose, a `STREAM_` number."""
+        if isinstance(self.seed, Tensor) and written() == "exported":
+            return self._traced_words(stream)
         mixed = mix_integers(int(self.seed), self.step, self.layer, stream)
         return mixed & _MASK, mixed >> 32
+
+    def _traced_words(self, stream: int) -> Any:
+        """Return the same as tensors, for programs in which the seed is drawn later."""
+        assert isinstance(self.seed, Tensor)
+        state = _mix64_tensor(self.seed.view(()))
+        for value in (self.step, self.layer, stream):
+            state = _mix64_tensor(state ^ _signed(value))
+        return state & _MASK, (state >> 32) & _MASK
 
     def samples(self, batch_size: int, device: torch.device) -> Tensor:
         """Return the counter word of every sample, (B,) int64.
@@ -170,18 +197,21 @@ class AttentionDropout:
         first, last = cols.start // 8, -(-cols.stop // 8)
         groups = torch.arange(first, last, device=device).view(1, 1, 1, -1)
         philox_key = self.key.philox_key(STREAM_DROPOUT)
-        shape = (batch_size, num_heads, len(rows), len(groups.flatten()) * 8)
+        shape = (batch_size, num_heads, rows.stop - rows.start, groups.shape[-1] * 8)
         kept = torch.empty(shape, dtype=torch.bool, device=device)
         for part, index in _chunks(rows, batch_size * num_heads * groups.numel(), device):
             words = philox4x32((index, groups, heads, samples), philox_key)
             lanes = torch.stack(words, -1).to(torch.int32).view(torch.int16).flatten(-2)
             kept[:, :, part] = lanes >= self.threshold
         skip = cols.start - first * 8
-        return kept[..., skip : skip + len(cols)]
+        return kept[..., skip : skip + cols.stop - cols.start]
 
 
 def _chunks(rows: range, per_row: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
     """Yield places and indices (1, 1, n, 1) of so many rows that their counters fit the cache."""
+    if is_symbol(rows.stop) or is_symbol(per_row):  # a loop would count them
+        yield slice(None), torch.arange(rows.start, rows.stop, device=device).view(1, 1, -1, 1)
+        return
     step = max(1, _CHUNK_COUNTERS // max(1, per_row)) if device.type == "cpu" else len(rows)
     for start in range(rows.start, rows.stop, max(1, step)):
         stop = min(start + step, rows.stop)
@@ -211,8 +241,10 @@ def normal_noise(
     groups = torch.arange(-(-num_maps // 4), device=device).view(1, -1, 1, 1)
     index_k = torch.arange(cols.start, cols.stop, device=device).view(1, 1, 1, -1)
     philox_key = key.philox_key(STREAM_NOISE)
-    noise = torch.empty(batch_size, num_maps, len(rows), len(cols), dtype=dtype, device=device)
-    for rows_of_part, index_q in _chunks(rows, batch_size * groups.numel() * len(cols), device):
+    num_cols = index_k.numel()
+    shape = (batch_size, num_maps, rows.stop - rows.start, num_cols)
+    noise = torch.empty(shape, dtype=dtype, device=device)
+    for rows_of_part, index_q in _chunks(rows, batch_size * groups.numel() * num_cols, device):
         words = philox4x32((index_q, index_k, groups, samples), philox_key)
         part = noise[:, :, rows_of_part]
         for first in range(0, min(num_maps, 4), 2):

@@ -10,11 +10,15 @@ from importlib import import_module
 from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.config_files import output_folder
 from lit_probattn.cli.shards import add_shard_flags, shard_of
 from lit_probattn.configs import ConfigError
 from profiling.kernels.command import add_arguments as add_kernels_arguments
 from profiling.measure.rows import RowsError
 from profiling.studies.study import STUDIES, Parser
+
+REPORT_FILES = ("report.md", "rows.csv", "ratios.csv", "report.html")
+REPORTS = ("reports", "runs")  # committed ones; what commands have just written
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -35,9 +39,10 @@ def make_parser() -> argparse.ArgumentParser:
     which.add_argument(
         "--index",
         nargs="?",
-        const="reports",
+        const=REPORTS,
         metavar="FOLDER",
-        help="instead, a front page of all reports in a folder (default reports), each as a page",
+        help="instead, a front page of all reports in a folder (default: reports and runs), each "
+        "as a page",
     )
     report.add_argument(
         "--results",
@@ -76,6 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, RowsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        place = options.out if error.filename is None else error.filename
+        print(f"error: {place}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it stopped", file=sys.stderr)
         return 130
@@ -86,23 +95,28 @@ def _sweep(options: argparse.Namespace) -> int:
     from profiling.sweep.run import describe_plan, run_sweep
 
     config, root = load_sweep(options.config), Path.cwd()
+    config.check_classes(root)
     index, count = shard_of(options)
     if options.dry_run:
         print(describe_plan(config, root, index, count))
         return 0
     folder = Path(options.out or f"runs/profiling/{config.name}")
+    output_folder(folder)
     rows = run_sweep(config, folder, root, index=index, count=count)
     counts = Counter(status for status, _ in {(row.status, row.point_id) for row in rows})
     print(
         f"{folder}: {', '.join(f'{number} {status}' for status, number in sorted(counts.items()))}"
     )
-    return 1 if "mismatch" in counts else 0
+    for reason, number in Counter(r.reason for r in rows if r.status == "failed").most_common(3):
+        print(f"{number} failed: {reason}", file=sys.stderr)
+    nothing = "failed" in counts and "ok" not in counts
+    return 1 if "mismatch" in counts or nothing else 0
 
 
 def _report(options: argparse.Namespace) -> int:
     if options.index is not None:
         return _index(options)
-    from lit_probattn.records.provenance import command_line
+    from lit_probattn.records.provenance import command_line, refuse_to_replace
     from profiling.report.compare import compare_sweeps
     from profiling.report.page import write_report
     from profiling.sweep.config import load_sweep
@@ -110,10 +124,14 @@ def _report(options: argparse.Namespace) -> int:
     config = load_sweep(options.config)
     out = Path(options.out or f"reports/{config.name}")
     if options.compare:
+        refuse_to_replace([out / "compare.md", out / "compare.csv"], out / "compare.md")
         written = [compare_sweeps(Path(options.compare[0]), Path(options.compare[1]), out)]
     else:
         results = Path(options.results or f"runs/profiling/{config.name}")
         command = command_line()
+        figures = (out / "figures").glob("*.png")
+        files = [*(out / name for name in REPORT_FILES), *figures]
+        refuse_to_replace(files, out / "report.md", out / "sweep.json")
         written = write_report(config, results, out, html=options.html, command=command)
     print(*written, sep="\n")
     return 0
@@ -125,7 +143,10 @@ def _index(options: argparse.Namespace) -> int:
     for name in ("results", "html", "compare"):
         if getattr(options, name):
             raise ConfigError(f"--index takes no --{name}, which belongs to a sweep")
-    page, *others = write_index(Path(options.index), Path(options.out or OUT))
+    asked = REPORTS if options.index is REPORTS else (options.index,)
+    folders = [Path(name) for name in asked]
+    there = [folder for folder in folders if folder.is_dir()]
+    page, *others = write_index(*(there or folders), out=Path(options.out or OUT))
     print(f"{page}: {len(others)} reports")
     return 0
 
@@ -141,11 +162,15 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
+    from lit_probattn.records.provenance import refuse_to_replace
     from profiling.kernels.command import refuse_flags_not_read, run, write
     from profiling.kernels.config import load_kernels, narrowed
     from profiling.kernels.speed import run_kernels
 
     refuse_flags_not_read(options)
+    if options.out:
+        out = Path(options.out)
+        refuse_to_replace([out / "report.md", out / "rows.csv"], out / "report.md")
     if options.config:
         config = narrowed(
             load_kernels(options.config),

@@ -38,7 +38,7 @@ step_times() {
 
 stage() {
     case $1 in
-    predict) # time predicted from operations at TFLOPS (default 10), memory from steps on the CPU
+    predict) # time from operations at TFLOPS (default 10), memory by formula
         for table in mgk_table1 mgk_table2 mgk_table5; do
             "$PYTHON" -m lit_probattn.reproduce "$table" --only listops text --dry-run \
                 --tflops "${TFLOPS:-10}" ${DATA:+--data_dir "$DATA"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -21,6 +22,7 @@ from datamodules.core.cache import (
     CacheWriter,
     default_root,
     ensure_cache,
+    hash_sources,
     open_cache,
 )
 from datamodules.core.errors import DataError, MissingDataError, require_at_least
@@ -167,6 +169,10 @@ class DataModule(pl.LightningDataModule):
     def source_hashes(self) -> dict[str, str]:
         """SHA-256 of what the data were made from, by name; empty for what is generated."""
         return {}
+
+    def present_hashes(self) -> dict[str, str] | None:
+        """Return what `source_hashes` would be if the data were prepared now; None without data."""
+        return self.source_hashes
 
     def load_splits(self) -> dict[str, Split]:
         """Return the splits `train`, `val` and `test`."""
@@ -370,6 +376,13 @@ class CachedDataModule(DataModule):
         """SHA-256 of the files and folders that the cache was made from, by name."""
         sources = self.cache.meta["sources"]
         return {name: str(facts["sha256"]) for name, facts in sources.items()}
+
+    def present_hashes(self) -> dict[str, str] | None:
+        """Return the hashes of the sources as they are now; nothing is built."""
+        with suppress(DataError):
+            if not self.sources():
+                return {}  # generated
+        return hash_sources(self.cache_dir, self.cache_spec)
 
     def load_splits(self) -> dict[str, Split]:
         """Open the splits in the cache."""

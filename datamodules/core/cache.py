@@ -36,6 +36,7 @@ __all__ = [
     "Mapped",
     "default_root",
     "ensure_cache",
+    "hash_sources",
     "open_cache",
 ]
 
@@ -118,9 +119,10 @@ class CacheWriter:
 
     def add(self, name: str, array: npt.NDArray[Any]) -> None:
         """Write one array, not empty, as `<name>.npy`."""
-        path = self.folder / f"{name}.npy"
+        path, whole = self.folder / f"{name}.npy", np.ascontiguousarray(array)
         with path.open("wb") as file:
-            np.save(file, array, allow_pickle=False)
+            _write_header(file, whole.dtype, whole.shape)
+            file.write(whole.data)  # errors have a number, which those of NumPy's writer lack
             sync(file)
         self.files[path.name] = _describe(path)
 
@@ -129,7 +131,7 @@ class CacheWriter:
         """Write a one-dimensional array piece by piece; yields the function that appends one."""
         path, kind, length = self.folder / f"{name}.npy", np.dtype(dtype), 0
         with path.open("wb") as file:
-            _write_header(file, kind, 0)
+            _write_header(file, kind, (0,))
             start = file.tell()
 
             def append(piece: npt.ArrayLike) -> None:
@@ -140,26 +142,26 @@ class CacheWriter:
 
             yield append
             file.seek(0)
-            _write_header(file, kind, length)  # NumPy leaves room for the first size to grow
+            _write_header(file, kind, (length,))  # NumPy leaves room for the first size to grow
             if file.tell() != start:
                 raise RuntimeError(f"{path}: the header of {length} elements has another size")
             sync(file)
         self.files[path.name] = _describe(path)
 
-    def finish(self, spec: CacheSpec) -> None:
-        """Write meta.json; the cache is complete."""
+    def finish(self, spec: CacheSpec, sources: dict[str, dict[str, Any]]) -> None:
+        """Write meta.json; the cache is complete. `sources` says what it was made from."""
         meta = {
             "format_version": FORMAT_VERSION,
             "task": spec.task,
             "settings": spec.settings,
             "files": self.files,
-            "sources": {key: _describe(path) for key, path in _keyed(spec.sources()).items()},
+            "sources": sources,
         }
         write_whole(self.folder / _META, json.dumps(meta, indent=1, sort_keys=True))
 
 
-def _write_header(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:
-    header = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+def _write_header(file: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
 
 
@@ -194,15 +196,35 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
         if missed or not files:
             listed = ", ".join(sorted(missed)) or "any array"
             raise _DamagedError(f"cache {folder}: {_META} does not list {listed}")
-        notes_folders = any("listing" in known for known in sources.values())
-        for key, path in _keyed(spec.sources()).items():
-            if path.is_dir() and not notes_folders:
-                continue  # a cache of before folders were watched
-            if key not in sources or _has_changed(path, sources[key]):
-                raise _DamagedError(f"cache {folder}: {path} has changed since the cache was made")
+        changed = _changed(_keyed(spec.sources()), sources)
+        if changed is not None:
+            raise _DamagedError(f"cache {folder}: {changed} has changed since the cache was made")
     except (AttributeError, KeyError, TypeError) as error:
         raise _DamagedError(f"cache {folder}: {_META} is unreadable ({error!r})") from None
     return Cache(folder, meta)
+
+
+def hash_sources(root: Path, spec: CacheSpec) -> dict[str, str] | None:
+    """Return the SHA-256 of every source as it is now, by name; the cache's arrays are not read.
+
+    A source with the size and the time that the cache has noted is not read again. Where sources
+    are absent, those of the cache count. None without sources and without a cache.
+    """
+    noted: dict[str, Any] = {}
+    try:
+        found = json.loads((root / spec.name / _META).read_text())["sources"]
+        noted = {key: known for key, known in found.items() if "sha256" in known}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    present = _keyed(spec.sources())
+    if not present:
+        return {key: str(known["sha256"]) for key, known in noted.items()} or None
+    return {
+        key: str(noted[key]["sha256"])
+        if key in noted and not _has_changed(path, noted[key])
+        else str(_describe(path)["sha256"])
+        for key, path in present.items()
+    }
 
 
 def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], None]) -> Cache:
@@ -221,6 +243,9 @@ def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], Non
     builder = root / f".{spec.name}.builder"
     try:
         root.mkdir(parents=True, exist_ok=True)
+        for path, is_folder in ((root / spec.name, True), (builder, False)):
+            if path.exists() and path.is_dir() != is_folder:
+                raise DataError(f"{path} is in the way of a cache; remove it, or move it away")
         lock = FileLock(root / f".{spec.name}.lock")
         try:
             lock.acquire(timeout=0)
@@ -261,8 +286,18 @@ def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], N
     try:
         temporary.mkdir()
         writer = CacheWriter(temporary)
+        # Described before they are read: what changes meanwhile is not what was read.
+        # What is missing is for `build` to say.
+        found = {key: path for key, path in _keyed(spec.sources()).items() if path.exists()}
+        sources = {key: _describe(path) for key, path in found.items()}
         build(writer)
-        writer.finish(spec)
+        changed = _changed(_keyed(spec.sources()), sources)
+        if changed is not None:
+            raise DataError(
+                f"{changed} has changed while it was read, so no cache was made; wait until it is "
+                "written or copied, and start again"
+            )
+        writer.finish(spec, sources)
         if damage:
             (root / spec.name).rename(old)
         temporary.rename(root / spec.name)
@@ -310,21 +345,38 @@ def _keyed(sources: list[Path]) -> dict[str, Path]:
     return {path.relative_to(root).as_posix(): path for path in sources}
 
 
+def _changed(present: dict[str, Path], known: dict[str, dict[str, Any]]) -> str | None:
+    """Return a source that is not as it was described; a cache outlives the loss of all."""
+    notes_folders = any("listing" in facts for facts in known.values())
+    for key, path in present.items():
+        if path.is_dir() and not notes_folders:
+            continue  # a cache of before folders were watched
+        if key not in known or _has_changed(path, known[key]):
+            return str(path)
+    gone = sorted(known.keys() - present.keys())
+    return gone[0] if gone and present else None
+
+
 def _has_changed(path: Path, known: dict[str, Any]) -> bool:
     """Compare a source with its description; read it only if its times differ."""
+    if not path.exists():
+        return True
     if path.is_dir():
         _, listing = _listing(path)
         return listing != known["listing"] and _describe(path)["sha256"] != known["sha256"]
     state = path.stat()
     if state.st_size != known["bytes"]:
         return True
-    return state.st_mtime_ns != known["mtime_ns"] and _sha256(path) != known["sha256"]
+    # A copy that keeps times leaves the time of the content as it was, but not that of the file.
+    same = state.st_mtime_ns == known["mtime_ns"] and state.st_ctime_ns == known.get("ctime_ns")
+    return not same and _sha256(path) != known["sha256"]
 
 
 def _describe(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         state = path.stat()
-        return {"bytes": state.st_size, "mtime_ns": state.st_mtime_ns, "sha256": _sha256(path)}
+        times = {"mtime_ns": state.st_mtime_ns, "ctime_ns": state.st_ctime_ns}
+        return {"bytes": state.st_size, **times, "sha256": _sha256(path)}
     files, listing = _listing(path)
     contents = "".join(f"{name} {_sha256(path / name)}\n" for name in files)
     sha256 = hashlib.sha256(contents.encode("utf-8", "surrogateescape")).hexdigest()
@@ -335,7 +387,9 @@ def _listing(folder: Path) -> tuple[dict[str, int], str]:
     """Return the files in a folder with their sizes, and a hash of names, sizes and times."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     states = {path.relative_to(folder).as_posix(): path.stat() for path in paths}
-    lines = "".join(f"{name} {s.st_size} {s.st_mtime_ns}\n" for name, s in states.items())
+    lines = "".join(
+        f"{name} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}\n" for name, s in states.items()
+    )
     digest = hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
     return {name: state.st_size for name, state in states.items()}, digest
 

@@ -27,7 +27,13 @@ def check_shares(**shares: float) -> None:
         raise DataError(f"{told} leave nothing for training; lower them")
 
 
-def divide(what: str, keys: Sequence[bytes], shares: Mapping[str, float], seed: int) -> list[str]:
+def divide(
+    what: str,
+    keys: Sequence[bytes],
+    shares: Mapping[str, float],
+    seed: int,
+    unit: str = "samples",
+) -> list[str]:
     """Return the split of each key: one of `shares`, or `train`.
 
     A split that the hash would leave empty gets the smallest hash of the largest split.
@@ -36,17 +42,21 @@ def divide(what: str, keys: Sequence[bytes], shares: Mapping[str, float], seed: 
         what: What messages call it.
         keys: Content of each sample, or a digest of it.
         shares: Expected share of each split beside `train`.
+        unit: What messages call a sample, in the plural.
 
     Raises:
-        DataError: There are fewer different keys than splits.
+        DataError: There are fewer different keys than splits, or the seed is no number of 64 bits.
     """
+    if not -(2**63) <= seed < 2**63:
+        raise DataError(f"split_seed must be within 64 bits, received {seed}")
     numbers = [_number(key, seed) for key in keys]
     places = dict.fromkeys(numbers, "train")
     if len(places) <= len(shares):
         names = ", ".join(["train", *shares])
+        among = f" among {len(keys)}" if len(keys) > len(places) else ""
         raise DataError(
-            f"{what}: {len(places)} different samples cannot be divided into {names}; give more, "
-            f"or a file for each split"
+            f"{what}: {len(places)} different {unit}{among} cannot be divided into {names}; give "
+            f"more, or a file for each split"
         )
     low = 0.0
     for name, share in shares.items():

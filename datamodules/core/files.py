@@ -8,6 +8,7 @@ import lzma
 import os
 import secrets
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,8 +16,14 @@ from typing import Any
 
 from datamodules.core.errors import DataError, MissingDataError
 
-__all__ = ["expand", "find_set", "not_found", "read_tar", "sync", "write_whole"]
+__all__ = ["DAMAGED", "expand", "find_set", "not_found", "read_tar", "sync", "write_whole"]
 
+# What a damaged zip makes the standard library raise; wrong bytes can look like encryption or like
+# an unknown compression.
+DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError),
+    *(NotImplementedError, RuntimeError, UnicodeDecodeError),
+)
 _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
     ".tgz": gzip.open,

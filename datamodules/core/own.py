@@ -8,7 +8,7 @@ import logging
 import shlex
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,7 +22,8 @@ from datamodules.core.division import check_shares, divide
 from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import expand
 
-__all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "class_lines", "length_line"]
+__all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "by_split", "class_lines"]
+__all__ += ["length_line", "required_path", "split_of", "told_ignored"]
 
 _log = logging.getLogger("datamodules")
 # How the file of a split may be called, `mine_TRAIN.ts` included.
@@ -116,6 +117,9 @@ class OwnFiles:
                     f"{file}: expected a file that ends in {', '.join(suffixes)}, received "
                     f"{file.suffix or 'no ending'}"
                 )
+        if place.is_dir():
+            names = [path.name for path in _inside(place, suffixes)]
+            told_ignored(place, names, [path.name for path in files.values()])
         return cls(files, {k: v for k, v in shares.items() if k not in files}, seed)
 
     def settings(self) -> dict[str, Any]:
@@ -146,16 +150,12 @@ def split_of(name: str) -> str | None:
 
 def _files_of_splits(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
     """Return the file of each split in a folder; of a single file, that file."""
-    found = sorted(p for p in folder.iterdir() if p.suffix.lower() in suffixes and p.is_file())
+    found = _inside(folder, suffixes)
     if len(found) == 1:
         return {"train": found[0]}
-    files: dict[str, Path] = {}
-    for path in found:
-        name = split_of(path.stem)
-        if name in files:
-            raise DataError(f"{folder}: {files[name].name} and {path.name} are both {name}")
-        if name is not None:
-            files[name] = path
+    files = {
+        split: folder / name for split, name in by_split(folder, [p.name for p in found]).items()
+    }
     if "train" not in files:
         names = ", ".join(path.name for path in found[:5]) or "none"
         raise MissingDataError(
@@ -163,6 +163,31 @@ def _files_of_splits(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
             f"test with such an ending; found {names}"
         )
     return files
+
+
+def _inside(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in suffixes and p.is_file())
+
+
+def by_split(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the name that stands for each split; a DataError where two stand for one."""
+    found: dict[str, str] = {}
+    for name in names:
+        split = split_of(Path(name).stem)
+        if split in found:
+            raise DataError(
+                f"{folder}: {found[split]} and {name} are both {split}; remove or rename one"
+            )
+        if split is not None:
+            found[split] = name
+    return found
+
+
+def told_ignored(folder: Path, names: Iterable[str], used: Iterable[str]) -> None:
+    """Say which names in a folder are of no split, and so are not read."""
+    others = sorted(set(names) - set(used))
+    if others:
+        _log.warning("%s: %s is no split by its name and is not read", folder, ", ".join(others))
 
 
 class Rows(NamedTuple):
@@ -267,7 +292,8 @@ class OwnSamples(ClassMap, CachedDataModule):
     def build(self, writer: CacheWriter) -> None:
         """Read the files, number the classes, divide."""
         rows = {name: self.read(path) for name, path in self.files.files.items()}
-        for note in rows["train"].notes:
+        notes = list(dict.fromkeys(note for part in rows.values() for note in part.notes))
+        for note in notes:
             _log.warning("%s", note)
         found = {label for part in rows.values() for label in part.labels}
         classes = self.ordered(found)
@@ -282,7 +308,7 @@ class OwnSamples(ClassMap, CachedDataModule):
         numbers = {label: number for number, label in enumerate(classes)}
         parts = {name: part.values for name, part in splits.items()}
         targets = {name: [numbers[x] for x in part.labels] for name, part in splits.items()}
-        facts = {"classes": classes, "notes": [*rows["train"].notes, *moved]}
+        facts = {"classes": classes, "notes": [*notes, *moved]}
         facts |= self.store(writer, parts, targets)
         writer.add("facts", np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8))
 

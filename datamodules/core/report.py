@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from datamodules.core.base import CachedDataModule, DataModule
+from datamodules.core.own import ClassMap
 
-__all__ = ["compare", "compare_size", "describe", "outline"]
+__all__ = ["compare", "compare_size", "describe", "doubts", "outline"]
 
 # More files of a release than these are counted, not listed.
 _MOST_SOURCES = 8
+# A score on fewer samples says little.
+_FEW = 5
 
 
 def describe(data: DataModule) -> Iterator[str]:
@@ -50,6 +53,31 @@ def outline(data: DataModule) -> Iterator[str]:
             f"max {quantiles[3]}{cut}"
         )
         yield f"  samples per class: {' '.join(map(str, counts))}"
+    yield from (f"warning: {doubt}" for doubt in doubts(data))
+
+
+def doubts(data: DataModule) -> Iterator[str]:
+    """Yield what speaks against training on these data, one line each."""
+    setting, value = data.batch_setting
+    if data.steps_per_epoch == 0:
+        yield (
+            f"{len(data.split('train'))} samples of train are less than one step at {setting} "
+            f"{value}; lower {setting}"
+        )
+    if not isinstance(data, ClassMap):
+        return
+    for name in ("val", "test"):
+        targets, classes = data.split(name).targets, data.classes
+        counts = np.bincount(targets, minlength=len(classes))
+        told = f"{name} has {len(targets)} samples"
+        if len(targets) < _FEW:
+            told += f", so its accuracy moves in steps of {100 / len(targets):.0f} %"
+        absent = [label for label, count in zip(classes, counts, strict=True) if not count]
+        if absent:
+            more = f" and {len(absent) - 1} more classes" if len(absent) > 1 else ""
+            told += f", none of {absent[0]}{more}"
+        if absent or len(targets) < _FEW:
+            yield f"{told}; give more samples"
 
 
 def compare(data: DataModule) -> Iterator[tuple[str, bool]]:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datamodules.core.errors import DataError, MissingDataError, nearest
 
-__all__ = ["TABLES", "Table", "labels_of", "read_table", "read_utf8"]
+__all__ = ["TABLES", "Table", "check_names", "labels_of", "read_json", "read_table", "read_utf8"]
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _LONGEST_FIELD = (1 << 31) - 1
 # A column with more classes than this, most of them different, holds no classes.
 _MANY_CLASSES = 20
+_WHOLE = re.compile(r"(0|-?[1-9]\d*)(?:\.0)?")
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,14 @@ class Table:
         columns: Values of each column, all of one length; text where the format knows nothing else.
         first_line: Line (or row) of the first values, for messages.
         unit: What places are counted in: `line` or `row`.
+        notes: What looks odd, one line each.
     """
 
     path: Path
     columns: dict[str, list[Any]]
     places: Sequence[int]
     unit: str = "line"
+    notes: list[str] = field(default_factory=list)
 
     def place(self, row: int) -> str:
         """Return what messages call a row."""
@@ -90,12 +95,16 @@ def _kind(value: object) -> str:
 
 
 def labels_of(table: Table, name: str) -> list[str]:
-    """Return the labels of a column as text: words, or numbers without needless digits.
+    """Return the labels of a column as text.
+
+    Whole numbers that are written as `1` and as `1.0` are one label. Where a number is written in
+    another way, as `01` or `1e3`, labels are codes, and stay as they are written.
 
     Raises:
         DataError: A label is missing, words and numbers are mixed, or nearly all labels differ.
     """
     found: list[str] = []
+    codes = any(_is_code(value) for value in table.columns[name])
     first: dict[str, int] = {}  # kind -> row where it is first seen
     for row, value in enumerate(table.columns[name]):
         kind, label = _label(value)
@@ -105,7 +114,7 @@ def labels_of(table: Table, name: str) -> list[str]:
                 f"{table.place(row)}: label {name!r} is {what}; fill it or remove the row"
             )
         first.setdefault(kind, row)
-        found.append(label)
+        found.append(value.strip() if codes and isinstance(value, str) else label)
     if len(first) > 1:
         (kind, row), (other, later) = list(first.items())[:2]
         raise DataError(
@@ -131,14 +140,23 @@ def _label(value: object) -> tuple[str, str | None]:
         return "a number", str(int(value)) if value == int(value) else repr(value)
     if not isinstance(value, str):
         return "nothing", None
-    text = value.strip()
+    text = unicodedata.normalize("NFC", value.strip())
     try:
         number = float(text) if text.isascii() and "_" not in text else float("nan")
     except ValueError:
         return "text", text or None
     if number != number or abs(number) == float("inf"):
         return "text", text or None
-    return "a number", str(int(number)) if number == int(number) else repr(number)
+    whole = _WHOLE.fullmatch(text)
+    return "a number", text if whole is None else whole[1]
+
+
+def _is_code(value: object) -> bool:
+    """Whether a label is a number that is not written as numbers are printed."""
+    if not isinstance(value, str) or _label(value)[0] != "a number":
+        return False
+    text = value.strip()
+    return _WHOLE.fullmatch(text) is None and text != repr(float(text))
 
 
 # ---- reading -----------------------------------------------------------------------------------
@@ -171,6 +189,12 @@ def read_table(path: Path) -> Table:
 def read_utf8(path: Path) -> str:
     """Return a text file; a DataError names the line that is not UTF-8."""
     raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    if b"\0" in raw:
+        line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
+        raise DataError(
+            f"{path}, line {line}: a NUL, which no text has; convert the file to UTF-8, as from "
+            "UTF-16"
+        )
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -190,12 +214,15 @@ def _read_csv(path: Path) -> Table:
     comma = ";" if "," not in header and ";" in header else ","
     csv.field_size_limit(_LONGEST_FIELD)
     separator = "\t" if path.suffix.lower() == ".tsv" else comma
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    # Strict: without it, a quote that is left open takes all that follows for one value.
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[list[str]] = []
     places: list[int] = []
+    spans: list[tuple[int, int]] = []  # lines of a row, and its first, where it has several
+    start = 1
     try:
         names = next(lines)
-        _check_names(path, names)
+        check_names(path, names)
         start = lines.line_num + 1
         for row in lines:
             if row and len(row) != len(names):
@@ -206,13 +233,26 @@ def _read_csv(path: Path) -> Table:
             if row:
                 rows.append(row)
                 places.append(start)
+            if row and lines.line_num > start:
+                spans.append((lines.line_num - start + 1, start))
             start = lines.line_num + 1
     except csv.Error as error:
-        raise DataError(f"{path}, line {lines.line_num}: {error}") from None
-    return Table(path, _columns(names, rows), places)
+        raise DataError(
+            f"{path}, line {start}: a value that begins with a double quote does not end with one "
+            f"({error}); close it, and write quotes within it twice"
+        ) from None
+    notes = []
+    if spans:
+        most, first = max(spans, key=lambda span: span[0])
+        notes.append(
+            f"{path.name}: {len(spans)} rows have a quoted value of several lines, the longest, of "
+            f"{most} lines, from line {first} on; if that is not one text, a quote is left open"
+        )
+    return Table(path, _columns(names, rows), places, notes=notes)
 
 
-def _check_names(path: Path, names: list[str]) -> None:
+def check_names(path: Path, names: list[str]) -> None:
+    """Raise a DataError where a column is there twice, or alone."""
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:
         raise DataError(f"{path}: column {doubles[0]!r} is there twice; rename one of them")
@@ -235,19 +275,40 @@ def _read_json_lines(path: Path) -> Table:
     for number, line in enumerate(read_utf8(path).split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: expected an object {{…}} on each line")
+        row = read_json(line, f"{path}, line {number}")
         names = list(row) if names is None else names
         lacking = [name for name in names if name not in row]
         if lacking:
             raise DataError(f"{path}, line {number}: no {lacking[0]!r}, which the first line has")
+        further = [name for name in row if name not in names]
+        if further:
+            raise DataError(
+                f"{path}, line {number}: {further[0]!r}, which the first line has not; write the "
+                "same keys in every line, null where there is no value"
+            )
         rows.append([row[name] for name in names])
         places.append(number)
     return Table(path, _columns(names or (), rows), places)
+
+
+def read_json(line: str, place: str) -> dict[str, Any]:
+    """Return the object of a line of JSON; a DataError where it is none, or has a key twice."""
+    try:
+        row = json.loads(line, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: expected an object {{…}} on each line")
+    return row
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {double!r} is there twice")
+    return found
 
 
 def _read_parquet(path: Path) -> Table:

@@ -6,9 +6,10 @@ Where validation pictures lie in one folder, the development kit or Kaggle's tab
 from __future__ import annotations
 
 import csv
+import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,19 @@ class PictureFiles:
         """Return where a picture lies."""
         folder = self.folder if self.flat else self.folder / self.classes[self.targets[index]]
         return folder / os.fsdecode(bytes(self.names[index]))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the classes, names and sizes of all pictures; none of them is read."""
+        sizes = (self.path(index).stat().st_size for index in range(len(self)))
+        return self.digest_of(map(str, sizes))
+
+    def digest_of(self, facts: Iterable[str]) -> str:
+        """Return a SHA-256 of the classes and names, and of a fact about each picture."""
+        state = hashlib.sha256(repr(self.classes).encode("utf-8", "surrogateescape"))
+        for name, target, fact in zip(self.names, self.targets, facts, strict=True):
+            state.update(b"%d %s %s\n" % (target, bytes(name), fact.encode()))
+        return state.hexdigest()
 
     def part(self, rows: npt.NDArray[np.integer]) -> PictureFiles:
         """Return some of the pictures."""

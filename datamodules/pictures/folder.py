@@ -11,7 +11,14 @@ import numpy as np
 
 from datamodules.core.division import check_shares, divide
 from datamodules.core.errors import DataError
-from datamodules.core.own import SHOWN_SAMPLES, class_lines, required_path, split_of
+from datamodules.core.own import (
+    SHOWN_SAMPLES,
+    by_split,
+    class_lines,
+    required_path,
+    split_of,
+    told_ignored,
+)
 from datamodules.pictures.files import SUFFIXES, PictureFiles, pictures_of_classes, subfolders
 from datamodules.pictures.imagenet import ImageNet
 from datamodules.pictures.samples import open_picture
@@ -68,14 +75,28 @@ class PictureFolder(ImageNet):
     def _folders(self) -> dict[str, PictureFiles]:
         """Files of the three splits, listed and divided once."""
         if not self._files:
-            names = subfolders(self.root)
-            splits = {split_of(name): name for name in names if split_of(name) is not None}
-            if "train" in splits:
-                found = self._given({str(k): v for k, v in splits.items()})
+            splits = self._split_folders()
+            if splits:
+                found = self._given(splits)
             else:
                 found = {"train": pictures_of_classes(self.root, _classes(self.root))}
             self._files = self._divided(found)
         return self._files
+
+    def _split_folders(self) -> dict[str, str]:
+        """Return the folder of each split; none where `train` holds pictures, as a class does."""
+        names = subfolders(self.root)
+        found = by_split(self.root, [name for name in names if subfolders(self.root / name)])
+        if "train" not in found:
+            return {}
+        for name in names:
+            if name not in found.values() and split_of(name) is not None:
+                raise DataError(
+                    f"{self.root / name} is a split by its name, but there is no folder of a class "
+                    f"in it; sort its pictures into folders, or rename it"
+                )
+        told_ignored(self.root, names, found.values())
+        return found
 
     def _given(self, splits: dict[str, str]) -> dict[str, PictureFiles]:
         classes = _classes(self.root / splits["train"])
@@ -97,6 +118,10 @@ class PictureFolder(ImageNet):
             name: [_digest(files.path(i)) for i in range(len(files))]
             for name, files in found.items()
         }
+        self._hashes = {
+            name: files.digest_of(digest.hex() for digest in digests[name])
+            for name, files in found.items()
+        }
         _refuse_overlap(found, digests)
         shares = {name: share for name, share in self.shares.items() if name not in found}
         if not shares:
@@ -113,6 +138,12 @@ class PictureFolder(ImageNet):
                 f"or make folders train, val and test"
             )
         return result
+
+    @property
+    def source_hashes(self) -> dict[str, str]:
+        """SHA-256 of names and contents of the pictures of each folder of a split, or of all."""
+        self._folders  # noqa: B018
+        return dict(self._hashes)
 
     def prepare_data(self) -> None:
         """List and divide the pictures before anything starts."""

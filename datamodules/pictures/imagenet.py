@@ -116,6 +116,7 @@ class ImageNet(ClassMap, DataModule):
                 hflip=flip,
             )
         self._files: dict[str, PictureFiles] = {}
+        self._hashes: dict[str, str] = {}
 
     # ---- sizes, which depend on the folders ----------------------------------------------------
 
@@ -133,6 +134,13 @@ class ImageNet(ClassMap, DataModule):
     def provenance(self) -> dict[str, Any]:
         """What is behind a result; plain JSON values."""
         return {"classes_sha256": self._digest(), "held_out_per_class": self.held_out_per_class}
+
+    @property
+    def source_hashes(self) -> dict[str, str]:
+        """SHA-256 of names and sizes of the training and the validation pictures."""
+        if not self._hashes:
+            self._hashes = {name: files.digest for name, files in self._folders.items()}
+        return dict(self._hashes)
 
     # ---- report --------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, time
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least, require_one_of
+from datamodules.core.files import DAMAGED
 from datamodules.core.own import OwnSamples, Rows
 from datamodules.core.sequences import write_sequences
 from datamodules.core.tables import TABLES, Table, labels_of, read_table
@@ -36,7 +37,8 @@ class OwnSeries(OwnSamples):
     """Series and their class, from `.ts`, CSV, TSV, JSON lines, Parquet or NumPy files.
 
     A table is long, a row for each step, if it has a column of ids; steps are put in the order of
-    the time column. Otherwise it is wide: a row is a series of one feature, and every column but
+    the time column: numbers, dates in ISO format (2020-01-31, 2020-01-31T10:00+02:00) or times of
+    day. Otherwise it is wide: a row is a series of one feature, and every column but
     the label is a step; missing values at its end are not part of it. A `.npz` has `x`, (series,
     steps) or (series, steps, features), and `y`, the labels. Missing values (NaN, empty) are
     interpolated within each series. `.ts` files need the optional package aeon.
@@ -122,7 +124,7 @@ class OwnSeries(OwnSamples):
         if name is None:
             series = _wide(table, rest)
             places = [table.place(row) for row in range(len(labels))]
-            return Rows(series, labels, places, [f"{note}, a series in every row"])
+            return Rows(series, labels, places, [f"{note}, a series in every row", *table.notes])
         time = None
         if self.time_column is not None or known & set(_TIMES):
             time = table.column(self.time_column, "time_column", _TIMES)
@@ -204,8 +206,17 @@ def _matrix(table: Table, names: Sequence[str]) -> npt.NDArray[np.float64]:
 
 def _checked(series: npt.NDArray[np.float64], place: str) -> Series:
     empty = np.isnan(series).all(axis=0)
+    if not series.shape[1]:
+        raise DataError(f"{place}: a step has no feature; expected at least one number")
     if not len(series) or empty.any():
         raise DataError(f"{place}: feature {int(empty.argmax()) + 1} has no value at all")
+    beyond = np.abs(series) > np.finfo(np.float32).max
+    if beyond.any():
+        step, feature = np.argwhere(beyond)[0]
+        raise DataError(
+            f"{place}: feature {feature + 1} of step {step + 1} is {series[step, feature]}, which "
+            f"float32 has not; correct it, or write NaN where a value is missing"
+        )
     return np.ascontiguousarray(series, dtype=np.float32)
 
 
@@ -226,9 +237,14 @@ def _long(
     values = _matrix(table, features)
     rows: dict[Any, list[int]] = {}
     for row, number in enumerate(table.columns[name]):
-        rows.setdefault(number, []).append(row)
+        rows.setdefault(number.strip() if isinstance(number, str) else number, []).append(row)
+    if len(rows) == len(labels):
+        raise DataError(
+            f"{table.path}: every {name!r} has one row, so series would have one step; if the "
+            f"table is wide, a series in every row, remove that column, otherwise set id_column"
+        )
     times = None if time is None else _times(table, time)
-    found = Rows([], [], [], [note])
+    found = Rows([], [], [], [note, *table.notes])
     for number, own in rows.items():
         for row in own:
             if labels[row] != labels[own[0]]:
@@ -240,8 +256,9 @@ def _long(
         if times is not None:
             for one, other in pairwise(ordered):
                 if times[one] == times[other]:
+                    told = table.columns[time][other]  # type: ignore[index]
                     raise DataError(
-                        f"{table.place(other)}: series {number} has time {times[other]!r} twice"
+                        f"{table.place(other)}: series {number} has time {told!r} twice"
                     )
         found.values.append(_checked(values[ordered], f"{table.path}, series {number}"))
         found.labels.append(labels[own[0]])
@@ -250,19 +267,53 @@ def _long(
 
 
 def _times(table: Table, name: str) -> list[Any]:
-    """Return times as numbers where all are, and as they are otherwise (dates sort as text)."""
-    values = table.columns[name]
-    try:
-        return [float(value) for value in values]
-    except (TypeError, ValueError):
-        return [str(value) for value in values]
+    """Return times that can be compared; a DataError names the row of one that cannot."""
+    found: list[Any] = []
+    first: dict[str, int] = {}  # kind -> row where it is first seen
+    for row, value in enumerate(table.columns[name]):
+        if value is None or value != value or str(value).strip().lower() in _MISSING:
+            raise DataError(f"{table.place(row)}: {name} is missing; fill it, or remove the row")
+        kind, moment = _moment(value)
+        if not kind:
+            raise DataError(
+                f"{table.place(row)}: {name} is {str(value)[:40]!r}, expected a number or an ISO "
+                f"date, as 2020-01-31; write all times so"
+            )
+        found.append(moment)
+        first.setdefault(kind, row)
+    if len(first) > 1:
+        (kind, row), (other, later) = list(first.items())[:2]
+        raise DataError(
+            f"{table.place(later)}: {name} is {other}, but {kind} in {table.unit} "
+            f"{table.places[row]}; write all times in one way"
+        )
+    return found
+
+
+def _moment(value: object) -> tuple[str, Any]:
+    """Return the kind of a time and what it is compared by; no kind if it is none."""
+    readers: tuple[Callable[[str], Any], ...]
+    readers = int, float, datetime.fromisoformat, time.fromisoformat
+    for reader in readers if isinstance(value, str) else ():
+        try:
+            value = reader(str(value).strip())
+            break
+        except ValueError:
+            continue
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "a number", value
+    if isinstance(value, datetime):
+        return ("a date" if value.tzinfo is None else "a date with a time zone"), value
+    return ("a time of day", value) if isinstance(value, time) else ("", None)
 
 
 def _read_arrays(path: Path) -> Rows:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except (*DAMAGED, ValueError, TypeError):  # of one array without a name, the last
         raise DataError(
             f"{path}: not a .npz file of numbers, or damaged; write it by numpy.savez(x=…, y=…)"
         ) from None
@@ -279,6 +330,8 @@ def _read_arrays(path: Path) -> Rows:
         )
     if x.dtype.kind not in "fiu":
         raise DataError(f"{path}: x is {x.dtype}, expected numbers")
+    if y.dtype.kind == "S":
+        y = np.char.decode(y, "utf-8")
     places = range(len(x))
     labels = labels_of(Table(path, {"y": y.tolist()}, places, "series"), "y")
     told = [f"{path}, series {place}" for place in places]

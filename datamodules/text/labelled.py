@@ -9,7 +9,7 @@ from typing import Any
 
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import require_at_least
+from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.own import OwnSamples, Rows
 from datamodules.core.sequences import TokenSplit, write_sequences
 from datamodules.core.tables import TABLES, labels_of, read_table
@@ -113,7 +113,9 @@ class LabelledTexts(OwnSamples):
         table = read_table(path)
         text = table.column(self.text_column, "text_column", TEXT_GUESSES)
         label = table.column(self.label_column, "label_column", LABEL_GUESSES)
-        notes = []
+        if text == label:
+            raise DataError(f"text_column and label_column are both {text!r}; name two columns")
+        notes = list(table.notes)
         if None in (self.text_column, self.label_column):
             notes.append(
                 f"{path.name}: texts from column {text!r}, labels from {label!r}; text_column and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from datamodules.text.tokens import END_OF_LINE, UNKNOWN, Tokens, byte_ids
 
 __all__ = ["BERT", "CONTINUED", "ROBERTA", "as_bert", "as_bytes", "as_roberta", "as_words"]
 __all__ += ["learn_byte_pairs", "learn_characters", "learn_pieces", "learn_subwords", "learn_words"]
+__all__ += ["without_long_words"]
 
 # Special tokens of encoders, in the order of their ids in a new vocabulary.
 BERT = dict(
@@ -45,6 +47,8 @@ CONTINUED = "##"
 _MOST_CHARACTERS = 1000
 _LEAST_COUNT = 2
 _WORDS_AT_ONCE = 10_000
+_MOST_LETTERS = 500  # of a word that is learned from
+_LONG_WORD = re.compile(rf"\w{{{_MOST_LETTERS + 1},}}|[^\w\s]{{{_MOST_LETTERS + 1},}}")
 # What `str.split` takes for blanks: four more than `WhitespaceSplit`.
 _BLANKS = r"[\s\x1c-\x1f]+"
 
@@ -133,7 +137,7 @@ def learn_subwords(texts: Iterable[str], size: int) -> Tokens:
     """Learn pairs of bytes; `<eos>` is id 0, `<unk>`, which no text needs, id 1."""
     if size < 258:
         raise DataError(f"subwords must be at least 258 (the bytes and two more), received {size}")
-    lines = (line for text in texts for line in text.split("\n"))
+    lines = (line for text in texts for line in without_long_words(text).split("\n"))
     tokenizer = _byte_pairs(lines, size, (END_OF_LINE, UNKNOWN), 0)
     return Tokens(tokenizer, {"end_of_line": END_OF_LINE, "unknown": UNKNOWN})
 
@@ -156,12 +160,24 @@ def _byte_pairs(texts: Iterable[str], size: int, special: Sequence[str], least: 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(map(without_long_words, texts), trainer)
     return tokenizer
 
 
-def as_roberta(model: Any, special: dict[str, str], blank_first: bool = False) -> Tokens:
-    """Return RoBERTa's tokeniser of pairs of bytes."""
+def without_long_words(text: str) -> str:
+    """Return a text to learn from, without what is cut as one word of more than 500 characters.
+
+    Time to learn grows with the square of the longest word, and base64 or code has some of a
+    million. What is cut as one is a run of letters and digits, or of other signs.
+    """
+    longest = max(map(len, text.split()), default=0)
+    return text if longest <= _MOST_LETTERS else _LONG_WORD.sub(" ", text)
+
+
+def as_roberta(
+    model: Any, special: dict[str, str], blank_first: bool = False, name: str = ""
+) -> Tokens:
+    """Return RoBERTa's tokeniser of pairs of bytes; errors call it by `name`."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=blank_first)
     tokenizer.decoder = decoders.ByteLevel()
@@ -172,7 +188,7 @@ def as_roberta(model: Any, special: dict[str, str], blank_first: bool = False) -
         for role in ("separator", "begin")
     )
     tokenizer.post_processor = processors.RobertaProcessing(end, begin, True, blank_first)
-    return Tokens(tokenizer, special)
+    return Tokens(tokenizer, special, name)
 
 
 # ---- WordPiece ---------------------------------------------------------------------------------
@@ -180,6 +196,8 @@ def as_roberta(model: Any, special: dict[str, str], blank_first: bool = False) -
 
 def learn_pieces(texts: Iterable[str], size: int, lower_case: bool = True) -> Tokens:
     """Learn WordPiece as BERT has it, always the same of the same texts.
+
+    Nothing is learned of words of more than 500 characters, which BERT reads as unknown.
 
     The trainer numbers continued characters as it meets them, in no certain order, and breaks ties
     between pairs by these numbers; so it is given them, in order, as special tokens.
@@ -196,7 +214,7 @@ def learn_pieces(texts: Iterable[str], size: int, lower_case: bool = True) -> To
     tidy = normalizers.BertNormalizer(lowercase=lower_case).normalize_str
     cut = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     for text in texts:
-        words.update(word for word, _ in cut(tidy(text)))
+        words.update(word for word, _ in cut(tidy(without_long_words(text))))
     if not words:
         raise DataError("the texts have no words: a vocabulary needs some")
     counts: Counter[str] = Counter()
@@ -235,8 +253,9 @@ def as_bert(
     lower_case: bool = True,
     chinese: bool = True,
     strip_accents: bool | None = None,
+    name: str = "",
 ) -> Tokens:
-    """Return BERT's tokeniser."""
+    """Return BERT's tokeniser; errors call it by `name`."""
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token=special["unknown"]))
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -247,7 +266,7 @@ def as_bert(
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUED)
     _mark_special(tokenizer, special)
-    return Tokens(tokenizer, special)
+    return Tokens(tokenizer, special, name)
 
 
 def _mark_special(tokenizer: Tokenizer, special: dict[str, str], takes_blank: bool = False) -> None:

@@ -219,6 +219,7 @@ class OwnText(TextStream):
 
     def _divided(self, sources: Sequence[TextSource]) -> dict[str, TextSource]:
         length: int | None = None
+        unit = "files"
         if len(sources) >= _LEAST_DOCUMENTS:
             keys = [_digest_of(source) for source in sources]
         else:
@@ -226,11 +227,11 @@ class OwnText(TextStream):
             if not size:
                 raise DataError(f"{self.path} is empty: expected text")
             length = min(max(size // _PIECES, _LEAST_PIECE), _LARGEST_PIECE)
+            unit = "pieces of whole lines"
             texts = (block.text for source in sources for block in source.blocks())
             keys = [_digest(piece) for text in texts for piece in pieces(text, length)]
-        chosen = dict(
-            zip(keys, divide(str(self.path), keys, self.shares, self.split_seed), strict=True)
-        )
+        splits = divide(str(self.path), keys, self.shares, self.split_seed, unit)
+        chosen = dict(zip(keys, splits, strict=True))
         paths = tuple(path for source in sources for path in source.paths)
         return {
             name: DividedText(paths, tuple(sources), name, chosen, length)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from datamodules.core.errors import DataError
+from datamodules.core.files import DAMAGED
 
 __all__ = ["Block", "ParquetText", "PlainText", "TextSource"]
 
@@ -24,13 +24,6 @@ _BLOCK_BYTES = 4 << 20
 # A piece is whole lines, so a line without end would fill the memory.
 MOST_LINE_BYTES = 64 << 20
 _BLOCK_ROWS = 16384
-# What the zip module raises for damaged archives; wrong bytes can look like encryption or like an
-# unknown compression.
-# What a damaged zip makes the standard library raise.
-DAMAGED = (
-    *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError),
-    *(NotImplementedError, RuntimeError, UnicodeDecodeError),
-)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 

@@ -60,6 +60,7 @@ def read_encoder(path: Path) -> Tokens:
             settings.get("do_lower_case", True),
             settings.get("tokenize_chinese_chars", True),
             settings.get("strip_accents"),
+            str(file),
         )
     if file.name == _BYTES:
         ids = _json(file)
@@ -70,9 +71,10 @@ def read_encoder(path: Path) -> Tokens:
             model = models.BPE.from_file(str(file), str(file.with_name(_MERGES)))
         except Exception as error:  # the package raises plain Exception
             raise _unreadable(file, error) from None
-        return as_roberta(model, special, settings.get("add_prefix_space", False))
+        return as_roberta(model, special, settings.get("add_prefix_space", False), str(file))
     tokenizer = _tokenizer(file)
-    return Tokens(tokenizer, _special(settings, tokenizer.get_vocab(), file, (BERT, ROBERTA)))
+    special = _special(settings, tokenizer.get_vocab(), file, (BERT, ROBERTA))
+    return Tokens(tokenizer, special, str(file))
 
 
 def _find(path: Path) -> Path:

@@ -20,6 +20,8 @@ from datamodules.core.files import write_whole
 __all__ = ["END_OF_LINE", "ROLES", "UNKNOWN", "Pieces", "Tokens", "byte_ids"]
 
 END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
+# Ids may have gaps, but so many for each token are a mistake.
+_MOST_IDS = 4
 # What a special token is for, and its name in the tokenizer_config.json of Hugging Face.
 ROLES = {
     "begin": "cls_token",
@@ -36,6 +38,21 @@ def byte_ids() -> dict[str, int]:
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in kept]
     return {chr(byte): byte for byte in kept} | {chr(256 + n): b for n, b in enumerate(rest)}
+
+
+def _check_ids(known: dict[str, int], origin: str) -> None:
+    """Raise a DataError where two tokens have one id, or an id is far beyond their number."""
+    tokens: dict[int, str] = {}
+    for token, number in known.items():
+        other = tokens.setdefault(number, token)
+        if other != token:
+            pair = " and ".join(map(repr, sorted((other, token))))
+            raise DataError(f"{origin}: {pair} both have the id {number}; get it again")
+        if number >= _MOST_IDS * len(known):
+            raise DataError(
+                f"{origin}: {token!r} has the id {number}, far beyond {len(known)} tokens; each id "
+                f"is a row of the model's table: get it again"
+            )
 
 
 class Pieces(NamedTuple):
@@ -72,6 +89,7 @@ class Tokens:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer, self.special = tokenizer, special
+        _check_ids(self._ids, name or "the tokeniser")
         for role, token in special.items():
             number = tokenizer.token_to_id(token)
             if number is None:

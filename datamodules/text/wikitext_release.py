@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from datamodules.core.errors import DataError, MissingDataError
-from datamodules.text.source import DAMAGED, ParquetText, PlainText, TextSource
+from datamodules.core.files import DAMAGED
+from datamodules.text.source import ParquetText, PlainText, TextSource
 
 __all__ = ["PUBLISHED", "Corpus", "find_release"]
 

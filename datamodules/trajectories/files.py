@@ -165,14 +165,14 @@ def read_steps(path: Path, environment: Environment) -> Steps:
 
 def _steps_of(path: Path, file: Mapping[str, Any], environment: Environment) -> Steps:
     needed = ("observations", "actions", "rewards", "terminals")
-    lacking = [key for key in needed if key not in file]
+    keys = (*needed, "timeouts") if "timeouts" in list(file) else needed
+    lacking = [key for key in keys if file.get(key) is None]  # links that lead nowhere too
     if lacking:
         found = ", ".join(sorted(file)) or "nothing"
         raise DataError(
             f"{path}: no {' and no '.join(lacking)}; D4RL's files hold {', '.join(needed)} and "
             f"timeouts, found {found}"
         )
-    keys = (*needed, "timeouts") if "timeouts" in file else needed
     lengths = {key: _length(path, key, file[key]) for key in keys}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{key} {length}" for key, length in lengths.items())
@@ -223,6 +223,11 @@ def _numbers(path: Path, key: str, dataset: Any) -> npt.NDArray[np.float32]:
     if dataset.dtype.kind not in "fiu":
         raise DataError(f"{path}: {key} holds {dataset.dtype}, expected numbers; correct the file")
     values = np.asarray(dataset[()], dtype=np.float32)
+    if key == "rewards" and values.size != len(values):
+        raise DataError(
+            f"{path}: {key} must be one number a step, received shape {dataset.shape}; correct the "
+            f"file"
+        )
     values = values.reshape(len(values)) if key == "rewards" else values
     check_finite(path, key, values)
     return values

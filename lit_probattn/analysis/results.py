@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.models.per_layer import attention_entries
-from lit_probattn.records.markdown import code_span, escaped
-from lit_probattn.records.provenance import machine, replace_text
+from lit_probattn.records.markdown import code_span, escaped, one_line
+from lit_probattn.records.provenance import machine, refuse_to_replace, replace_text
 from lit_probattn.records.tables import save_png
 from lit_probattn.training.trained import Trained
 
@@ -29,6 +29,7 @@ class Results:
 
     Raises:
         AnalysisError: the folder cannot be created.
+        ConfigError: a file there is not one of ours.
     """
 
     def __init__(self, out: Path, study: str, command: str) -> None:
@@ -38,6 +39,8 @@ class Results:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise AnalysisError(f"cannot create --out {out}: {error.strerror}") from error
+        files = (path for ending in ("csv", "png", "md") for path in out.glob(f"{study}*.{ending}"))
+        refuse_to_replace(files, self.path("md"))
 
     def path(self, ending: str, part: str = "") -> Path:
         """Return the path of one of the files."""
@@ -59,10 +62,10 @@ class Results:
         """
         pictures = [f"![{path.stem}]({path.name})" for path in self.pictures]
         lines = [
-            f"# {title}",
+            f"# {one_line(title)}",
             "",
             f"Command: {code_span(self.command)}.",
-            *facts,
+            *map(one_line, facts),
             machine(),
             "",
             body,

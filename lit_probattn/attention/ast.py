@@ -28,7 +28,8 @@ from lit_probattn.attention.functional import (
 )
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.masks import Masks
-from lit_probattn.base.memory import has_numbers, telling
+from lit_probattn.base.graphs import is_transformed, written
+from lit_probattn.base.memory import only_shapes, telling
 from lit_probattn.randomness import AttentionDropout
 
 # Range of α: at 1 the mapping is the softmax, which its formula reaches only in the limit.
@@ -39,9 +40,10 @@ _BISECTIONS = 50
 def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
     """Return α-entmax of each row over what it may see; zeros where it sees nothing.
 
-    Source: Peters et al., 2019, Eq. (10), with the gradient of α by Correia et al., 2019:
+    Source: Peters et al., 2019, Eq. (10):
         p_j = [(α − 1) s_j − τ]₊^(1 / (α − 1)),  τ such that Σ_j p_j = 1
-    Departs from the source: nothing; τ by 50 bisections of the package `entmax`.
+    Departs from the source: nothing; τ by 50 bisections of the package `entmax`. Exported programs
+    and transforms of `torch.func` get the same mapping in PyTorch's operations.
 
     Args:
         scores: (B, H, N, L); entries may be -inf.
@@ -51,16 +53,117 @@ def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
     Returns:
         (B, H, N, L).
     """
-    from entmax import entmax_bisect
-
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     empty = scores.detach().amax(-1, keepdim=True) == float("-inf")
-    steps = _BISECTIONS if has_numbers(scores) else 3  # every step holds what the third holds
-    weights: Tensor = entmax_bisect(
-        *(scores.masked_fill(empty, 0.0), alpha[None, :, None, None].to(scores.dtype), -1, steps)
-    )
+    seen, alpha = scores.masked_fill(empty, 0.0), alpha[None, :, None, None].to(scores.dtype)
+    if written() == "exported" or is_transformed():
+        weights = entmax_in_operations(seen, alpha)
+    elif written() == "compiled":
+        weights = _entmax_operator(seen, alpha)
+    else:
+        weights = _Entmax.apply(seen, alpha)
     return weights.masked_fill(empty, 0.0)
+
+
+def _bisected(scores: Tensor, alpha: Tensor) -> Tensor:
+    from entmax import entmax_bisect
+
+    steps = 3 if only_shapes(scores) else _BISECTIONS  # every step holds what the third holds
+    weights: Tensor = entmax_bisect(scores, alpha, -1, steps)
+    return weights
+
+
+def _entmax_gradients(
+    weights: Tensor, alpha: Tensor, grad: Tensor, needs_alpha: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of scores and α, which can be differentiated again.
+
+    Source: Correia et al., 2019, Eq. (10) and Proposition 1; r_j = p_j^(2 − α) where p_j > 0:
+        ds = r ∘ (g − Σ_j r_j g_j / Σ_j r_j)
+        dα = Σ_j g_j [(p_j − q_j) / (α − 1)² − (h_j − q_j Σ h) / (α − 1)],  q = r / Σ r, h = p log p
+    """
+    outside = weights == 0
+    inner = weights.masked_fill(outside, 1.0)
+    slope = (inner ** (2.0 - alpha)).masked_fill(outside, 0.0)
+    total = slope.sum(-1, keepdim=True)
+    flow = grad * slope
+    of_scores = flow - flow.sum(-1, keepdim=True) / total * slope
+    if not needs_alpha:
+        return of_scores, None
+    share, entropy = slope / total, weights * inner.log()
+    order = alpha - 1.0
+    change = (weights - share) / order.square()
+    change = change - (entropy - share * entropy.sum(-1, keepdim=True)) / order
+    return of_scores, (grad * change).sum_to_size(alpha.shape)
+
+
+class _Entmax(torch.autograd.Function):
+    """The package's bisection, with gradients that have a second derivative in scores and α."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, alpha: Tensor) -> Tensor:
+        weights = _bisected(scores, alpha)
+        ctx.save_for_backward(weights, alpha)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        weights, alpha = ctx.saved_tensors
+        return _entmax_gradients(weights, alpha, grad, ctx.needs_input_grad[1])
+
+
+@torch.library.custom_op("lit_probattn::entmax", mutates_args=())
+def _entmax_operator(scores: Tensor, alpha: Tensor) -> Tensor:
+    return _bisected(scores, alpha)
+
+
+@_entmax_operator.register_fake
+def _(scores: Tensor, alpha: Tensor) -> Tensor:
+    return torch.empty_like(scores)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(output, inputs[1])
+
+
+_entmax_operator.register_autograd(_Entmax.backward, setup_context=_save)
+
+
+def entmax_in_operations(scores: Tensor, alpha: Tensor) -> Tensor:
+    """Return α-entmax of each row in PyTorch's operations only, for graphs and `torch.func`.
+
+    τ is bisected without gradients; each of the two Newton steps that follow gives it one more
+    derivative.
+
+    Args:
+        scores: (B, H, N, L); entries may be -inf, but not a whole row.
+        alpha: α in (1, 2], broadcastable to (B, H, N, 1).
+    """
+    hidden, order = scores == float("-inf"), alpha - 1.0
+    scaled, power = scores.masked_fill(hidden, 0.0) * order, 1.0 / order
+    top = scaled.masked_fill(hidden, float("-inf")).detach().amax(-1, keepdim=True)
+    with torch.no_grad():  # Σ_j p_j is at least 1 at top - 1, and 0 at top
+        tau, step = top - 1.0, torch.ones_like(top)
+        for _ in range(_BISECTIONS):
+            step = step / 2.0
+            middle = tau + step
+            powers = (scaled - middle).masked_fill(hidden, 0.0).clamp_min(0.0) ** power
+            tau = torch.where(powers.sum(-1, keepdim=True) >= 1.0, middle, tau)
+    for _ in range(2):
+        inner, outside = _inner(scaled, tau, hidden)
+        total = (inner**power).masked_fill(outside, 0.0).sum(-1, keepdim=True)
+        slope = (power * inner ** (power - 1.0)).masked_fill(outside, 0.0).sum(-1, keepdim=True)
+        tau = tau + (total - 1.0) / slope
+    inner, outside = _inner(scaled, tau, hidden)
+    weights = (inner**power).masked_fill(outside, 0.0)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _inner(scaled: Tensor, tau: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the bases of the powers, 1 where the weight is zero, and these places."""
+    outside = hidden | (scaled <= tau)
+    return (scaled - tau).masked_fill(outside, 1.0), outside
 
 
 @dataclass(frozen=True)
@@ -83,7 +186,7 @@ def _attend(
 ) -> Tensor:
     """Return the output of some queries, (B, H, len(rows), E_v)."""
     cols = masks.visible_keys(rows)
-    if len(cols) == 0:
+    if cols.stop == 0:
         return query.new_zeros(*query.shape[:-1], value.shape[-1])
     key, value = key[..., : cols.stop, :], value[..., : cols.stop, :]
     scores = biased(grouped_scores(query * scale, key), masks, rows, cols)
@@ -190,9 +293,10 @@ class ASTCore(Core):
 
     def weights(self, call: HeadCall) -> Tensor:
         """Return the maps (B, H, N, L), without dropout."""
+        self.admit(call)
         masks = call.masks
         with autocast_off(call.query):
-            rows, cols = masks.all_rows, range(masks.num_keys)
+            rows, cols = masks.all_rows, masks.all_cols
             scores = biased(self.scores(call), masks, rows, cols)
             allowed = masks.allowed(rows, cols, scores.device)
             return entmax(scores, allowed, self.alphas(call.query))

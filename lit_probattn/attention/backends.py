@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lit_probattn.attention.draws import philox_words
 from lit_probattn.attention.functional import Heads
+from lit_probattn.base.graphs import Graph
 from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
@@ -48,7 +49,10 @@ class Call:
         bias_needs_grad: an additive bias needs a gradient.
         attn_mask: pairs are masked.
         recurrent: the call continues from a state instead of cached keys.
-        traced: a compiled graph holds the draws.
+        graph: who records the call into a graph; see `base.graphs.written`.
+        dynamic: the graph is for any number of positions, so that nothing can count blocks.
+        row_operators: graphs of torch.compile hold the passes over rows as operators.
+        transformed: a transform of `torch.func` sees the call.
     """
 
     device: str
@@ -59,7 +63,10 @@ class Call:
     bias_needs_grad: bool
     attn_mask: bool = False
     recurrent: bool = False
-    traced: bool = False
+    graph: Graph | None = None
+    dynamic: bool = False
+    row_operators: bool = False
+    transformed: bool = False
 
 
 # Says why an implementation cannot serve a call ("cannot …"), or None if it can.
@@ -76,8 +83,8 @@ class AutoRule:
             `blockwise`: nothing has to be recomputed.
         native_from: calls with fewer keys pass over `native`; without and with dropout.
         rows_from: the same of `rows`.
-        trace_up_to: up to this many scores a compiled graph that holds its draws takes the
-            reference, which it can hold whole; above, the graph breaks at the passes over rows.
+        trace_up_to: the same as `store_up_to` for a graph that is recorded, where every block is
+            a copy of its operations.
     """
 
     order: tuple[str, ...]
@@ -144,19 +151,23 @@ def choose_backend(
         NotImplementedError: the named backend does not exist for the variant or cannot serve the
             call; the message names the ones that can.
     """
+
+    def refusal(name: str, call: Call) -> str | None:
+        return recording_refusal(name, call) or unsupported(name, call)
+
     if requested not in BACKENDS:
         raise ValueError(f"unknown backend {requested!r}; expected one of {', '.join(BACKENDS)}")
     if requested == "auto":
         rule = rules.get(call.device, rules["cuda"])
-        chosen = _automatic(variant, available, unsupported, call, rule)
+        chosen = _automatic(variant, available, refusal, call, rule)
     elif requested not in available:
         raise NotImplementedError(
             f"{variant} has no backend {requested!r}; use one of: auto, {', '.join(available)}"
         )
     else:
-        reason = unsupported(requested, call)
+        reason = refusal(requested, call)
         if reason is not None:
-            serving = ["auto", *(name for name in available if unsupported(name, call) is None)]
+            serving = ["auto", *(name for name in available if refusal(name, call) is None)]
             raise NotImplementedError(
                 f"{variant}: backend {requested!r} {reason}; for this call use one of: "
                 f"{', '.join(serving)}"
@@ -164,7 +175,7 @@ def choose_backend(
         chosen = requested
     label = f"{variant} ({call.device}, {str(call.dtype).removeprefix('torch.')}"
     label += ", dropout)" if call.dropout else ")"
-    if not torch.compiler.is_compiling():
+    if call.graph is None:
         if _choices.pop(label, None) != chosen:
             logger.info("attention backend: %s -> %s (asked for %s)", label, chosen, requested)
         _choices[label] = chosen
@@ -180,13 +191,13 @@ def _automatic(
 ) -> str:
     """Return the first name in the rule's order that serves the call; others are not asked."""
     reasons = {}
-    traced = call.traced and call.num_scores <= rule.trace_up_to
-    store_up_to = rule.trace_up_to if traced else rule.store_up_to
+    store_up_to = rule.store_up_to if call.graph is None else rule.trace_up_to
     for name in (name for name in rule.order if name in available):
         starts = {"native": rule.native_from, "rows": rule.rows_from}
-        if name in starts and (traced or call.num_keys < starts[name][call.dropout]):
+        reason = recording_refusal(name, call)
+        if reason is None and name in starts and call.num_keys < starts[name][call.dropout]:
             continue
-        reason = unsupported(name, call)
+        reason = reason or unsupported(name, call)
         if reason is not None:
             reasons[name] = reason
         elif name != "blockwise" or call.num_scores > store_up_to:
@@ -216,6 +227,19 @@ def pair_arguments(given: Heads) -> dict[str, Any]:
 def draw_words(key: RandomKey, stream: int, like: Tensor) -> Tensor:
     """Return what a kernel draws a stream of a batch from, (2 + B,) int64, where `like` is."""
     return philox_words(key, stream, like.shape[0], like.device)
+
+
+def recording_refusal(backend: str, call: Call) -> str | None:
+    """Say why a backend cannot be recorded or transformed ("cannot …"), or None if it can."""
+    if call.transformed and backend != "reference":
+        return "cannot be transformed by torch.func (vmap, grad, jvp)"
+    if call.graph == "exported" and backend in ("native", "triton"):
+        return "cannot be exported: it is no operation of PyTorch"
+    if call.dynamic and backend in ("blockwise", "rows"):
+        return "cannot be exported for a dynamic number of positions: it counts its blocks"
+    if call.graph == "compiled" and backend in ("native", "rows") and not call.row_operators:
+        return "cannot be compiled: its scores are no operator of a graph"
+    return None
 
 
 class Refusing(Protocol):

@@ -16,15 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.draws import keep_pairs
-from lit_probattn.attention.functional import autocast_off, grouped_values
+from lit_probattn.attention.functional import autocast_off, grouped_values, masked_softmax
 from lit_probattn.attention.masks import Masks, slice_block
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
+from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.base.memory import device_type, telling
 from lit_probattn.base.torch_internals import softmax_backward
 from lit_probattn.randomness import AttentionDropout
@@ -126,7 +129,7 @@ class _Blockwise(torch.autograd.Function):
         return torch.cat(outs, -2)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         with autocast_off(grad_out):  # as in forward, for callers that leave it on
             return _Blockwise._backward(ctx, grad_out)
@@ -253,8 +256,30 @@ def blockwise_attention(
     rows = block_length(value.shape[0] * heads * masks.num_keys, masks.num_queries, value.device)
     has_bias = masks.bias is not None
     plan = _Plan(score_function, tuple(all_axes), masks, dropout, rows, has_bias, heads, run)
+    if written() == "compiled":
+        return _checkpointed(plan, value, all_inputs)
     result: Tensor = _Blockwise.apply(plan, value, *all_inputs)
     return result
+
+
+def _checkpointed(plan: _Plan, value: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    """Return the same by autograd through blocks that are computed again, for torch.compile."""
+    outs = []
+    for block in plan.blocks():
+        parts = [plan.slices(x, a, block) for x, a in zip(inputs, plan.axes, strict=True)]
+        part = plan.slices(value, "col", block)
+        run = partial(_attend_block, plan, block)
+        outs.append(checkpoint(run, part, *parts, use_reentrant=False, preserve_rng_state=False))
+    return torch.cat(outs, -2)
+
+
+def _attend_block(plan: _Plan, block: Block, value: Tensor, *inputs: Tensor) -> Tensor:
+    scores = plan.scores(inputs, block)
+    weights = masked_softmax(scores, plan.masks.allowed(block.rows, block.cols, scores.device))
+    keep = plan.keep(weights, block)
+    if keep is not None and plan.dropout is not None:
+        weights = weights * keep * plan.dropout.scale
+    return grouped_values(weights, value)
 
 
 def block_length(row_scores: int, num_queries: int, device: torch.device) -> int:

@@ -34,7 +34,7 @@ from lit_probattn.attention.cache import (
     merge_partials,
     partial_attention,
 )
-from lit_probattn.attention.draws import fresh_key, is_traced
+from lit_probattn.attention.draws import fresh_key
 from lit_probattn.attention.functional import (
     Heads,
     autocast_off,
@@ -45,6 +45,7 @@ from lit_probattn.attention.functional import (
     reference_weights,
 )
 from lit_probattn.attention.masks import Masks
+from lit_probattn.base.graphs import is_symbol, is_transformed, written
 from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
@@ -170,6 +171,10 @@ class Core(nn.Module):
     backends: ClassVar[Mapping[str, BackendFunction]]
     # What `auto` chooses on each type of device.
     auto_rules: Mapping[str, AutoRule] = AUTO_RULES
+    # Whether graphs of torch.compile hold the passes over rows as operators.
+    row_operators: bool = False
+    # Whether blocks and passes over rows are loops over positions.
+    counts_blocks: ClassVar[bool] = True
     # Score tensors per head that the reference stores; for the choice of backend.
     score_maps: int = 1
     # Whether a bounded cache may give up some of the keys; such a variant has `cached_scores`.
@@ -210,10 +215,11 @@ class Core(nn.Module):
         """Attend; (B, H, N, E_v) in the dtype of the queries.
 
         Raises:
-            ValueError: the variant has no place for the call's bias, scale or cache.
+            ValueError: the heads are not those of the layout, or the variant has no place for the
+                call's bias, scale or cache.
             NotImplementedError: the requested backend cannot serve the call.
         """
-        self.check(call.masks.bias, call.cache, call.scale)
+        self.admit(call)
         with autocast_off(call.query):
             if self.training and self.observes:
                 self.observe(call)
@@ -253,6 +259,36 @@ class Core(nn.Module):
             ValueError: it says what the variant takes instead.
         """
 
+    def admit(self, call: HeadCall) -> None:
+        """Refuse a call that is not this core's: heads, their sizes, and what `check` refuses.
+
+        Raises:
+            ValueError: it says what is expected instead.
+        """
+        heads, keys = self.layout, self.layout.keys_per_head
+        whole = keys > 1 or self.has_components
+        for name, tensor, count, size in (
+            ("query", call.query, heads.query, heads.head_dim),
+            ("key", call.key, heads.key, heads.head_dim),
+            ("value", call.value, heads.value, heads.value_head_dim),
+        ):
+            found = tuple(tensor.shape[1:-2])
+            if name == "key":  # with several keys per head, side by side or in a dimension
+                right = found == (count * keys,) or (whole and found == (count, keys))
+                wanted = f"{count} x {keys}" if len(found) > 1 else f"{count * keys}"
+            else:
+                right, wanted = found == (count,), f"{count}"
+            if not right:
+                given = " x ".join(map(str, found))
+                raise ValueError(
+                    f"{name} has {given} heads, expected {wanted}: {self.variant} attention here "
+                    f"takes {heads.query} query, {heads.key} key with {keys} keys each, "
+                    f"{heads.value} value heads"
+                )
+            if tensor.shape[-1] != size:
+                raise ValueError(f"{name} has heads of size {tensor.shape[-1]}, expected {size}")
+        self.check(call.masks.bias, call.cache, call.scale)
+
     def cross_refusal(self) -> str | None:
         """Say why queries of another sequence cannot attend ("cannot …"), or None if they can."""
         return None
@@ -280,6 +316,7 @@ class Core(nn.Module):
     def describe(self, call: HeadCall) -> Call:
         """Return what the choice of a backend may depend on."""
         query, bias = call.query, call.masks.bias
+        sizes = call.masks.num_queries, call.masks.num_keys
         return Call(
             device=device_type(query.device),
             dtype=query.dtype,
@@ -289,7 +326,10 @@ class Core(nn.Module):
             bias_needs_grad=bias is not None and bias.requires_grad and torch.is_grad_enabled(),
             attn_mask=call.masks.attn_mask is not None,
             recurrent=call.cache is not None and not isinstance(call.cache, KVCache),
-            traced=call.dropout is not None and is_traced(call.dropout.key),
+            graph=written(),
+            dynamic=self.counts_blocks and any(is_symbol(size) for size in sizes),
+            row_operators=self.row_operators,
+            transformed=is_transformed(),
         )
 
     @property
@@ -306,10 +346,11 @@ class Core(nn.Module):
         """Return the maps (B, H, N, L) of the call by the equation, without dropout.
 
         Raises:
-            ValueError: the variant has no place for the call's bias, scale or cache.
+            ValueError: the heads are not those of the layout, or the variant has no place for the
+                call's bias, scale or cache.
             NotImplementedError: the variant has no maps.
         """
-        self.check(call.masks.bias, call.cache, call.scale)
+        self.admit(call)
         with autocast_off(call.query):
             return reference_weights(self.scores(call), call.masks, self.row_eps)
 
@@ -369,6 +410,20 @@ class Core(nn.Module):
             call: the whole call.
         """
         raise NotImplementedError(f"{self.variant} does not read a cache in parts")
+
+
+def check_components(layout: HeadLayout, num_components: int, shifted: bool) -> None:
+    """Check that a layout has K keys per head, or one that is shifted K times.
+
+    Raises:
+        ValueError: it has another number.
+    """
+    expected = 1 if shifted else num_components
+    if layout.keys_per_head != expected:
+        raise ValueError(
+            f"the layout has keys_per_head={layout.keys_per_head}, expected {expected} with "
+            f"num_components={num_components} and shifted_keys={shifted}"
+        )
 
 
 def key_or_fresh(rng: RandomKey | None) -> RandomKey:

@@ -1,7 +1,8 @@
 """Draws for attention: by the C library of the CPU where its self-test passes, else by torch.
 
 Both give the same bits, so nothing depends on which of them drew. Under a compiler a key whose seed
-is a tensor draws by operators of this file, which a graph holds whole; other keys break it.
+is a tensor draws by operators of this file, which a graph holds whole; other keys break it. An
+exported program draws by PyTorch's own operations, with the same bits.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from lit_probattn import randomness
+from lit_probattn.base.graphs import written
+from lit_probattn.base.memory import is_computed, only_shapes
 from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
@@ -17,12 +20,12 @@ from lit_probattn.randomness import AttentionDropout, RandomKey
 def fresh_key() -> RandomKey:
     """Return a key from torch's generator on the CPU."""
     seed = torch.randint(2**62, (1,), device="cpu")
-    return RandomKey(seed if torch.compiler.is_compiling() else int(seed))
+    return RandomKey(int(seed) if written() is None else seed)
 
 
 def is_traced(key: RandomKey) -> bool:
-    """Whether a graph holds the draws of a key."""
-    return isinstance(key.seed, Tensor) and torch.compiler.is_compiling()
+    """Whether a graph of `torch.compile` holds the draws of a key, as operators."""
+    return isinstance(key.seed, Tensor) and written() == "compiled"
 
 
 def keep_pairs(
@@ -146,8 +149,8 @@ def _philox_words(key: RandomKey, stream: int, batch_size: int, device: torch.de
 
 
 def _plain(device: torch.device) -> bool:
-    """Whether new tensors have memory on the CPU; those that only carry shapes have none."""
-    return device.type == "cpu" and type(torch.empty(0)) is Tensor
+    """Whether new tensors have memory on the CPU, and no graph is recorded."""
+    return device.type == "cpu" and is_computed(torch.empty(0))
 
 
 def _fake() -> bool:
@@ -155,7 +158,7 @@ def _fake() -> bool:
 
     Then a draw is one operator, which holds what the C library's draw holds: its result.
     """
-    return type(torch.empty(0)) is not Tensor
+    return only_shapes(torch.empty(0))
 
 
 # ---- operators of a graph ----------------------------------------------------------------------

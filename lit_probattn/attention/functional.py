@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.masks import Masks
+from lit_probattn.base.graphs import is_transformed, once_differentiable
 from lit_probattn.randomness import AttentionDropout
 
 
@@ -114,7 +115,11 @@ def first_maximum(scores: Sequence[Tensor]) -> Tensor:
     """
     largest, *rest = scores
     for candidate in rest:
-        largest = _Larger.apply(largest, candidate)
+        if is_transformed():  # torch.func does not enter _Larger
+            first = (largest >= candidate) | largest.isnan()
+            largest = torch.where(first, largest, candidate)
+        else:
+            largest = _Larger.apply(largest, candidate)
     return largest
 
 
@@ -128,10 +133,11 @@ class _Larger(torch.autograd.Function):
         return torch.maximum(first, second)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         (is_second,) = ctx.saved_tensors
-        to_second = is_second.to(grad.dtype).mul_(grad)
+        to_second = is_second.to(grad.dtype)
+        # A second derivative needs the factor as it is.
+        to_second = to_second * grad if torch.is_grad_enabled() else to_second.mul_(grad)
         return grad - to_second, to_second
 
 
@@ -153,7 +159,7 @@ class _LogSumExp(torch.autograd.Function):
         return total
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         total, *scores = ctx.saved_tensors
         return tuple(torch.sub(term, total).exp_().mul_(grad) for term in scores)
@@ -167,9 +173,9 @@ def biased(scores: Tensor, masks: Masks, rows: range, cols: range) -> Tensor:
 
 def reference_weights(scores: Tensor, masks: Masks, row_eps: float = 0.0) -> Tensor:
     """Return `masked_softmax` of scores + bias over what the masks allow, (B, H, N, L)."""
-    cols = range(masks.num_keys)
-    scores = biased(scores, masks, masks.all_rows, cols)
-    return masked_softmax(scores, masks.allowed(masks.all_rows, cols, scores.device), row_eps)
+    rows, cols = masks.all_rows, masks.all_cols
+    scores = biased(scores, masks, rows, cols)
+    return masked_softmax(scores, masks.allowed(rows, cols, scores.device), row_eps)
 
 
 def reference_output(
@@ -182,8 +188,9 @@ def reference_output(
     """Return dropout(softmax(scores)) @ value, (B, H, N, E_v), materialising the maps."""
     weights = reference_weights(scores, masks, row_eps)
     if dropout is not None:
-        batch, heads, rows, cols = weights.shape
-        keep = keep_pairs(dropout, batch, heads, range(rows), range(cols), weights.device)
+        batch, heads = weights.shape[:2]
+        rows, cols = masks.all_rows, masks.all_cols
+        keep = keep_pairs(dropout, batch, heads, rows, cols, weights.device)
         weights = weights * keep * dropout.scale
     return weights @ repeat_heads(value.to(weights.dtype), weights.shape[1])
 
@@ -195,12 +202,15 @@ def repeat_rows(parameter: Tensor, num_heads: int) -> Tensor:
 
 
 def split_precision(tensor: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Split a tensor into summands that `dtype` holds: one if it is as precise, else three."""
+    """Split a tensor into summands that `dtype` holds: one if it is as precise, else three.
+
+    All are finite; together they reach three times as far as the dtype.
+    """
     if tensor.dtype == dtype:
         return [tensor]
-    parts = []
+    parts, largest = [], torch.finfo(dtype).max
     for _ in range(3):
-        parts.append(tensor.to(dtype))
+        parts.append(tensor.clamp(-largest, largest).to(dtype))
         tensor = tensor - parts[-1].to(tensor.dtype)
     return parts
 

@@ -18,6 +18,7 @@ from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.own.derived import DerivedCore, count_score_macs
 from lit_probattn.attention.rotary import Rotary
+from lit_probattn.base.graphs import reject_nested
 from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
@@ -507,6 +508,7 @@ def split_heads(projected: Tensor, num_heads: int, keys_per_head: int = 1) -> Te
 
 
 def _check_input(name: str, tensor: Tensor, width: int) -> None:
+    reject_nested(name, tensor)
     if tensor.dim() != 3 or tensor.shape[-1] != width:
         raise ValueError(
             f"{name} has shape {tuple(tensor.shape)}, expected (batch, positions, {width})"

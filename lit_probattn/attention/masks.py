@@ -9,9 +9,23 @@ nothing gets a zero output and zero gradients.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
+
+from lit_probattn.base.graphs import is_symbol
+
+
+def span(start: int, stop: int) -> range:
+    """Return the positions from `start` to `stop`.
+
+    Where these are dynamic in an exported program the result is a slice, with the same `start` and
+    `stop`: a range would turn them into numbers. Only code that makes no blocks meets it.
+    """
+    if is_symbol(start) or is_symbol(stop):
+        return cast(range, slice(start, stop))
+    return range(start, stop)
 
 
 @dataclass(frozen=True)
@@ -47,12 +61,19 @@ class Masks:
     @property
     def all_rows(self) -> range:
         """Every query."""
-        return range(self.num_queries)
+        return span(0, self.num_queries)
+
+    @property
+    def all_cols(self) -> range:
+        """Every key."""
+        return span(0, self.num_keys)
 
     def visible_keys(self, rows: range) -> range:
         """Return the smallest prefix of keys that holds all that these queries may see."""
         if not self.is_causal:
-            return range(self.num_keys)
+            return self.all_cols
+        if is_symbol(rows.stop):  # all rows
+            return self.all_cols
         return range(max(0, min(self.num_keys, rows.stop + self.causal_offset)))
 
     def allowed(self, rows: range, cols: range, device: torch.device) -> Tensor | None:

@@ -16,6 +16,12 @@ from torch.nn import functional as F
 
 from lit_probattn.attention.functional import repeat_heads
 from lit_probattn.attention.masks import Masks
+from lit_probattn.base.graphs import (
+    is_symbol,
+    once_differentiable,
+    reject_second_derivative,
+    written,
+)
 from lit_probattn.base.torch_internals import CPU_ATTENTION_OPERATORS
 
 # Attends from some of the queries to the keys up to a number: (rows, cols, mask, is_causal); with
@@ -70,6 +76,8 @@ def fused_attention(
         return (out,)
 
     (out,) = _masked(attend, query, masks, keys_per_position)
+    if out.requires_grad and written() is None:
+        out.register_hook(lambda _: reject_second_derivative())
     return out[..., :value_dim]
 
 
@@ -145,7 +153,7 @@ class _WithNormaliser(torch.autograd.Function):
         return out, normaliser[..., None]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_normaliser: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, out, normaliser = ctx.saved_tensors
         is_causal, scale = ctx.options
@@ -170,7 +178,8 @@ def _masked(
         return attend(query, num_keys, None, False)
     if plain and keys_per_position == 1 and num_queries == num_keys:
         return attend(query, num_keys, None, True)
-    if masks.bias is None and masks.attn_mask is None and not masks.is_causal:
+    whole = masks.bias is None and masks.attn_mask is None and not masks.is_causal
+    if whole or is_symbol(num_queries) or is_symbol(num_keys):  # a loop would count blocks
         mask = _block_mask(masks, masks.all_rows, query, keys_per_position)
         return attend(query, num_keys, mask, False)
     parts = []

@@ -172,6 +172,7 @@ class SoftmaxCore(Core):
     """Softmax attention from heads to heads; see `SoftmaxAttention`."""
 
     variant: ClassVar[str] = "softmax"
+    row_operators = True
     steps_over_cache: ClassVar[bool] = True
     can_drop_keys: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True

@@ -67,16 +67,34 @@ def guarded() -> Iterator[None]:
         RefusedCodeError: something tried to, or an allowed module cannot be imported.
     """
     for name in _allowed():  # outside the guard: what it imports is its own affair
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise RefusedCodeError(f"{FLAG} {name}: {error}") from error
+        _import_allowed(name)
     guard = _Guard()
     sys.meta_path.insert(0, guard)
     try:
         yield
     finally:
         sys.meta_path.remove(guard)
+
+
+def _import_allowed(name: str) -> None:
+    """Import a module that is allowed, from the working folder too, as `python -m` does.
+
+    That folder comes last on the path, so that nothing in it hides another module.
+    """
+    if name in sys.modules:
+        return
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise RefusedCodeError(f"{FLAG} {name}: {import_failure(error)}") from error
+
+
+def import_failure(error: BaseException) -> str:
+    """Say in one line what an import raised."""
+    kind = "" if isinstance(error, ImportError) else f"importing it raised {type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split())
 
 
 def _allowed() -> list[str]:
@@ -96,7 +114,7 @@ class _Guard:
         if place is not None and not _is_installed(name, place):
             raise RefusedCodeError(
                 f"{name} ({place}) is not an installed package and was not imported: add {FLAG} "
-                f"{name} if you trust its code"
+                f"{name} if you trust its code (in Python: import it before)"
             )
 
 

@@ -32,6 +32,19 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message is one readable line."""
 
 
+def output_folder(path: Path, flag: str = "--out") -> Path:
+    """Make the folder that a command writes into.
+
+    Raises:
+        ConfigError: it cannot be made; the message names the flag.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be a folder: {error.strerror}") from error
+    return path
+
+
 # What a file in a folder of its own adds to the name of a run; elsewhere its stem does.
 _STEMS = (
     (r"tasks/tiny/([^/]+)", r"\1_tiny"),

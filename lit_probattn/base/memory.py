@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from lit_probattn.base.graphs import written
 from lit_probattn.base.torch_internals import FakeTensorMode, peak_bytes, storage_key
 
 StepFunction = Callable[[], object]
@@ -71,8 +72,24 @@ def device_type(device: torch.device) -> str:
 
 
 def has_numbers(tensor: torch.Tensor) -> bool:
-    """Whether there is memory behind a tensor: fake ones and those on the meta device have none."""
+    """Whether there is memory behind a tensor: fake ones and those on the meta device have none.
+
+    By itself this says nothing: predictions of memory and exports both use tensors without memory.
+    """
     return type(tensor) is torch.Tensor and tensor.device.type != "meta"
+
+
+def only_shapes(tensor: torch.Tensor) -> bool:
+    """Whether nothing but shapes is needed, as in a prediction of memory.
+
+    Not where a graph is recorded: numbers go through it later.
+    """
+    return not has_numbers(tensor) and written() is None
+
+
+def is_computed(tensor: torch.Tensor) -> bool:
+    """Whether the numbers of a tensor are those of this call: no graph, no prediction of memory."""
+    return has_numbers(tensor) and written() is None
 
 
 def outlined_bytes(

@@ -31,6 +31,8 @@ __all__ = [
     "default_store",
     "in_backward",
     "is_decomposed",
+    "is_proxied",
+    "is_transformed",
     "loopback_store",
     "outside_graphs",
     "outside_modes",
@@ -76,8 +78,22 @@ def loopback_store(port: int) -> dist.TCPStore:
     )
 
 
+def is_proxied() -> bool:
+    """Whether `make_fx`, or a tracer that uses it, records the operations of this thread."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+def is_transformed() -> bool:
+    """Whether this runs inside a transform of `torch.func`: vmap, grad, jvp and their kin."""
+    if torch.compiler.is_compiling():  # the compiler records its own form of a transform
+        return False
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 def in_backward() -> bool:
     """Whether this runs inside a backward pass, as recomputation of checkpoints does."""
+    if torch.compiler.is_compiling():  # recomputation is part of the graph
+        return False
     return torch._C._current_graph_task_id() != -1
 
 

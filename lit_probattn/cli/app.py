@@ -14,6 +14,7 @@ LIT_PROBATTN_CONFIGS names folders of your own with tasks/, attention/ and train
 be repeated, lets a configuration name classes of a module that is not an installed package.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -33,6 +34,7 @@ from lit_probattn.cli.files import (
     config_files,
     files_before_flags,
     read_config_files,
+    refuse_linked,
     run_folder_of,
     run_name,
     with_initial_weights,
@@ -47,11 +49,12 @@ from lit_probattn.training.callbacks import (
     FinalValidation,
     PredictionWriter,
     RunRecord,
+    SameSources,
     StepNumbers,
     Throughput,
     make_progress_bar,
 )
-from lit_probattn.training.checkpoints import CheckedCheckpointIO
+from lit_probattn.training.checkpoints import CheckedCheckpointIO, selected_by_validation
 from lit_probattn.training.evaluation import (
     SampleCount,
     Scope,
@@ -101,6 +104,9 @@ class RunCLI(BareCLI):
         self.arguments = list(arguments)
         words = with_initial_weights(with_named_files(take_flags(self.arguments)))
         self.files = read_config_files(config_files(words))
+        for word in words:
+            if word.startswith("--"):
+                refuse_linked("the command line", word.partition("=")[0])
         self.given = words[:1]
         words = with_folder(words, self.files.values())
         super().__init__(
@@ -199,7 +205,8 @@ class RunCLI(BareCLI):
         callbacks = config.get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         refuse_test_monitors(callbacks)
-        added = [MemoryAdvice(), SignsOfLife(), StepNumbers(), Throughput(), FinalValidation()]
+        added = [MemoryAdvice(), SignsOfLife(), SameSources(), StepNumbers(), Throughput()]
+        added.append(FinalValidation())
         if self.settings.test_during_training is not None:
             added.append(TestScores(self.settings.test_during_training))
         wants_bar = config.get("enable_progress_bar") is not False
@@ -353,7 +360,8 @@ class RunCLI(BareCLI):
         report = {
             **values,
             "checkpoint": str(plan.checkpoint),
-            "selected_on_test": bool(getattr(self.datamodule, "select_on_test", False)),
+            "selected_on_test": bool(getattr(self.datamodule, "select_on_test", False))
+            and selected_by_validation(plan.checkpoint),
             "test_during_training": tested_during_training(plan.folder),
             "num_samples": samples.count,
             "most_frequent_label": samples.most_frequent_label,
@@ -421,6 +429,30 @@ def _finder(name: str) -> Callable[[Any], Any]:
 def _attention_of(config: dict[str, Any]) -> str | None:
     entry = config["model"].get("init_args", {}).get("attention")
     return entry.get("class_path") if isinstance(entry, dict) else None
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Parse a command line; nothing is constructed.
+
+    Raises:
+        CommandError: a key or a value is wrong.
+        ConfigError: so is a file.
+    """
+    with contextlib.suppress(_ParsedError):
+        _ParsingCLI(arguments)
+
+
+class _ParsedError(Exception):
+    """A command line was parsed."""
+
+
+class _ParsingCLI(RunCLI):
+    """Parses a command line, and ends."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse, and end."""
+        super().parse_arguments(parser, args)
+        raise _ParsedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,7 +31,8 @@ from lit_probattn.training.preemption import Preempted, requeue
 
 # What a machine can refuse when files are written, and what to do about it.
 _FULL = (
-    "free some space, or put runs (--run.root) and caches (--data.init_args.cache_dir) elsewhere"
+    "free some space where it is written, or put runs (--run.root), caches "
+    "(--data.init_args.cache_dir) or what is printed elsewhere"
 )
 
 _FORBIDDEN = "check the permissions; runs go to --run.root, caches to --data.init_args.cache_dir"
@@ -187,7 +188,7 @@ def exit_status(run: Callable[[], object]) -> int:
     except Preempted as stopped:
         if is_first_rank():
             print(stopped, flush=True)
-            if stopped.number == signal.SIGUSR1:
+            if stopped.number == getattr(signal, "SIGUSR1", None):
                 print(requeue(), flush=True)
         return stopped.status
     except KeyboardInterrupt:

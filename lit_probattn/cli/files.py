@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_probattn.base.config_files import KINDS, file_named, find, run_stem
 from lit_probattn.cli.errors import CommandError
-from lit_probattn.configs import read_yaml, refuse_two_tasks
+from lit_probattn.configs import SIZES_OF_DATA, read_yaml, refuse_two_tasks, settings_of
 
 # Flags that take the name of a file, by the kind of the file; and what such a file must set.
 NAMED = {
@@ -133,6 +133,24 @@ def _check_parts(name: str, content: dict[str, Any]) -> None:
             continue
         wanted = "class_path and init_args" if key in ("model", "data") else "its keys"
         raise CommandError(f"{name}: {key} must hold {wanted}, received {part!r}")
+    for key, value in settings_of(content):
+        if key.endswith("init_args") and value != {}:
+            shown = "null" if value is None else repr(value)
+            raise CommandError(f"{name}: {key} must hold arguments by name, received {shown}")
+        refuse_linked(name, key)
+
+
+def refuse_linked(place: str, key: str) -> None:
+    """Refuse an argument that the data or the seed of the run decide; the parser would drop it.
+
+    Raises:
+        CommandError: it names the key, and what decides it.
+    """
+    part, _, name = key.removeprefix("--").replace(".init_args", "", 1).partition(".")
+    if part == "model" and name in SIZES_OF_DATA:
+        raise CommandError(f"{place}: {key} is not read, as the data decide it: leave it out")
+    if part in ("model", "data") and name == "seed":
+        raise CommandError(f"{place}: {key} is not read, as seed_everything decides it: set that")
 
 
 def sets_attention(content: dict[str, Any]) -> bool:

@@ -26,6 +26,7 @@ from lit_probattn.configs import KEY, nearest, public_path
 UNKNOWN_FLAG = re.compile(r"unrecognized arguments: --([^\s=]+)")
 UNKNOWN_KEY = re.compile(r"[Oo]ption '([^']+)'")
 MISSING = re.compile(r"arguments are required: ([\w, ]+)")
+NO_TASK = re.compile(r"arguments are required: \w+\.data, \w+\.model")
 EXPECTED = re.compile(
     r"Expected a ((?:<class|typing\.).*?)(?:\. Got value: (.*?))?(?=\. Got value:|\n|$)"
 )
@@ -75,6 +76,12 @@ def readable(message: str, error: BaseException | None, options: list[str]) -> s
     if flag or key:
         unknown = (flag or key)[1]  # type: ignore[index]
         return f"unknown key {unknown!r}{_nearest_option(unknown, options)}"
+    if NO_TASK.search(message):
+        return (
+            "no task and no attention: add --task NAME --attention NAME, for example --task "
+            "tiny/lra_listops --attention smgk (`lit-probattn list` shows the names), or of a run "
+            "that there is --config RUN/config.yaml"
+        )
     missing = MISSING.search(text)
     if missing and missing[1] == "attention":
         return (

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from lit_probattn.configs import ConfigError
 
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl
+_DEATH_SIGNAL, _SIGKILL = 1, 9  # PR_SET_PDEATHSIG of prctl
 
 
 def add_shard_flags(add: Callable[..., object]) -> None:
@@ -22,7 +24,7 @@ def add_shard_flags(add: Callable[..., object]) -> None:
         add: `add_argument` of a parser or of one of its groups.
     """
     add("--shard", help="i/n, i from 0: every n-th point from the i-th, for array jobs")
-    add("--dry-run", action="store_true", help="predict time and memory, run nothing")
+    add("--dry-run", action="store_true", help="say what would run and what it costs")
 
 
 def shard_of(options: argparse.Namespace) -> tuple[int, int]:
@@ -59,9 +61,39 @@ def end_with_parent() -> None:
 
     For `preexec_fn`. SLURM's warning to submitit's process, SIGUSR2, is not meant for its children.
     """
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR2"):
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, _SIGKILL)
+
+
+def child_options(*handles: int, session: bool = False) -> dict[str, Any]:
+    """Return what `subprocess.Popen` is told of a command that ends with this process.
+
+    Without POSIX there is none of it, and the command may outlive this process.
+
+    Args:
+        handles: what the command inherits.
+        session: whether Ctrl-C reaches this process alone.
+    """
+    if not hasattr(os, "fork"):
+        return {}
+    return {
+        "pass_fds": handles,
+        "start_new_session": session,
+        "preexec_fn": end_with_parent,
+    }
+
+
+def fork_context() -> Any:
+    """Return the context of `multiprocessing` whose processes are forks of this one.
+
+    Raises:
+        ConfigError: this system has no forks.
+    """
+    if not hasattr(os, "fork"):
+        raise ConfigError("this command forks processes, which this system cannot: use Linux")
+    return multiprocessing.get_context("fork")
 
 
 def duration(seconds: float) -> str:

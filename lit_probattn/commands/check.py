@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -40,8 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_flag(parser)
     options = parser.parse_args(arguments)
-    if os.getcwd() not in sys.path:  # as `python -m` has it, for `--allow_code`
-        sys.path.insert(0, os.getcwd())
     try:
         cls = _class(options.cls)
         given = _arguments(options.init_args)
@@ -101,8 +98,9 @@ def _try(make: Any, cls: type) -> None:
     """Make one layer, so that what is wrong with the class itself is one line."""
     try:
         make().core  # noqa: B018
-    except Exception as error:
-        text = " ".join(str(error).split())
+    except (Exception, SystemExit) as error:
+        kind = "SystemExit: " if isinstance(error, SystemExit) else ""
+        text = " ".join(f"{kind}{error}".split())
         raise ConfigError(f"{cls.__name__} cannot be made: {text}") from error
 
 
@@ -118,7 +116,7 @@ def _run(make: Any, name: str) -> int:
             torch.manual_seed(0)
             try:
                 check.run(make)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
                 problem = " ".join(f"{kind}{error}".split())
         failed += bool(problem)

@@ -29,6 +29,7 @@ from lit_probattn.compare.protocol import (
     setting,
     start_of,
 )
+from lit_probattn.compare.results import read_result
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
 from lit_probattn.configs import class_of, parameters_of
 from lit_probattn.records.provenance import replace_text
@@ -58,16 +59,23 @@ class Place:
     accelerator: str | None = None
     launch: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    # Hashes of the data's files, by what identifies the data; read once.
+    hashes: dict[str, dict[str, str]] = field(default_factory=dict, compare=False, repr=False)
 
-    def flag_arguments(self) -> list[str]:
-        """Flags of every command."""
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of every command, by key."""
         found: dict[str, Any] = {
             "trainer.accelerator": self.accelerator,
             "trainer.devices": None if self.launch or self.accelerator is None else 1,
             "data.init_args.data_dir": self.data_dir,
             "data.init_args.cache_dir": self.cache_dir,
         }
-        return [*flags({k: v for k, v in found.items() if v is not None}), *self.flags]
+        return {key: value for key, value in found.items() if value is not None}
+
+    def flag_arguments(self) -> list[str]:
+        """Flags of every command."""
+        return [*flags(self.settings), *self.flags]
 
 
 @dataclass(frozen=True)
@@ -154,20 +162,62 @@ class Cell:
         """Return the settings that name what the start leaves: its weights and its tokeniser."""
         if self.start is None:
             return {}
-        folder = self.start.version() or self.place.runs / self.start.name / "0"
+        folder = self.start.version() or self.place.runs / self.start.run_name / "0"
         found: dict[str, Any] = {INIT_FROM: folder / self.start.task.checkpoint}
         if self._shares_tokeniser:
             found[TOKENISER] = self._tokeniser or f"<tokeniser of {self.start.name}>"
         return found
 
+    # ---- what its data are made from -----------------------------------------------------------
+
+    @property
+    def sources(self) -> dict[str, str] | None:
+        """SHA-256 of the files that its data, and those of its starts, are made from, by name.
+
+        They are hashed as they are now. None where the data are missing.
+        """
+        found: dict[str, str] = {}
+        for cell in self.chain():
+            hashes = cell._own_sources
+            if hashes is None:
+                return None
+            of = "" if cell is self else f"{cell.task.name}: "
+            found |= {f"{of}{name}": sha for name, sha in hashes.items()}
+        return found
+
+    @property
+    def _own_sources(self) -> dict[str, str] | None:
+        known = self.place.hashes
+        if self.data_key not in known:
+            hashes: dict[str, str] | None
+            try:
+                hashes = getattr(self.data(), "present_hashes", dict)()
+            except DataError:
+                hashes = None
+            if hashes is None:
+                return None
+            known[self.data_key] = hashes
+        return known[self.data_key]
+
     # ---- names and places ----------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """Name of the run, and of the result file."""
+        """Name of the result file, and the beginning of the run's."""
         attention = run_stem(config_files(self.task, self.row, self.options)[1])
         heads = str(attention_option(self.config, "num_heads")).replace("/", "-")
         return f"{self.task.name}-{attention}-{heads}-seed{self.seed}-{self.digest}"
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run: that of the cell, and a hash of the files that its data are made from.
+
+        Changed data make another run, whatever the first has left.
+        """
+        if not self.sources:
+            return self.name
+        text = json.dumps(self.sources, sort_keys=True)
+        return f"{self.name}-data{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     @property
     def label(self) -> str:
@@ -204,7 +254,7 @@ class Cell:
             **self.links(),
             "trainer.enable_progress_bar": False,
             "run.root": self.place.runs,
-            "run.name": self.name,
+            "run.name": self.run_name,
             "ckpt_path": "auto",
         }
         files = config_files(self.task, self.row, self.options)
@@ -232,18 +282,36 @@ class Cell:
 
     def version(self) -> Path | None:
         """Newest run folder that has a checkpoint, None if there is none."""
-        for folder in versions_of(self.place.runs, self.name):
+        for folder in versions_of(self.place.runs, self.run_name):
             if list_checkpoints(folder / "checkpoints", "step"):
                 return folder
         return None
 
     def result(self) -> dict[str, Any] | None:
-        """Return the result of a finished cell, or None; half a file counts as none."""
-        try:
-            loaded = json.loads(self.result_path.read_text())
-        except (OSError, ValueError):
-            return None
-        return loaded if isinstance(loaded, dict) and "values" in loaded else None
+        """Return the result of a finished cell; None without one, or with one of other data.
+
+        Half a file counts as none. Where the data are missing, those of the result are believed.
+
+        Raises:
+            ConfigError: the file is of another cell, or a field is missing or impossible.
+        """
+        found = self._kept()
+        return None if found is None or self._changed(found) else found
+
+    def changed_sources(self) -> list[str]:
+        """Return the data's files that are not those of the result file."""
+        found = self._kept()
+        return [] if found is None else self._changed(found)
+
+    def _kept(self) -> dict[str, Any] | None:
+        expected = {"name": self.name, "seed": self.seed, "max_steps": self.max_steps}
+        return read_result(self.result_path, expected, self.task.metrics.values())
+
+    def _changed(self, result: Mapping[str, Any]) -> list[str]:
+        now, before = self.sources, result["sources"]
+        if now is None:
+            return []
+        return sorted(k for k in now.keys() | before.keys() if now.get(k) != before.get(k))
 
     def keep(self, result: Mapping[str, Any]) -> None:
         """Write the result file; its name never shows half of it."""

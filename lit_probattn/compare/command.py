@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,9 @@ import torch
 
 from datamodules.core.errors import DataError
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.config_files import file_named, find
+from lit_probattn.base.config_files import file_named, find, output_folder
+from lit_probattn.cli.app import check_arguments
+from lit_probattn.cli.errors import CommandError
 from lit_probattn.cli.shards import add_shard_flags, duration, shard_of
 from lit_probattn.compare.cells import (
     Cell,
@@ -31,15 +34,33 @@ from lit_probattn.compare.cells import (
     with_starts,
 )
 from lit_probattn.compare.launch import submit
-from lit_probattn.compare.predict import Prediction, counts, missing_data, predict
-from lit_probattn.compare.protocol import Options, refuse_unknown_tasks, settings_of
-from lit_probattn.compare.report import Report
+from lit_probattn.compare.model import (
+    counts,
+    missing_data,
+    rows_of_step,
+    step_bytes,
+    step_operations,
+)
+from lit_probattn.compare.protocol import (
+    Options,
+    overrides,
+    refuse_flags,
+    refuse_reserved_in_files,
+    refuse_settings,
+    refuse_unknown_tasks,
+    refuse_unlogged_metrics,
+    settings_of,
+)
+from lit_probattn.compare.report import Report, refuse_file, refuse_foreign_files, unfinished_label
 from lit_probattn.compare.runner import Runner
 from lit_probattn.compare.tables import Table
 from lit_probattn.configs import ConfigError
-from lit_probattn.records.provenance import device_name
 from lit_probattn.records.tables import markdown_lines
 
+_PLAN = (
+    "By formula, without the output layer of a language model: multiply-adds of a forward pass; "
+    "memory of a training step on the CPU's backends, for one device."
+)
 INTERRUPTED = 130  # exit status after Ctrl-C
 
 
@@ -64,7 +85,11 @@ def add_flags(
     add("--only", nargs="+", default=[], help="names of tasks and rows, `mgk_*` for several")
     add("--seeds", nargs="+", type=int, help="default: the table's")
     add("--attempts", type=int, default=2, help="how often a cell that fails is tried (default 2)")
-    add("--tflops", type=float, help="with --dry-run: time from operations at this speed, TFLOP/s")
+    add(
+        "--tflops",
+        type=float,
+        help="with --dry-run: also the time of training at this rate, TFLOP/s",
+    )
     add("--commands", action="store_true", help="with --dry-run: print the command of every cell")
     add("--report", action="store_true", help="train nothing, write what is finished")
     protocol = parser.add_argument_group("another protocol (flagged in the report)")
@@ -138,6 +163,8 @@ def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
     Raises:
         ConfigError: a number is below 1.
     """
+    if options.tflops is not None and not 0 < options.tflops < float("inf"):
+        raise ConfigError(f"--tflops must be above 0, received {options.tflops:g}")
     for name in ("jobs", "steps", "attempts", "shards"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -197,8 +224,8 @@ def run(
         skipped: tasks that cannot be made, and why.
 
     Returns:
-        0 if everything asked for is finished; 1 if a cell failed, is missing its data or runs
-        elsewhere; 130 if it was interrupted.
+        0 if everything asked for is finished, and after a dry run; 1 if a cell failed, is missing
+        its data or runs elsewhere; 130 if it was interrupted.
 
     Raises:
         ConfigError: a flag is wrong.
@@ -210,18 +237,21 @@ def run(
     seeds = options.seeds or table.seeds
     refuse_unknown_tasks((p.name for t in table.tasks.values() for p in t.chain()), protocol)
     cells = make_cells(table, options.only, seeds, protocol, place)
+    check_cells(cells)
     if options.start_seed is not None and not any(cell.start for cell in cells):
         raise ConfigError(f"--start_seed: no run of {table.name} begins with another one")
     index, count = shard_of(options)
     mine = share_of(cells, index, count)
     command = shlex.join([*f"python -m {module}".split(), *portable(arguments)])
     out = options.out or options.runs / "reproduce" / "reports" / table.name
+    refuse_foreign_files(out)
+    refuse_file(options.runs, "--runs")
     made = report(table, cells, command)
     if options.dry_run:
-        status = dry_run(mine, options.tflops, options.commands, skipped)
+        dry_run(mine, options.tflops, options.commands, skipped)
         for line in made.plan(mine, options.commands):
             print(line)
-        return status
+        return 0
     try:
         if options.executor != "here" and not options.report:
             _submit(options, arguments, module)
@@ -235,9 +265,43 @@ def run(
         print(told, file=sys.stderr)
         return INTERRUPTED
     if not made.has_numbers:
-        raise ConfigError(f"no cell of {table.name} is finished: nothing to report")
+        changed = [unfinished_label(cell) for cell in cells if cell.changed_sources()]
+        why = f"; {'; '.join(changed)}" if changed else ""
+        raise ConfigError(f"no cell of {table.name} is finished: nothing to report{why}")
     print(f"{made.write(out)}\n\nreport: {out}/report.md")
     return 0 if len(made.results) == len(cells) and not skipped else 1
+
+
+def check_cells(cells: Sequence[Cell]) -> None:
+    """Check metrics, settings and flags before anything runs.
+
+    Command lines are parsed once for each task and set of keys, where a user has set some.
+
+    Raises:
+        ConfigError: a metric is not logged, or a key is unknown, set by the command, or decides
+            numbers where it may not.
+    """
+    if not cells:
+        return
+    options, place = cells[0].options, cells[0].place
+    refuse_settings(options, place.settings)
+    refuse_flags(place.flags)
+    if place.launch and shutil.which(place.launch[0]) is None:
+        raise ConfigError(f"--launch: there is no program {place.launch[0]!r}")
+    refuse_reserved_in_files([(cell.task, cell.row) for cell in cells], options)
+    parsed = set()
+    for cell in cells:
+        keys = frozenset(overrides(cell.task, cell.row, options))
+        kind = cell.task.name, cell.config["model"]["class_path"], keys
+        if kind in parsed:
+            continue
+        parsed.add(kind)
+        refuse_unlogged_metrics(cell.task, cell.config)
+        if options.settings or options.trainer or place.flags or cell.row.overrides:
+            try:
+                check_arguments(cell.fit_arguments())
+            except CommandError as error:
+                raise ConfigError(f"{cell.task.name}, {cell.row.label}: {error}") from None
 
 
 def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) -> None:
@@ -277,71 +341,72 @@ def missing_by_task(cells: Iterable[Cell]) -> dict[str, str]:
 
 
 def dry_run(
-    cells: Sequence[Cell],
-    tflops: float | None,
-    commands: bool,
-    skipped: Mapping[str, str],
-) -> int:
-    """Print what would run, how long it would take and what is missing; 1 if data are missing."""
+    cells: Sequence[Cell], tflops: float | None, commands: bool, skipped: Mapping[str, str]
+) -> None:
+    """Print what would run, what it costs by formula, and what is missing; nothing is trained.
+
+    Args:
+        cells: the cells.
+        tflops: rate of operations that training times follow from; None leaves times out.
+        commands: whether to print commands.
+        skipped: tasks that cannot be made, and why.
+    """
     missing = missing_by_task(cells)
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.task.name, cell.row.name), []).append(cell)
     plan = []
-    for (task, row), group in groups.items():
-        print(f"predicting {task}, {row}", file=sys.stderr, flush=True)
-        left = [cell for cell in group if cell.result() is None]
+    for group in groups.values():
         try:
-            plan.append((group[0], predict(group[0], tflops), len(left), len(group)))
+            plan.append(plan_of(group, tflops, missing))
         except DataError as error:  # sizes that only the data tell
-            missing.setdefault(task, str(error))
+            missing.setdefault(group[0].task.name, str(error))
     if plan:
-        print("\n".join(plan_lines(plan, missing)))
+        print("\n".join([*markdown_lines(pd.DataFrame(plan)), "", _PLAN]))
     for name, reason in {**missing, **skipped}.items():
         print(f"missing: {_named(name, reason)}")
     if commands:
         for cell in cells:
             print(shlex.join(["python", "-m", "lit_probattn", *cell.fit_arguments()]))
-    return 1 if missing or skipped else 0
 
 
 def _named(task: str, reason: str) -> str:
     return reason if reason.startswith(f"{task}:") else f"{task}: {reason}"
 
 
-def plan_lines(
-    plan: Sequence[tuple[Cell, Prediction, int, int]], missing: Mapping[str, str]
-) -> list[str]:
-    """Return the plan as Markdown.
+def plan_of(
+    group: Sequence[Cell], tflops: float | None, missing: Mapping[str, str]
+) -> dict[str, str]:
+    """Return a row of the plan: the cells of one row of a task, which differ in their seeds.
 
     Args:
-        plan: for each task and row a cell, its prediction, cells to run, cells in all.
+        group: the cells.
+        tflops: rate of operations that the time follows from; None leaves it out.
         missing: tasks whose data are missing.
+
+    Raises:
+        DataError: the model's sizes are known by the data only.
     """
-    shown = [
-        {
-            "task": cell.task.name,
-            "method": cell.row.label,
-            "steps": found.steps,
-            "batch x length": f"{found.batch_size} x {found.seq_len}",
-            "parameters": f"{found.num_parameters:,}",
-            "MACs per sample, M": f"{found.macs / 1e6:,.0f}",
-            "time per cell": duration(3600 * found.hours),
-            "peak memory, MiB": f"{found.peak_bytes / 2**20:,.0f}",
-            "cells to run": f"{left} of {count}",
-            "data": "missing" if cell.task.name in missing else "present",
-            "time from": found.basis,
-        }
-        for cell, found, left, count in plan
-    ]
-    total = sum(left * found.hours for _, found, left, _ in plan)
-    measured = any(found.basis.startswith("measured") for _, found, _, _ in plan)
-    where = f"measured on {device_name('cpu')}, as busy as it is now" if measured else "FLOP model"
-    return [
-        *markdown_lines(pd.DataFrame(shown)),
-        "",
-        f"in all {duration(3600 * total)} one after another; {where}; memory on CPU paths",
-    ]
+    cell = group[0]
+    counted, batch = counts(cell), rows_of_step(cell.config)
+    left = [cell for cell in group if cell.result() is None]
+    changed = sorted({name for cell in left for name in cell.changed_sources()})
+    data = "missing" if cell.task.name in missing else "present"
+    found = {
+        "task": cell.task.name,
+        "method": cell.row.label,
+        "steps": str(cell.max_steps),
+        "batch": str(batch),
+        "parameters": f"{counted['parameters']:,}",
+        "MACs per sample, M": f"{counted['macs'] / 1e6:,.0f}",
+        "memory of a step, MiB": f"{step_bytes(cell) / 2**20:,.0f}",
+        "cells to run": f"{len(left)} of {len(group)}",
+        "data": f"changed: {', '.join(changed)}" if changed else data,
+    }
+    if tflops is not None:
+        operations = cell.max_steps * step_operations(cell, counted["macs"])
+        found["training at this rate"] = duration(operations / (tflops * 1e12))
+    return found
 
 
 # ---- running -----------------------------------------------------------------------------------
@@ -410,6 +475,8 @@ def _run_cells(
             f"--accelerator {options.accelerator}, but there is no GPU here: use --accelerator "
             "cpu, or look at `python -m lit_probattn.doctor`"
         )
+    if out is not None:
+        output_folder(out)  # before anything is trained
     counted = Counted()
     failed = counted.prepare([cell for cell in mine if cell.result() is None])
     without = {**skipped, **failed}

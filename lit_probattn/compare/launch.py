@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.cli.shards import end_with_parent
+from lit_probattn.cli.shards import child_options
 from lit_probattn.configs import ConfigError
 
 # What torchrun, SLURM and submitit tell their own processes; a cell's command has its own ranks.
@@ -76,9 +76,7 @@ def start(
             stdout=out,
             stderr=subprocess.STDOUT,
             env=environment,
-            pass_fds=(lock,),
-            start_new_session=True,
-            preexec_fn=end_with_parent,
+            **child_options(lock, session=True),
         )
 
 
@@ -103,7 +101,7 @@ class Shard:
         self.process = subprocess.Popen(
             [sys.executable, "-m", self.module, *self.arguments],
             env=environment,
-            preexec_fn=end_with_parent,
+            **child_options(),
         )
         # Not `wait`: it holds a lock that `checkpoint`, in a signal handler, would wait for.
         while self.process.poll() is None:

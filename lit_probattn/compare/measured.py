@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from lit_probattn.attention import recorded_choices
 from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.predict import build_task, counts, make_inputs, training_step
+from lit_probattn.compare.model import build_task, counts, make_inputs, training_step
 from lit_probattn.compare.protocol import setting
 from lit_probattn.compare.report import Report
 from lit_probattn.records.tables import panels

@@ -1,7 +1,7 @@
 """Compare attention variants on tasks: every variant with every seed, one resumable command.
 
     lit-probattn compare --task lra_listops --seeds 0 1 2 \\
-        --attention softmax "smgk num_heads=4" "hard_gfish num_global_heads=2"
+        --attention softmax "smgk num_heads=4" hard_gfish
 
 Names are those of `lit-probattn list tasks` and `list attention`; a path of a file works too. After
 the name of an attention, in quotes, KEY=VALUE sets its options, and a dotted key

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from lit_probattn.configs import (
     default_argument,
     nearest,
     parameters_of,
+    read_yaml,
 )
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.run_folder import FREE_KEYS, flatten
@@ -34,6 +35,32 @@ ROUNDING = ("data.init_args.eval_batch_size", "data.init_args.pad_multiple")
 
 # Settings that decide no number: where files lie, hardware; the number of steps decides.
 UNDECIDING = (*(key for key in FREE_KEYS if key != STEPS), "run.name", "seed_everything")
+
+# Settings that a command sets for all its runs, and what to give instead.
+_NAMED = "the command names its runs"
+RESERVED = {
+    "seed_everything": "use --seeds",
+    "run.name": _NAMED,
+    "run.version": _NAMED,
+    "run.root": "use --runs",
+    "ckpt_path": "rerun the command to resume its runs",
+    "weights_only": "rerun the command to resume its runs",
+    "trainer.max_time": "use --steps",
+}
+# Those that it sets where flags of its own are given.
+_PLACES = {
+    "trainer.accelerator": "use --accelerator",
+    "trainer.devices": "--accelerator gives each run one device; use --launch or --flags",
+    "trainer.enable_progress_bar": "runs write to a log",
+    "data.init_args.data_dir": "use --data_dir",
+    "data.init_args.cache_dir": "use --cache_dir",
+}
+# Keys that `--flags` takes: they decide no number, and have no flag of the command.
+FREE_FLAGS = tuple(
+    key
+    for key in FREE_KEYS
+    if key not in {*RESERVED, *_PLACES, STEPS, "trainer.plugins"} or key == "trainer.devices"
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +137,99 @@ def refuse_unknown_tasks(tasks: Iterable[str], options: Options) -> None:
             )
 
 
+def _refuse_reserved(keys: Iterable[str], where: str, also: Collection[str] = ()) -> None:
+    """Refuse settings that the command itself sets for every run.
+
+    Args:
+        keys: dotted keys.
+        where: what sets them.
+        also: further keys that it sets.
+
+    Raises:
+        ConfigError: there is such a key; with what to give instead.
+    """
+    remedies = RESERVED | {key: _PLACES[key] for key in also}
+    for key in keys:
+        for reserved, remedy in remedies.items():
+            if _is_below(key, reserved):
+                raise ConfigError(f"{where} {key}: the command sets it; {remedy}")
+
+
+def refuse_settings(options: Options, placed: Collection[str]) -> None:
+    """Refuse `--set` keys that the command itself sets for every run.
+
+    Args:
+        options: with the settings.
+        placed: keys that flags of the command have set.
+
+    Raises:
+        ConfigError: there is such a key.
+    """
+    for key in options.settings:
+        _, colon, name = key.rpartition(":")
+        _refuse_reserved([name], "--set", [*placed, "trainer.enable_progress_bar"])
+        if name == STEPS and (options.steps is not None or not colon):
+            raise ConfigError(f"--set {key}: the command sets it; use --steps")
+
+
+def refuse_flags(words: Sequence[str]) -> None:
+    """Refuse `--flags` that may decide numbers, or that the command itself sets.
+
+    Raises:
+        ConfigError: there is such a flag, or a word without one.
+    """
+    if words and not words[0].startswith("--"):
+        raise ConfigError(f"--flags: expected --KEY VALUE, received {words[0]!r}")
+    keys = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
+    _refuse_reserved(keys, "--flags", _PLACES.keys() - FREE_FLAGS)
+    for key in keys:
+        if not any(_is_below(key, free) for free in FREE_FLAGS):
+            instead = "--steps" if key == STEPS else "--set"
+            raise ConfigError(
+                f"--flags {key}: it may decide numbers; use {instead}. --flags takes "
+                f"{', '.join(FREE_FLAGS)}"
+            )
+
+
+def refuse_reserved_in_files(cells: Iterable[tuple[TaskEntry, Row]], options: Options) -> None:
+    """Refuse configuration files, tasks and rows that set what the command sets.
+
+    Raises:
+        ConfigError: one does; it is named.
+    """
+    files: set[str] = set()
+    for task, row in cells:
+        files.update(config_files(task, row, options))
+        _refuse_reserved(task.settings, f"task {task.name}:")
+        _refuse_reserved(row.overrides, f"row {row.name}:")
+    for path in sorted(files):
+        found = {key for key, value in flatten(read_yaml(path)).items() if value is not None}
+        _refuse_reserved(sorted(found - {"seed_everything"}), f"{path}:")  # `fit` begins with it
+
+
+def refuse_unlogged_metrics(task: TaskEntry, config: Mapping[str, Any]) -> None:
+    """Refuse metrics that the task's evaluations do not log, where its class says what they do.
+
+    Raises:
+        ConfigError: there is such a metric; with the nearest.
+    """
+    cls = class_of(config["model"]["class_path"])
+    known: Sequence[str] = getattr(cls, "logged", ())
+    for metric in task.metrics.values():
+        split, _, name = metric.key.partition("/")
+        if not known or metric.command not in ("test", "validate"):
+            continue
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in known):
+            raise ConfigError(
+                f"{task.name}: {cls.__name__} logs no {split}/{name}{nearest(name, known)}; "
+                f"scores: {', '.join(known)}"
+            )
+
+
+def _is_below(key: str, parent: str) -> bool:
+    return key == parent or key.startswith(f"{parent}.")
+
+
 def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
     """Return the settings that follow the files, by key; later options win.
 
@@ -167,7 +287,7 @@ def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in flatten(config).items()
-        if not any(key == free or key.startswith(f"{free}.") for free in UNDECIDING)
+        if not any(_is_below(key, free) for free in UNDECIDING)
     }
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import score_limits, set_score_limits
+from lit_probattn.base.config_files import output_folder
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.protocol import (
     Difference,
@@ -23,10 +26,12 @@ from lit_probattn.compare.protocol import (
     setting,
     switched,
 )
+from lit_probattn.compare.runner import minutes_of
 from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.compare.trends import Agreement, agreements, draw_trends, trend_lines
-from lit_probattn.records.markdown import code_span, escaped
+from lit_probattn.configs import ConfigError
+from lit_probattn.records.markdown import code_span, escaped, one_line
 from lit_probattn.records.provenance import machine, replace_text
 from lit_probattn.records.tables import markdown_lines, panels, save_png, unequal_sides
 
@@ -117,7 +122,9 @@ class Report:
     @cached_property
     def results(self) -> list[tuple[Cell, dict[str, Any]]]:
         """Finished cells with their results."""
-        return [(cell, found) for cell in self.cells if (found := cell.result()) is not None]
+        found = [(cell, r) for cell in self.cells if (r := cell.result()) is not None]
+        _refuse_other_data(found)
+        return found
 
     @property
     def has_numbers(self) -> bool:
@@ -206,7 +213,8 @@ class Report:
         comparable = not self.shortened or (metric.command == "count" and not smaller)
         runs = self.table.published_runs
         # A resumed fit counts from its last start: its minutes are not all of them.
-        whole = [r["fit_seconds_of_last_start"] for r in results if r["num_starts"] == 1]
+        times = [r["fit_seconds_of_last_start"] for r in results if r["num_starts"] == 1]
+        whole = [seconds for seconds in times if seconds is not None]
         return {
             "task": task.name,
             "row": row.name,
@@ -286,7 +294,7 @@ class Report:
         """
         if not self.has_numbers:
             raise ValueError("no finished cell: nothing to report")
-        folder.mkdir(parents=True, exist_ok=True)
+        output_folder(folder)
         replace_text(folder / "rows.csv", self.rows.to_csv(index=False))
         ratios = self.summary.to_csv(index=False, float_format="%.6g")
         replace_text(folder / "ratios.csv", ratios)
@@ -308,7 +316,7 @@ class Report:
         for name, figure in figures.items():
             save_png(figure, folder / "figures" / f"{name}.png", note)
         finished = {cell.name for cell, _ in self.results}
-        unfinished = [cell.label for cell in self.cells if cell.name not in finished]
+        unfinished = [unfinished_label(cell) for cell in self.cells if cell.name not in finished]
         table = "\n".join(self.lines)
         text = [
             f"# {escaped(title)}",
@@ -316,7 +324,7 @@ class Report:
             f"Command: {code_span(self.command)}",
             *self._provenance(),
             f"{len(self.results)} of {len(self.cells)} cells are finished"
-            + (f"; missing: {'; '.join(unfinished)}." if unfinished else "."),
+            + (f"; missing: {one_line('; '.join(unfinished))}." if unfinished else "."),
             "",
             *self._warning(),
             table,
@@ -324,7 +332,10 @@ class Report:
             self.legend(),
             *[
                 line
-                for part in (*self._noise_lines(), *self._start_lines(), *self.text())
+                for part in (
+                    *map(one_line, (*self._noise_lines(), *self._start_lines())),
+                    *self.text(),
+                )
                 for line in ("", part)
             ],
             "",
@@ -345,7 +356,7 @@ class Report:
         named = [sorted(set(map(str, self.rows[k]))) for k in ("device", "versions")]
         revisions = ", ".join(sorted(set(self.rows["git_revision"])))
         machines, versions = ("; ".join(found) for found in named)
-        return [f"Machine: {machines}. {versions}. Revision {revisions}."]
+        return [one_line(f"Machine: {machines}. {versions}. Revision {revisions}.")]
 
     def _warning(self) -> list[str]:
         lines = []
@@ -366,7 +377,7 @@ class Report:
                 "(`run.test_during_training`); no checkpoint was chosen by these scores.**"
             )
         lines += [*self._unlearned(), *self._unequal_sides()]
-        return [part for line in lines for part in (line, "")]
+        return [part for line in lines for part in (one_line(line), "")]
 
     @cached_property
     def _first_of_rows(self) -> dict[str, tuple[Cell, dict[str, Any]]]:
@@ -443,11 +454,14 @@ class Report:
                 for difference in found:
                     counts.setdefault(str(difference), []).append(row)
             lines += ["", f"{task.name}:", ""]
+            for row in mine:
+                for note in self.table.rows[row].not_in_config:
+                    counts.setdefault(note, []).append(row)
             for text, rows in counts.items():
                 where = "" if len(rows) == len(mine) else f" ({', '.join(rows)})"
                 lines.append(f"- {escaped(text + where)}")
             lines += self._switched_lines(task)
-            lines += [f"- {note}" for note in task.not_in_config]
+            lines += [f"- {one_line(note)}" for note in task.not_in_config]
             seeds = sorted({cell.seed for cell, _ in self.results if cell.task.name == task.name})
             lines.append(
                 f"- seeds: published {self.table.published_runs} runs, here "
@@ -469,19 +483,87 @@ class Report:
     def _run_lines(self) -> list[str]:
         shown = []
         for cell, result in self.results:
-            seconds = result["fit_seconds_of_last_start"]
-            least = "at least " if result["num_starts"] > 1 else ""
             shown.append(
                 {
                     "cell": cell.label,
                     "steps": result["max_steps"],
                     "selected step": result["selected_step"],
                     "starts": result["num_starts"],
-                    "minutes": f"{least}{seconds / 60:.1f}" if seconds > 1 else "unknown",
+                    "minutes": minutes_of(result),
                     "command": code_span(result["command"]),
                 }
             )
         return markdown_lines(pd.DataFrame(shown)) if shown else ["None is finished."]
+
+
+# How the files of a report begin.
+_BEGINNINGS = {
+    "report.md": re.compile(r"# .*\n(.*\n){0,3}(- )?Command: `"),
+    "rows.csv": re.compile("task,row,"),
+    "ratios.csv": re.compile("task,row,"),
+    "verdicts.csv": re.compile("the paper says,"),
+}
+
+
+def refuse_foreign_files(folder: Path, names: Collection[str] = tuple(_BEGINNINGS)) -> None:
+    """Refuse a folder for a report that cannot be one, or that has files of others by its names.
+
+    Raises:
+        ConfigError: the file is named.
+    """
+    refuse_file(folder, "--out")
+    for name in names:
+        try:
+            with (folder / name).open(encoding="utf-8", errors="replace") as file:
+                head = file.read(4000)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"--out {folder}: {name}: {error.strerror}") from error
+        if head.strip() and not _BEGINNINGS[name].match(head):
+            raise ConfigError(
+                f"--out {folder}: {name} is there and no file of such a report; give another folder"
+            )
+
+
+def refuse_file(folder: Path, flag: str) -> None:
+    """Refuse a file where a folder is to be made.
+
+    Raises:
+        ConfigError: it or a folder above it is a file, or cannot be written.
+    """
+    place = next(p for p in (folder, *folder.absolute().parents) if p.exists() or p.is_symlink())
+    if not place.is_dir():
+        raise ConfigError(f"{flag} {folder}: {place} is not a folder")
+    if not os.access(place, os.W_OK):
+        raise ConfigError(f"{flag} {folder}: {place} cannot be written")
+
+
+def unfinished_label(cell: Cell) -> str:
+    """Name a cell without a result, and files of its data that have changed since it had one."""
+    changed = cell.changed_sources()
+    return cell.label + (f" (its data changed: {', '.join(changed)})" if changed else "")
+
+
+def _refuse_other_data(results: Sequence[tuple[Cell, dict[str, Any]]]) -> None:
+    """Refuse results of one task that were trained on different data.
+
+    Where the data are present, only results of these are taken.
+
+    Raises:
+        ConfigError: there are such; their files are named.
+    """
+    first: dict[str, tuple[Cell, dict[str, Any]]] = {}
+    for cell, result in results:
+        other, before = first.setdefault(cell.data_key, (cell, result))
+        one, two = result["sources"], before["sources"]
+        changed = sorted(k for k in one.keys() | two.keys() if one.get(k) != two.get(k))
+        if changed:
+            raise ConfigError(
+                f"{cell.label} and {other.label} were trained on different data (files: "
+                f"{', '.join(changed)}), and the data are not here: give the folder of those "
+                f"that count by --data_dir, or remove {cell.result_path} or {other.result_path}"
+            )
 
 
 def _number(value: float | None, form: str) -> str:
@@ -509,7 +591,7 @@ def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
         "backends": "; ".join(f"{call}: {name}" for call, name in backends.items()),
         "device": gpus[0] if on_gpu and gpus else processor,
         "versions": ", ".join([f"python {result.get('python')}", *versions]),
-        "git_revision": f"{str(git.get('revision'))[:7]}{'+' if git.get('dirty') else ''}",
+        "git_revision": (git.get("revision") or "unknown")[:7] + ("+" if git.get("dirty") else ""),
         "run_folder": result["run_folder"],
         "command": result["command"],
     }

@@ -22,6 +22,7 @@ from typing import Any
 from lit_probattn.cli.shards import Progress
 from lit_probattn.compare.cells import Cell, portable
 from lit_probattn.compare.launch import child_environment, start
+from lit_probattn.compare.results import checked
 from lit_probattn.records.locks import claim
 from lit_probattn.training.checkpoints import newest_good_checkpoint, step_of
 from lit_probattn.training.logs import FILE_NAME as METRICS
@@ -67,13 +68,13 @@ def cell_work(cell: Cell, facts: Facts) -> Work:
     Raises:
         CellError: a command ended with another status than 0.
     """
-    begin = time.perf_counter()
+    begin, seconds = time.perf_counter(), None
     if resumed_step(cell) != cell.max_steps:  # else killed after its last step
         yield from _command(cell, cell.fit_arguments())
-    seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
     version = cell.version()
     if version is None:
-        raise CellError(f"`fit` left no run folder in {cell.place.runs / cell.name}")
+        raise CellError(f"`fit` left no run folder in {cell.place.runs / cell.run_name}")
     values: dict[str, float] = {}
     report: dict[str, Any] = {}
     for command, settings, metrics in cell.evaluations():
@@ -84,7 +85,15 @@ def cell_work(cell: Cell, facts: Facts) -> Work:
     counted = dict(facts(cell))
     every = cell.task.metrics.values()
     values |= {m.name: m.value(counted) for m in every if m.command == "count"}
-    return cell_result(cell, version, values, report, seconds) | counted
+    return checked(cell_result(cell, version, values, report, seconds) | counted)
+
+
+def minutes_of(result: Mapping[str, Any]) -> str:
+    """Return how long a cell was trained; a resumed fit counts from its last start."""
+    seconds = result["fit_seconds_of_last_start"]
+    if seconds is None:
+        return "unknown"
+    return f"{'at least ' if result['num_starts'] > 1 else ''}{seconds / 60:.1f}"
 
 
 def _command(cell: Cell, arguments: list[str]) -> Generator[list[str], int, None]:
@@ -98,16 +107,27 @@ def cell_result(
     version: Path,
     values: Mapping[str, float],
     report: Mapping[str, Any],
-    seconds: float,
+    seconds: float | None,
 ) -> dict[str, Any]:
-    """Collect what is known of a finished cell from its run folder."""
+    """Collect what is known of a finished cell from its run folder.
+
+    Raises:
+        CellError: its data were changed while it was trained.
+    """
     starts = read_starts(version)
+    noted: dict[str, str] = next((s["sources"] for s in reversed(starts) if s.get("sources")), {})
+    known = cell.place.hashes.get(cell.data_key, {})
+    changed = sorted(k for k in noted.keys() & known.keys() if noted[k] != known[k])
+    if changed:
+        raise CellError(f"data files changed while it ran: {', '.join(changed)}; run it again")
     last = next((s for s in reversed(starts) if "backends" in s), starts[-1])
     return {
+        "name": cell.name,
         "task": cell.task.name,
         "row": cell.row.name,
         "seed": cell.seed,
         "values": dict(values),
+        "sources": cell.sources or {},
         "selected_step": step_of(Path(report["checkpoint"])),
         "selected_on_test": bool(report.get("selected_on_test")),
         "max_steps": cell.max_steps,
@@ -130,7 +150,7 @@ def resumed_step(cell: Cell) -> int | None:
 def logged_step(cell: Cell) -> int:
     """Return the last step that a cell's run has logged, 0 if it has not logged any."""
     try:
-        paths = (cell.place.runs / cell.name).glob(f"*/{METRICS}")
+        paths = (cell.place.runs / cell.run_name).glob(f"*/{METRICS}")
         with max(paths, key=lambda p: p.stat().st_mtime).open("rb") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - 4096))
@@ -167,7 +187,7 @@ class Pace:
     def learn(self, cell: Cell, result: Mapping[str, Any]) -> None:
         """Learn from a finished cell that was started once."""
         seconds = result["fit_seconds_of_last_start"]
-        if result["num_starts"] == 1 and seconds > 1:  # else it was only evaluated
+        if result["num_starts"] == 1 and seconds is not None:
             found = self._finished.setdefault((cell.task.name, cell.row.name), [])
             found.append(seconds / max(1, cell.max_steps))
 
@@ -317,6 +337,9 @@ class Runner:
         else:
             step = resumed_step(cell)
             origin = "starts" if step is None else f"goes on from step {step} of {cell.max_steps}"
+            changed = cell.changed_sources()
+            if changed:
+                origin += f" (its result is of other data; changed: {', '.join(changed)})"
             self.say(f"{title}: {origin}; log {cell.log_path}")
             self.tries[cell.name] += 1
             slot = _Slot(title, cell, claimed, lock, cell_work(cell, self.facts), step or 0)
@@ -350,8 +373,7 @@ class Runner:
     def _finish(self, slot: _Slot, result: dict[str, Any]) -> None:
         slot.cell.keep(result)
         numbers = ", ".join(f"{k} {v:.2f}" for k, v in result["values"].items())
-        seconds = result["fit_seconds_of_last_start"]
-        self.say(f"{slot.title}: {numbers}; {seconds / 60:.1f} minutes")
+        self.say(f"{slot.title}: {numbers}; {minutes_of(result)} minutes")
         self.outcome.finished.append(slot.cell)
         self.outcome.ran += 1
         self.pace.learn(slot.cell, result)

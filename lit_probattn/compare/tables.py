@@ -111,6 +111,7 @@ class Row:
         published: by task, then by metric.
         spread: what is printed after ±, likewise.
         shortened: further settings of --shortened, such as smaller sizes.
+        not_in_config: what is known of the published row that no setting says.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Row:
     published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     spread: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     shortened: Mapping[str, Any] = field(default_factory=dict)
+    not_in_config: Sequence[str] = ()
 
     @property
     def label(self) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.attention.layer import PROJECTIONS
+from lit_probattn.base.finite import nan_among
 from lit_probattn.training.checkpoints import save_checkpoint
 
 # What belongs to the run that wrote the checkpoint and not to the new weights.
@@ -101,8 +102,12 @@ def write(
 
     Raises:
         CheckpointError: the file cannot be written.
+        ConversionError: new weights are NaN, or a file exists.
     """
     config_file = check_output(output)
+    bad = nan_among(changed.get("state_dict", {}).items())
+    if bad is not None:
+        raise ConversionError(f"the conversion gave no numbers: {bad}; nothing is written")
     new = {k: v for k, v in checkpoint.items() if k not in _DROPPED} | changed
     new |= {"epoch": 0, "global_step": 0, "optimizer_states": [], "lr_schedulers": []}
     save_checkpoint(new, output)

@@ -5,6 +5,9 @@
     keys      each global form is cut to rank E, weighted by the second moment of the inputs
     values    of local head h, as of old head h, refitted to what its new map gathers
 
+With G = H and head sizes that hold them, the mixing starts as the identity and nothing is lost: the
+old forms themselves are the global ones.
+
 Without noise; the layer draws its own in training from there on.
 """
 
@@ -76,6 +79,8 @@ def convert_to_fish(
     wide, long = (x if root is None else x @ root for x in (query, key))
     products = form_products(wide[None], long)
     order = torch.linalg.eigh(products).eigenvectors.flip(1)[:, : new.num_global_heads]  # (H, G)
+    if new.num_global_heads == old.num_heads:
+        order = torch.eye(old.num_heads).to(order)
     new.core.mixing.weights[0].copy_(order)
     kept, scale = 0.0, (new.head_dim / old.head_dim) ** 0.5
     for index, mixed in enumerate(order.unbind(1)):

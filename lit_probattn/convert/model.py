@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, SoftmaxAttention
-from lit_probattn.convert.distil import Distillation, Taught, distil_layer
 from lit_probattn.convert.files import ConversionError, find_layers, restore_layer
 from lit_probattn.convert.fish import convert_to_fish
 from lit_probattn.convert.layer import LayerErrors, LayerInputs, Mixture, convert_layer
@@ -51,19 +50,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Converted:
-    """New layers by name, and how well each was converted and taught."""
+    """New layers by name, and how well each was converted."""
 
     layers: dict[str, Attention]
     errors: dict[str, LayerErrors]
-    taught: dict[str, Taught]
 
     def lines(self) -> list[str]:
         """Return a line for each layer."""
-        rows = []
-        for name, error in self.errors.items():
-            more = f"; {self.taught[name].line()}" if name in self.taught else ""
-            rows.append(f"{name}: {error.line()}{more}")
-        return rows
+        return [f"{name}: {error.line()}" for name, error in self.errors.items()]
 
 
 def convert_layers(
@@ -71,29 +65,24 @@ def convert_layers(
     head_dim: int,
     inputs: Mapping[str, LayerInputs],
     target: Target,
-    teach: Distillation | None = None,
 ) -> Converted:
     """Convert every attention layer of a state dict.
 
     Args:
         head_dim: size of the old heads.
         inputs: what layers saw, by name; layers without an entry are converted from weights alone.
-        teach: how layers are taught after their conversion, which needs inputs. None teaches none.
 
     Raises:
         ConversionError: a layer cannot be converted.
     """
-    found = Converted({}, {}, {})
+    found = Converted({}, {})
     for name in find_layers(state):
         old = restore_layer(state, name, head_dim)
         seen = inputs.get(name)
         try:
-            new, found.errors[name] = target.convert(old, seen)
+            found.layers[name], found.errors[name] = target.convert(old, seen)
         except ValueError as error:
             raise ConversionError(f"{name}: {error}") from error
-        if teach is not None and seen is not None:
-            new, found.taught[name] = distil_layer(old, new, seen, teach, name)
-        found.layers[name] = new
     return found
 
 

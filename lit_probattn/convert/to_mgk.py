@@ -11,7 +11,6 @@ checkpoint under "conversion". A conversion is where fine-tuning starts.
 
 Gaussian scores (of smgk, or --score gaussian) lack what dot products have of the keys' norms.
 --anneal STEPS puts it back, and has training take it away over its first STEPS steps.
---distil_steps N teaches every layer, for N steps on its own inputs, to give the old one's output.
 
 With the run's config.yaml (found beside the checkpoint, or --config) batches of its data go through
 the model, and what each layer sees decides groups of heads, factors, priors and value maps. Without
@@ -36,7 +35,7 @@ from lit_probattn.attention.fish.layer import FiSHAttention
 from lit_probattn.attention.mgk.layer import MGKAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import find
-from lit_probattn.convert.distil import Distillation
+from lit_probattn.configs import ConfigError, read_yaml
 from lit_probattn.convert.files import (
     ConversionError,
     check_output,
@@ -123,28 +122,19 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
         CheckpointError: a file cannot be read or written.
     """
     target = read_target(options)
-    teach = None
-    if options.distil_steps is not None:
-        if options.weights_only:
-            raise ConversionError("--distil_steps needs data: leave --weights_only out")
-        teach = Distillation(options.distil_steps, options.distil_lr, seed=options.seed)
     check_output(options.output)
     options.checkpoint = find_file(options.checkpoint)
     checkpoint = load_checkpoint(options.checkpoint)
     state = checkpoint.get("state_dict", {})
     run = None if options.weights_only else open_run(options)
     old = [] if run is None else list(run.layers.values())
-    sizes = {layer.head_dim for layer in old}
-    head_dim = options.head_dim or (sizes.pop() if len(sizes) == 1 else None)
-    head_dim = head_dim or checkpoint.get("hyper_parameters", {}).get("head_dim")
-    if head_dim is None:
-        raise ConversionError("the head size is not known: give --head_dim or the run's --config")
+    head_dim = _head_size(options, {layer.head_dim for layer in old}, checkpoint)
     batches: list[Any] = []
     inputs: dict[str, LayerInputs] = {}
     if run is not None:
         batches = list(islice(run.data.val_dataloader(), options.num_batches))
         inputs = layer_inputs(run.task, find_layers(state), batches)
-    found = convert_layers(state, head_dim, inputs, target, teach)
+    found = convert_layers(state, head_dim, inputs, target)
     lines = found.lines()
     report: dict[str, Any] = {
         "source": str(options.checkpoint.name),
@@ -153,11 +143,6 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
         **_settings(target),
         "layers": {name: asdict(error) for name, error in found.errors.items()},
     }
-    if teach is not None:
-        report["distillation"] = {
-            "settings": asdict(teach),
-            "layers": {name: asdict(taught) for name, taught in found.taught.items()},
-        }
     if run is not None:
         compared = compare_models(run.task, found.layers, batches)
         report["model"] = asdict(compared)
@@ -178,9 +163,37 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     return [*lines, done]
 
 
+def _head_size(options: argparse.Namespace, sizes: set[int], checkpoint: dict[str, Any]) -> int:
+    """Return the size of the old heads: of the layers, or as checkpoint, run or flag say it.
+
+    Raises:
+        ConversionError: nobody says it, or the flag says another.
+    """
+    known: dict[Any, Any] = {"the run": sizes.pop()} if len(sizes) == 1 else {}
+    known[options.checkpoint] = checkpoint.get("hyper_parameters", {}).get("head_dim")
+    head_dim = options.head_dim or next(filter(None, known.values()), None)
+    config = own_config(options.checkpoint)
+    if options.weights_only and config.is_file():
+        model = read_yaml(config).get("model") or {}
+        known[config] = (model.get("init_args") or {}).get("head_dim")
+    for place, size in known.items():
+        if size is not None and options.head_dim not in (None, size):
+            raise ConversionError(
+                f"--head_dim {options.head_dim}, but {place} says {size}: leave --head_dim out"
+            )
+    if head_dim is None:
+        raise ConversionError("the head size is not known: give --head_dim or the run's --config")
+    return int(head_dim)
+
+
+def own_config(checkpoint: Path) -> Path:
+    """Return where the configuration of a checkpoint's run is, if it lies in one."""
+    return checkpoint.resolve().parent.parent / "config.yaml"
+
+
 def open_run(options: argparse.Namespace) -> Trained:
     """Open the run that the checkpoint belongs to."""
-    path = options.config or options.checkpoint.resolve().parent.parent / "config.yaml"
+    path = options.config or own_config(options.checkpoint)
     if not find(path).is_file():
         without = ", or --weights_only with --head_dim" if "weights_only" in options else ""
         raise ConversionError(f"no config at {path}: give the run's --config{without}")
@@ -214,9 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--old_heads", type=int, help="old heads per new head of smgk; default: num_components")
     add("--spread", type=float, help="of smgk's shifts, in deviations of the keys; default: 0.1")
     add("--num_global_heads", type=int, help="of fish; default: half the heads")
-    add("--distil_steps", type=int, metavar="N", help="teach every layer for so many steps")
-    add("--distil_lr", type=float, default=1e-3, help="its learning rate; default: 0.001")
-    add("--seed", type=int, default=0, help="of the spread and of the samples of --distil_steps")
+    add("--seed", type=int, default=0, help="of the spread")
     add("--config", type=Path, help="the run's config.yaml")
     add("--num_batches", type=int, default=8, help="validation batches to look at")
     add("--weights_only", action="store_true", help="use no data")
@@ -224,13 +235,13 @@ def main(arguments: list[str] | None = None) -> int:
     add("--value_head_dim", type=int, help="size of new value heads")
     add_flag(parser)
     options = parser.parse_args(arguments)
-    for name in ("num_batches", "anneal", "distil_steps"):
+    for name in ("num_batches", "anneal"):
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name} must be at least 1, received {value}")
     try:
         lines = convert_checkpoint(options)
-    except (CheckpointError, ConversionError) as error:
+    except (CheckpointError, ConfigError, ConversionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from lit_probattn.base.finite import nan_among
 from lit_probattn.convert.files import ConversionError
 from lit_probattn.records.provenance import replacing
 from lit_probattn.training.checkpoints import code_needed
@@ -54,7 +55,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a model by their names, from one file or from several.
 
     Raises:
-        ConversionError: a file is missing, damaged, or would need code to load.
+        ConversionError: a file is missing, damaged, would need code to load, or holds NaN.
     """
     found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if found is None:
@@ -84,8 +85,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise ConversionError(f"{path} not found{_there(path.parent)}; get all files of the model")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+            loaded = load_file(path)
+        else:
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise ConversionError(f"{path} is damaged: {error}; get it again") from None
     except Exception as error:  # of pickles, archives and tensors
@@ -98,6 +100,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         ) from None
     if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
         raise ConversionError(f"{path} does not hold tensors by name; expected a state dict")
+    bad = nan_among(loaded.items())
+    if bad is not None:
+        raise ConversionError(f"{path}: {bad}")
     return dict(loaded)
 
 

@@ -16,8 +16,8 @@ beside its projections (priors, variances, mixing weights) is given. What all of
     rng: names the draw of dropout and noise. None draws one from torch's generator.
 
 Departs from torch: a row that may attend to nothing gives zeros, not NaN; tensors have four
-dimensions. All of them raise a ValueError where sizes do not fit, and a NotImplementedError where
-the backend cannot serve the call.
+dimensions. All of them raise a ValueError where sizes or dtypes do not fit, and a
+NotImplementedError where the backend cannot serve the call.
 """
 
 from lit_probattn.functional.ast import ast_attention as ast_attention

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.masks import make_masks
+from lit_probattn.base.graphs import reject_nested
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
 
@@ -33,6 +34,8 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """
     if mask is None or mask.dtype == torch.bool:
         return mask, None
+    if not mask.is_floating_point():
+        raise ValueError(f"attn_mask has dtype {mask.dtype}, expected bool or floating point")
     hidden = mask <= torch.finfo(mask.dtype).min
     return ~hidden, mask.masked_fill(hidden, 0.0)
 
@@ -76,14 +79,24 @@ def layout_of(
 
 
 def check_heads(query: Tensor, key: Tensor, value: Tensor, keys_per_head: int = 1) -> None:
-    """Check what holds for all variants: dimensions, batch, positions, head size.
+    """Check what holds for all variants: dtypes, dimensions, batch, positions, head size.
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: dtypes or shapes do not fit.
+        NotImplementedError: a tensor is nested.
     """
+    mixed = torch.is_autocast_enabled(query.device.type) if query.device.type != "meta" else False
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} has dtype {tensor.dtype}, expected floating-point numbers")
+        if tensor.dtype != query.dtype and not mixed:
+            raise ValueError(
+                f"{name} has dtype {tensor.dtype} and query {query.dtype}: expected the same"
+            )
     dims = 4 if keys_per_head == 1 and key.dim() != 5 else 5
     wanted = "(B, heads, positions, size)"
     for name, tensor, count in (("query", query, 4), ("key", key, dims), ("value", value, 4)):
+        reject_nested(name, tensor)
         if tensor.dim() != count:
             form = wanted if count == 4 else "(B, heads, components, positions, size)"
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {form}")

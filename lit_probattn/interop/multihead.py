@@ -23,6 +23,9 @@ class MultiheadForm(nn.Module):
     Args:
         layer: any attention layer; its parameters stay where they are, under `layer.`.
         batch_first: whether tensors are (B, N, C); else (N, B, C), torch's default.
+
+    Raises:
+        TypeError: it is no layer of this package.
     """
 
     # What torch's encoder layer looks at before it takes a path of its own around the call.
@@ -31,6 +34,12 @@ class MultiheadForm(nn.Module):
     _qkv_same_embed_dim = False
 
     def __init__(self, layer: Attention, batch_first: bool = False) -> None:
+        if not isinstance(layer, Attention):
+            found = type(layer).__name__
+            hint = "; it has this form already" if isinstance(layer, MultiheadForm) else ""
+            if isinstance(layer, nn.MultiheadAttention):
+                hint = "; lit_probattn.swap exchanges torch's layers"
+            raise TypeError(f"layer must be an Attention of lit_probattn, received {found}{hint}")
         super().__init__()
         self.layer, self.batch_first = layer, batch_first
         self.embed_dim, self.num_heads = layer.embed_dim, layer.num_heads

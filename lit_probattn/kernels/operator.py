@@ -7,7 +7,8 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
+
+from lit_probattn.base.graphs import reject_second_derivative
 
 # What operators run, by name, for those who count what that launches.
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
@@ -15,20 +16,24 @@ _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "SymInt
 
 
 def new_gradients(
-    call: Any, names: Sequence[str], skipped: Sequence[str] = (), keep_strides: bool = False
+    call: Any,
+    names: Sequence[str],
+    skipped: Sequence[str] = (),
+    keep_strides: bool = False,
+    dtype: torch.dtype | None = torch.float32,
 ) -> tuple[Tensor, ...]:
     """Return room for the gradients of inputs; empty for those that are None or skipped.
 
     Those of query, key and value have their dtype, and with `keep_strides` their strides where
-    these are dense; the others are float32.
+    these are dense; the others have `dtype`, their own where it is None.
     """
     found = []
     for name in names:
         x = getattr(call, name)
         if x is None or name in skipped:
-            found.append(call.query.new_empty(0, dtype=torch.float32))
+            found.append(call.query.new_empty(0, dtype=dtype))
         elif name not in ("query", "key", "value"):
-            found.append(x.new_empty(x.shape, dtype=torch.float32))
+            found.append(x.new_empty(x.shape, dtype=dtype))
         else:
             room = torch.empty_like(x) if keep_strides else x.new_empty(x.shape)
             if room.stride(-1) != 1 and room.shape[-1] > 1:  # kernels store rows of numbers
@@ -45,10 +50,12 @@ def define_operators(
     *,
     new_outputs: Callable[[Any], tuple[Tensor, ...]],
     gradients: tuple[str, ...],
-    flops: Callable[[Any, bool], int],
+    flops: Callable[[Any, bool], int] | None,
     optional: tuple[tuple[str, ...], ...] = (),
     has_normaliser: bool = True,
+    num_outputs: int = 4,
     keep_strides: bool = False,
+    dtype: torch.dtype | None = torch.float32,
 ) -> torch.library.CustomOpDef:
     """Define `lit_probattn::<name>` and its backward, an operator too; return the first.
 
@@ -63,16 +70,20 @@ def define_operators(
         gradients: names of the inputs that have gradients.
         flops: takes inputs whose tensors are replaced by their shapes, and whether backward is
             meant: 2 FLOPs per multiply-add, products only; a causal mask halves nothing, and what
-            backward computes again counts once, as PyTorch counts its own.
+            backward computes again counts once, as PyTorch counts its own. None counts nothing:
+            PyTorch's counter imports Triton, which a layer must not.
         optional: groups of inputs whose gradients are made only if one of the group wants it.
         has_normaliser: the outputs are a result and a normaliser without gradient, which backward
             reads; otherwise all outputs have gradients and backward reads none.
+        num_outputs: outputs without a normaliser.
+        keep_strides: see `new_gradients`.
+        dtype: see `new_gradients`.
     """
     fields = {name: _TYPES[kind] for name, kind in get_type_hints(inputs).items()}
     schema = ", ".join(f"{kind} {name}" for name, kind in fields.items())
     num_tensors = sum(kind.startswith("Tensor") for kind in fields.values())
-    num_grads = 1 if has_normaliser else 4
-    num_outputs = 2 if has_normaliser else 4
+    num_grads = 1 if has_normaliser else num_outputs
+    num_outputs = 2 if has_normaliser else num_outputs
     before = [f"Tensor? grad_{i}" for i in range(num_grads)]
     before += ["Tensor out", "Tensor normaliser"] if has_normaliser else []
 
@@ -92,10 +103,13 @@ def define_operators(
 
     def fake_backward(*args: Any) -> tuple[Tensor, ...]:
         call, _, skipped = split(args)
-        return new_gradients(call, gradients, skipped, keep_strides)
+        return new_gradients(call, gradients, skipped, keep_strides, dtype)
 
-    def run_forward(*args: Any) -> tuple[Tensor, ...]:
-        return forward(inputs(*args))
+    def alone(found: tuple[Tensor, ...]) -> Any:
+        return found[0] if num_outputs == 1 else found
+
+    def run_forward(*args: Any) -> Any:
+        return alone(forward(inputs(*args)))
 
     first = torch.library.custom_op(
         f"lit_probattn::{names[0]}",
@@ -111,7 +125,7 @@ def define_operators(
     )
     for name, run in zip(names, (run_forward, run_backward), strict=True):
         IMPLEMENTATIONS[f"lit_probattn::{name}"] = run
-    first.register_fake(lambda *args: new_outputs(inputs(*args)))
+    first.register_fake(lambda *args: alone(new_outputs(inputs(*args))))
     second.register_fake(fake_backward)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -123,6 +137,7 @@ def define_operators(
             ctx.mark_non_differentiable(output[1])
 
     def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        reject_second_derivative()
         if all(grad is None for grad in grads):
             return (None,) * len(fields)
         needed = dict(zip(fields, ctx.needs_input_grad, strict=True))
@@ -138,6 +153,10 @@ def define_operators(
         return tuple(made.get(name) for name in fields)
 
     first.register_autograd(differentiate, setup_context=save)
+    if flops is None:
+        return first
+    from torch.utils.flop_counter import register_flop_formula
+
     operators = torch.ops.lit_probattn
     register_flop_formula(getattr(operators, names[0]))(
         lambda *args, **_: flops(inputs(*args), False)

@@ -153,6 +153,7 @@ class LanguageModel(nn.Module):
         x = self.encoder(
             self.embed(inputs, key_mask, positions),  # (B, N, C)
             key_mask=None if caches is None else key_mask,
+            query_mask=key_mask,
             is_causal=True,
             rng=rng,
             caches=caches,

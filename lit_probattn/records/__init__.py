@@ -1,1 +1,1 @@
-"""What a run leaves on disk: provenance, tables, rows. Imports nothing of ours."""
+"""What a run leaves on disk: provenance, tables, rows. Imports `base` alone of ours."""

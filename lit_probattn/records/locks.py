@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import socket
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from lit_probattn.base.config_files import ConfigError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 _POLL_SECONDS = 0.1
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 # What file systems answer that have no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _held: dict[Path, int] = {}
@@ -29,14 +37,34 @@ def claim(path: Path, patience: float = 0.0) -> Iterator[int | None]:
         patience: seconds to wait: commands of a process that was just killed need a moment to end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = _open(path, 0o644)
     try:
         yield handle if _locked(handle, time.monotonic() + patience) else None
     finally:
         os.close(handle)
 
 
+def _open(path: Path, mode: int) -> int:
+    """Open a file to lock it; it is made if it is missing.
+
+    Raises:
+        ConfigError: it is a link, which is not followed.
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ConfigError(f"{path} is a link, which is not followed: remove it") from None
+
+
 def _locked(handle: int, end: float) -> bool:
+    if fcntl is None:
+        warnings.warn(
+            "this system has no file locks: start one command at a time in a folder of runs",
+            stacklevel=2,
+        )
+        return True
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,7 +82,7 @@ def hold(path: Path) -> str | None:
     """
     if path in _held:
         return None
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    handle = _open(path, 0o666)
     try:
         if not _locked(handle, 0.0):
             told = os.read(handle, 500).decode(errors="replace")
@@ -83,4 +111,5 @@ def _leave_to_the_parent() -> None:
         release(path)
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -1,4 +1,4 @@
-"""Names and commands of a user in Markdown: they stay text, whatever they contain."""
+"""Names, commands and facts of others in Markdown: they stay text, whatever they contain."""
 
 from __future__ import annotations
 
@@ -6,11 +6,28 @@ import re
 
 _TAG = re.compile(r"<(?=[A-Za-z/!?])")
 _PIPE = re.compile(r"(\\*)\|")
+# Where a link, a picture, or the definition of a link's name would begin.
+_LINK = re.compile(r"(?<=\])(?=\()|(?<=!)(?=\[)|^(?=\[.*\](?::|$))")
+
+_ESCAPE = re.compile(r"\\([\[(|])")
+
+
+def one_line(text: object) -> str:
+    """Return text in one line, in which no HTML tag, link or picture begins.
+
+    The same again changes nothing.
+    """
+    return _LINK.sub(r"\\", _TAG.sub("&lt;", " ".join(str(text).split())))
 
 
 def escaped(text: object) -> str:
-    """Return text in one line, in which no HTML tag begins and no column of a table ends."""
-    return _PIPE.sub(r"\1\1\\|", _TAG.sub("&lt;", " ".join(str(text).split())))
+    """Return `one_line` in which no column of a table ends either."""
+    return _PIPE.sub(r"\1\1\\|", one_line(text))
+
+
+def unescaped(text: str) -> str:
+    """Return what `one_line` or `escaped` was given."""
+    return _ESCAPE.sub(r"\1", text.replace("&lt;", "<"))
 
 
 def code_span(text: object) -> str:

@@ -14,7 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lit_probattn.records.markdown import code_span
+from lit_probattn.base.config_files import ConfigError
+from lit_probattn.records.markdown import code_span, one_line
 
 # Packages that decide a measured cost, and those that decide a training.
 COST_PACKAGES = ("torch", "triton", "fvcore", "lit-probattn")
@@ -36,9 +37,9 @@ def package_versions(names: Iterable[str]) -> dict[str, str | None]:
 
 
 @cache
-def versions() -> str:
-    """Return the versions of Python and of the packages that decide a cost, in one line."""
-    found = {"python": platform.python_version(), **package_versions(COST_PACKAGES)}
+def versions(packages: tuple[str, ...] = COST_PACKAGES) -> str:
+    """Return the versions of Python and of packages, those that decide a cost, in one line."""
+    found = {"python": platform.python_version(), **package_versions(packages)}
     return ", ".join(f"{name} {number}" for name, number in found.items() if number is not None)
 
 
@@ -123,8 +124,8 @@ def head_lines(made: Mapping[str, str]) -> list[str]:
     """Return the lines that open a report, from its `facts`."""
     return [
         f"- Command: {code_span(made['command'])}",
-        f"- Hardware: {made['device']}",
-        f"- Versions: {made['versions']}; revision {made['git_revision']}",
+        f"- Hardware: {one_line(made['device'])}",
+        one_line(f"- Versions: {made['versions']}; revision {made['git_revision']}"),
     ]
 
 
@@ -243,6 +244,42 @@ def replace_text(path: Path, text: str) -> None:
     """Write a text atomically: a temporary file, then a rename."""
     with replacing(path, durable=False) as file:
         file.write(text.encode("utf-8"))
+
+
+# What the first lines of files that our commands write say: reports, pages, settings of a sweep. Of
+# one of these all must stand there.
+GENERATOR = '<meta name="generator" content="lit_probattn">'
+MADE_BY = "# Made by `lit-probattn"
+_SIGNATURES = (("command: `", "revision"), (GENERATOR,), (MADE_BY,), ('"point_timeout_s":',))
+_HEAD_BYTES = 1 << 16
+
+
+def refuse_to_replace(paths: Iterable[Path], *beside: Path) -> None:
+    """Refuse to write over files that no command of ours has written, before any work is done.
+
+    Args:
+        paths: what is to be written.
+        beside: files written with them that say so for all; a table cannot say it for itself.
+
+    Raises:
+        ConfigError: it names the file.
+    """
+    known = any(map(_is_ours, beside))
+    for path in paths:
+        if (path.exists() or path.is_symlink()) and not known and not _is_ours(path):
+            raise ConfigError(
+                f"{path} exists, and no command of this package wrote it: choose another place, or "
+                "remove it"
+            )
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file says in its first lines that one of our commands wrote it."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES).decode("utf-8", errors="replace").lower()
+    return any(all(part.lower() in head for part in signature) for signature in _SIGNATURES)
 
 
 def _sync_folder(folder: Path) -> None:

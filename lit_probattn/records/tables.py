@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from lit_probattn.records.markdown import escaped
+from lit_probattn.records.markdown import escaped, one_line
 
 MAX_BYTES = 300_000
 
@@ -130,8 +130,10 @@ def unequal_sides(
             if value != other and None not in (value, other):
                 found.setdefault((baseline, key, value, other), []).append(name)
     return [
-        f"**Unequal sides: {', '.join(names)} with {key} {value}, baseline {baseline} with "
-        f"{other}: {touches}.**"
+        one_line(
+            f"**Unequal sides: {', '.join(names)} with {key} {value}, baseline {baseline} with "
+            f"{other}: {touches}.**"
+        )
         for (baseline, key, value, other), names in found.items()
     ]
 

@@ -43,17 +43,18 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.core.errors import DataError
+from lit_probattn.base.streams import replace_unprintable
 from lit_probattn.compare.cells import portable
 from lit_probattn.compare.command import add_flags, place_of, protocol_of, run
 from lit_probattn.compare.protocol import Options
-from lit_probattn.compare.report import Report
+from lit_probattn.compare.report import Report, refuse_foreign_files
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
 from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.analyses.approximation import ApproximationTable
 from lit_probattn.reproduce.analyses.report import AnalysisReport
 from lit_probattn.reproduce.analyses.table import Analysis
-from lit_probattn.reproduce.commands import list_lines, missing_parts, refuse
+from lit_probattn.reproduce.commands import DRAWING, list_lines, missing_parts
 from lit_probattn.reproduce.figures.cells import CellFigure
 from lit_probattn.reproduce.figures.registry import figure_class
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         See `lit_probattn.compare.command.run`; 2 for wrong usage and for tables that are not made.
     """
+    replace_unprintable()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = make_parser().parse_args(arguments)
     try:
@@ -115,7 +117,9 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         return _study(options, arguments, part)
     if part["kind"] in ("sweep_figure", "sweep_table"):
         return _measure(options, arguments, part)
-    refuse(options.table, part)
+    _refuse(options, "dry_run", "report", "runs", "out")
+    print(f"{options.table}: {part['title']}: {DRAWING}")
+    return 0
 
 
 def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
@@ -151,12 +155,13 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str], part: Mappin
     if is_table:
         place = (options.runs, options.accelerator)
         figure = table_of(options.table, part, *place, command, options.tables)
+    out = options.out or options.runs / "reproduce" / "reports" / options.table
+    refuse_foreign_files(out, ("report.md",))
     if options.dry_run:
         print(figure.plan())
         return 0
     if not options.report:
         figure.run()
-    out = options.out or options.runs / "reproduce" / "reports" / options.table
     print(f"{figure.write(out)}\n\nreport: {out}/report.md")
     return 0
 

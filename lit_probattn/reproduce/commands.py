@@ -1,10 +1,10 @@
-"""What is known of every table: its state, and what to run where it is not a table of fits."""
+"""What is known of every table: its state."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 from lit_probattn.base.config_files import find
 from lit_probattn.compare.cells import Place
@@ -16,6 +16,8 @@ from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.figures.registry import figure_class
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
 from lit_probattn.reproduce.sweep_table import table_of
+
+DRAWING = "a drawing without data; there is nothing to train or to measure"
 
 
 def missing_parts(table: Table) -> list[str]:
@@ -53,7 +55,7 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
         done = sum(cell.result() is not None for cell in cells)
         return f"{done} of {len(cells)} cells finished (full protocol)"
     if kind == "drawing":
-        return "a drawing without data"
+        return DRAWING
     if kind == "sweep_figure":
         return SweepFigure(name, part, place.runs).state
     if kind == "sweep_table":
@@ -67,12 +69,3 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
         studied = sum(analysis.study.is_done(cell) for cell in cells)
         return f"{done} of {len(cells)} cells finished, {studied} studied ({analysis.study.name})"
     raise ConfigError(f"{name}: unknown kind: {kind!r}{nearest(kind, get_args(Kind))}")
-
-
-def refuse(name: str, part: Mapping[str, Any]) -> NoReturn:
-    """Say that nothing makes a drawing.
-
-    Raises:
-        ConfigError: always.
-    """
-    raise ConfigError(f"{name} ({part['title']}) is a drawing without data")

@@ -95,7 +95,7 @@ class CellStudy:
         The checkpoint is the one that the cell's evaluation took.
         """
         result, place = cell.result(), cell.place
-        checkpoint = place.runs / cell.name / "0"
+        checkpoint = place.runs / cell.run_name / "0"
         if result is not None:
             run, report = Path(result["run_folder"]), result["report"]
             checkpoint = run / "checkpoints" / Path(report["checkpoint"]).name

@@ -1,10 +1,11 @@
 """Tables of measured costs: every printed number beside ours, and its ratio to the baseline's.
 
 An absolute number belongs to its device, so it is judged on the paper's device alone; elsewhere it
-cannot be told. A ratio to the baseline is judged on any device: it *agrees* where the printed
-ratio, rounded as its parts are printed, lies within the spread of ours (none for memory, the
-repeats' 20 % to 80 % quantiles for a time). Beyond that it is of the *same direction* on the
-printed side of 1, and *differs* on the other side; there, within the spread, nothing can be told.
+cannot be told. A ratio to the baseline is judged where it was measured on a GPU (the rule of
+`profiling.report.claims.tells_of_a_gpu`): it *agrees* where the printed ratio, rounded as its parts
+are printed, lies within the spread of ours (none for memory, the repeats' 20 % to 80 % quantiles
+for a time). Beyond that it is of the *same direction* on the printed side of 1, and *differs* on
+the other side; there, within the spread, nothing can be told.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines, save_png
 from lit_probattn.reproduce.analyses.table import digits_of
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
-from profiling.report.claims import side_of_one
+from profiling.report.claims import side_of_one, tells_of_a_gpu
 from profiling.report.page import provenance, write_report
 from profiling.sweep.config import SweepConfig
 
 _TIME = "time_median_s"
 _LEGEND = (
     "A printed number is of the paper's device ({device}): on another one ours stands beside it, "
-    "and whether they agree *cannot be told*. Ratios to the baseline are judged on any device: "
-    "*agrees* where the printed ratio, rounded as its parts are printed, lies within ours and the "
-    "spread of its repeats (memory has none); *same direction* beyond that, on the printed side of "
-    "1; *differs* on the other side, and *cannot be told* there within the spread. {places}"
+    "and whether they agree *cannot be told*. Ratios to the baseline are judged where they were "
+    "measured on a GPU (on a CPU, or predicted, they *cannot be told*): *agrees* where the printed "
+    "ratio, rounded as its parts are printed, lies within ours and the spread of its "
+    "repeats (memory has none); *same direction* beyond that, on the printed side of 1; *differs* "
+    "on the other side, and *cannot be told* there within the spread. {places}"
 )
 
 
@@ -49,6 +51,7 @@ class Ours:
     source: str
     batch_size: int
     device: str
+    device_name: str
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class SweepTable(SweepFigure):
         row = rows.iloc[0]
         low, high = ("time_p20_s", "time_p80_s") if metric == _TIME else (metric, metric)
         value, least, most = (float(row[name]) for name in (metric, low, high))
-        return Ours(value, least, most, source, batch_size, str(row["device_name"]))
+        where = (str(row["device"]), str(row["device_name"]))
+        return Ours(value, least, most, source, batch_size, *where)
 
     def value(self, variant: str, metric: str) -> Ours | None:
         """Return a number at the printed batch size, measured or else predicted."""
@@ -105,7 +109,8 @@ class SweepTable(SweepFigure):
                 other = self.found(str(base), metric, size, source)
                 if own is not None and other is not None:
                     low, high = own.low / other.high, own.high / other.low
-                    return Ours(own.value / other.value, low, high, source, size, own.device)
+                    where = (own.device, own.device_name)
+                    return Ours(own.value / other.value, low, high, source, size, *where)
         return None
 
     # ---- printed beside ours -------------------------------------------------------------------
@@ -171,12 +176,16 @@ class SweepTable(SweepFigure):
             "ratio": None if ratio is None else ratio.value,
             "ratio_source": None if ratio is None else ratio.source,
             "ratio_batch_size": None if ratio is None else ratio.batch_size,
-            "ratio_verdict": ratio_verdict(low, high, ratio),
+            "ratio_verdict": ratio_verdict(number["metric"], low, high, ratio),
         }
 
     def _absolute(self, printed: float, half: float, ours: Ours | None, scale: float) -> str:
         """Judge an absolute number: on the paper's device it is within the spread, or not."""
-        if ours is None or ours.source == "predicted" or self.part["device"] not in ours.device:
+        if (
+            ours is None
+            or ours.source == "predicted"
+            or self.part["device"] not in ours.device_name
+        ):
             return "cannot be told"
         low, high = ours.low / scale, ours.high / scale
         return "agrees" if low - half <= printed <= high + half else "differs"
@@ -306,9 +315,9 @@ def printed_ratio(text: str, base: str) -> tuple[float, float]:
     return low, (own + half_unit(text)) / (other - half_unit(base))
 
 
-def ratio_verdict(low: float, high: float, ours: Ours | None) -> str:
-    """Judge a printed ratio that lies between `low` and `high`."""
-    if ours is None:
+def ratio_verdict(metric: str, low: float, high: float, ours: Ours | None) -> str:
+    """Judge a printed ratio of a metric, which lies between `low` and `high`."""
+    if ours is None or not tells_of_a_gpu(metric, ours.device, ours.source):
         return "cannot be told"
     if ours.low <= high and ours.high >= low:
         return "agrees"

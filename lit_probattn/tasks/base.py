@@ -172,6 +172,8 @@ class Task(pl.LightningModule):
     """
 
     model: nn.Module
+    # Scores that evaluations log, without their split, as patterns; empty where they are unknown.
+    logged: ClassVar[tuple[str, ...]] = ()
     # Parts of the model that belong to the task: weights to begin with may have others.
     heads: ClassVar[tuple[str, ...]] = ("head", "output", "spans", "pooler", "classifier")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from lit_probattn.tasks.schedules import ScheduleName
 FIRST_SEED = 100  # added to the run's seed for the first episode, as the source does
 _SECONDS_BETWEEN_LINES = 10.0
 _TARGETS: tuple[Literal["high", "low"], ...] = ("high", "low")
+_PLAYED = ("return", "return_std", "length", "score")  # of each target
 
 
 class DecisionMaking(CountedTask):
@@ -69,6 +70,11 @@ class DecisionMaking(CountedTask):
     Raises:
         ValueError: a number is out of range.
     """
+
+    logged: ClassVar[tuple[str, ...]] = (
+        *("loss", "steps", "score"),
+        *(f"{what}_{target}" for what in _PLAYED for target in _TARGETS),
+    )
 
     model: DecisionTransformer
 

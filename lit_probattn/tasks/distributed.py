@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from lit_probattn.attention import Attention
 
 # SIGUSR1 comes from SLURM, which wants the job queued again; it wins over a SIGTERM, which wins
-# over Ctrl-C.
-STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+# over Ctrl-C. Windows has no SIGUSR1.
+_STOP_NAMES = ("SIGUSR1", "SIGTERM", "SIGINT")
+STOP_SIGNALS = tuple(signal.Signals[n] for n in _STOP_NAMES if hasattr(signal, n))
 
 
 def num_ranks() -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lit_probattn.attention import AttentionFactory
+from lit_probattn.base.finite import nan_among
 from lit_probattn.models.images import ImageModel, load_timm_state_dict
 from lit_probattn.models.images.replace import WeightInit
 from lit_probattn.tasks.base import Batch, Split, model_arguments
@@ -64,6 +65,8 @@ class ImageClassifier(LabelTask):
         ValueError: the model or a choice of layers does not exist, the weights are those of another
             model, or a rate is out of range.
     """
+
+    logged: ClassVar[tuple[str, ...]] = (*LabelTask.logged, "accuracy_top5")
 
     def __init__(
         self,
@@ -219,18 +222,22 @@ def read_weights(path: str) -> dict[str, Tensor]:
     """Read a state dict: safetensors, or a file of torch.save with or without an outer `model`.
 
     Raises:
-        ValueError: there is no such file, or it holds no state dict.
+        ValueError: there is no such file, or it holds no state dict, or NaN.
     """
     try:
         if path.endswith(".safetensors"):
             from safetensors.torch import load_file
 
-            return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+            loaded: Any = load_file(path)
+        else:
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(f"initial_weights {path} cannot be read: {error}") from error
     for outer in ("model", "state_dict"):
         loaded = loaded.get(outer, loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
         raise ValueError(f"initial_weights {path} holds no state dict")
+    bad = nan_among(loaded.items())
+    if bad is not None:
+        raise ValueError(f"initial_weights {path}: {bad}")
     return loaded

@@ -1,7 +1,7 @@
 """The next token: WikiText-103 and other running text, and sentences one by one."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from lit_probattn.models.language_model import IGNORE, Initialisation, LanguageM
 from lit_probattn.models.transformer import Activation
 from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
+
+# How tokens are scored, as patterns.
+_FORMS = ("segments", "sliding", "stride[0-9]*", "sentences")
 
 
 class LanguageModeling(Task):
@@ -54,6 +57,13 @@ class LanguageModeling(Task):
         top_p: draw among the fewest tokens whose probabilities sum to at least p.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
+
+    logged: ClassVar[tuple[str, ...]] = (
+        *(f"ppl_{form}" for form in _FORMS),
+        *(f"tokens_{form}" for form in _FORMS),
+        "word_ppl",
+        "words",
+    )
 
     model: LanguageModel
 

@@ -1,6 +1,6 @@
 """Hidden words: masked language models over text in two directions."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -61,6 +61,11 @@ class MaskedLanguageModeling(CountedTask):
     Raises:
         ValueError: `mask_probability` is not in (0, 1), or `mask_token` is not an id.
     """
+
+    logged: ClassVar[tuple[str, ...]] = (
+        *("mlm_error", "mlm_loss", "mlm_tokens"),
+        *("nsp_error", "nsp_loss"),
+    )
 
     model: MaskedLanguageModel
 

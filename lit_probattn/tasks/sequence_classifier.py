@@ -53,6 +53,8 @@ class LabelTask(Task):
     Further arguments: see `lit_probattn.tasks.Task`.
     """
 
+    logged: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+
     def __init__(self, num_classes: int, **training_options: Any) -> None:
         super().__init__(**training_options)
         self.keep_arguments()  # the subclass's too

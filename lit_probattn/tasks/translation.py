@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,6 +125,11 @@ class Translation(Task):
     Raises:
         ValueError: a value is out of range.
     """
+
+    logged: ClassVar[tuple[str, ...]] = (
+        *("loss", "nll", "ppl", "tokens", "loss_bits", "nll_bits", "bleu"),
+        *(f"bleu_{form}" for form in FORMS),
+    )
 
     model: EncoderDecoder
 

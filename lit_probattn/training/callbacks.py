@@ -19,6 +19,7 @@ from lit_probattn.records.provenance import replace_text, replacing
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.lightning_internals import TrainingBar, set_logged_step
+from lit_probattn.training.run_folder import compare_sources
 from lit_probattn.training.run_record import add_to_last_start
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -46,6 +47,16 @@ class StepNumbers(Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, *batch: Any) -> None:
         """Set Lightning's count for loggers."""
         set_logged_step(trainer, trainer.global_step)
+
+
+class SameSources(Callback):
+    """Compares what the data of all ranks were made from, before the first step or score."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Compare; the data are set up by now."""
+        if trainer.world_size > 1:
+            data = getattr(trainer, "datamodule", None)
+            compare_sources(gather_objects(getattr(data, "source_hashes", {})))
 
 
 class RunRecord(Callback):

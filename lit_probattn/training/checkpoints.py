@@ -7,6 +7,7 @@ The number is the optimiser step.
 
 import hashlib
 import os
+import pickle
 import re
 import warnings
 import zipfile
@@ -17,7 +18,9 @@ from typing import Any, BinaryIO, Literal
 import torch
 from lightning.fabric.plugins.io import CheckpointIO
 from safetensors.torch import save
+from torch import Tensor
 
+from lit_probattn.base.finite import nan_among
 from lit_probattn.records.provenance import replacing
 
 Kind = Literal["step", "best"]
@@ -37,6 +40,13 @@ _SEAL_BYTES = len(_SEAL) + 64
 
 # The record that ends an archive; its last two bytes say how long the comment is.
 _END, _END_BYTES = b"PK\x05\x06", 22
+
+# How `torch.load` names the code that it refuses.
+_CODE = (
+    r"GLOBAL ([\w.]+) (?:was not an allowed|whose module)",
+    r"add_safe_globals` but got <(?:class|built-in function) '?([\w.]+)",
+    r"Trying to call reduce for unrecognized function <(?:built-in )?function ([\w.]+)",
+)
 
 # What a checkpoint of a run holds at least.
 _PARTS = ("state_dict", "global_step", "pytorch-lightning_version")
@@ -67,6 +77,12 @@ def list_checkpoints(folder: Path, kind: Kind) -> list[Path]:
 def named_by_a_run(path: Path) -> bool:
     """Whether a checkpoint has the name of one that a training writes."""
     return _NAME.fullmatch(path.name) is not None
+
+
+def selected_by_validation(path: Path) -> bool:
+    """Whether a validation score may have chosen a checkpoint: any but `step` and `average`."""
+    named = _NAME.fullmatch(path.name)
+    return named is None or named[1] == "best"
 
 
 def step_of(path: Path) -> int:
@@ -200,7 +216,8 @@ def load_checkpoint(
         weights_only: refuse anything but tensors and plain values. All our checkpoints pass.
 
     Raises:
-        CheckpointError: the file is damaged, or holds objects that need code to load.
+        CheckpointError: the file is damaged, holds objects that need code to load, another step
+            than its name says, or weights that are NaN.
     """
     check_checkpoint(path)
     try:
@@ -212,7 +229,31 @@ def load_checkpoint(
     if not isinstance(loaded, dict):
         kind = type(loaded).__name__
         raise CheckpointError(f"{path} is not a checkpoint: it holds a {kind}")
+    wrong = _wrong_contents(path, loaded)
+    if wrong is not None:
+        raise CheckpointError(f"checkpoint {path}{wrong}")
     return loaded
+
+
+def _wrong_contents(path: Path, loaded: dict[str, Any]) -> str | None:
+    """Say what nobody may go on with, or None: another step, no tensors, NaN."""
+    step, named = loaded.get("global_step", 0), _NAME.fullmatch(path.name)
+    if not isinstance(step, int):
+        return f": global_step is {step!r}, expected a number"
+    if named is not None and "global_step" in loaded and step != int(named[2]):
+        return f" holds step {step}, not {int(named[2])} as its name says: give it its own name"
+    state = loaded.get("state_dict", {})
+    if not isinstance(state, dict):
+        return f": state_dict is a {type(state).__name__}, expected tensors by name"
+    for name, tensor in state.items():
+        if not isinstance(name, str):
+            return f": state_dict has the key {name!r}, expected names"
+        if not isinstance(tensor, Tensor):
+            return f": state_dict has a {type(tensor).__name__} as {name}, expected a tensor"
+        if tensor.layout != torch.strided:
+            return f": {name} is sparse, expected a dense tensor"
+    found = nan_among(state.items())
+    return None if found is None else f": {found}, so nothing that it computes is a number"
 
 
 def code_needed(error: Exception) -> str | None:
@@ -220,8 +261,9 @@ def code_needed(error: Exception) -> str | None:
 
     What it says itself would advise to run the file's code.
     """
-    needed = re.search(r"Unsupported (?:global|class|operand).*?GLOBAL ([\w.]+)", str(error))
-    return None if needed is None else needed[1]
+    text = str(error)
+    found = next((m for pattern in _CODE if (m := re.search(pattern, text))), None)
+    return None if found is None else found[1]
 
 
 def _refusal(error: Exception) -> str:
@@ -232,8 +274,13 @@ def _refusal(error: Exception) -> str:
             f"it needs code to load ({code}); only tensors and plain values are read from "
             "checkpoints"
         )
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else repr(error)
+    text = str(error).strip()
+    if isinstance(error, pickle.UnpicklingError):
+        # torch's first lines advise to run the code; the reason comes last.
+        reason = text.split("Check the documentation")[0].strip().splitlines()[-1:]
+        told = reason[0].strip() if reason and "`weights_only`" not in reason[0] else "no reason"
+        return f"only tensors and plain values are read from checkpoints ({told})"
+    return text.splitlines()[0] if text else repr(error)
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:

@@ -26,6 +26,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
+from lit_probattn.configs import read_yaml
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.checkpoints import named_by_a_run
@@ -121,9 +122,12 @@ def differences(checkpoint: Path, config: dict[str, Any], sources: Sources) -> d
     ]
     others = [key for key in found if key == "model.class_path" or key.startswith(_ATTENTION)]
     if others:
+        remedy = f"give --config {folder / CONFIG}"
+        if config_differences(own, read_yaml(folder / CONFIG)):
+            remedy = f"{folder / CONFIG} was edited since, restore it"
         raise RunFolderError(
             f"{checkpoint} was trained with another model (different: {', '.join(others)}): "
-            f"give --config {folder / CONFIG}"
+            f"{remedy}"
         )
     changed = {key: flat.get(key) for key in found}
     return changed | dict.fromkeys(source_differences(folder, sources), "changed")

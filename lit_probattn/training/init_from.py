@@ -7,7 +7,7 @@ belongs to a task, may have another shape, anything else may not.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from lit_probattn.training.checkpoints import CheckpointError, find_file, load_c
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 _MODEL = "model."
+_AVERAGE = "ema.module."  # of a moving average of the model's weights
 _SHOWN = 6  # names of a line
 # End of a table's name -> what its rows are, and how they are made to fit.
 _TABLES = (
@@ -106,7 +107,7 @@ class Taken:
 def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
     """Give a task the weights of a checkpoint that fit.
 
-    A moving average of weights, which the checkpoint does not have, begins with them too.
+    What the checkpoint does not have of a moving average of weights begins as the weights do.
 
     Args:
         path: a checkpoint, a run folder, or `RUN/best`, `RUN/last`; or weights as safetensors.
@@ -124,15 +125,16 @@ def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
     except CheckpointError as error:
         raise InitError(f"--init_from: {error}") from error
     _refuse_other_tokeniser(source, loaded, tokeniser)
-    found = _match(source, loaded.get("global_step"), state, task.state_dict(), task.is_head)
+    found = _match(source, loaded.get("global_step"), state, task)
     try:  # a layer may refuse what it has no place for
         task.load_state_dict({n: state[n] for n in (*found.taken, *found.left)}, strict=False)
     except ValueError as error:
         raise InitError(f"--init_from {source}: {error}") from error
-    ema = getattr(task, "ema", None)
-    if isinstance(ema, nn.Module) and not any(name.startswith("ema.") for name in found.taken):
-        average: Any = ema
-        average.module.load_state_dict(task.model.state_dict())
+    average: Any = getattr(task, "ema", None)
+    if average is not None:
+        weights = task.model.state_dict().items()
+        fresh = {name: w for name, w in weights if f"{_AVERAGE}{name}" not in found.taken}
+        average.module.load_state_dict(fresh, strict=False)
     return found
 
 
@@ -169,18 +171,17 @@ def _refuse_other_tokeniser(source: Path, loaded: Mapping[str, Any], tokeniser: 
         )
 
 
-def _match(
-    source: Path,
-    step: int | None,
-    state: Mapping[str, Tensor],
-    own: Mapping[str, Tensor],
-    is_head: Callable[[str], bool],
-) -> Taken:
+def _match(source: Path, step: int | None, state: Mapping[str, Tensor], task: Any) -> Taken:
     """Sort the entries of a file and of a model.
 
     Raises:
         InitError: a shape does not fit, or no entry does.
     """
+    own: Mapping[str, Tensor] = task.state_dict()
+
+    def is_head(name: str) -> bool:
+        return bool(task.is_head(name.replace(_AVERAGE, _MODEL, 1)))
+
     both = [name for name in own if name in state]
     other = {
         name: (tuple(state[name].shape), tuple(own[name].shape))

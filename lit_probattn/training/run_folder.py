@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 
-from lit_probattn.configs import ConfigError, default_argument, read_yaml
+from lit_probattn.configs import ConfigError, default_argument, read_text, read_yaml
 from lit_probattn.records.locks import hold, release
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.checkpoints import (
@@ -208,6 +208,20 @@ def _compare_ranks(configs: list[dict[str, Any]]) -> None:
             raise RunFolderError(
                 f"rank {rank} was given another configuration than rank 0 (different: "
                 f"{', '.join(keys)}): start every process with the same arguments"
+            )
+
+
+def compare_sources(ranks: list[Mapping[str, str]]) -> None:
+    """Refuse data that are not made from the same files on all ranks, on every rank alike.
+
+    Raises:
+        RunFolderError: they differ; the message names the rank and the files.
+    """
+    for rank, other in enumerate(ranks[1:], 1):
+        if names := _differing(ranks[0], other):
+            raise RunFolderError(
+                f"rank {rank} has other data than rank 0 (different: {', '.join(names)}): give "
+                f"every node the same files, and a path that means the same on all"
             )
 
 
@@ -438,13 +452,17 @@ def folder_of_checkpoint(checkpoint: Path) -> Path:
 
 
 def read_own_config(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a run folder.
+    """Return the configuration that a run folder was trained with.
+
+    It is the last start's, where that has noted it: `config.yaml` may have been edited since.
 
     Raises:
-        RunFolderError: it is missing or damaged.
+        RunFolderError: `config.yaml` is missing or damaged.
     """
     try:
-        return read_yaml(folder / CONFIG)
+        there = read_yaml(folder / CONFIG)
+        noted = [s["config"] for s in read_starts(folder) if isinstance(s.get("config"), str)]
+        return read_text(noted[-1]) if noted else there
     except ConfigError as error:
         raise RunFolderError(f"{error}; restore it, or move {folder} away") from error
 

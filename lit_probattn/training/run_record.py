@@ -51,7 +51,8 @@ def write_record(
         initial_weights: what `--init_from` took, if this start has begun with it.
         test_during_training: how much of the test split is scored at every validation.
 
-    `saved` says whether this start has written a checkpoint: not yet.
+    `saved` says whether this start has written a checkpoint: not yet. `config` repeats
+    `config.yaml`, which may be edited later.
     """
     start = {
         "started": datetime.now(UTC).isoformat(timespec="microseconds"),
@@ -60,6 +61,7 @@ def write_record(
         "job": job,
         "init_from": initial_weights,
         "test_during_training": test_during_training,
+        "config": config_text,
         "saved": False,
         "seed": seed,
         "python": platform.python_version(),

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from lit_probattn.configs import ConfigError
-from lit_probattn.records.markdown import code_span
+from lit_probattn.records.markdown import code_span, one_line
 from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
 from lit_probattn.records.tables import markdown_lines
 from profiling.sweep.run import missing_device
@@ -142,7 +142,7 @@ def header(title: str, facts: list[str]) -> list[str]:
         f"Command: {code_span(command_line())}",
         f"Versions: {versions()}; revision {git_revision()}",
     ]
-    return [f"# {title}", "", *(f"- {fact}" for fact in (*made, *facts))]
+    return [f"# {title}", "", *(f"- {fact}" for fact in (*made, *map(one_line, facts)))]
 
 
 def _outcome(title: str, facts: list[str], rows: list[dict[str, object]], passed: bool) -> Outcome:

@@ -5,7 +5,6 @@ The processes are forked, so what the parent has imported need not be imported a
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
@@ -16,6 +15,8 @@ from pathlib import Path
 
 import torch
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
+
+from lit_probattn.cli.shards import fork_context
 
 FAILED = 70  # exit status of work that raised
 
@@ -86,6 +87,6 @@ def _fork(work: Callable[[], int], variables: dict[str, str], log: Path | None) 
             sys.stderr.flush()
             os._exit(status)
 
-    process = multiprocessing.get_context("fork").Process(target=target)
+    process: BaseProcess = fork_context().Process(target=target)
     process.start()
     return process

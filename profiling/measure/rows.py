@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lit_probattn.base.config_files import nearest
 from lit_probattn.records.provenance import replace_text, replacing
 from lit_probattn.records.rows import append_lines
 
@@ -22,6 +23,20 @@ Scope = Literal["attention", "layers", "model"]
 
 class RowsError(ValueError):
     """A results file that cannot be used; the message is one readable line."""
+
+
+def describe(error: ValidationError, known: Collection[str]) -> str:
+    """Return a validation error in one line, with the nearest known name for a wrong one."""
+    parts = []
+    for item in error.errors():
+        place = ".".join(str(p) for p in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = f"unknown key{nearest(str(item['loc'][-1]), known)}"
+        elif not isinstance(item["input"], dict):
+            message += f" (received {item['input']!r})"
+        parts.append(f"{place}: {message}" if place else message)
+    return "; ".join(parts)
 
 
 class ProfileRow(BaseModel):
@@ -39,8 +54,8 @@ class ProfileRow(BaseModel):
     # which point
     sweep: str
     point_id: str
-    row_index: int
-    rows_in_point: int
+    row_index: int = Field(ge=0)
+    rows_in_point: int = Field(ge=1)
     quantity: Quantity
     source: Source
     scope: Scope
@@ -49,14 +64,14 @@ class ProfileRow(BaseModel):
     attention_class: str
     attention_args: str
     model: str
-    embed_dim: int
-    seq_len: int
+    embed_dim: int = Field(ge=1)
+    seq_len: int = Field(ge=1)
     grid_heads: int | None
     num_heads: int | None
     head_dim: int | None
     num_layers: int | None
     mlp_dim: int | None
-    batch_size: int
+    batch_size: int = Field(ge=1)
     mode: Literal["train", "eval"]
     backend: str
     dtype: str
@@ -64,20 +79,20 @@ class ProfileRow(BaseModel):
     # what came of it
     status: Status
     reason: str | None = None
-    macs: int | None = None
-    flops: int | None = None
-    fvcore_operations: int | None = None
+    macs: int | None = Field(default=None, ge=0)
+    flops: int | None = Field(default=None, ge=0)
+    fvcore_operations: int | None = Field(default=None, ge=0)
     paper_operations: float | None = None
     paper_operations_printed: float | None = None
-    num_parameters: int | None = None
-    num_parameters_non_embedding: int | None = None
-    resident_memory_bytes: int | None = None
-    peak_memory_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    nvml_memory_bytes: int | None = None
-    time_median_s: float | None = None
-    time_p20_s: float | None = None
-    time_p80_s: float | None = None
+    num_parameters: int | None = Field(default=None, ge=0)
+    num_parameters_non_embedding: int | None = Field(default=None, ge=0)
+    resident_memory_bytes: int | None = Field(default=None, ge=0)
+    peak_memory_bytes: int | None = Field(default=None, ge=0)
+    peak_reserved_bytes: int | None = Field(default=None, ge=0)
+    nvml_memory_bytes: int | None = Field(default=None, ge=0)
+    time_median_s: float | None = Field(default=None, gt=0)
+    time_p20_s: float | None = Field(default=None, gt=0)
+    time_p80_s: float | None = Field(default=None, gt=0)
     time_repeats: int | None = None
     energy_j: float | None = None
     # how it was made
@@ -95,7 +110,7 @@ def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:
         The rows of complete points, and how many bytes at the end to drop.
 
     Raises:
-        RowsError: no file, or a damaged line that is not the last.
+        RowsError: no file, a damaged line that is not the last, or a point that stands there twice.
     """
     try:
         content = Path(path).read_bytes()
@@ -103,6 +118,7 @@ def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:
         raise RowsError(f"cannot read {path}: {error.strerror}") from error
     rows: list[ProfileRow] = []
     pending: list[ProfileRow] = []
+    seen: set[tuple[str, int]] = set()
     good = position = 0
     for number, raw in enumerate(content.splitlines(keepends=True), start=1):
         position += len(raw)
@@ -113,11 +129,18 @@ def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:
         except ValueError as error:
             if position == len(content):
                 break
-            reason = " ".join(str(error).split())[:200]
+            reason = f"not JSON: {error}"
+            if isinstance(error, ValidationError):
+                reason = describe(error, ProfileRow.model_fields)
+            reason = " ".join(reason.split())[:200]
             raise RowsError(
                 f"{path}, line {number} is not a row of a sweep ({reason}); only the last line "
                 "may be incomplete"
             ) from error
+        place = (pending[-1].point_id, pending[-1].row_index)
+        if place in seen:
+            raise RowsError(f"{path}, line {number}: the point {place[0]} stands there twice")
+        seen.add(place)
         if pending[-1].row_index == pending[-1].rows_in_point - 1:
             rows += pending
             pending, good = [], position

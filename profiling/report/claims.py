@@ -3,8 +3,8 @@
 A count has no spread, so a claim about one holds or does not: *agrees* or *differs*. A time has the
 spread of its repeats, from their 20 % to their 80 % quantile: *agrees* and *differs* are beyond it,
 *same direction* is the paper's side within it, *cannot be told* the other side within it. Numbers
-that are missing, and claims about a GPU without one, cannot be told either. A sentence is no better
-than the weakest of its parts.
+that are missing cannot be told either, nor can memory and time that were not measured on a GPU (see
+`tells_of_a_gpu`). A sentence is no better than the weakest of its parts.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ _WORDS = {name: words for name, (words, _, _) in METRICS.items()}
 _LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
 _KEYS = [*PLACE, "mode", "backend", "dtype", "scope"]
 _CONSTANT = 0.01
+# What a device takes: papers print it of their GPU. Everything else is counted, and holds anywhere.
+_OF_A_DEVICE = frozenset(
+    {"resident_memory_bytes", _PEAK, _MEMORY, "nvml_memory_bytes", _TIME, "energy_j"}
+)
 # The weakest first.
 _RANKS = ("differs", "cannot be told", "same direction", "agrees")
 
@@ -35,6 +39,20 @@ class Judged:
     says: str
     measured: str
     verdict: str
+
+
+def tells_of_a_gpu(metric: str, device: str, source: str) -> bool:
+    """Whether a number can agree or differ with what a paper says of a cost.
+
+    The one rule of sentences, figures and tables: a count tells on any device; memory, time and
+    energy tell only if they were measured on a GPU.
+
+    Args:
+        metric: a column of the rows.
+        device: where it was found, such as `cpu`.
+        source: how: `measured`, `predicted` or `analytic`.
+    """
+    return metric not in _OF_A_DEVICE or (device.startswith("cuda") and source == "measured")
 
 
 def judge(sentence: Sentence, config: SweepConfig, frame: pd.DataFrame) -> Judged:
@@ -76,16 +94,15 @@ def values_of(claim: Claim, frame: pd.DataFrame) -> pd.DataFrame:
 def ratios_of(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> pd.DataFrame:
     """Return the ratios of a claim's variants to their baselines, with `low` and `high`."""
     values = values_of(claim, frame)
-    columns = ["variant", *_KEYS, "low", "value", "high", "device_name"]
+    of_row = ["device", "device_name", "source"]
+    columns = ["variant", *_KEYS, "low", "value", "high", *of_row]
     parts = []
     for name in claim.variants or config.variants:
         baseline = config.baseline_of(name)
         if baseline is None:
             continue
         own, base = (values.loc[values["variant"] == n, columns] for n in (name, baseline))
-        both = own.merge(
-            base.drop(columns=["variant", "device_name"]), on=_KEYS, suffixes=("", "_b")
-        )
+        both = own.merge(base.drop(columns=["variant", *of_row]), on=_KEYS, suffixes=("", "_b"))
         both["low"], both["high"] = both["low"] / both["high_b"], both["high"] / both["low_b"]
         both["value"] = both["value"] / both["value_b"]
         parts.append(both[columns])
@@ -112,8 +129,11 @@ def _judge(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> tuple[str,
     if claim.metric == _MEMORY and not absolute:
         above = ratios_of(claim.model_copy(update={"metric": _PEAK}), config, frame)
         text += f" (of the peak above resident alone: {_range(_chosen(claim, above))})"
-    if claim.needs_gpu and config.device == "cpu":
-        return f"{what}: {text}, on a CPU; the sentence is about a GPU", "cannot be told"
+    found = zip(table["device"], table["source"], strict=True)
+    silent = [one for one in found if not tells_of_a_gpu(claim.metric, *one)]
+    if silent:
+        how = "on a CPU" if silent[0][0] == "cpu" else silent[0][1]
+        return f"{what}: {text}, {how}; the sentence is about a GPU", "cannot be told"
     return f"{what}: {text}", verdict
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from lit_probattn.records.provenance import replace_text
+from lit_probattn.base.config_files import output_folder
+from lit_probattn.records.markdown import code_span, one_line
+from lit_probattn.records.provenance import command_line, replace_text
 from lit_probattn.records.tables import markdown_lines
 from profiling.measure.rows import RowsError, to_frame
 from profiling.report.page import load_results
@@ -23,9 +25,16 @@ def compare_sweeps(first: Path, second: Path, out: Path) -> Path:
     if both.empty:
         raise RowsError(f"{first} and {second} have no measured point in common")
     both["b_over_a"] = both["value_b"] / both["value_a"]
-    out.mkdir(parents=True, exist_ok=True)
+    output_folder(out)
     replace_text(out / "compare.csv", both.to_csv(index=False, float_format="%.8g"))
-    lines = ["# Two sweeps side by side", "", f"- A: {first}", f"- B: {second}", ""]
+    lines = [
+        "# Two sweeps side by side",
+        "",
+        f"- Command: {code_span(command_line())}",
+        f"- A: {one_line(first)}",
+        f"- B: {one_line(second)}",
+        "",
+    ]
     facts = []
     for column in ("device_name", "versions", "git_revision", "sweep"):
         values = {n: " | ".join(sorted(map(str, f[column].unique()))) for n, f in frames.items()}

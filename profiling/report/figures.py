@@ -6,6 +6,7 @@ What would be empty is not drawn: a single point, or errors that are all zero.
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -272,7 +273,7 @@ def _ratio_figures(
         if metric == "macs" and any(values.equals(old) for old in seen):
             continue  # forward and backward together have the ratios of the forward
         seen.append(values)
-        name = f"{_DRAWN[metric][0]}_{scope}_{mode}_{backend}"
+        name = re.sub(r"[^\w-]", "_", f"{_DRAWN[metric][0]}_{scope}_{mode}_{backend}")
         text = f"{_title(metric, scope, mode)}: ratio, {found_by(metric, 'measured')}"
         text += "" if is_size else f" (backend {backend})"
         by_length = not is_size and "seq_len" in varying

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from lit_probattn.base.config_files import list_attention
+from lit_probattn.records.markdown import unescaped
 from lit_probattn.records.pages import title_of
 
 _MOST_WORDS = 60
@@ -40,7 +41,9 @@ class Summary:
 def summary_of(text: str) -> Summary:
     """Read a report in Markdown."""
     title = title_of(text)
-    return Summary(title, finding_of(text), _variants(text), _papers(title), _hardware(text))
+    return Summary(
+        title, unescaped(finding_of(text)), _variants(text), _papers(title), _hardware(text)
+    )
 
 
 def finding_of(text: str) -> str:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import os
-import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
 from PIL import Image
 
-from lit_probattn.configs import ConfigError
-from lit_probattn.records.pages import markdown_body, page, title_of, with_pictures
-from lit_probattn.records.provenance import replace_text
+from lit_probattn.base.config_files import ConfigError, output_folder
+from lit_probattn.records.pages import page, picture, read_report, title_of
+from lit_probattn.records.provenance import refuse_to_replace, replace_text
 from profiling.report.findings import Summary, summary_of
 
 OUT = Path("build/reports")
 NAME = "report.md"
 _THUMBNAIL = 420  # pixels
+_MOST_PIXELS = 50_000_000
+_BAD_PICTURE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 _STYLE = """
 body { max-width: 80rem; }
 nav { position: sticky; top: 0; background: #fff; padding: .6rem 0; border-bottom: 1px solid #ddd; }
@@ -47,29 +47,29 @@ choose();
 _BACK = '<p><a href="{}">All reports</a></p>\n'
 
 
-def write_index(folder: Path, out: Path = OUT) -> list[Path]:
-    """Write index.html, and a page for every report.md below a folder; return the files.
+def write_index(*folders: Path, out: Path = OUT) -> list[Path]:
+    """Write index.html, and a page for every report.md below folders; return the files.
 
     Raises:
-        ConfigError: there is no report, or one names a picture that is not there.
+        ConfigError: there is no report, one names a picture that is none of its folder, or a page
+            cannot be written.
     """
-    reports = sorted(folder.rglob(NAME))
+    reports = [(path, folder) for folder in folders for path in sorted(folder.rglob(NAME))]
     if not reports:
-        raise ConfigError(f"--index {folder}: no {NAME} in it or below")
+        raise ConfigError(f"--index {' '.join(map(str, folders))}: no {NAME} in it or below")
+    names = [_name_of(path, folder, len(folders) > 1) for path, folder in reports]
+    refuse_to_replace(out / name / "index.html" for name in ("", *names))
     cards, written = [], []
-    for path in reports:
-        place = path.parent.relative_to(folder)
-        name = place.as_posix() if place.parts else folder.absolute().name
+    for (path, _), name in zip(reports, names, strict=True):
+        report = read_report(path)
         try:
-            text = path.read_text(encoding="utf-8")
-            body = with_pictures(markdown_body(text), path.parent)
-            thumbnail = _first_picture(text, path.parent)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: {error}") from error
+            thumbnail = _small(report.pictures[0]) if report.pictures else None
+        except _BAD_PICTURE as error:
+            raise ConfigError(f"{path}: its first picture cannot be read: {error}") from error
         file = out / name / "index.html"
         back = _BACK.format(os.path.relpath(out / "index.html", file.parent))
-        replace_text(file, page(title_of(text), back + body))
-        cards.append(_card(f"{name}/index.html", summary_of(text), thumbnail))
+        _write(file, page(title_of(report.text), back + report.body))
+        cards.append(_card(f"{name}/index.html", summary_of(report.text), thumbnail))
         written.append(file)
     summaries = [summary for _, summary in cards]
     body = "\n".join(
@@ -81,8 +81,20 @@ def write_index(folder: Path, out: Path = OUT) -> list[Path]:
             "</main>",
         ]
     )
-    replace_text(out / "index.html", page("Reports", body, style=_STYLE, script=_SCRIPT))
+    _write(out / "index.html", page("Reports", body, style=_STYLE, script=_SCRIPT))
     return [out / "index.html", *written]
+
+
+def _name_of(path: Path, folder: Path, several: bool) -> str:
+    """Return the name of a report's page: its place, below the folder's name if there are more."""
+    place = path.parent.relative_to(folder)
+    name = place.as_posix() if place.parts else folder.absolute().name
+    return f"{folder.name}/{name}" if several else name
+
+
+def _write(file: Path, text: str) -> None:
+    output_folder(file.parent)
+    replace_text(file, text)
 
 
 def _filters(summaries: Sequence[Summary]) -> str:
@@ -116,14 +128,13 @@ def _card(address: str, summary: Summary, thumbnail: str | None) -> tuple[str, S
     )
 
 
-def _first_picture(text: str, folder: Path) -> str | None:
-    """Return the first picture of a report, small, as an address that carries its bytes."""
-    found = re.search(r"!\[[^\]]*\]\(([^)]+\.png)\)", text)
-    if found is None:
-        return None
+def _small(content: bytes) -> str:
+    """Return a picture, small, as an address that carries its bytes."""
     buffer = io.BytesIO()
-    with Image.open(folder / found[1]) as whole:
+    with Image.open(io.BytesIO(content), formats=["PNG"]) as whole:
+        if whole.width * whole.height > _MOST_PIXELS:
+            raise ValueError(f"{whole.width} x {whole.height} pixels, at most {_MOST_PIXELS:,}")
         small = whole.convert("RGB")
         small.thumbnail((_THUMBNAIL, _THUMBNAIL))
         small.quantize(64).save(buffer, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return picture(buffer.getvalue())

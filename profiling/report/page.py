@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from lit_probattn.records.markdown import code_span, escaped
-from lit_probattn.records.pages import markdown_body, page, title_of, with_pictures
+from lit_probattn.base.config_files import nearest, output_folder
+from lit_probattn.records.markdown import code_span, escaped, one_line
+from lit_probattn.records.pages import page, read_report, title_of
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines, unequal_sides
 from profiling.cost.exact import layer_of_row
@@ -66,16 +68,16 @@ def write_report(
     require_one_version(frame)
     notes = require_baselines(config, frame)
     ratios = ratio_table(frame)
-    out.mkdir(parents=True, exist_ok=True)
+    output_folder(out)
     lines, note = provenance(frame, config.name, command)
     table, constants = compact(frame)
     replace_text(out / "rows.csv", table.to_csv(index=False))
     shown = ratios.dropna(axis=1, how="all")
     replace_text(out / "ratios.csv", shown.to_csv(index=False, float_format="%.8g"))
     figures = draw_figures(frame, ratios, out / "figures", note)
-    same = ", ".join(f"{k} {v}" for k, v in constants.items() if k in _READABLE)
+    same = ", ".join(f"{k} {one_line(v)}" for k, v in constants.items() if k in _READABLE)
     lines += ["", f"Same in every row: {same}."] if same else []
-    dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
+    dearer = [f"- {one_line(line)}" for line in dearer_lines(frame, ratios)]
     parts = [f"# {escaped(config.report.title if config.report else config.name)}", ""]
     parts += [part for line in unequal_lines(frame) for part in (line, "")]
     parts += [*dearer, ""] if dearer else []
@@ -89,7 +91,8 @@ def write_report(
     if not figures and not printed:
         parts += ["None: the tables hold every number.", ""]
     for name, caption in figures:
-        parts += [f"![{caption}](figures/{name})", "", f"{caption}.", ""]
+        alternative = re.sub(r"[][\\]", "", one_line(caption))  # a bracket would end it
+        parts += [f"![{alternative}](figures/{name})", "", f"{one_line(caption)}.", ""]
     replace_text(out / "report.md", "\n".join(parts).rstrip() + "\n")
     written = [out / "report.md", out / "rows.csv", out / "ratios.csv"]
     written += [out / "figures" / name for name, _ in figures]
@@ -99,7 +102,19 @@ def write_report(
 def _rows_of(config: SweepConfig, results: Path) -> list[ProfileRow]:
     if is_report(results) and not any(results.glob("rows*.jsonl")):
         return stored_rows(config, results, Path.cwd())
-    return load_results(results)
+    rows = load_results(results)
+    for row in rows:
+        if row.sweep != config.name:
+            raise RowsError(
+                f"{results} holds rows of the sweep {row.sweep!r}, not of {config.name!r}: give "
+                "--config the file of that sweep, or --results the folder of this one"
+            )
+        if row.variant not in config.variants:
+            raise RowsError(
+                f"{results} holds rows of the variant {row.variant!r}, which the sweep "
+                f"{config.name!r} does not have{nearest(row.variant, config.variants)}"
+            )
+    return rows
 
 
 def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
@@ -109,16 +124,17 @@ def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> li
         return []
     return [
         *("## The paper says / we find", ""),
-        *(f"- The paper: {one.says}" for one in figure.paper if not one.holds),
+        *(f"- The paper: {one_line(one.says)}" for one in figure.paper if not one.holds),
         *(part for one in config.sentences for part in _judged(judge(one, config, frame))),
-        *(f"- We {sentence}" for sentence in trends(ratios)),
-        *(f"- Note: {sentence}" for sentence in figure.notes),
+        *(f"- We {one_line(sentence)}" for sentence in trends(ratios)),
+        *(f"- Note: {one_line(sentence)}" for sentence in figure.notes),
         *("", *published_table(figure.published, frame, ratios)),
     ]
 
 
 def _judged(found: Judged) -> list[str]:
-    return [f"- The paper: {found.says}", f"  - **{found.verdict}**: {found.measured}."]
+    says, measured = one_line(found.says), one_line(found.measured)
+    return [f"- The paper: {says}", f"  - **{found.verdict}**: {measured}."]
 
 
 def agreement(frame: pd.DataFrame) -> list[str]:
@@ -142,7 +158,7 @@ def agreement(frame: pd.DataFrame) -> list[str]:
     notes = sorted(frame["backend_note"].dropna().unique())
     if notes:
         parts += ["What the backends run (operations that the counter saw in one layer):", ""]
-        parts += [f"- {note}" for note in notes[:12]]
+        parts += [f"- {one_line(note)}" for note in notes[:12]]
         parts += [f"- … and {len(notes) - 12} more in rows.csv"] if len(notes) > 12 else []
         parts += [""]
     return parts
@@ -161,7 +177,8 @@ def _terms(frame: pd.DataFrame) -> list[str]:
         if terms is None:
             continue
         place = f"D = {row['embed_dim']}, N = {row['seq_len']}"
-        parts += [f"{variant}, one layer, one sequence, {place}, {row['num_heads']} heads:", ""]
+        head = f"{one_line(variant)}, one layer, one sequence, {place}, {row['num_heads']} heads:"
+        parts += [head, ""]
         lines = [
             {"term": f"**{t.text}**" if t.is_total else t.text, "operations": f"{t.operations:+,}"}
             for t in terms
@@ -186,11 +203,16 @@ def load_results(folder: Path) -> list[ProfileRow]:
             f"no results in {folder} (rows*.jsonl); run python -m profiling sweep first"
         )
     rows: list[ProfileRow] = []
-    seen: set[str] = set()
+    seen: dict[tuple[str, int], ProfileRow] = {}
     for path in files:
-        fresh = [row for row in read_rows(path)[0] if row.point_id not in seen]
-        seen.update(row.point_id for row in fresh)
-        rows += fresh
+        for row in read_rows(path)[0]:
+            first = seen.setdefault((row.point_id, row.row_index), row)
+            if first is row:
+                rows.append(row)
+            elif (first.macs, first.num_parameters) != (row.macs, row.num_parameters):
+                raise RowsError(
+                    f"{path}: other counts of the point {row.point_id} than in {files[0]}"
+                )
     if not rows:
         raise RowsError(f"the sweep in {folder} is empty: no point is complete")
     return rows
@@ -225,7 +247,7 @@ def provenance(frame: pd.DataFrame, name: str, command: str = "") -> tuple[list[
 
     The sweep's command is the one its rows were made by.
     """
-    one = {name: " | ".join(map(str, sorted(frame[name].unique()))) for name in _PROVENANCE}
+    one = {name: " | ".join(map(one_line, sorted(frame[name].unique()))) for name in _PROVENANCE}
     then = f", then {code_span(command)}" if command not in ("", one["command"]) else ""
     lines = [
         f"- Command: {code_span(one['command'])}{then}",
@@ -270,7 +292,6 @@ def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:
 
 def write_page(folder: Path) -> Path:
     """Turn report.md and its figures into report.html in the same folder."""
-    text = (folder / "report.md").read_text(encoding="utf-8")
-    body = with_pictures(markdown_body(text), folder)
-    replace_text(folder / "report.html", page(title_of(text), body))
+    report = read_report(folder / "report.md")
+    replace_text(folder / "report.html", page(title_of(report.text), report.body))
     return folder / "report.html"

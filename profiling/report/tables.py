@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lit_probattn.records.markdown import code_span
+from lit_probattn.records.markdown import code_span, one_line
 from lit_probattn.records.tables import markdown_lines
 from profiling.cost.exact import layer_of_row
 from profiling.report.ratios import METRICS, PLACE, SETTING, found_by
@@ -210,7 +210,7 @@ def failures_table(frame: pd.DataFrame, notes: Sequence[str]) -> list[str]:
     bad = frame[frame["status"] != "ok"]
     if bad.empty and not notes:
         return ["Every point has its numbers: none failed, none was skipped.", ""]
-    parts = ["## Points without numbers", "", *[f"- {n}" for n in notes], ""]
+    parts = ["## Points without numbers", "", *[f"- {one_line(note)}" for note in notes], ""]
     if not bad.empty:
         columns = ["quantity", "variant", *PLACE, "mode", "backend", "status", "reason"]
         table = bad[columns].drop_duplicates()

@@ -9,7 +9,7 @@ model     the named small model: one training step and sliding windows: seconds,
 from __future__ import annotations
 
 import argparse
-import resource
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
@@ -26,6 +26,11 @@ from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.randomness import RandomKey
 from profiling.measure.timing import time_once
 from profiling.studies.study import SEED, Report, command, flag
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 _LINE_TOKENS = 58  # with <eos>; the release has 103,227,021 tokens in 1,801,350 lines
 _VOCABULARY = 267735
@@ -57,7 +62,9 @@ def cost(function: Callable[[], object], device: torch.device) -> dict[str, floa
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds = time_once(function, device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = math.nan
+    if resource is not None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated()
     return {"seconds": seconds, "peak memory, GB": peak / 1e9}

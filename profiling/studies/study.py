@@ -175,6 +175,9 @@ def command(
         try:
             if device.startswith("cuda") and not torch.cuda.is_available():
                 raise ConfigError(f"--device {device}: this machine has no CUDA device")
+            if options.out is not None:
+                files = (options.out / f for f in ("report.md", "rows.csv", "ratios.csv"))
+                provenance.refuse_to_replace(files, options.out / "report.md")
             report = (run[options.part] if isinstance(run, Mapping) else run)(options)
         except (ConfigError, DataError, RanksError) as error:
             print(f"error: {error}", file=sys.stderr)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lit_probattn.base.config_files import file_named, find
-from lit_probattn.configs import ConfigError, attention_entry, nearest, read_yaml
+from lit_probattn.configs import ConfigError, attention_entry, class_of, read_yaml
+from profiling.measure import rows
 from profiling.measure.rows import Quantity
 
 ModelKind = Literal[
     "attention", "language_model", "classifier", "pair_classifier", "encoder_decoder"
 ]
+# A size of the grid.
+Size = Annotated[int, Field(ge=1)]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
@@ -100,10 +103,10 @@ class ModelConfig(Strict):
 class Grid(Strict):
     """The values whose every combination is a point. `num_heads` are the baseline's heads."""
 
-    embed_dim: list[int] = Field(min_length=1)
-    seq_len: list[int] = Field(min_length=1)
-    num_heads: list[int] | None = None
-    batch_size: list[int] = Field(default=[1], min_length=1)
+    embed_dim: list[Size] = Field(min_length=1)
+    seq_len: list[Size] = Field(min_length=1)
+    num_heads: list[Size] | None = None
+    batch_size: list[Size] = Field(default=[1], min_length=1)
     mode: list[Literal["train", "eval"]] = Field(default=["eval"], min_length=1)
     backend: list[str] = Field(default=["reference"], min_length=1)
     dtype: list[Dtype] = Field(default=["float32"], min_length=1)
@@ -175,7 +178,6 @@ class Claim(Strict):
         constant_over: along these axes the ratio stays within 1 %.
         within: values of the variants differ by at most this share of the smallest.
         ordered: values of the variants rise in the order of `variants`.
-        needs_gpu: whether a CPU cannot tell, such as the memory that a GPU takes.
     """
 
     metric: str = "macs"
@@ -188,7 +190,6 @@ class Claim(Strict):
     constant_over: list[Axis] = Field(default_factory=list)
     within: float | None = None
     ordered: bool = False
-    needs_gpu: bool = False
 
     @model_validator(mode="after")
     def _one_condition(self) -> Claim:
@@ -238,9 +239,9 @@ class Figure(Strict):
 
 
 class SweepConfig(Strict):
-    """The file of `python -m profiling sweep`."""
+    """The file of `python -m profiling sweep`; `name` is that of its folder of results."""
 
-    name: str
+    name: str = Field(pattern=r"^[\w+-][\w.+-]*$")
     model: ModelConfig
     variants: dict[str, Variant] = Field(min_length=1)
     baseline: str | None = None
@@ -279,6 +280,18 @@ class SweepConfig(Strict):
                 )
         return self
 
+    def check_classes(self, root: Path) -> None:
+        """Import the class of every variant.
+
+        Raises:
+            ConfigError: one cannot be had; see `class_of`.
+        """
+        for name, variant in self.variants.items():
+            try:
+                class_of(variant.attention.resolve(root)[0])
+            except ConfigError as error:
+                raise ConfigError(f"variants.{name}: {error}") from error
+
     def baseline_of(self, variant: str) -> str | None:
         """Return the baseline of a variant, or None if it has none or is one itself."""
         own = self.variants[variant].baseline or self.baseline
@@ -287,16 +300,7 @@ class SweepConfig(Strict):
 
 def describe(error: ValidationError) -> str:
     """Return a validation error in one line, with the nearest valid name for a wrong one."""
-    parts = []
-    for item in error.errors():
-        place = ".".join(str(p) for p in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = f"unknown key{nearest(str(item['loc'][-1]), _all_fields())}"
-        elif not isinstance(item["input"], dict):
-            message += f" (received {item['input']!r})"
-        parts.append(f"{place}: {message}" if place else message)
-    return "; ".join(parts)
+    return rows.describe(error, _all_fields())
 
 
 def _all_fields() -> set[str]:

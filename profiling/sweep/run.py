@@ -20,6 +20,7 @@ from lit_probattn.records.provenance import (
     command_line,
     device_name,
     git_revision,
+    refuse_to_replace,
     replace_text,
     versions,
 )
@@ -47,7 +48,7 @@ def claim_folder(config: SweepConfig, folder: Path) -> None:
     """Note the sweep in its folder, or check that it is the one noted there.
 
     Raises:
-        ConfigError: the folder holds another sweep.
+        ConfigError: the folder holds another sweep, or files of others.
     """
     folder.mkdir(parents=True, exist_ok=True)
     note, content = folder / "sweep.json", config.model_dump(mode="json", exclude={"report"})
@@ -58,6 +59,8 @@ def claim_folder(config: SweepConfig, folder: Path) -> None:
                 "--out or remove the folder"
             )
         return
+    tables = (folder / "rows.csv", folder / "rows.parquet")
+    refuse_to_replace([*tables, *folder.glob("rows*.jsonl")])
     replace_text(note, json.dumps(content, indent=1))
 
 

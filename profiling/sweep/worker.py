@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -23,6 +22,11 @@ from lit_probattn.records.provenance import git_revision
 from profiling.measure.rows import ProfileRow
 from profiling.sweep.plan import Point
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
@@ -34,7 +38,8 @@ class Worker:
     """Runs points in a subprocess, one at a time.
 
     Args:
-        memory_limit_bytes: what the worker may allocate on the host; None means no limit.
+        memory_limit_bytes: what the worker may allocate on the host, where the system can limit
+            it; None means no limit.
         command: the command line to record in rows.
     """
 
@@ -46,8 +51,10 @@ class Worker:
 
     def _start(self) -> None:
         # Imported here: the worker itself needs no command line.
-        from lit_probattn.cli.shards import end_with_parent
+        from lit_probattn.cli.shards import child_options
 
+        if os.name != "posix":
+            raise WorkerFailure("memory and time are measured on POSIX systems only, such as Linux")
         receive, send = os.pipe()
         environment = dict(
             os.environ, PROFILING_COMMAND=self.command, PROFILING_REVISION=git_revision()
@@ -62,9 +69,8 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=(send,),
-            preexec_fn=end_with_parent,
             env=environment,
+            **child_options(send),
         )
         os.close(send)
         self.replies = os.fdopen(receive, "rb")
@@ -117,7 +123,7 @@ class Worker:
         assert self.process is not None
         code = self.process.wait()
         self.close()
-        if code == -signal.SIGKILL:
+        if code == -9:
             return "the worker was killed (signal 9), as the system does when memory runs out"
         if code < 0:
             return f"the worker died by signal {-code} ({signal.Signals(-code).name})"
@@ -148,7 +154,7 @@ def serve(send: int, limit: int) -> None:
     """Answer requests on standard input until it closes."""
     from profiling.sweep.points import measure_point
 
-    if limit:
+    if limit and resource is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     with os.fdopen(send, "wb") as replies:
         for line in sys.stdin.buffer:

@@ -254,6 +254,13 @@ def test_key_weights_make_the_keys(name):
     torch.testing.assert_close(made, without_bias, rtol=0, atol=1e-12)
 
 
+def test_heads_of_a_group_have_the_weights_of_their_key_head():
+    weights, seen = torch.randn(3, 1, 5, 7), torch.randn(6, 1, 4, 5)
+    rows = keys.statistics(weights, seen)
+    expected = [float(torch.linalg.matrix_norm(weights[head // 2, 0])) for head in range(6)]
+    assert [row["weight_norm"] for row in rows] == pytest.approx(expected)
+
+
 def test_shifted_keys_have_one_weight_and_their_shifts():
     layer = mgk().double()
     call = layer_call(layer).one(0)

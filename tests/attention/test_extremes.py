@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.backends import FUSED
+from lit_probattn.randomness import RandomKey
 from tests.attention.mgk.oracles import visible_pairs
+from tests.attention.variants import EMBED as VARIANT_EMBED
+from tests.attention.variants import examples, layers
 from tests.support.helpers import cpu_backends, use_oracle
 from tests.support.slow import every_nth
 
@@ -124,3 +128,39 @@ def test_nothing_is_nan_and_outputs_are_right(
     expected, _ = run(layer, x.double(), key_mask, is_causal)
     bound = 100 * torch.finfo(torch.float64).eps * (1 + max(largest)) * (1 + size)
     assert (found - expected).abs().max() <= bound
+
+
+WALKED = {**layers(), **examples()}
+# Gradients of larger inputs may lie beyond the largest number of float16.
+MOST_IN_FLOAT16 = 30
+# One sequence is whole, one padded, one nothing but padding.
+REAL = torch.tensor([[1] * 9, [1] * 6 + [0] * 3, [0] * 9]).bool()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", WALKED)
+def test_no_variant_gives_nan(name, dtype):
+    """Outputs and gradients of every variant and backend, up to inputs of size 300."""
+    torch.manual_seed(0)
+    layer = WALKED[name]().to(dtype).train()
+    noise = torch.randn(3, 9, VARIANT_EMBED, generator=torch.Generator().manual_seed(1))
+    for size, is_causal in itertools.product((10, 30, 100, 300), (False, True)):
+        for backend in layer.core.backends:
+            if backend == "triton":
+                continue
+            layer.backend = backend
+            rng = RandomKey(1, 2)
+            leaf = (size * noise).to(dtype).requires_grad_()
+            layer.zero_grad()
+            try:
+                out = layer(leaf, key_mask=REAL, is_causal=is_causal, rng=rng)
+            except NotImplementedError:
+                continue
+            where = (backend, size, is_causal)
+            assert out.isfinite().all(), where
+            if dtype == torch.float16 and size > MOST_IN_FLOAT16:
+                continue
+            out.float().sum().backward()
+            grads = [p.grad for p in (leaf, *layer.parameters()) if p.grad is not None]
+            assert len(grads) > 4, where
+            assert all(bool(g.isfinite().all()) for g in grads), where

@@ -17,7 +17,7 @@ from lit_probattn.reproduce.__main__ import main as reproduce
 from lit_probattn.reproduce.figures.cells import CellFigure
 from profiling.cli import main as profiling_main
 from tests.bad_inputs.cases import Case, command_error, data_command, fit
-from tests.compare.tiny import TABLE, TASKS, write_tables
+from tests.compare.tiny import TABLE, TASKS, finished, write_tables
 from tests.support.paths import ROOT
 from tests.support.runs import TASK, arguments, write_attention
 
@@ -104,7 +104,7 @@ def _claim(claim: str) -> Callable[[Path], str]:
         (cell,) = make_cells(
             read_table("tiny", tables), ["listops", "mgk_1"], [3], Options(), Place(folder)
         )
-        cell.keep({"values": {"test": 1.0}, "run_folder": str(folder), "report": {}})
+        finished(cell, run_folder=str(folder))
         table = kinds(tables)["tiny_figure"]
         made = CellFigure.table_of("tiny_figure", table, tables, Place(folder), False)
         try:
@@ -150,7 +150,6 @@ def _figures() -> Iterator[Case]:
     """Figures of papers, and what is said of them."""
     area = "Figures of papers"
     yield Case(area, "`reproduce mgk_figure17`", _reproduce("mgk_figure17"))
-    yield Case(area, "`reproduce fish_figure1`", _reproduce("fish_figure1"))
     yield Case(area, "`mgk_figure3 --seeds 1`", _reproduce("mgk_figure3", "--seeds", "1"))
     yield Case(area, "`mgk_figure3 --report`, unmeasured", _reproduce("mgk_figure3", "--report"))
     yield Case(area, "`mgk_figure1 --only mgk_8`", _reproduce("mgk_figure1", "--only", "mgk_8"))

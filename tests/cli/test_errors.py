@@ -125,6 +125,8 @@ def test_order_of_files(tmp_path, capsys):
     assert f"put the task file first: --config {TASK} --config {attention}" in line
     assert "no task file" in error_of(["fit", "--config", attention], capsys)
     assert "no attention variant: add --att" in error_of(["fit", "--config", TASK], capsys)
+    for command in ("fit", "test"):
+        assert "add --task NAME --attention NAME, for exam" in error_of([command], capsys)
 
 
 def test_missing_file_names_the_nearest(capsys):

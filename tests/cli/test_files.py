@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from lit_probattn.cli.app import main
+from lit_probattn.cli.errors import CommandError
 from lit_probattn.cli.files import files_before_flags, read_config_files
 from lit_probattn.configs import ConfigError, compose
 from tests.support.paths import CONFIGS
@@ -46,3 +47,40 @@ def test_two_task_files_are_refused(tmp_path):
         with pytest.raises(ConfigError) as error:
             read([TASK, attention, other])
         assert f"two task files, {TASK} and {other}" in str(error.value)
+
+
+LINKED = {
+    "model.init_args.vocab_size": "the data decide it",
+    "model.init_args.num_classes": "the data decide it",
+    "model.init_args.seed": "seed_everything decides it",
+    "data.init_args.seed": "seed_everything decides it",
+}
+
+
+@pytest.mark.parametrize("key", LINKED)
+@pytest.mark.parametrize("form", ["nested", "dotted", "flag", "short flag"])
+def test_what_the_data_or_the_seed_decide_is_refused(key, form, tmp_path, capsys):
+    part, _, name = key.split(".")
+    own = tmp_path / "own.yaml"
+    nested = {part: {"init_args": {name: 7}}}
+    own.write_text(yaml.safe_dump({key: 7} if form == "dotted" else nested))
+    words = ["fit", "--config", TASK, "--config", write_attention(tmp_path)]
+    given = f"{part}.{name}" if form == "short flag" else key
+    words += [f"--{given}=7"] if "flag" in form else ["--config", str(own)]
+    assert main([*words, "--print_config"]) == 2
+    error = capsys.readouterr().err
+    assert f"{given} is not read, as {LINKED[key]}" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("model: {init_args: null}", "model.init_args"),
+        ("model: {init_args: {attention: {init_args: 3}}}", "model.init_args.attention.init_args"),
+    ],
+)
+def test_arguments_that_are_none_are_named(text, key, tmp_path):
+    (tmp_path / "own.yaml").write_text(text)
+    with pytest.raises(CommandError, match=rf"own\.yaml: {key} must hold arguments by name"):
+        read_config_files([TASK, str(tmp_path / "own.yaml")])

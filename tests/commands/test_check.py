@@ -20,6 +20,26 @@ class Peeking(Attention):
 
 class Nothing(Attention):
     pass
+
+class PeekingFar(Attention):  # from 65 keys on
+    def reference_scores(self, query, key):
+        scores, ramp = query @ key.mT, torch.arange(key.shape[2], dtype=key.dtype).sin()
+        far = key[:, :, 64:].mean((2, 3))[..., None, None] if key.shape[2] > 64 else 0
+        return scores + far * ramp
+
+class BatchInEval(Attention):
+    def reference_scores(self, query, key):
+        scores = query @ key.mT
+        return scores if self.training else scores + key.mean(0).sum(-1)[:, None]
+
+class Leaves(Attention):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        raise SystemExit(0)
+
+class LeavesLater(Attention):
+    def reference_scores(self, query, key):
+        raise SystemExit(0)
 """
 
 
@@ -32,7 +52,7 @@ def module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("LIT_PROBATTN_ALLOW_CODE", "")
-    yield
+    yield tmp_path
     for name in ("my_broken", "my_cosine_try"):
         sys.modules.pop(name, None)
 
@@ -59,9 +79,40 @@ def test_a_broken_promise_is_named_with_its_remedy(module, capsys):
 
 
 @pytest.mark.parametrize(
+    ("cls", "check_name", "where"),
+    [
+        ("PeekingFar", "causality", " with 307 keys"),
+        ("PeekingFar", "padding", " with 307 keys"),
+        ("BatchInEval", "padding", " in eval mode"),
+    ],
+)
+def test_a_leak_of_many_keys_or_of_one_mode_is_seen(module, capsys, cls, check_name, where):
+    assert check(f"my_broken.{cls}") == 1
+    title, problem, remedy = capsys.readouterr().out.split(f"{check_name} ", 1)[1].splitlines()[:3]
+    assert title.strip() == "FAILED"
+    assert f"reference{where}:" in problem
+    assert remedy.strip() == f"remedy: {CHECKS[check_name].remedy}"
+
+
+def test_a_class_that_ends_the_process_fails_its_checks(module, capsys):
+    assert check("my_broken.LeavesLater") == 1
+    assert "causality         FAILED\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("raised", ["SystemExit: 0", "RuntimeError: no luck"])
+def test_a_module_that_raises_while_it_is_imported_is_one_line(module, capsys, raised):
+    kind, _, text = raised.partition(": ")
+    (module / "my_raising.py").write_text(f"raise {kind}({int(text) if text == '0' else text!r})")
+    assert check("my_raising.X") == 2
+    wanted = f"error: --allow_code my_raising: importing it raised {raised}\n"
+    assert capsys.readouterr().err == wanted
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["my_broken.Nothing"], "cannot be made: Nothing has neither reference_scores nor a core"),
+        (["my_broken.Leaves"], "Leaves cannot be made: SystemExit: 0"),
         (["my_broken.Peekin"], "unknown class 'my_broken.Peekin'"),
         (["my_broken.torch"], "my_broken.torch is no subclass of lit_probattn.attention.Attention"),
         (["my_broken.Peeking", "--init_args", "x"], "--init_args x: expected KEY=VALUE"),

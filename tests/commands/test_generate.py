@@ -227,3 +227,16 @@ def test_a_run_that_is_no_language_model_is_refused(folder, tmp_path, part, name
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path, capsys):
     check_refused(generate(tmp_path), f"checkpoint not found: {tmp_path}", capsys)
+
+
+def test_a_prompt_of_sub_words_is_continued_and_not_ended(tmp_path, capsys):
+    pytest.importorskip("tokenizers")
+    made.write(tmp_path / "text")
+    fit = command("fit", tmp_path, "--data.init_args.subwords", "300", "--trainer.max_steps", "2")
+    run([*fit, "--trainer.val_check_interval", "2"])
+    table = tmp_path / "text.parquet"
+    prompts = ["w1 w", "w2 w3", "w"]
+    flags = ("--max_new_tokens", "2", "--out", str(table))
+    assert generate(only_version(tmp_path), *flags, prompts=prompts) == 0
+    assert pd.read_parquet(table)["prompt_text"].tolist() == prompts
+    assert len(texts(capsys)) >= len(prompts)

@@ -100,7 +100,10 @@ def test_there_is_no_text_of_a_command_that_is_gone():
 
 def test_the_version(capsys):
     assert main(["--version"]) == 0
-    assert re.match(r"lit_probattn \d+\.\d+\S*, python 3", capsys.readouterr().out)
+    told = capsys.readouterr().out
+    assert re.match(r"lit_probattn \d+\.\d+\S*, python 3", told)
+    assert re.search(r", lightning \d.*; revision \S+$", told)
+    assert len(re.findall("lit.probattn", told)) == 1
     assert re.match(r"\d+\.\d+", lit_probattn.__version__)
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = lit_probattn.no_such_name

@@ -12,7 +12,7 @@ import pytest
 
 from lit_probattn.compare.cells import INIT_FROM, TOKENISER, Cell, Place, share_of
 from lit_probattn.compare.command import Counted, make_cells, missing_by_task
-from lit_probattn.compare.predict import counts
+from lit_probattn.compare.model import counts
 from lit_probattn.compare.protocol import Options, refuse_unknown_tasks
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import read_table, read_tasks
@@ -306,7 +306,8 @@ def test_data_have_the_tokeniser_of_the_start(bert, tmp_path):
     assert data.tokeniser_digest == start.data().tokeniser_digest
     folder = Path(cell.links()[TOKENISER])
     assert folder.parent == tmp_path / "cache"
-    assert cell.links()[INIT_FROM] == tmp_path / "runs" / start.name / "0" / "best"
+    assert start.run_name.startswith(f"{start.name}-data")
+    assert cell.links()[INIT_FROM] == tmp_path / "runs" / start.run_name / "0" / "best"
     sizes = {part.task.name: counts(part)["parameters"] for part in bert}
     table = 64 * (start.data().vocab_size + 64 + 2 + 2)
     assert all(table < size < 30522 * 64 for size in sizes.values())

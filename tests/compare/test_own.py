@@ -17,17 +17,17 @@ TASK = "tiny/lra_listops"
 
 
 def test_names_become_rows_with_options():
-    table = make_table([TASK], ["softmax", "smgk num_heads=1", "hard_gfish num_global_heads=2"])
+    table = make_table([TASK], ["softmax", "smgk num_heads=1", "hard_gfish num_global_heads=4"])
     assert table.baseline == "softmax"
     assert [row.label for row in table.rows.values()] == [
         "softmax, 8 heads",
         "smgk, 1 head",
-        "hard_gfish num_global_heads=2, 4 heads",
+        "hard_gfish num_global_heads=4, 8 heads",
     ]
     assert [dict(row.set) for row in table.rows.values()] == [
         {},
         {"num_heads": 1},
-        {"num_global_heads": 2},
+        {"num_global_heads": 4},
     ]
     (task,) = table.tasks.values()
     assert (task.name, task.config) == ("lra_listops_tiny", f"configs/tasks/{TASK}.yaml")

@@ -22,7 +22,10 @@ from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
 from lit_probattn.compare.report import SHORTENED, Report, draw
 from lit_probattn.compare.tables import read_table
-from tests.compare.tiny import TABLE, tiny_cells, write_tables
+from lit_probattn.configs import ConfigError
+from lit_probattn.records.pages import markdown_body
+from tests.compare.tiny import TABLE, finished, tiny_cells, write_tables
+from tests.support.pages import Page
 from tests.support.paths import ROOT
 
 COUNTS = {"softmax_2": (1000, 4000), "mgk_1": (600, 3000), "fish_1": (500, 2000)}
@@ -35,29 +38,8 @@ def _root(monkeypatch):
 
 def keep(cell, value, **more):
     parameters, macs = COUNTS[cell.row.name]
-    facts = {
-        "task": cell.task.name,
-        "row": cell.row.name,
-        "seed": cell.seed,
-        "values": {"test": value},
-        "parameters": parameters,
-        "macs": 7,
-        "macs_published_length": macs,
-        "num_test": 42,
-        "selected_step": 8,
-        "selected_on_test": False,
-        "max_steps": cell.max_steps,
-        "num_starts": 1,
-        "fit_seconds_of_last_start": 90.0,
-        "run_folder": "runs/x/0",
-        "command": "python -m lit_probattn fit",
-        "python": "3.11",
-        "packages": {"torch": "2.15.0"},
-        "git": {"revision": "abcdef123456", "dirty": False},
-        "hardware": {"processor": "a processor", "num_cores": 2, "gpus": []},
-        "backends": {"softmax (cpu, float32)": "sdpa"},
-    }
-    cell.keep(facts | more)
+    facts = {"values": {"test": value}, "parameters": parameters, "macs_published_length": macs}
+    finished(cell, **{**facts, **more})
 
 
 def report_of(tmp_path, table, cells):
@@ -74,6 +56,41 @@ def test_rows_that_learned_nothing_are_named(tmp_path):
     (line,) = [line for line in written.splitlines() if "Not above chance" in line]
     label = table.rows["softmax_2"].label
     assert line.endswith(f" listops, {label} (seed 3).**")
+
+
+MARKUP = "![x](/etc/hostname) [x](http://x) <img src=x>\n\n# Heading\n\n![y](y)"
+
+
+def test_what_results_of_others_say_stays_text(tmp_path):
+    table, cells = tiny_cells(tmp_path)
+    mgk = replace(table.rows["mgk_1"], method=MARKUP)
+    cells = [replace(c, row=mgk) if c.row.name == "mgk_1" else c for c in cells]
+    table = replace(table, rows={**table.rows, "mgk_1": mgk})
+    facts = {
+        "hardware": {"processor": MARKUP, "num_cores": 2, "gpus": []},
+        "packages": {"torch": MARKUP},
+        "python": MARKUP,
+        "git": {"revision": "![x](y)", "dirty": False},
+        "report": {"above_chance": False},
+        "command": MARKUP,
+    }
+    for number, cell in enumerate(cells[:3]):
+        backends = {"softmax (cpu, float32)": MARKUP if number else "sdpa"}
+        keep(cell, 30.0, **facts, backends=backends)
+    _, _, written = report_of(tmp_path, table, cells)
+    page = Page(markdown_body(written))
+    assert page.attributes("img", "src") == ["figures/results.png"]
+    assert not page.attributes("a", "href")
+    assert "Heading" not in page.texts["h1"]
+
+
+def test_an_out_that_is_a_file_is_one_line(tmp_path):
+    table, cells = tiny_cells(tmp_path)
+    keep(cells[0], 30.0)
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(ConfigError, match=f"--out {tmp_path / 'out'}"):
+        report_of(tmp_path, table, cells)
+    assert (tmp_path / "out").read_text() == "mine"
 
 
 def test_numbers(tmp_path):
@@ -230,6 +247,16 @@ def test_differences_are_computed_from_the_configurations(tmp_path):
     assert "- published: another evaluation" in written
 
 
+def test_what_is_known_of_a_published_row_is_listed_for_its_rows(tmp_path):
+    note = "published: another variance"
+    rows = {**TABLE["rows"], "mgk_1": {**TABLE["rows"]["mgk_1"], "not_in_config": [note]}}
+    folder = write_tables(tmp_path / "tables", {**TABLE, "rows": rows})
+    cells = make_cells(table := read_table("tiny", folder), [], [3], Options(), Place(tmp_path))
+    for cell in cells:
+        keep(cell, 30.0)
+    assert report_of(tmp_path, table, cells)[2].count(f"- {note} (mgk_1)") == 1
+
+
 def test_what_as_published_has_switched_is_listed(tmp_path):
     table, cells = tiny_cells(tmp_path, None, Options(as_published=True))
     for cell in cells:
@@ -380,17 +407,17 @@ def test_noise_does_not_fill_the_axis(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("shortened", "values", "is_drawn"),
-    [(True, 300.0, False), (True, 38.0, True), (False, 300.0, True)],
+    [(True, 90.0, False), (True, 38.0, True), (False, 90.0, True)],
 )
 def test_numbers_of_another_protocol_do_not_squeeze_ours(
     shortened, values, is_drawn, monkeypatch, tmp_path
 ):
-    found = {"softmax_2": [values, values + 2.0], "mgk_1": [values - 1.0, values]}
+    found = {"softmax_2": [values, values + 0.5], "mgk_1": [values - 0.5, values]}
     axis = drawn(found, monkeypatch, tmp_path, Options(shortened=shortened)).axes[0]
     low, high = axis.get_xlim()
     printed = [row["published"]["listops"] for row in TABLE["rows"].values()]
     assert (low < min(printed)) == is_drawn
-    assert low < values - 1.0 < values + 2.0 < high
+    assert low < values - 0.5 < values + 0.5 < high
     told = f"\npublished (its own protocol): {min(printed):g} to {max(printed):g}, off this axis"
     assert axis.get_xlabel().endswith(told) != is_drawn
 

@@ -14,7 +14,7 @@ import pytest
 
 from lit_probattn.cli.shards import duration
 from lit_probattn.compare.launch import child_environment
-from lit_probattn.compare.predict import counts
+from lit_probattn.compare.model import counts
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.runner import Pace, Runner, _Slot
 from lit_probattn.reproduce.__main__ import main

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
+from lit_probattn.convert import files
 from lit_probattn.convert.to_mgk import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import load_checkpoint
@@ -126,12 +127,22 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     out = tmp_path / "mgk.ckpt"
     damaged = tmp_path / "damaged.ckpt"
     damaged.write_bytes(checkpoint.read_bytes()[:-100])
+    no_numbers = torch.load(checkpoint)
+    no_numbers["state_dict"]["model.encoder.blocks.0.attention.key_proj.bias"][1] = torch.nan
+    torch.save(no_numbers, tmp_path / "nan.ckpt")
+    alone, sized = tmp_path / "alone.ckpt", tmp_path / "sized.ckpt"
+    alone.write_bytes(checkpoint.read_bytes())
+    torch.save({**torch.load(checkpoint), "hyper_parameters": {"head_dim": E}}, sized)
     cases = [
         ([checkpoint, out, "--num_components", "3"], "must divide num_heads=4, received 3"),
         ([mixture, out], "it also has core.prior.value"),
         ([damaged, out], "is damaged"),
+        ([tmp_path / "nan.ckpt", out], "attention.key_proj.bias holds NaN in 1 of 12"),
         ([tmp_path / "none.ckpt", out], "checkpoint not found"),
-        ([checkpoint, out, "--weights_only", "--head_dim", "5"], "a multiple of head_dim=5"),
+        ([alone, out, "--weights_only", "--head_dim", "5"], "a multiple of head_dim=5"),
+        ([checkpoint, out, "--weights_only", "--head_dim", "6"], "says 3: leave --head_dim out"),
+        ([sized, out, "--weights_only", "--head_dim", "6"], "says 3: leave --head_dim out"),
+        ([checkpoint, out, "--head_dim", "6"], "says 3: leave --head_dim out"),
         ([checkpoint, out, "--config", tmp_path / "none.yaml"], "no config at"),
         ([checkpoint, checkpoint], "exists: choose another name"),
     ]
@@ -198,24 +209,6 @@ def test_smgk_starts_at_the_softmax_model_and_is_annealed(tmp_path, capsys):
     assert float(new.model.encoder.blocks[1].attention.core.key_norm_weight) == 1.0
 
 
-def test_layers_are_taught_on_request(tmp_path, capsys):
-    _, checkpoint = make_run(tmp_path / "run")
-    out = tmp_path / "smgk.ckpt"
-    flags = ["--to", "smgk", "--distil_steps", "20", "--distil_lr", "0.002"]
-    assert main([str(checkpoint), str(out), *flags]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    stored = load_checkpoint(out)["conversion"]
-    taught = stored["distillation"]["layers"]
-    for index, line in enumerate(printed[:2]):
-        name = f"model.encoder.blocks.{index}.attention"
-        before, after = (100 * taught[name][side] for side in ("before", "after"))
-        assert line.endswith(f"; distilled: output error {before:.1f} % -> {after:.1f} %")
-        assert taught[name]["before"] == pytest.approx(stored["layers"][name]["output_error"], 1e-4)
-        assert after < before
-    assert stored["distillation"]["settings"]["steps"] == 20
-    assert "norm_annealing_steps" not in out.with_suffix(".yaml").read_text()
-
-
 def test_fish_is_written_with_its_own_file(tmp_path, capsys):
     _, checkpoint = make_run(tmp_path / "run")
     out = tmp_path / "fish.ckpt"
@@ -242,7 +235,6 @@ def test_fish_is_written_with_its_own_file(tmp_path, capsys):
         ("--to smgk --num_global_heads 2", "--num_global_heads is for --to fish"),
         ("--to smgk --score dot", "ordinary softmax attention"),
         ("--anneal 10", "--anneal is for Gaussian scores: add --score gaussian"),
-        ("--distil_steps 3 --weights_only", "--distil_steps needs data"),
         ("--to fish --num_global_heads 5", "must be between 1 and num_heads=4"),
         ("--to smgk --old_heads 4", "need as many components"),
     ],
@@ -262,3 +254,19 @@ def test_heads_with_a_bias_each_are_refused(tmp_path, capsys):
     checkpoint = made.checkpoint(tmp_path, "picture", "SoftmaxAttention")
     assert main([str(checkpoint), str(tmp_path / "mgk.ckpt"), "--num_batches", "1"]) == 2
     assert "every head has a bias of its own" in capsys.readouterr().err
+
+
+def test_a_conversion_to_nan_is_not_written(tmp_path, monkeypatch, capsys):
+    _, checkpoint = make_run(tmp_path / "run")
+    out = tmp_path / "mgk.ckpt"
+
+    def spoilt(state, layers):
+        new = files.put_layers(state, layers)
+        new["model.encoder.blocks.1.attention.core.prior.value"][0] = torch.nan
+        return new
+
+    monkeypatch.setattr("lit_probattn.convert.to_mgk.put_layers", spoilt)
+    assert main([str(checkpoint), str(out)]) == 2
+    assert "blocks.1.attention.core.prior.value holds NaN" in capsys.readouterr().err
+    assert not out.exists()
+    assert not out.with_suffix(".yaml").exists()

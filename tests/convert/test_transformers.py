@@ -289,6 +289,17 @@ def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
+def test_weights_that_are_nan_are_not_imported(tmp_path, capsys):
+    model = written(tmp_path, "BertForPreTraining")
+    with torch.no_grad():
+        model.cls.predictions.bias[3] = torch.nan
+    model.save_pretrained(tmp_path / "theirs")
+    out = tmp_path / "x.ckpt"
+    assert main(["convert", "from_transformers", str(tmp_path / "theirs"), str(out)]) == 2
+    assert "model.safetensors: cls.predictions" in capsys.readouterr().err
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("form", ["bin", "sharded", "sharded bin"])
 def test_every_form_of_file(form, tmp_path):
     model = written(tmp_path, "BertForPreTraining")

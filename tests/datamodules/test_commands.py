@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from datamodules.__main__ import main
+from tests.datamodules.pictures.made import picture
 from tests.datamodules.text.translation import made as made_translation
 from tests.support.paths import ROOT
 
@@ -194,3 +195,19 @@ def test_check_shows_what_is_in_parallel_text(tmp_path: Path, capsys) -> None:
     assert "expected a folder, or an archive" in capsys.readouterr().err
     assert main(["check", "translation", f"--path={folder}", *options]) == 0
     assert capsys.readouterr().out.splitlines() == shown.splitlines()[:-1]
+
+
+def test_check_says_what_speaks_against_training(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("LIT_PROBATTN_CACHE", str(tmp_path / "cache"))
+    for target, name in enumerate(("cat", "dog")):
+        (tmp_path / "few" / name).mkdir(parents=True)
+        for number in range(8):
+            picture(100 * target + number).save(tmp_path / "few" / name / f"{number}.png")
+    assert main(["check", str(tmp_path / "few"), "--image_size=16"]) == 0
+    warnings = [x for x in capsys.readouterr().out.splitlines() if x.startswith("warning: ")]
+    assert "14 samples of train are less than one step at batch_size 32" in warnings[0]
+    assert "val has 1 samples, so its accuracy moves in steps of 100 %, none of " in warnings[1]
+    assert warnings[2].startswith("warning: test has 1 samples")
+    assert len(warnings) == 3
+    assert main(["check", str(write_reviews(tmp_path / "mine.csv"))]) == 0
+    assert "warning" not in capsys.readouterr().out

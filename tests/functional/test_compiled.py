@@ -13,8 +13,7 @@ from lit_probattn.attention.backends import AUTO_RULES
 from tests.support.slow import mostly_slow
 
 B, H, N, E = 2, 3, 9, 5
-# ast is not here: its package cannot be traced.
-LAYERS = ["softmax", "mgk", "smgk", "fish", "gfish", "linear", "mlk", "lfish"]
+LAYERS = ["softmax", "mgk", "smgk", "fish", "gfish", "linear", "mlk", "lfish", "ast", "favor"]
 
 
 @pytest.fixture(autouse=True)
@@ -105,12 +104,14 @@ def test_torchs_encoder_with_our_layers_is_one_graph():
     check(model, compiled, [torch.randn(B, N, 12)])
 
 
-def test_maps_that_a_graph_need_not_hold_are_not_stored():
-    """Above `trace_up_to` the choice is that of a call outside a graph."""
+def test_the_choice_in_a_graph():
+    """Passes over rows that are operators are chosen as outside a graph; others give way."""
     layer = lit_probattn.create("softmax", 8, 2, dropout=0.4)
-    call = layer.core.describe(layer.call(torch.randn(1, 300, 8)))
-    small = replace(call, dropout=True, num_keys=300, traced=True)
-    large = replace(small, num_scores=AUTO_RULES["cpu"].trace_up_to + 1)
-    assert layer.core.pick_for(small) == "reference"
-    assert layer.core.pick_for(large) == layer.core.pick_for(replace(large, traced=False))
-    assert layer.core.pick_for(large) != "reference"
+    call = replace(layer.core.describe(layer.call(torch.randn(1, 300, 8))), dropout=True)
+    compiled = replace(call, graph="compiled")
+    assert layer.core.pick_for(compiled) == layer.core.pick_for(call) != "reference"
+    assert layer.core.pick_for(replace(call, graph="exported")) == "reference"
+    bound = AUTO_RULES["cpu"].trace_up_to
+    stored = replace(compiled, row_operators=False, num_scores=bound)
+    assert layer.core.pick_for(stored) == "reference"
+    assert layer.core.pick_for(replace(stored, num_scores=bound + 1)) == "blockwise"

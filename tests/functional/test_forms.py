@@ -198,6 +198,10 @@ def heads_of(*counts, size=E):
     return [torch.zeros(B, count, N, size) for count in counts]
 
 
+def whole(count):
+    return [torch.ones(B, 6, N, E, dtype=torch.int64)] * count
+
+
 P = torch.ones(H, G)
 
 
@@ -228,6 +232,16 @@ P = torch.ones(H, G)
         (
             lambda: LF.linear_attention(*heads_of(6, 6, 6), torch.zeros(N, N)),
             "no scores before a softmax to add a bias to",
+        ),
+        (lambda: LF.softmax_attention(*whole(3)), "query has dtype torch.int64"),
+        (lambda: LF.linear_attention(*heads_of(6, 6), *whole(1)), "value has dtype torch.int64"),
+        (
+            lambda: LF.fish_attention(*heads_of(2, 2), torch.zeros(B, 6, N, E).half(), P),
+            "value has dtype torch.float16 and query torch.float32",
+        ),
+        (
+            lambda: LF.softmax_attention(*heads_of(6, 6, 6), torch.ones(N, N).long()),
+            "attn_mask has dtype torch.int64",
         ),
     ],
 )

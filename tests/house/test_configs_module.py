@@ -59,7 +59,9 @@ LAUGHS = b"a0: &a0 [1, 1]\n" + b"".join(
         (b"a: \x00", r"wrong.yaml: not valid YAML: .*special characters"),
         (b"a: " + 3000 * b"[", r"wrong.yaml: nested too deeply"),
         (b"a: &a {b: *a}", r"wrong.yaml:1: an alias contains itself"),
-        (LAUGHS, r"wrong.yaml: its aliases stand for more than 100000 values"),
+        (LAUGHS, r"wrong.yaml: it holds more than 100000 values, aliases counted"),
+        (b"trainer: {a: 1}\ntrainer.a: 2", r"wrong.yaml: trainer.a is set twice, nested and with"),
+        (b"a: [" + b"1, " * 2**19 + b"1]", r"wrong.yaml has 1,572,870 bytes; a .* 1,048,576 at"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(content, message, tmp_path):
@@ -70,6 +72,12 @@ def test_what_cannot_be_read_is_one_line(content, message, tmp_path):
     with pytest.raises(ConfigError, match=message) as error:
         read_yaml(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_link_to_nothing_is_named(tmp_path):
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    with pytest.raises(ConfigError, match=r"loop\.yaml is a link that leads to no file$"):
+        read_yaml(tmp_path / "loop.yaml")
 
 
 def test_merge_is_by_key_and_makes_a_copy(tmp_path):

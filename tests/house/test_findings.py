@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from functools import partial
 
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -24,6 +25,8 @@ from lit_probattn.randomness import RandomKey
 from tests.analysis.made import layer_call
 from tests.models.images.made import hard_gfish
 from tests.support.paths import ROOT
+
+SECTION_3_2 = ("fish_table2", "fish_table4")
 
 
 def printed(table, task, method, heads=None, *, split=None, metric=None) -> float:
@@ -169,6 +172,28 @@ def row_of_page(number: str) -> str:
     return line
 
 
+def translations_with_and_without_noise() -> list[tuple[float, float]]:
+    """BLEU of every printed pair of section 3.2 of FiSH, which is about tables 2 and 4."""
+    rows = [row for row in read_published(ROOT / FOLDER) if row["table"] in SECTION_3_2]
+    scores = {(row["table"], row["method"], row["heads"]): float(row["value"]) for row in rows}
+    return [
+        (value, scores[table, f"Hard {method}", heads])
+        for (table, method, heads), value in scores.items()
+        if (table, f"Hard {method}", heads) in scores
+    ]
+
+
+def test_a_claim_about_a_gpu_is_open_where_its_table_cannot_be_told():
+    """M12 and the report of table 7 follow one rule."""
+    table = pd.read_csv(ROOT / "reports/mgk_table7/printed.csv")
+    memory = table[(table["number"] == "gpu_memory_gb") & (table["baseline"] == "softmax8")]
+    assert set(memory["ratio_verdict"]) == {"cannot be told"}
+    ratios = " and ".join(f"{value:.3f}" for value in memory["ratio_published"])
+    assert f"Memory {ratios} of softmax" in row_of_page("M12")
+    assert "| **open**: " in row_of_page("M12")
+    assert set(table["ratio_verdict"].dropna()) == {"cannot be told"}  # no GPU has measured it
+
+
 def test_sentences_of_the_page_follow_from_the_printed_tables():
     """M10, F8, F9: the page's sentences, made again from published.csv; false means smaller."""
     one, two = partial(printed, "mgk_table1"), partial(printed, "mgk_table2", "average")
@@ -188,6 +213,11 @@ def test_sentences_of_the_page_follow_from_the_printed_tables():
     def small(method, split, table="fish_table1"):
         return printed(table, "wikitext_small", method, "4/8", split=split)
 
+    pairs = translations_with_and_without_noise()
+    assert len(pairs) == 4
+    assert all(noisy > hard for noisy, hard in pairs)
+    told = [f"{noisy:.2f} to {hard:.2f}" for noisy, hard in pairs]
+    assert f"{', '.join(told[:-1])} and {told[-1]} BLEU" in row_of_page("F8")
     hard, soft = ([small(m, s) for s in ("valid", "test")] for m in ("Hard FiSH", "FiSH"))
     assert hard < soft
     assert hard[1] < soft[1]

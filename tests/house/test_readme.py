@@ -13,6 +13,8 @@ import yaml
 
 from lit_probattn import quickstart
 from lit_probattn.cli.app import main
+from lit_probattn.compare.own import read_row
+from lit_probattn.configs import attention_entry
 from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -90,3 +92,25 @@ def test_the_quickstart_writes_where_git_does_not_look():
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
     assert f"{quickstart.OUT.parts[0]}/" in ignored
     assert f"`{quickstart.OUT}/report.md`" in README
+
+
+def test_fish_of_the_table_of_costs_and_of_the_comparison_is_the_preset():
+    """One meaning: local heads from maps as the table prints them; `compare` changes neither."""
+    entry = attention_entry("configs/attention/hard_fish.yaml")["init_args"]
+    sizes = (entry["num_heads"], entry["num_global_heads"])
+    (line,) = re.findall(r"^\| Hard FiSH: (\d+) heads from (\d+) maps \| (\d+) \|", README, re.M)
+    assert line == (str(sizes[0]), str(sizes[1]), str(sizes[0]))
+    words = next(words for words in commands() if words[1:2] == ["compare"])
+    assert [dict(read_row(word).set) for word in words if word.startswith("hard_fish")] == [{}]
+
+
+@pytest.mark.parametrize("folder", ["README.md", "docs/quick_start.md", "docs/training.md"])
+def test_the_comparison_is_the_same_wherever_it_stands(folder):
+    compared = [
+        words
+        for block in re.findall(r"```\w*\n(.*?)```", (ROOT / folder).read_text("utf-8"), re.S)
+        for line in block.replace("\\\n", " ").splitlines()
+        if (words := shlex.split(line, comments=True))[1:2] == ["compare"]
+    ]
+    (first, *_) = compared
+    assert first == next(words for words in commands() if words[1:2] == ["compare"])

@@ -214,3 +214,14 @@ def test_the_parameters_are_the_layers():
     assert module.layer is layer
     assert {f"layer.{name}" for name in layer.state_dict()} == set(module.state_dict())
     assert (module.embed_dim, module.num_heads, module.batch_first) == (C, H, False)
+
+
+def test_what_is_no_layer_of_ours_is_named():
+    torchs, ours = nn.MultiheadAttention(8, 2), lit_probattn.create("softmax", 8, 2)
+    for given, told in (
+        (5, "int$"),
+        (torchs, "MultiheadAttention; lit_probattn.swap"),
+        (as_multihead_attention(ours), "MultiheadForm; it has this form already"),
+    ):
+        with pytest.raises(TypeError, match=f"layer must be an Attention .*received {told}"):
+            as_multihead_attention(given)

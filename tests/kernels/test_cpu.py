@@ -1,10 +1,5 @@
 """The C library of the CPU: built once and safely, with the bits of torch, never required."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -28,15 +23,6 @@ from lit_probattn.randomness import normal_noise as torch_noise
 
 CPU = torch.device("cpu")
 KEY = RandomKey(5, 3, torch.tensor([5, 2**40 + 9])).fold(1)
-
-# Loads the library without PyTorch and says which file it is.
-LOAD = """
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("library", sys.argv[1])
-library = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(library)
-print(library.load()._name)
-"""
 
 
 def forget():
@@ -89,7 +75,7 @@ def test_noise_has_the_bits_of_torch(maps):
         assert torch.equal(normal_noise(KEY, 2, maps, row, col, CPU, dtype), expected)
 
 
-def mixture(run, threads, dtype=torch.float64):
+def mixture(run, threads, dtype=torch.float64, queries=37):
     """Return output and gradients of a mixture with every kind of term, by one pass over rows."""
     generator = torch.Generator().manual_seed(1)
 
@@ -97,7 +83,7 @@ def mixture(run, threads, dtype=torch.float64):
         drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
         return drawn.to(dtype).requires_grad_()
 
-    batch, heads, n, length, size, k = 2, 3, 37, 41, 5, 3
+    batch, heads, n, length, size, k = 2, 3, queries, 41, 5, 3
     query, key, value = (
         draw(batch, heads, n, size),
         draw(batch, heads, 1, length, size),
@@ -119,12 +105,57 @@ def mixture(run, threads, dtype=torch.float64):
 
 
 @needs_library
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_any_number_of_threads_agrees_with_torch_operations(threads):
+@pytest.mark.parametrize(("threads", "queries"), [(1, 37), (2, 37), (3, 37), (7, 37)])
+def test_any_number_of_threads_agrees_with_torch_operations(threads, queries, nan_filled_empties):
     for found, expected in zip(
-        mixture(NativeRows(), threads), mixture(TorchRows(), 1), strict=True
+        mixture(NativeRows(), threads, queries=queries),
+        mixture(TorchRows(), 1, queries=queries),
+        strict=True,
     ):
         assert (found - expected).abs().max() < 1e-13
+
+
+@needs_library
+@pytest.mark.parametrize("threads", [3, 4, 6])
+def test_rows_that_threads_do_not_divide_are_computed_too(threads, nan_filled_empties):
+    maps = torch.randn(1, 1001, 13)
+    out = torch.empty_like(maps)
+    block = rows.Block(heads=1, count=1, rows=1001, cols=13, all_rows=1001, all_cols=13)
+    block.components = 1
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        rows.rows_forward(block, [maps], out)
+    finally:
+        torch.set_num_threads(before)
+    assert (out - maps.softmax(-1)).abs().max() < 1e-6
+
+
+def biases(queries, keys):
+    """Yield additive biases whose numbers do not lie one after the other."""
+    whole = torch.randn(2, 3, keys, queries, dtype=torch.float64)
+    yield "transposed", whole.mT
+    yield "expanded over keys", whole[..., :1, :].mT.expand(2, 3, queries, keys)
+    yield "expanded over queries", whole[..., :1].mT.expand(2, 3, queries, keys)
+    yield "expanded over heads", whole[:, :1].mT.expand(2, 3, queries, keys)
+    yield "every other", torch.randn(1, 3, queries, 2 * keys, dtype=torch.float64)[..., ::2]
+
+
+@needs_library
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_bias_is_read_by_all_of_its_strides(gradient):
+    layer = SoftmaxAttention(12, 3, head_dim=4, backend="native").double()
+    x, target = torch.randn(2, 11, 12, dtype=torch.float64), torch.randn(2, 11, 12).double()
+    for name, bias in biases(11, 11):
+        found = []
+        for backend in ("native", "reference"):
+            layer.core.backend = backend
+            leaf = bias.detach().requires_grad_(gradient)
+            out = layer(x, bias=leaf)
+            grads = torch.autograd.grad((out * target).sum(), leaf) if gradient else ()
+            found.append((out.detach(), *grads))
+        for one, other in zip(*found, strict=True):
+            assert (one - other).abs().max() < 1e-13, name
 
 
 def by_the_equation(_, query, key, value, masks, dropout, *, row, col):
@@ -234,32 +265,6 @@ def test_without_a_compiler_torch_serves_and_native_says_why(fresh, monkeypatch)
     assert selftest.failure() == "cannot find the C compiler CC=no-such-compiler"
 
 
-@needs_library
-def test_a_folder_that_cannot_be_written_is_not_needed(fresh, monkeypatch, tmp_path):
-    blocked = tmp_path / "blocked"
-    blocked.write_text("a file where a folder is meant")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert Path(library.load()._name).parent.parent == tmp_path
-    monkeypatch.setattr("tempfile.tempdir", str(blocked))
-    forget()
-    assert "cannot be written" in str(selftest.failure())
-
-
-@needs_library
-def test_eight_first_starts_at_once_build_one_library(tmp_path):
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", LOAD, library.__file__]
-    starts = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(8)
-    ]
-    names = {start.communicate(timeout=120)[0].strip() for start in starts}
-    assert [start.returncode for start in starts] == [0] * 8
-    assert len(names) == 1
-    assert [str(p) for p in (tmp_path / "lit_probattn").glob("*.so")] == list(names)
-
-
 # Variant, its options, dropout, keys -> what `auto` takes with the library and without.
 MGK_HARD, SMGK = {"e_step": "hard"}, {"shifted_keys": True}
 FISH = {"num_global_heads": 1, "noise": "none"}
@@ -300,7 +305,6 @@ def test_auto_takes_the_library_where_it_was_faster(
 
 def test_auto_serves_without_a_compiler_and_says_so_once(fresh, monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
-    caplog.set_level("INFO", logger="lit_probattn")
     layer, x = MGKAttention(12, 2, head_dim=5, e_step="hard"), torch.randn(2, 7, 12)
     layer.core.variant = "hard mgk without a compiler"
     for _ in range(2):

@@ -21,6 +21,13 @@ def adaptive(**options) -> AdaptiveSoftmax:
     return layer
 
 
+def test_no_cluster_is_empty():
+    layer = AdaptiveSoftmax(VOCAB, 6, [7, VOCAB])
+    assert layer.bounds == [0, 7, VOCAB]
+    losses = layer(torch.zeros(VOCAB, 6), torch.arange(VOCAB), torch.randn(VOCAB, 6))
+    assert float(losses.neg().exp().sum()) == pytest.approx(1.0)
+
+
 def test_adaptive_softmax_equals_its_definition():
     layer, table, hidden = adaptive(), torch.randn(VOCAB, 6), torch.randn(VOCAB, 6)
     assert layer.bounds == [0, 7, 20, 29, VOCAB], "a cutoff beyond the vocabulary drops out"

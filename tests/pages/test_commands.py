@@ -90,15 +90,15 @@ TABLE = [
     Row(r"profiling report .*_cuda\.yaml", refusal=r"^error: "),  # nothing was measured
     Row(r"reproduce .*--accelerator gpu", refusal=NO_GPU),
     # published tables and figures whose data are not here
-    Row(r"reproduce low_rank_table.*--dry-run", "--shortened", refusal=NOT_THERE),
+    Row(r"reproduce low_rank_table.*--dry-run", "--shortened"),
     Row(r"reproduce (low_rank_table|mgk_figure1 )", refusal=WITHOUT_DATA),
     Row(r"reproduce mgk_figure2 --report", refusal=r"no cell of mgk_figure2 is finished"),
-    Row(r"reproduce mgk_table8 --dry-run", "--shortened", refusal=r"analysis priors"),
+    Row(r"reproduce mgk_table8 --dry-run", "--shortened"),
     # what needs a release
     Row(r"datamodules check (text|wikitext103)\b", refusal=r"(DIFFERENT|published.*)$"),
     Row(r"datamodules check uea", refusal=NO_DATA),
     Row(r"uea_benchmark .*--accelerator gpu", refusal=rf"{NO_GPU}|{NO_DATA}"),
-    Row(r"uea_benchmark --dry-run", "--archives JapaneseVowels Heartbeat", refusal=NO_DATA),
+    Row(r"uea_benchmark --dry-run", "--archives JapaneseVowels Heartbeat"),
     Row(r"check trajectories --path", refusal=NOT_THERE),
     Row(r"data check FOLDER", refusal=r"unknown data set"),
     Row(r"data (prepare|check) iwslt14", refusal=NOT_THERE),
@@ -122,7 +122,7 @@ TABLE = [
     Row(r"fit \$RUN", TEXT),
     Row(r"(test|validate|predict) \$RUN", TEXT),
     Row(r"prepare listops", "--num_train 200 --num_val 40 --num_test 40"),
-    Row(r"reproduce low_rank_figure.*--tflops", refusal=NOT_THERE),
+    Row(r"reproduce low_rank_figure.*--tflops"),
     Row(r"reproduce low_rank_figure.*--shortened", "--only 'fixed-h4-*' --seeds 0 --steps 4",
         refusal=WITHOUT_DATA),  # the small data are no text
     Row(r"reproduce value_aware_table2", "--steps 4 --only exponential_8"),

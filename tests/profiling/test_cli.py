@@ -10,7 +10,7 @@ from profiling.cli import main
 from profiling.kernels.config import load_kernels
 from profiling.sweep.config import load_sweep
 from profiling.sweep.plan import make_plan
-from tests.profiling.helpers import sweep
+from tests.profiling.helpers import attention, sweep
 from tests.support.paths import ROOT
 
 CONFIGS = sorted((ROOT / "configs/profiling").glob("*.yaml"))
@@ -79,6 +79,9 @@ def broken(tmp_path, change):
         (lambda c: c["model"].update(head_dim_divisor=2), "not both"),
         (lambda c: c["variants"]["mgk"].update(attention={"config": "no.yaml"}), "no.yaml"),
         (lambda c: c.update(measure=["flops"]), "measure.0"),
+        (lambda c: c.update(name="../../up"), "name: "),
+        (lambda c: c["grid"].update(seq_len=[0]), "grid.seq_len.0"),
+        (lambda c: c["variants"].update(a=attention("nowhere.X")), "variants.a: unknown class"),
     ],
 )
 def test_wrong_files_are_one_line(capsys, tmp_path, change, expected):
@@ -87,6 +90,14 @@ def test_wrong_files_are_one_line(capsys, tmp_path, change, expected):
     assert status == 2
     assert len(err.strip().splitlines()) == 1
     assert expected in err
+
+
+def test_a_sweep_whose_points_all_fail_says_why_and_fails(capsys, tmp_path):
+    path = broken(tmp_path, lambda c: c.update(variants={"softmax": attention(nonsense=1)}))
+    status, out, err = run(capsys, "sweep", "--config", str(path), "--out", str(tmp_path / "out"))
+    assert status == 1
+    assert "4 failed" in out
+    assert "'nonsense' is not accepted" in err
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "a: [", None])

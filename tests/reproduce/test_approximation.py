@@ -141,7 +141,7 @@ def test_the_table_trains_studies_and_compares_and_does_nothing_twice(tmp_path, 
     tables.write_text(
         text.replace("num_kept: 64", "num_kept: 4").replace("num_kept: 65", "num_kept: 4")
     )
-    assert main([*words, "--dry-run", "--tflops", "1"]) == 0
+    assert main([*words, "--dry-run"]) == 0
     assert "then approximate_compare of the rows of 1 of 1 seeds" in capfd.readouterr().out
     assert main(words) == 0
     first = capfd.readouterr().out

@@ -12,18 +12,10 @@ import time
 import pytest
 import torch
 
-from lit_probattn.compare import predict as prediction
 from lit_probattn.compare.cells import parse_settings
-from lit_probattn.compare.predict import (
-    build_task,
-    make_inputs,
-    predict,
-    set_backends,
-    training_step,
-)
+from lit_probattn.compare.model import counts, step_operations
 from lit_probattn.reproduce import __main__ as command
 from lit_probattn.reproduce.__main__ import main
-from profiling.measure.memory import cpu_peak_bytes
 from tests.compare.tiny import tiny_cells, write_tables
 from tests.support.paths import ROOT
 
@@ -39,100 +31,39 @@ def places(tmp_path):
     return ["--tables", str(tables), "--runs", str(tmp_path / "runs"), "--data_dir", str(tmp_path)]
 
 
-def test_dry_run_predicts_and_names_what_is_missing(places, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(prediction, "start_seconds", lambda: 5.0)
-    assert main(["tiny", *places, "--dry-run", "--commands"]) == 1
+def test_dry_run_says_what_would_run_and_what_is_missing(places, capsys, tmp_path):
+    """Missing data are no fault of a dry run; times are said at a given rate only."""
+    assert main(["tiny", *places, "--dry-run", "--commands"]) == 0
     printed = capsys.readouterr().out
-    rows = [line for line in printed.splitlines() if line.startswith(("| listops", "| retrieval"))]
-    assert len(rows) == 3
-    assert all("| 2 of 2 |" in row and "measured: " in row for row in rows)
-    assert [row.split("|")[10].strip() for row in rows] == ["present", "present", "missing"]
+    head, *rows = [line for line in printed.splitlines() if line.startswith("| ")]
+    names = [part.strip() for part in head.split("|")]
+    found = [dict(zip(names, row.split("|"), strict=True)) for row in rows[1:]]
+    assert len(found) == 3
+    assert [row["cells to run"].strip() for row in found] == ["2 of 2"] * 3
+    assert [row["data"].strip() for row in found] == ["present", "present", "missing"]
+    assert all(int(row["memory of a step, MiB"].replace(",", "")) >= 1 for row in found)
+    assert "training at this rate" not in names
     assert "missing: retrieval: " in printed
     assert "new_aan_pairs.train.tsv" in printed
     assert printed.count("python -m lit_probattn fit --config configs/tasks/") == 6
     assert not (tmp_path / "runs").exists()
 
 
-def test_time_by_operations(tmp_path, capsys, places):
+def test_time_is_operations_by_the_rate(tmp_path, capsys, places):
     _, cells = tiny_cells(tmp_path, ["listops", "softmax_2"])
-    found = predict(cells[0], tflops=1.0)
-    per_sample = 6 * found.macs / 1e12
-    samples = 16 * 8 + (2 * 40 + 42) / 3  # 16 steps of 8; two validations of 40, a test of 42
-    assert found.hours * 3600 == pytest.approx(samples * per_sample)
-    assert found.basis == "FLOP model at 1 TFLOP/s"
-    assert main(["tiny", *places, "--only", "listops", "--dry-run", "--tflops", "2"]) == 0
-    assert "FLOP model; memory on CPU paths" in capsys.readouterr().out
+    macs = counts(cells[0])["macs"]
+    assert step_operations(cells[0], macs) == 6 * 8 * macs  # batches of 8
+    tflops = 16 * 6 * 8 * macs / 7e12  # 16 steps in 7 seconds
+    words = ["tiny", *places, "--only", "listops", "softmax_2", "--dry-run"]
+    assert main([*words, "--tflops", str(tflops)]) == 0
+    (row,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("| listops")]
+    assert row.endswith(" 7 s |")
 
 
-def test_memory_of_a_batch(tmp_path):
-    """The line through small batches meets a step of the whole batch."""
-    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
-    cell = cells[0]
-    batch = cell.config["data"]["init_args"]["batch_size"]
-    data = cell.data()
-    task = build_task(cell, data).train()
-    set_backends(task.model, batch, data.max_seq_len)
-    weights = sum(p.numel() for p in task.model.parameters())
-    whole = cpu_peak_bytes(training_step(task, *make_inputs(task, data, batch))) + 12 * weights
-    found = prediction._MeasuredSteps(cell)
-    assert found.batch == batch
-    assert found.peak_bytes() == pytest.approx(whole, rel=0.05)
-
-
-def test_time_of_a_cell_is_of_its_own_steps(tmp_path, monkeypatch):
-    """A step of the whole batch where that is quick, else of as many samples as are; warmed up."""
-    _, cells = tiny_cells(tmp_path, ["listops"])
-    took, asked = {"softmax_2": 0.25, "mgk_1": 0.75}, []
-
-    def timed(steps, *, warmup, repeats, **_):
-        (batch,) = steps
-        asked.append((batch, warmup, repeats))
-        noise = [9.0, 1.0, 0.1, 1.0, 1.0, 9.0, 1.0][-repeats:]  # a median sees none of it
-        return {batch: [took[row] * (0.5 + batch / 16) * factor for factor in noise]}
-
-    monkeypatch.setattr(prediction, "time_sides", timed)
-    monkeypatch.setattr(prediction, "start_seconds", lambda: 5.0)
-    monkeypatch.setattr(prediction, "save_seconds", lambda task: 0.25)
-    beside = 2 * 5.0 + 4 * 0.25  # `fit` and `test` start; four checkpoints
-    evaluated = (2 * 40 + 42) / 3
-    for cell in cells[:2]:
-        row = cell.row.name
-        found = predict(cell)
-        seconds = beside + (16 + evaluated / 8) * took[row]
-        assert found.hours * 3600 == pytest.approx(seconds)
-        assert found.basis == f"measured: {took[row]:.3f} s per step"
-    assert asked == [(2, 0, 1), (8, 1, prediction._ROUNDS)] * 2
-    monkeypatch.setattr(prediction, "_STEP_SECONDS", 1.0)
-    found = predict(cells[1])  # two samples take 0.469 s, so four are quick
-    assert found.basis == "measured: 0.562 s per 4 samples of a step"
-    per_sample = 0.5625 / 4
-    assert found.hours * 3600 == pytest.approx(beside + (16 * 8 + evaluated) * per_sample)
-    monkeypatch.setattr(prediction, "_STEP_SECONDS", 0.01)
-    assert predict(cells[1]).basis == "measured: 0.469 s per 2 samples of a step"
-    assert prediction._ROUNDS >= 5
-
-
-def test_a_start_is_measured_once(monkeypatch):
-    started = []
-    monkeypatch.setattr(prediction.subprocess, "run", lambda *_, **__: started.append(1))
-    prediction.start_seconds.cache_clear()
-    assert 0.0 < prediction.start_seconds() == prediction.start_seconds()
-    assert started == [1]
-    prediction.start_seconds.cache_clear()
-
-
-def test_the_start_that_is_measured_imports_what_a_run_does(monkeypatch):
-    """Not the program's stored help, which is there at once."""
-    given = []
-    with monkeypatch.context() as context:
-        context.setattr(prediction.subprocess, "run", lambda words, **_: given.append(words))
-        prediction.start_seconds.cache_clear()
-        prediction.start_seconds()
-    prediction.start_seconds.cache_clear()
-    program, *words = given[0]
-    timed = [program, "-X", "importtime", *words]
-    done = subprocess.run(timed, capture_output=True, text=True, check=True)
-    assert "lightning.pytorch" in done.stderr
+@pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf"])
+def test_a_rate_that_is_none_is_refused(rate, places, capsys):
+    assert main(["tiny", *places, "--dry-run", "--tflops", rate]) == 2
+    assert "error: --tflops must be above 0" in capsys.readouterr().err
 
 
 def test_list_names_every_table_with_its_state(capsys):
@@ -166,6 +97,19 @@ def test_list_names_every_table_with_its_state(capsys):
         (["fish_table6", "--shortened"], "EthanolConcentration has no shortened protocol; use"),
         (["mgk_table7", "--shortened"], "--shortened does not apply to mgk_table7"),
         (["fish_table5", "--max_seq_len", "9"], "imagenet has no length that --max_seq_len"),
+        (["mgk_figure3", "--seeds", "1"], "--seeds does not apply to mgk_figure3"),
+        (["mgk_figure3", "--shortened"], "--shortened does not apply to mgk_figure3"),
+        (["mgk_figure3", "--only", "mgk4"], "--only does not apply to mgk_figure3"),
+        (
+            ["mgk_figure17"],
+            "expected a table, received 'mgk_figure17'; did you mean 'mgk_figure7'?",
+        ),
+        (["mgk_figure1", "--only", "mgk_8"], "mgk_figure1 has no task or row 'mgk_8'"),
+        *(
+            (["low_rank_figure1", *flag], f"{flag[0]} does not apply to low_rank_figure1")
+            for flag in (["--as_published"], ["--as_released"], ["--max_seq_len", "9"])
+        ),
+        (["fish_figure1", "--steps", "3"], "--steps does not apply to fish_figure1"),
     ],
 )
 def test_wrong_usage_is_one_line(words, message, capsys):
@@ -175,11 +119,20 @@ def test_wrong_usage_is_one_line(words, message, capsys):
     assert message in line
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--report"]])
+def test_a_drawing_is_said_to_be_one(more, tmp_path, capsys):
+    assert main(["fish_figure1", *more, "--runs", str(tmp_path / "runs")]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("fish_figure1: ")
+    assert "drawing" in line
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_parts_are_named(tmp_path, capsys):
     tables = write_tables(tmp_path / "tables")
     text = (tables / "tiny.yaml").read_text().replace("attention/mgk.yaml", "attention/none.yaml")
     (tables / "tiny.yaml").write_text(text)
-    words = ["tiny", "--tables", str(tables), "--only", "listops", "--dry-run", "--tflops", "1"]
+    words = ["tiny", "--tables", str(tables), "--only", "listops", "--dry-run"]
     assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
     printed = capsys.readouterr()
     assert "missing part: configs/attention/none.yaml: its rows are left out" in printed.err

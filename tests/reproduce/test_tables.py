@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import inspect
 import json
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -14,7 +15,7 @@ import yaml
 from lit_probattn.cli.app import main
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.command import make_cells
-from lit_probattn.compare.predict import _validated, build_task, counts
+from lit_probattn.compare.model import build_task, counts
 from lit_probattn.compare.protocol import (
     ATTENTION,
     Options,
@@ -229,10 +230,6 @@ def test_the_arena_as_published_is_evaluated_in_the_authors_way(name, batches, t
         shown = {d.key: d.published for d in switched(task, options)}
         assert shown == (dict(task.published) if expected else {})
     assert not any("whole splits" in note for note in task.not_in_config)
-    cell = Cell(task, row, 0, Options(as_published=True))
-    rows = batches * cell.config["data"]["init_args"]["batch_size"]
-    assert _validated(cell, {"val": 10**6, "test": 1000}) == rows + (1000 if test else 0)
-    assert _validated(Cell(task, row, 0), {"val": 10**6, "test": 1000}) == 10**6
     assert differences(task, row, Options(as_published=True)) == []
 
 
@@ -297,6 +294,29 @@ def test_default_protocol_is_the_task_files():
             assert config["trainer"] == own["trainer"]
             given = config["model"]["init_args"]["attention"]
             assert given["class_path"] == attention_entry(row.attention)["class_path"]
+
+
+def test_scores_of_the_fixed_head_size_models_take_part_in_no_choice():
+    """Section 4.1: the development set, which is the one reported, selects no checkpoint."""
+    fine_tuned = {"squad": "test", "mnli": "validate"}
+    for name in ("low_rank_table1", "low_rank_table2a", "low_rank_table2b", "low_rank_table3a"):
+        pairs = [p for p in read_table(name).pairs() if p[0].name in fine_tuned]
+        assert pairs
+        for task, row in pairs:
+            words = Cell(task, row, 0).evaluate_arguments(fine_tuned[task.name], {}, Path("run"))
+            assert words[words.index("--ckpt_path") + 1] == "last"
+
+
+def test_the_lists_of_differences_name_decay_and_variances():
+    assert any("warmup_linear" in note for note in read_tasks()["masked_lm"].not_in_config)
+    rows = {
+        row.label: row
+        for name in ("mgk_table3", "mgk_table10")
+        for row in read_table(name).rows.values()
+    }
+    of_code = {label for label, row in rows.items() if row.set.get("variance") == "code_lm"}
+    told = {label for label, row in rows.items() if any("3√D" in n for n in row.not_in_config)}
+    assert told == of_code != set()
 
 
 def test_every_task_is_used():

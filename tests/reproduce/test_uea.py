@@ -105,18 +105,15 @@ def test_table_file_holds_the_published_table(monkeypatch):
     assert "average" not in both.rows["softmax_8"].published
 
 
-def test_dry_run_predicts_and_names_what_is_missing(options, capsys, monkeypatch):
-    monkeypatch.setattr("lit_probattn.compare.predict.start_seconds", lambda: 5.0)
+def test_dry_run_names_what_is_missing(options, capsys):
     more = ["--dry-run", "--commands", "--epochs", "2000", "--archives", "Libras", "ERing"]
-    assert main([*options, *more]) == 1
+    assert main([*options, *more]) == 0
     printed = capsys.readouterr().out
     (row,) = [line for line in printed.splitlines() if line.startswith("| Libras")]
     columns = [part.strip() for part in row.strip("| ").split("|")]
-    assert columns[1:4] == ["softmax_2", "4000", "64 x 45"]
-    assert float(columns[6].split()[0]) > 0
-    assert float(columns[7].replace(",", "")) > 1  # MiB
-    assert columns[8:10] == ["2 of 2", "missing"]
-    assert columns[10].startswith("measured: ")
+    assert columns[1:4] == ["softmax_2", "4000", "64"]
+    assert float(columns[6].replace(",", "")) > 1  # MiB
+    assert columns[7:] == ["2 of 2", "missing"]
     for name in ("Libras", "ERing"):
         assert f"missing: {name}: no {name}_TRAIN.ts and {name}_TEST.ts in" in printed
     assert printed.count("python -m lit_probattn fit --config configs/tasks/tiny/uea.yaml") == 2

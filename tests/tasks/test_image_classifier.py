@@ -11,11 +11,13 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from datamodules import ImageNet
 from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import ImageClassifier
+from lit_probattn.tasks.image_classifier import read_weights
 from tests.datamodules.pictures.made import write_pictures
 from tests.support.paths import ROOT
 from tests.support.runs import in_ranks, newest_state, only_version, write_attention
@@ -297,7 +299,7 @@ def test_evaluation_and_predictions_are_exact_for_two_processes(root, one_proces
     for name in ("val/accuracy", "val/accuracy_top5"):
         assert values[1][name] == values[0][name]
         assert values[0][name] * 21 == pytest.approx(round(values[0][name] * 21), abs=1e-5)
-    assert values[0]["selected_on_test"]
+    assert not values[0]["selected_on_test"]  # the last checkpoint: nothing was selected
     assert tables[0]["sample_id"].tolist() == list(range(21))
     pd.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-5)
 
@@ -321,3 +323,12 @@ def test_a_damaged_picture_stops_a_run_with_one_line(root, tmp_path, capsys):
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(errors) == 1
     assert errors[0].startswith(f"error: {path}: the picture cannot be read")
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+def test_initial_weights_that_are_nan_are_refused(tmp_path, ending):
+    path = tmp_path / f"weights.{ending}"
+    save = save_file if ending == "safetensors" else torch.save
+    save({"norm.weight": torch.tensor([1.0, torch.nan])}, path)
+    with pytest.raises(ValueError, match=f"weights.{ending}: norm.weight holds NaN in 1 of 2"):
+        read_weights(str(path))

@@ -172,4 +172,8 @@ def test_gradients_reach_every_parameter() -> None:
     torch.nn.functional.cross_entropy(logits, data["target"]).backward()
     for name, parameter in task.named_parameters():
         assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
+        size = float(parameter.grad.abs().max())
+        if name.endswith("key_proj.bias"):  # moves all scores of a query alike
+            assert size < 1e-6, name
+        else:
+            assert size > 1e-6, name

@@ -29,7 +29,7 @@ from lit_probattn.training.checkpoints import (
     save_checkpoint,
     step_of,
 )
-from tests.support.runs import arguments, newest_state, only_version, run
+from tests.support.runs import arguments, error_of, newest_state, only_version, run
 
 
 def content(step: int = 7) -> dict:
@@ -120,6 +120,99 @@ def test_objects_that_need_code_are_refused(tmp_path):
     save_checkpoint({"state_dict": {}, "factory": random.Random(0)}, path)
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         load_checkpoint(path)
+
+
+class Runs:
+    """Unpickled, it calls a function."""
+
+    def __init__(self, function, *given):
+        self.given = function, given
+
+    def __reduce__(self):
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (Runs(os.system, "true"), "system"),
+        (Runs(eval, "1"), "eval"),
+        (random.Random(0), "random.Random"),
+        (torch.nn.Linear(1, 1), "Linear"),
+    ],
+)
+def test_code_is_named_and_nobody_is_advised_to_run_it(tmp_path, value, name):
+    path = tmp_path / "step-00000001.ckpt"
+    save_checkpoint({"state_dict": {}, "factory": value}, path)
+    with pytest.raises(CheckpointError, match=name) as told:
+        load_checkpoint(path)
+    assert str(path) in str(told.value)
+    assert "likely succeed" not in str(told.value)
+    assert "Re-running" not in str(told.value)
+
+
+@pytest.mark.parametrize("key", ["_instantiator", "_class_path"])
+def test_a_crafted_checkpoint_runs_no_code(trained, tmp_path, monkeypatch, key):
+    """Hyperparameters that name code: releases of Lightning before 2.6.6 import and call it."""
+    mark = tmp_path / "mark"
+    body = (
+        f"open({str(mark)!r}, 'w').close()\ndef run(*a, **k): raise SystemExit\nclass Run: pass\n"
+    )
+    (tmp_path / "crafted_code.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
+    loaded = load_checkpoint(path)
+    crafted = {"_instantiator": "crafted_code.run"}
+    if key == "_class_path":
+        crafted = {
+            "_instantiator": "lightning.pytorch.cli.instantiate_module",
+            "_class_path": "crafted_code.Run",
+        }
+    loaded["hyper_parameters"] = {**loaded["hyper_parameters"], **crafted}
+    save_checkpoint(loaded, tmp_path / "crafted.ckpt")
+    with pytest.raises(Exception, match=r"crafted_code|instantiator"):
+        SequenceClassifier.load_from_checkpoint(tmp_path / "crafted.ckpt", weights_only=True)
+    assert not mark.exists()
+    assert "crafted_code" not in sys.modules
+
+
+@pytest.mark.parametrize("command", ["fit", "test", "validate", "predict"])
+def test_weights_that_are_nan_are_refused(trained, tmp_path, capsys, command):
+    source = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
+    broken = load_checkpoint(source)
+    name = next(n for n in broken["state_dict"] if n.endswith("out_proj.weight"))
+    broken["state_dict"][name][1, 0] = torch.nan
+    save_checkpoint(broken, tmp_path / "broken.ckpt")
+    before = sorted(trained.rglob("*"))
+    more = ("--ckpt_path", str(tmp_path / "broken.ckpt"))
+    line = error_of(arguments(command, trained, *more), capsys)
+    assert f"broken.ckpt: {name} holds NaN" in line
+    assert sorted(trained.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"state_dict": {3: torch.zeros(2)}}, "state_dict has the key 3, expected names"),
+        ({"state_dict": {"w": "x"}}, "state_dict has a str as w, expected a tensor"),
+        ({"state_dict": {"w": torch.eye(2).to_sparse()}}, "w is sparse, expected a dense tensor"),
+        ({"state_dict": [1]}, "state_dict is a list, expected tensors by name"),
+        ({"global_step": "five"}, "global_step is 'five', expected a number"),
+    ],
+)
+@pytest.mark.parametrize("name", ["mine.ckpt", "step-00000007.ckpt"])
+def test_contents_of_another_form_are_named(tmp_path, capsys, name, more, message):
+    torch.save({**content(), **more}, tmp_path / name)
+    assert export([str(tmp_path / name), str(tmp_path / "w.safetensors")]) == 2
+    assert f"{name}: {message}" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=name):
+        load_checkpoint(tmp_path / name)
+
+
+def test_a_name_that_says_another_step_is_refused(saved):
+    other = saved.rename(saved.with_name("step-00000099.ckpt"))
+    with pytest.raises(CheckpointError, match=r"step-00000099.ckpt holds step 7.*99"):
+        load_checkpoint(other)
 
 
 def test_damaged_newest_falls_back_with_a_warning(tmp_path):

@@ -98,6 +98,25 @@ def test_another_attention_is_refused(trained, tmp_path, capsys, command):
     assert line.endswith(str(only_version(trained) / "config.yaml"))
 
 
+def test_an_edited_configuration_does_not_replace_the_runs_result(tmp_path, capsys):
+    run(arguments("fit", tmp_path, "--trainer.max_steps", "2"))
+    folder = only_version(tmp_path)
+    own = folder / "config.yaml"
+    command = ["test", "--config", str(own), "--ckpt_path", "last"]
+    run(command)
+    before, text = (folder / "test-step-00000002.json").read_text(), own.read_text()
+    own.write_text(text.replace("score: dot", "score: gaussian"))
+    assert own.read_text() != text
+    capsys.readouterr()
+    line = error_of(command, capsys)
+    assert "different: model.init_args.attention.init_args.score" in line
+    assert f"{own} was edited since, restore it" in line
+    own.write_text(text.replace("seed_everything: ", "seed_everything: 1"))
+    run(command)
+    assert "differs from" in capsys.readouterr().out
+    assert (folder / "test-step-00000002.json").read_text() == before
+
+
 @pytest.mark.parametrize("command", ["test", "validate", "predict"])
 def test_a_limit_that_leaves_nothing_is_refused(trained, capsys, command):
     key = {"test": "test", "validate": "val", "predict": "predict"}[command]

@@ -8,8 +8,10 @@ import torch
 from lit_probattn.tasks import NonFiniteError
 from lit_probattn.training.checkpoints import (
     CheckedCheckpointIO,
+    checkpoint_path,
     list_checkpoints,
     load_checkpoint,
+    save_checkpoint,
     step_of,
 )
 from lit_probattn.training.saving import RunCheckpoint
@@ -30,6 +32,13 @@ def fit(folder, max_steps: int, ckpt_path=None, scale: float = 64.0, overflows=(
     )
     run.fit(module, data(), ckpt_path=ckpt_path, weights_only=True)
     return module, precision.scaler
+
+
+def test_checkpoints_of_steps_that_this_run_has_not_reached_are_removed(tmp_path):
+    for step in (3, 40, 60):
+        save_checkpoint({"global_step": step}, checkpoint_path(tmp_path, "step", step))
+    fit(tmp_path, 5)
+    assert [step_of(path) for path in list_checkpoints(tmp_path, "step")] == [5, 3]
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from lit_probattn.training.run_folder import (
 )
 from lit_probattn.training.run_record import read_starts, remove_left_overs, write_record
 from tests.datamodules.lra.files import write_pairs
+from tests.datamodules.pictures.made import picture
 from tests.support.paths import ROOT
 from tests.support.runs import (
     arguments,
@@ -228,6 +229,13 @@ def test_auto_begins_again_where_no_checkpoint_was_ever_saved(tmp_path):
     assert plan(tmp_path, config(lr=0.4), "auto").folder.name == "4"
 
 
+def test_auto_does_not_begin_again_where_any_start_has_saved(tmp_path):
+    folder = version(tmp_path, 0, config(), step=None, saved=True)
+    starts = [{"started": f"2026-01-0{n}", "backends": {}, "saved": n == 1} for n in (1, 2)]
+    (folder / "versions.json").write_text(json.dumps({"starts": starts}))
+    assert plan(tmp_path, config(), "auto").folder.name == "1"
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_run_that_was_started_from_a_checkpoint_begins_there_again(
     tmp_path, monkeypatch, restarted
@@ -307,3 +315,66 @@ def test_ranks_with_other_arguments_stop_before_training(tmp_path, capfd):
         assert f"{prefix}: rank 1 was given another configuration than rank 0 (different: " in told
     assert "(different: model.init_args.lr): start every process" in told
     assert not (tmp_path / "runs").exists()
+
+
+# ---- data of pictures ----------------------------------------------------------------------------
+
+
+def write_pictures(folder: Path, exchanged: bool = False) -> Path:
+    """Twenty pictures of each of two classes; of each other's where they are exchanged."""
+    for target, name in enumerate(("cat", "dog")):
+        (folder / name).mkdir(parents=True)
+        for number in range(20):
+            seed = 100 * (target ^ exchanged) + number
+            picture(seed).save(folder / name / f"{number}.png")
+    return folder
+
+
+def pictures(command: str, place: Path, path: str, *more: str) -> list[str]:
+    task = str(ROOT / "configs/tasks/own_pictures.yaml")
+    files = ["--config", task, "--config", write_attention(place)]
+    sizes = {"data": {"image_size": 32, "batch_size": 4, "eval_batch_size": 4, "path": path}}
+    sizes["model"] = {"image_size": 32}
+    words = [
+        f"--{part}.init_args.{key}={value}" for part in sizes for key, value in sizes[part].items()
+    ]
+    words += ["--trainer.max_steps=2", "--trainer.val_check_interval=2", f"--run.root={place}/runs"]
+    cpu = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+    return [command, *files, *words, *cpu, *(more or ("--trainer.devices", "1"))]
+
+
+def test_exchanged_pictures_are_other_data(tmp_path, capsys):
+    folder = write_pictures(tmp_path / "data")
+    run(pictures("fit", tmp_path, str(folder)))
+    run(pictures("test", tmp_path, str(folder), "--ckpt_path", "last", "--trainer.devices", "1"))
+    (tmp_path / "data").rename(tmp_path / "before")
+    write_pictures(tmp_path / "data", exchanged=True)
+    capsys.readouterr()
+    run(pictures("test", tmp_path, str(folder), "--ckpt_path", "last", "--trainer.devices", "1"))
+    assert "differs from" in capsys.readouterr().out
+    (folder_of_run,) = (tmp_path / "runs").glob("*/0")
+    reports = [json.loads(path.read_text()) for path in folder_of_run.glob("test-*.json")]
+    assert sorted(str(report["differs_from_run"]) for report in reports) == [
+        "{'data file train': 'changed'}",
+        "{}",
+    ]
+    more = ("--ckpt_path", "auto", "--trainer.devices", "1")
+    run(pictures("fit", tmp_path, str(folder), *more))
+    assert "data file train" in capsys.readouterr().out
+    assert {path.name for path in folder_of_run.parent.iterdir()} >= {"0", "1"}
+
+
+def test_ranks_with_other_data_stop_before_the_first_step(tmp_path, capfd):
+    for rank in (0, 1):
+        write_pictures(tmp_path / str(rank) / "data", exchanged=rank == 1)
+    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+
+    def work() -> int:
+        os.chdir(tmp_path / os.environ["RANK"])
+        return main(pictures("fit", tmp_path, "data", *two))
+
+    assert in_ranks(work, timeout=60) == [2, 2]
+    told = capfd.readouterr().err
+    for prefix in ("error", "error on rank 1"):
+        assert f"{prefix}: rank 1 has other data than rank 0 (different: train)" in told
+    assert not list((tmp_path / "runs").glob("*/*"))

@@ -31,7 +31,8 @@ def files_of(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise MissingDataError(f"{path}: no such file or folder")
-    found = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES and p.is_file())
+    found = [file for file in found if not file.name.startswith(".")]
     if not found:
         raise MissingDataError(f"{path}: no file that ends in {', '.join(_SUFFIXES)}")
     return found

@@ -6,14 +6,13 @@ SST-2 and QNLI as GLUE does. Fields of GLUE's tables are never quoted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from datamodules.core.errors import DataError, MissingDataError, nearest
-from datamodules.core.tables import read_utf8
+from datamodules.core.tables import check_names, read_json, read_utf8
 
 __all__ = ["CORPORA", "Corpus", "CorpusName", "LabelledPair", "find_corpus", "read_corpus"]
 
@@ -193,18 +192,13 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not line.strip():
             continue
         place = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{place}: not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{place}: expected an object {{…}} on each line")
-        yield place, row
+        yield place, read_json(line, place)
 
 
 def _tab_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     lines = read_utf8(path).split("\n")
     names = lines[0].rstrip("\r").split("\t")
+    check_names(path, names)
     for number, line in enumerate(lines[1:], 2):
         fields = line.rstrip("\r").split("\t")
         if fields == [""]:

@@ -144,7 +144,9 @@ class TextPairs(EncodedTexts, OwnSamples):
         table = read_table(path)
         first, second = self._text_columns(table)
         label = table.column(self._columns["label_column"], "label_column", LABEL_GUESSES)
-        notes = []
+        if label in (first, second):
+            raise DataError(f"label_column is {label!r}, a column of text too; name another")
+        notes = list(table.notes)
         if None in (self._columns["first_column"], self._columns["label_column"]):
             texts = first if second is None else f"{first} and {second}"
             notes.append(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from datamodules.core.errors import DataError
+from datamodules.text.learn import without_long_words
 
 __all__ = ["MARK", "Codes", "joined"]
 
@@ -85,7 +86,7 @@ class Codes:
             end_of_word_suffix=_END,
             show_progress=False,
         )
-        tokenizer.train_from_iterator(lines(), trainer)
+        tokenizer.train_from_iterator(map(without_long_words, lines()), trainer)
         merges = json.loads(tokenizer.to_str())["model"]["merges"]
         return cls([(first, second) for first, second in merges[:num_merges]])
 

@@ -15,6 +15,7 @@ import tokenizers
 
 from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import write_whole
+from datamodules.text.learn import without_long_words
 from datamodules.text.translation.bpe import Codes, joined
 from datamodules.text.translation.dictionary import Dictionary
 from datamodules.text.translation.moses import Moses
@@ -109,7 +110,7 @@ def _learn_subwords(lines: Iterable[str], num_merges: int) -> str:
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(lines, trainer)
+    tokenizer.train_from_iterator(map(without_long_words, lines), trainer)
     text: str = tokenizer.to_str()
     return text
 

@@ -354,6 +354,13 @@ class Translation(TokenBatches, CachedDataModule):
             if count:
                 lines = self._facts["lines"][name]
                 yield f"{count} of {lines} pairs of {name} are left out: cleaning, or an empty side"
+        for name, count in self._facts.get("shared", {}).items():
+            if count:
+                lines = self._facts["lines"][name]
+                yield (
+                    f"{count} of {lines} pairs of {name} are in train too: scores on them are too "
+                    f"good"
+                )
 
     @cached_property
     def _facts(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -180,7 +180,12 @@ def find_plain(title: str, folder: Path, source: str, target: str) -> Release | 
                     f"{title}: found {shown_name(present[0])}, but not {missing.name} beside it; "
                     f"both languages are needed, line by line"
                 )
-            if present and name not in splits:
+            if present and name in splits:
+                raise DataError(
+                    f"{title}: {splits[name].source.name} and {shown_name(sides[0])} are both "
+                    f"{name}; remove or rename the pair of one"
+                )
+            if present:
                 splits[name] = Pair(Lines((sides[0],)), Lines((sides[1],)))
     if not splits:
         return None
@@ -200,16 +205,23 @@ def find_plain(title: str, folder: Path, source: str, target: str) -> Release | 
     return Release(splits, codes, dictionaries)
 
 
-def check_pair(pair: Pair, empty: EmptyLines) -> npt.NDArray[np.bool_]:
-    """Read both sides; return where neither is empty, (num_lines,).
+def check_pair(pair: Pair, empty: EmptyLines) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:
+    """Read both sides.
+
+    Returns:
+        Where neither is empty, and a number that only equal pairs have in this process, each
+        (num_lines,).
 
     Raises:
-        DataError: The sides differ in their number of lines, a line is not UTF-8, a line is empty
-            (where that is an error), or there is no line.
+        DataError: The sides differ in their number of lines or are equal, a line is not UTF-8, a
+            line is empty (where that is an error), or there is no line.
     """
     full: list[npt.NDArray[np.bool_]] = []
+    numbers: list[npt.NDArray[np.int64]] = []
     for lines in (pair.source, pair.target):
-        full.append(np.fromiter((bool(line) for line in lines), dtype=bool))
+        pairs = np.fromiter(((hash(line), bool(line)) for line in lines), dtype=np.dtype("i8,?"))
+        numbers.append(pairs["f0"])
+        full.append(pairs["f1"])
     counts = [len(found) for found in full]
     if counts[0] != counts[1]:
         raise DataError(
@@ -228,4 +240,9 @@ def check_pair(pair: Pair, empty: EmptyLines) -> npt.NDArray[np.bool_]:
                     f"{f', and {more} more are' if more else ''}; remove such lines from both "
                     f"languages, or set empty_lines to drop"
                 )
-    return full[0] & full[1]
+    if (numbers[0] == numbers[1]).all():
+        raise DataError(
+            f"{pair.source.name} and {pair.target.name} are equal in every line; one of them is to "
+            f"be the translation of the other"
+        )
+    return full[0] & full[1], numbers[0] * 3 + numbers[1]

@@ -91,8 +91,14 @@ class Preparation:
 
     def run(self, writer: CacheWriter) -> None:
         """Add everything to a cache."""
-        full = {
+        checked = {
             name: check_pair(pair, self.empty_lines) for name, pair in self.release.splits.items()
+        }
+        full = {name: found for name, (found, _) in checked.items()}
+        shared = {
+            name: int(np.isin(numbers, checked["train"][1]).sum())
+            for name, (_, numbers) in checked.items()
+            if name != "train"
         }
         sizes = {name: len(found) for name, found in full.items()}
         if self.cutter.method == "moses_bpe":
@@ -117,6 +123,7 @@ class Preparation:
             "lines": sizes,
             "left_out": {name: sizes[name] - int(full[name].sum()) for name in sizes},
             "unknown": unknown,
+            "shared": shared,
             "method": self.cutter.method,
         }
         writer.add("coder", _bytes(coder.text))

@@ -16,7 +16,6 @@ from torch import Tensor
 from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.configs import class_of, instantiate, parameters_of
-from lit_probattn.convert.distil import Distillation
 from lit_probattn.convert.files import find_layers
 from lit_probattn.convert.model import (
     Converted,
@@ -39,22 +38,19 @@ class Arm:
         name: what tables and pictures call it.
         target: what the layers are converted into. None leaves them as they are.
         annealing_steps: over which keys' norms are taken away. None does not anneal.
-        teach: how layers are taught after their conversion. None teaches none.
     """
 
     name: str
     target: Target | None = None
     annealing_steps: int | None = None
-    teach: Distillation | None = None
 
     def seeded(self, seed: int) -> Arm:
         """Return the arm with everything that it draws by a seed."""
-        target, teach = self.target, self.teach
-        if target is not None and target.mixture is not None:
-            target = replace(target, mixture=replace(target.mixture, seed=seed))
-        return replace(
-            self, target=target, teach=None if teach is None else replace(teach, seed=seed)
-        )
+        target = self.target
+        if target is None or target.mixture is None:
+            return self
+        mixture = replace(target.mixture, seed=seed)
+        return replace(self, target=replace(target, mixture=mixture))
 
 
 @dataclass(frozen=True)
@@ -147,7 +143,7 @@ def _convert(task: Any, data: Any, arm: Arm, num_batches: int) -> Converted:
     task.eval()
     batches = list(islice(data.train_dataloader(), num_batches))
     inputs = layer_inputs(task, find_layers(state), batches)
-    found = convert_layers(state, old[0].head_dim, inputs, arm.target, arm.teach)
+    found = convert_layers(state, old[0].head_dim, inputs, arm.target)
     task.train()
     return found
 

@@ -8,7 +8,6 @@ Task, data and training rules are those of the run, whose attention is softmax. 
 trained on     the model as it was, trained on
 annealed       converted, with the keys' norms put back, which are taken away over --anneal_steps
 at once        converted to Gaussian scores at once
-distilled      the same, and every layer taught for --distil_steps to give the old one's output
 converted      where there is no norm to anneal (fish), instead of the second and the third
 
 Scores are those of the validation split, at step 0 right after the conversion. A conversion is
@@ -28,25 +27,21 @@ from lit_probattn.analysis.drawing import BLUE, label, spread_curve
 from lit_probattn.analysis.options import MODEL, Flag
 from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.study import ModelStudy
-from lit_probattn.convert.distil import Distillation
 from lit_probattn.convert.layer import Mixture
 from lit_probattn.convert.model import Target
 from lit_probattn.records.tables import counted, markdown_table, panels, with_deviation
 from lit_probattn.training.checkpoints import load_checkpoint
 
-TRAINED_ON, ANNEALED, AT_ONCE = "trained on", "annealed", "at once"
-DISTILLED, CONVERTED = "distilled", "converted"
+TRAINED_ON, ANNEALED, AT_ONCE, CONVERTED = "trained on", "annealed", "at once", "converted"
 COLOURS = {
     TRAINED_ON: "0.4",
     ANNEALED: BLUE,
     AT_ONCE: "#b5651d",
     CONVERTED: "#b5651d",
-    DISTILLED: "#4c8c4a",
 }
 _ROWS_DEPEND_ON = (
     *("to", "num_components", "old_heads", "spread", "num_global_heads", "steps", "eval_every"),
-    *("anneal_steps", "lr", "distil_steps", "distil_lr", "num_batches", "val_batches", "metric"),
-    *("data",),
+    *("anneal_steps", "lr", "num_batches", "val_batches", "metric", "data"),
 )
 
 
@@ -66,8 +61,6 @@ class Conversion(ModelStudy):
         Flag("anneal_steps", "steps of the annealing; default: half of --steps", type=int, least=1),
         Flag("seeds", "of the trainings", [0, 1, 2], least=0),
         Flag("lr", "learning rate; default: the run's", type=float),
-        Flag("distil_steps", "steps that each layer is taught; 0 for no such side", 0, least=0),
-        Flag("distil_lr", "their learning rate", 1e-3),
         Flag("num_batches", "training batches that a conversion is fitted to", 8, least=1),
         Flag("val_batches", "batches of a score; default: all", type=int, least=1),
         Flag("metric", "of the validation split; default: the run's monitor"),
@@ -123,10 +116,9 @@ class Conversion(ModelStudy):
         options = self.options
         annealed = "" if options.to == "fish" else f", annealed over {_anneal_steps(options)}"
         rate = "the run's" if course.lr is None else f"{course.lr:g}"
-        taught = f", layers taught for {options.distil_steps}" if options.distil_steps else ""
         return (
             f"softmax to {options.to}: {counted(course.steps, 'step')} of fine-tuning{annealed}"
-            f"{taught}; learning rate {rate}; seeds {', '.join(map(str, options.seeds))}."
+            f"; learning rate {rate}; seeds {', '.join(map(str, options.seeds))}."
         )
 
 
@@ -142,20 +134,16 @@ def arms_of(options: Any) -> list[Arm]:
     for name in unused:
         if getattr(options, name) is not None:
             raise AnalysisError(f"--{name} has no meaning with --to {options.to}: leave it out")
-    how = Distillation(options.distil_steps, options.distil_lr)
-    arms = [Arm(TRAINED_ON)]
     if options.to == "fish":
         plain = Target(num_global_heads=options.num_global_heads)
-        arms.append(Arm(CONVERTED, plain))
-    else:
-        steps = _anneal_steps(options)
-        if steps > options.steps:
-            raise AnalysisError(
-                f"--anneal_steps must be at most --steps {options.steps}, received {steps}"
-            )
-        plain = _gaussian(options, None)
-        arms += [Arm(ANNEALED, _gaussian(options, 1.0), steps), Arm(AT_ONCE, plain)]
-    return [*arms, Arm(DISTILLED, plain, teach=how)] if options.distil_steps else arms
+        return [Arm(TRAINED_ON), Arm(CONVERTED, plain)]
+    steps = _anneal_steps(options)
+    if steps > options.steps:
+        raise AnalysisError(
+            f"--anneal_steps must be at most --steps {options.steps}, received {steps}"
+        )
+    annealed = Arm(ANNEALED, _gaussian(options, 1.0), steps)
+    return [Arm(TRAINED_ON), annealed, Arm(AT_ONCE, _gaussian(options, None))]
 
 
 def _anneal_steps(options: Any) -> int:

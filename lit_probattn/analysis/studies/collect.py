@@ -19,7 +19,7 @@ from lit_probattn.analysis.options import Flag
 from lit_probattn.analysis.results import AnalysisError, shown_command
 from lit_probattn.analysis.study import Study
 from lit_probattn.records.markdown import code_span, escaped
-from lit_probattn.records.provenance import machine, replace_text
+from lit_probattn.records.provenance import machine, refuse_to_replace, replace_text
 from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.run_record import read_starts
 
@@ -47,6 +47,8 @@ class Report(Study):
         texts = sorted(options.folder.glob("*/*.md"))
         if not texts:
             raise AnalysisError(f"no results in {options.folder}: expected MODEL/STUDY.md below it")
+        page = options.folder / "report.md"
+        refuse_to_replace((page, options.folder / "summary.csv"), page)
         command = f"Command: {code_span(options.command)}."
         lines = [f"# {escaped(options.title)}", "", command, escaped(options.note), machine()]
         if options.runs:
@@ -57,8 +59,8 @@ class Report(Study):
             lines += ["", "## Side by side", "", _SUMMARY, "", markdown_table(summary)]
         for text in texts:
             lines += ["", *section(text)]
-        replace_text(options.folder / "report.md", "\n".join(lines).rstrip() + "\n")
-        print(f"report: {options.folder / 'report.md'} ({len(texts)} studies)")
+        replace_text(page, "\n".join(lines).rstrip() + "\n")
+        print(f"report: {page} ({len(texts)} studies)")
 
 
 def training_line(folder: Path) -> str:

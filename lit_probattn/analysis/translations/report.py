@@ -23,7 +23,7 @@ from lit_probattn.analysis.translations.scores import (
     changed_scores,
     score,
 )
-from lit_probattn.records.markdown import escaped
+from lit_probattn.records.markdown import escaped, one_line
 from lit_probattn.records.tables import counted, markdown_table, unequal_sides
 from lit_probattn.tasks.bleu import (
     BLEUForm,
@@ -209,7 +209,11 @@ class Report:
             markdown_table(self._bucket_table()),
             "## Runs",
             markdown_table(self._run_table()),
-            *[f"{run.label}. {line}" for run in self.runs for line in describe(run.trained)],
+            *[
+                f"{one_line(run.label)}. {line}"
+                for run in self.runs
+                for line in describe(run.trained)
+            ],
         ]
         return "\n\n".join(part for part in parts if part)
 

@@ -18,8 +18,8 @@ from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
 from lit_probattn.attention.draws import normal_noise
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, NoiseKind, map_heads
 from lit_probattn.attention.functional import Heads, compute_dtype, reference_output
-from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.rowpass.mixed import mixed_attention
+from lit_probattn.attention.masks import Masks, span
+from lit_probattn.attention.rowpass.mixed import Draw, mixed_attention
 from lit_probattn.attention.rowpass.native import NativeRows
 from lit_probattn.attention.rowpass.terms import RowPass
 from lit_probattn.attention.sdpa import fused_attention
@@ -51,16 +51,10 @@ class ScoreNoise:
 
     def draw(self, like: Tensor, block: Block, num_maps: int) -> Tensor:
         """Return (B, num_maps, n, l) of a block, in the dtype of `like`."""
-        rows = range(block.rows.start + self.first_row, block.rows.stop + self.first_row)
+        rows = span(block.rows.start + self.first_row, block.rows.stop + self.first_row)
         return normal_noise(
             self.key, like.shape[0], num_maps, rows, block.cols, like.device, like.dtype
         )
-
-    def draw_sample(self, like: Tensor, sample: int, block: Block, num_maps: int) -> Tensor:
-        """Return (num_maps, n, l) of a block of one sample."""
-        ids = self.key.samples(like.shape[0], like.device)[sample : sample + 1]
-        one = replace(self, key=replace(self.key, sample_ids=ids))
-        return one.draw(like[:1], block, num_maps)[0]
 
     def words(self, like: Tensor) -> Tensor:
         """Return what a kernel draws the noise of a batch from, (2 + B,) int64."""
@@ -179,7 +173,7 @@ def fish_scores(query: Tensor, key: Tensor, arguments: FiSHArguments) -> Tensor:
     Queries and keys are (B, G, N, E) and (B, G, L, E).
     """
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
-    block = Block(range(query.shape[2]), range(key.shape[2]))
+    block = Block(span(0, query.shape[2]), span(0, key.shape[2]))
     global_scores = query @ key.mT * on_global
     mixing = arguments.mixing.scaled(1.0, on_noise)
     local = local_scores(global_scores, mixing, arguments.noise, block) * on_local
@@ -277,10 +271,6 @@ def fish_native(given: Heads, arguments: FiSHArguments) -> Tensor:
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
     mixing = arguments.mixing.to(query.dtype).scaled(on_local, on_noise)
 
-    def draw(sample: int, rows: range, cols: range) -> Tensor:
-        assert noise is not None
-        return noise.draw_sample(query, sample, Block(rows, cols), query.shape[1])
-
     return mixed_attention(
         NativeRows(),
         query * on_global,
@@ -290,7 +280,7 @@ def fish_native(given: Heads, arguments: FiSHArguments) -> Tensor:
         dropout,
         mixing=mixing.weights[0],
         noise_scale=None if noise is None else mixing.noise_scale,
-        draw=None if noise is None else draw,
+        draw=None if noise is None else Draw(noise.key, noise.first_row),
     )
 
 

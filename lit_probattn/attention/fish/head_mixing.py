@@ -21,6 +21,7 @@ from lit_probattn.attention.fish.mixing import (
     MixingValues,
 )
 from lit_probattn.attention.functional import Heads, compute_dtype, grouped_scores
+from lit_probattn.attention.masks import span
 from lit_probattn.attention.softmax import SoftmaxArguments, SoftmaxCore, softmax_scores
 
 MixOn = Literal["scores", "query", "key"]
@@ -75,7 +76,7 @@ def mix_heads(heads: Tensor, mixing: MixingValues, last_bias: Tensor | None = No
     Returns:
         (B, H, N, E), or (B, 1, N, E) if the mixing is shared.
     """
-    whole = Block(range(heads.shape[2]), range(heads.shape[3]))
+    whole = Block(span(0, heads.shape[2]), range(heads.shape[3]))
     local = local_scores(heads, mixing, None, whole)
     return local if last_bias is None else local + last_bias[:, None, None]
 
@@ -100,6 +101,7 @@ class HeadMixingCore(Core):
     """
 
     variant: ClassVar[str] = "head_mixing"
+    row_operators = True
     backends: ClassVar[Mapping[str, BackendFunction]] = {
         name: _after_mixing(attend) for name, attend in SoftmaxCore.backends.items()
     }

@@ -153,6 +153,12 @@ class FiSHCore(Core):
         )
 
     @property
+    def row_operators(self) -> bool:  # type: ignore[override]
+        """Where the passes over rows mix the maps; see `fish_native`."""
+        per_head = self.draws_noise and self.noise_kind != "global"
+        return self.mixing.mixer == "linear" and not per_head
+
+    @property
     def draws_noise(self) -> bool:
         """Whether a call in the present mode draws noise."""
         return self.noise_kind != "none" and (self.training or self.noise_at_eval)

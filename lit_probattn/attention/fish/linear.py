@@ -170,7 +170,7 @@ def read_mixed(
         after = after if before is None else after + before
         return rows @ (after if shift is None else after + shift), after
     if materialise and before is None:
-        allowed = masks.allowed(masks.all_rows, range(masks.num_keys), rows.device)
+        allowed = masks.allowed(masks.all_rows, masks.all_cols, rows.device)
         assert allowed is not None
         numerator = (rows @ cols.mT).masked_fill(~allowed, 0.0) @ value
         after = cols.mT @ value

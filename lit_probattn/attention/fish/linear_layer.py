@@ -51,6 +51,7 @@ class LinearFiSHCore(Core):
         "triton": linear_fish_triton,
     }
     auto_rules = CHUNK_RULES
+    counts_blocks = False
     has_scores = False
     kernels = ("linear/linear_fish",)
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_probattn.base.graphs import is_symbol, once_differentiable
 from lit_probattn.base.memory import device_type, telling
 
 # Pairs that one span may hold, all heads together: small enough for the cache of a CPU core.
@@ -69,6 +70,10 @@ def causal_product(
     grouped = query.unflatten(1, (kv_heads, heads // kv_heads))  # (B, H_kv, G, N, F)
     if offset < 0:  # the first queries see the state only
         blind, grouped = grouped[..., :-offset, :], grouped[..., -offset:, :]
+    if is_symbol(grouped.shape[-2]):  # spans would be counted
+        pairs = (grouped @ key[:, :, None].mT).tril()
+        out = pairs @ value[:, :, None] + grouped @ state[:, :, None]
+        return out.flatten(1, 2), state + key.mT @ value
     chunk = chunk_length(features) if chunk is None else chunk
     length = grouped.shape[-2]
     chunk = max(1, min(chunk, length))
@@ -152,7 +157,7 @@ class _CausalProduct(torch.autograd.Function):
         return out, state
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, state = ctx.saved_tensors
         chunk, span = ctx.sizes

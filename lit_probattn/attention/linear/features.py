@@ -14,7 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.draws import is_traced
 from lit_probattn.attention.functional import check_choice
+from lit_probattn.base.graphs import is_transformed
 from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import STREAM_FEATURES, RandomKey, philox4x32
 
@@ -91,6 +93,8 @@ class FeatureMap:
 
     def _plain(self, x: Tensor) -> Tensor:
         if self.name == "elu":
+            if is_transformed():  # torch.func does not enter _EluPlusOne
+                return x.clamp_max(0.0).exp() + x.clamp_min(0.0)
             features: Tensor = _EluPlusOne.apply(x)
             return features
         if self.name == "relu":
@@ -176,6 +180,25 @@ def feature_normals(key: RandomKey, num_features: int, head_dim: int) -> Tensor:
     x0, x1, _, _ = philox4x32((columns, parts, rows, zero), key.philox_key(STREAM_FEATURES))
     radius = torch.sqrt(-2.0 * torch.log((x0 + 1).to(torch.float64) * 2.0**-32))
     return radius * torch.cos(x1.to(torch.float64) * (2.0**-32 * 2.0 * math.pi))
+
+
+def drawn_projection(key: RandomKey, num_features: int, head_dim: int) -> Tensor:
+    """Return the features of one draw, (F, E) float64 on the CPU, for a graph as one operator."""
+    if is_traced(key):
+        assert isinstance(key.seed, Tensor)
+        drawn: Tensor = _draw_operator(key.seed, key.step, key.layer, num_features, head_dim)
+        return drawn
+    return orthogonal_projection(feature_normals(key, num_features, head_dim))
+
+
+@torch.library.custom_op("lit_probattn::random_features", mutates_args=())
+def _draw_operator(seed: Tensor, step: int, layer: int, num_features: int, head_dim: int) -> Tensor:
+    return drawn_projection(RandomKey(int(seed), step, layer=layer), num_features, head_dim)
+
+
+@_draw_operator.register_fake
+def _(seed: Tensor, step: int, layer: int, num_features: int, head_dim: int) -> Tensor:
+    return torch.empty(num_features, head_dim, dtype=torch.float64)
 
 
 def _favor_exponents(x: Tensor, projection: Tensor) -> Tensor:

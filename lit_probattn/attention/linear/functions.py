@@ -20,7 +20,7 @@ from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import Heads, compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.masks import Masks, span
 from lit_probattn.randomness import AttentionDropout
 
 Mix = Literal["after", "before"]
@@ -146,7 +146,7 @@ def linear_reference(given: Heads, arguments: LinearArguments) -> Tensor:
 
 def masked_kernel(kernel: Tensor, masks: Masks) -> Tensor:
     """Set hidden pairs to zero."""
-    allowed = masks.allowed(masks.all_rows, range(masks.num_keys), kernel.device)
+    allowed = masks.allowed(masks.all_rows, masks.all_cols, kernel.device)
     return kernel if allowed is None else kernel.masked_fill(~allowed, 0.0)
 
 
@@ -218,7 +218,7 @@ def drop_values(value: Tensor, dropout: AttentionDropout | None) -> Tensor:
     if dropout is None:
         return value
     batch, heads, length, _ = value.shape
-    keep = keep_pairs(dropout, batch, heads, range(1), range(length), value.device)
+    keep = keep_pairs(dropout, batch, heads, range(1), span(0, length), value.device)
     return value * keep.mT * dropout.scale
 
 
@@ -230,7 +230,13 @@ def finish(
     if form.denominator == "sqrt_len" or total is None:
         return numerator * (factor / form.length_root(masks))
     total = total + form.eps
-    empty = total == 0
+    least = torch.finfo(total.dtype).tiny
+    if torch.is_grad_enabled():
+        # The gradient divides by the square of a sum, which overflows first: such rows get none.
+        faint = total < least**0.5
+        total = torch.where(faint, total.detach(), total)
+        numerator = torch.where(faint, numerator.detach(), numerator)
+    empty = total < least
     # Positive features: where their sum is zero, so is the numerator.
     return numerator * (factor / total.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
 
@@ -338,5 +344,5 @@ def kept_values(given: Heads) -> Tensor | None:
     if dropout is None:
         return None
     batch, heads, length, _ = value.shape
-    keep = keep_pairs(dropout, batch, heads, range(1), range(length), value.device)
+    keep = keep_pairs(dropout, batch, heads, range(1), span(0, length), value.device)
     return keep[:, :, 0] * dropout.scale

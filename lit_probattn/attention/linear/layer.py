@@ -20,7 +20,7 @@ from lit_probattn.attention.linear.features import (
     FeatureNorm,
     check_feature_map,
     default_num_features,
-    feature_normals,
+    drawn_projection,
     orthogonal_projection,
 )
 from lit_probattn.attention.linear.functions import (
@@ -48,6 +48,7 @@ class LinearCore(Core):
         "triton": linear_triton,
     }
     auto_rules = CHUNK_RULES
+    counts_blocks = False
     has_scores = False
     stated_backend = "blockwise"  # the O(N) form; the reference stores the maps
     kernels: ClassVar[tuple[str, ...]] = ("linear/linear",)
@@ -109,9 +110,9 @@ class LinearCore(Core):
         """Return the random features of a call, (F, E): this step's in training."""
         if self.projection is None or not self.training or not self.redraw_features:
             return self.projection
-        normals = feature_normals(key_or_fresh(rng), self.projection.shape[0], self.layout.head_dim)
+        sizes = self.projection.shape[0], self.layout.head_dim
         kind = self.projection.device, compute_dtype(self.projection)
-        return orthogonal_projection(normals).to(*kind)
+        return drawn_projection(key_or_fresh(rng), *sizes).to(*kind)
 
     def shares(self, call: HeadCall) -> Tensor | None:
         """Return π of the call's keys, (H_kv, K, 1 or L). None means no mixture."""
@@ -128,7 +129,7 @@ class LinearCore(Core):
 
     def weights(self, call: HeadCall) -> Tensor:
         """Return kernel[i, j] / Σ_j kernel[i, j], (B, H, N, L), whatever the denominator."""
-        self.check(call.masks.bias, call.cache, call.scale)
+        self.admit(call)
         with autocast_off(call.query):
             kernel = self.scores(call)
         kernel = masked_kernel(kernel, call.masks)

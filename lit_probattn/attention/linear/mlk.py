@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.core import Choice, HeadCall, HeadLayout, Learned
+from lit_probattn.attention.core import (
+    Choice,
+    HeadCall,
+    HeadLayout,
+    Learned,
+    check_components,
+)
 from lit_probattn.attention.functional import check_choice, compute_dtype
 from lit_probattn.attention.layer import Example, own_options
 from lit_probattn.attention.linear.functions import (
@@ -45,6 +51,7 @@ class MLKCore(LinearCore):
         **linear: Any,
     ) -> None:
         super().__init__(layout, backend, **linear)
+        check_components(layout, num_components, shifted_keys)
         check_choice("mix", self.form.mix, ("after", "before"))
         self.num_components = self.score_maps = num_components
         self.prior = MixturePrior(

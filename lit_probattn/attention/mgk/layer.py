@@ -17,7 +17,15 @@ from lit_probattn.attention.backends import (
     Backend,
     BackendFunction,
 )
-from lit_probattn.attention.core import Choice, Core, Gaussians, HeadCall, HeadLayout, Learned
+from lit_probattn.attention.core import (
+    Choice,
+    Core,
+    Gaussians,
+    HeadCall,
+    HeadLayout,
+    Learned,
+    check_components,
+)
 from lit_probattn.attention.cost import (
     Cost,
     CostTerm,
@@ -82,6 +90,7 @@ class MGKCore(Core):
     """
 
     variant: ClassVar[str] = "mgk"
+    row_operators = True
     steps_over_cache: ClassVar[bool] = True
     can_drop_keys: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True
@@ -122,6 +131,7 @@ class MGKCore(Core):
         key_norm_weight: float | None = None,
     ) -> None:
         super().__init__(layout, backend)
+        check_components(layout, num_components, shifted_keys)
         check_choice("e_step", e_step, ("learned", "soft", "hard"))
         check_choice("score", score, ("gaussian", "dot"))
         check_choice("mixture_heads", mixture_heads, ("kv", "query"))
@@ -326,7 +336,7 @@ class MGKCore(Core):
         forms = (parts.log_prior, parts.variance, self.score, self.include_log_det)
         arguments = MGKArguments(*forms, norm_weight=self.key_norm_weight)
         scores = component_scores(call.query.to(parts.key), parts.key, arguments)
-        rows, cols = masks.all_rows, range(masks.num_keys)
+        rows, cols = masks.all_rows, masks.all_cols
         allowed = masks.allowed(rows, cols, call.query.device)
         if self.e_step == "hard":
             shares = nn.functional.one_hot(scores.argmax(2), scores.shape[2]).to(scores)

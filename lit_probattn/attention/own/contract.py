@@ -27,6 +27,9 @@ __all__ = ["CHECKS", "EMBED", "HEAD", "Check", "ContractError", "Make", "serving
 # Distinct primes, so that no size stands for another: batch, tokens, width, size of a head.
 B, N, EMBED, HEAD = 2, 13, 11, 5
 TOLERANCE = 1e-11
+# Ways to run masks: what to call it, whether in training, tokens, and how many of them are given or
+# not padded. What depends on the number of keys is seen at many.
+WAYS = (("", True, N, 7), (" in eval mode", False, N, 7), (" with 307 keys", True, 307, 151))
 
 # Makes a layer of width EMBED; arguments are added to those it has.
 Make = Callable[..., Attention]
@@ -88,27 +91,32 @@ def serving(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
 
 def future_tokens_change_nothing(make: Make) -> None:
     """When causal, a token sees those before it alone, and each sees itself."""
-    layer, x = make().double(), double(B, N, EMBED)
-    y = torch.cat([x[:, :7], double(B, N - 7, EMBED)], 1)
-    for backend in serving(layer, x, is_causal=True):
-        layer.backend = backend
-        a, b = (layer(z, is_causal=True, rng=key()) for z in (x, y))
-        close(a[:, :7], b[:, :7], f"{backend}: outputs before other future tokens")
-        moved = (a[:, 7:] - b[:, 7:]).abs().amax(-1).min() > 0
-        expect(moved, f"{backend}: other tokens change no output of their own")
+    layer = make().double()
+    for where, training, length, given in WAYS:
+        layer, x = layer.train(training), double(B, length, EMBED)
+        y = torch.cat([x[:, :given], double(B, length - given, EMBED)], 1)
+        for backend in serving(layer, x, is_causal=True):
+            layer.backend = backend
+            a, b = (layer(z, is_causal=True, rng=key()) for z in (x, y))
+            told = f"{backend}{where}: outputs before other future tokens"
+            close(a[:, :given], b[:, :given], told)
+            moved = (a[:, given:] - b[:, given:]).abs().amax(-1).min() > 0
+            expect(moved, f"{backend}{where}: other tokens change no output of their own")
 
 
 def padding_and_other_samples_change_nothing(make: Make) -> None:
     """A padded sample in a batch gives what it gives alone."""
-    layer, x = make().double(), double(B, N, EMBED)
-    mask = torch.ones(B, N, dtype=torch.bool)
-    mask[1, 9:] = False
+    layer = make().double()
     alone = RandomKey(5, step=3, sample_ids=torch.tensor([4]))
-    for backend in serving(layer, x, key_mask=mask):
-        layer.backend = backend
-        short = layer(x[1:, :9], rng=alone)
-        whole = layer(x, key_mask=mask, rng=key())[1:, :9]
-        close(whole, short, f"{backend}: a padded sample and the same alone")
+    for where, training, length, given in WAYS:
+        layer = layer.train(training)
+        x, mask = double(B, length, EMBED), torch.ones(B, length, dtype=torch.bool)
+        mask[1, given:] = False
+        for backend in serving(layer, x, key_mask=mask):
+            layer.backend = backend
+            short = layer(x[1:, :given], rng=alone)
+            whole = layer(x, key_mask=mask, rng=key())[1:, :given]
+            close(whole, short, f"{backend}{where}: a padded sample and the same alone")
 
 
 def hidden_pairs_change_nothing(make: Make) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowFactors, RowGrads, RowTerms
-from lit_probattn.base.memory import has_numbers
+from lit_probattn.base.graphs import written
+from lit_probattn.base.memory import only_shapes
 from lit_probattn.base.torch_internals import outside_graphs
 
 # How far components may be apart for one exponential: their sum keeps at least exp(-40) of the
@@ -33,13 +34,14 @@ class TorchRows:
         """See `RowPass`."""
         row, col = terms.row, terms.col
         several = terms.reduction == "soft" and terms.shared and terms.coef is None
+        several = several and written() is None  # the choice depends on the numbers
         if not several or row is None or col is None or type(col) is not Tensor:
             return terms
         top = col.amax(1, keepdim=True)
         below = (top - col).masked_fill_(top == float("-inf"), 0.0)
         highest = row.amax(-1, keepdim=True)
         near = ((highest - row).amax((1, 2)) < _FAR) | (below.amax((1, 2)) < _FAR)  # NaN: no
-        found = near.tolist() if has_numbers(near) else [True] * len(near)
+        found = [True] * len(near) if only_shapes(near) else near.tolist()
         factors = RowFactors((row - highest).exp_(), (-below).exp_(), top, found)
         return replace(terms, factors=factors)
 

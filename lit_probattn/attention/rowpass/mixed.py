@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.draws import normal_noise, philox_words
 from lit_probattn.attention.functional import autocast_off
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.rowpass.operators import (
+    DrawnKey,
+    Gradients,
+    PairCall,
+    define_row_operator,
+    row_pass,
+    row_terms,
+)
 from lit_probattn.attention.rowpass.products import (
     add_bias,
     add_by_head,
@@ -20,11 +29,25 @@ from lit_probattn.attention.rowpass.products import (
     product,
 )
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
+from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.base.memory import is_predicting
-from lit_probattn.randomness import AttentionDropout
+from lit_probattn.randomness import STREAM_NOISE, AttentionDropout, RandomKey
 
-# Noise of a block from a sample, its queries and its keys, (G, n, l).
-Draw = Callable[[int, range, range], Tensor]
+
+@dataclass(frozen=True)
+class Draw:
+    """Noise ε of a call: the key of its normals, and the position of query 0 among all tokens."""
+
+    key: RandomKey
+    first_row: int = 0
+
+    def __call__(self, sample: int, rows: range, cols: range, like: Tensor) -> Tensor:
+        """Return ε of a sample's block, (G, n, l), for maps (B, G, …) like these."""
+        ids = self.key.samples(like.shape[0], like.device)[sample : sample + 1]
+        one = replace(self.key, sample_ids=ids)
+        rows = range(rows.start + self.first_row, rows.stop + self.first_row)
+        maps, device, dtype = like.shape[1], like.device, like.dtype
+        return normal_noise(one, 1, maps, rows, cols, device, dtype)[0]
 
 
 class _Mixed(torch.autograd.Function):
@@ -43,69 +66,92 @@ class _Mixed(torch.autograd.Function):
         noise_scale: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        heads = terms.num_heads
-        out = value.new_zeros(value.shape[0], query.shape[2], value.shape[2])
-        terms, buffer = replace(terms, coef=coef), Buffers(query)
-        for sample in _samples(query):
-            for part in places(terms, 1, query.device, run.least_rows):
-                if not part.cols:
-                    continue
-                maps, _ = _noisy_maps(query, key, sample, part, draw, noise_scale, buffer)
-                for place in _head_groups(part, sample, heads, query.device):
-                    rows = slice(place.rows.start, place.rows.stop)
-                    weights = buffer(-1, place.shape)
-                    run.forward(terms, place, maps, weights, buffer)
-                    seen = value[place.pairs, : len(place.cols)]
-                    product(weights, seen, out[place.pairs, rows])
+        terms = replace(terms, coef=coef)
+        out = _forward(run, terms, draw, query, key, value, noise_scale)
         ctx.run, ctx.terms, ctx.draw = run, terms, draw
         ctx.save_for_backward(query, key, value, coef, noise_scale, bias)
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         with autocast_off(grad_out):  # as in forward, for callers that leave it on
-            return _Mixed._backward(ctx, grad_out)
+            tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[3:]
+            found = _backward(ctx.run, ctx.terms, ctx.draw, tensors, needs, grad_out)
+            return (None, None, None, *found)
 
-    @staticmethod
-    def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, coef, noise_scale, bias = ctx.saved_tensors
-        run, terms, heads = ctx.run, ctx.terms, ctx.terms.num_heads
-        grad_out, num_maps = grad_out.contiguous(), query.shape[1]
-        tensors = zip(
-            (query, key, value, coef, noise_scale, bias), ctx.needs_input_grad[3:], strict=True
-        )
-        grads = [torch.zeros_like(x) if x is not None and n else None for x, n in tensors]
-        grad_query, grad_key, grad_value, grad_coef, grad_scale, grad_bias = grads
-        buffer = Buffers(query)
-        for sample in _samples(query):
-            for part in places(terms, 1, query.device, run.least_rows):
-                if not part.cols:
-                    continue
-                maps, noise = _noisy_maps(query, key, sample, part, ctx.draw, noise_scale, buffer)
-                totals = [buffer(num_maps + g, part.shape).zero_() for g in range(num_maps)]
-                rows, cols = slice(part.rows.start, part.rows.stop), slice(0, len(part.cols))
-                for place in _head_groups(part, sample, heads, query.device):
-                    weights, here = buffer(-1, place.shape), grad_out[place.pairs, rows]
-                    seen = value[place.pairs, cols].mT
-                    grad = product(here, seen, buffer(-2, place.shape))
-                    found = grad.new_empty(place.count, num_maps)
-                    wanted = RowGrads(totals, coef=found)
-                    run.backward(terms, place, maps, weights, grad, wanted, buffer)
-                    if grad_value is not None:
-                        add_product(grad_value[place.pairs, cols], weights.mT, here)
-                    add_by_head(grad_coef, found, terms, place)
-                    add_bias(grad_bias, grad, terms, place)
-                for g, total in enumerate(totals):
-                    if grad_query is not None:
-                        target = grad_query[sample, g, rows][None]
-                        add_product(target, total, key[sample, g, cols][None])
-                    if grad_key is not None:
-                        target = grad_key[sample, g, cols][None]
-                        add_product(target, total.mT, query[sample, g, rows][None])
-                    if grad_scale is not None and noise is not None:
-                        grad_scale[g] += torch.vdot(total.flatten(), noise[g].flatten())
-        return (None, None, None, *grads)
+
+def _forward(
+    run: RowPass,
+    terms: RowTerms,
+    draw: Draw | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    noise_scale: Tensor | None,
+) -> Tensor:
+    """Return the output, (B·H, N, E_v)."""
+    heads, buffer = terms.num_heads, Buffers(query)
+    out = value.new_zeros(value.shape[0], query.shape[2], value.shape[2])
+    for sample in _samples(query):
+        for part in places(terms, 1, query.device, run.least_rows):
+            if not part.cols:
+                continue
+            maps, _ = _noisy_maps(query, key, sample, part, draw, noise_scale, buffer)
+            for place in _head_groups(part, sample, heads, query.device):
+                rows = slice(place.rows.start, place.rows.stop)
+                weights = buffer(-1, place.shape)
+                run.forward(terms, place, maps, weights, buffer)
+                seen = value[place.pairs, : len(place.cols)]
+                product(weights, seen, out[place.pairs, rows])
+    return out
+
+
+def _backward(
+    run: RowPass,
+    terms: RowTerms,
+    draw: Draw | None,
+    tensors: Sequence[Any],
+    needs: Sequence[bool],
+    grad_out: Tensor,
+) -> Gradients:
+    """Return the gradients of query, key, value, coef, noise_scale and bias, None if not needed."""
+    query, key, value, _, noise_scale, _ = tensors
+    heads, num_maps, grad_out = terms.num_heads, query.shape[1], grad_out.contiguous()
+    grads = [
+        torch.zeros_like(x) if x is not None and n else None
+        for x, n in zip(tensors, needs, strict=True)
+    ]
+    grad_query, grad_key, grad_value, grad_coef, grad_scale, grad_bias = grads
+    buffer = Buffers(query)
+    for sample in _samples(query):
+        for part in places(terms, 1, query.device, run.least_rows):
+            if not part.cols:
+                continue
+            maps, noise = _noisy_maps(query, key, sample, part, draw, noise_scale, buffer)
+            totals = [buffer(num_maps + g, part.shape).zero_() for g in range(num_maps)]
+            rows, cols = slice(part.rows.start, part.rows.stop), slice(0, len(part.cols))
+            for place in _head_groups(part, sample, heads, query.device):
+                weights, here = buffer(-1, place.shape), grad_out[place.pairs, rows]
+                seen = value[place.pairs, cols].mT
+                grad = product(here, seen, buffer(-2, place.shape))
+                found = grad.new_empty(place.count, num_maps)
+                wanted = RowGrads(totals, coef=found)
+                run.backward(terms, place, maps, weights, grad, wanted, buffer)
+                if grad_value is not None:
+                    add_product(grad_value[place.pairs, cols], weights.mT, here)
+                add_by_head(grad_coef, found, terms, place)
+                add_bias(grad_bias, grad, terms, place)
+            for g, total in enumerate(totals):
+                if grad_query is not None:
+                    target = grad_query[sample, g, rows][None]
+                    add_product(target, total, key[sample, g, cols][None])
+                if grad_key is not None:
+                    target = grad_key[sample, g, cols][None]
+                    add_product(target, total.mT, query[sample, g, rows][None])
+                if grad_scale is not None and noise is not None:
+                    grad_scale[g] += torch.vdot(total.flatten(), noise[g].flatten())
+    return grads
 
 
 def _samples(query: Tensor) -> range:
@@ -138,7 +184,7 @@ def _noisy_maps(
     ]
     if draw is None or noise_scale is None:
         return maps, None
-    noise = draw(sample, part.rows, part.cols)
+    noise = draw(sample, part.rows, part.cols, query)
     for g, one in enumerate(maps):
         one[0].addcmul_(noise[g], noise_scale[g])
     return maps, noise
@@ -167,7 +213,7 @@ def mixed_attention(
         dropout: drawn again in backward.
         mixing: p, (H, G).
         noise_scale: s, (G,), with `draw`.
-        draw: `draw(sample, rows, cols)` returns ε of a block, (G, n, l); drawn again in backward.
+        draw: ε, drawn again in backward.
 
     Returns:
         (B, H, N, E_v).
@@ -184,5 +230,55 @@ def mixed_attention(
         samples=None if dropout is None else dropout.key.samples(batch, query.device),
     )
     inputs = [x.contiguous() for x in (query, key, value.flatten(0, 1), mixing)]
-    out: Tensor = _Mixed.apply(run, common, draw, *inputs, noise_scale, bias)
+    tensors = (*inputs, noise_scale, bias)
+    out: Tensor
+    if written() == "compiled":
+        words, first_row = None, 0
+        if draw is not None:
+            words = philox_words(draw.key, STREAM_NOISE, batch, query.device)
+            first_row = draw.first_row
+        pairs = PairCall.of(run, common, batch, query.device)
+        out = _operator(*tensors, words, *pairs, first_row)
+    else:
+        out = _Mixed.apply(run, common, draw, *tensors)
     return out.unflatten(0, (batch, heads))
+
+
+class _Inputs(NamedTuple):
+    """Tensors of `_Mixed`, the words of its noise, and the fields of `PairCall`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    coef: Tensor
+    noise_scale: Tensor | None
+    bias: Tensor | None
+    noise: Tensor | None
+    key_mask: Tensor | None
+    pair_mask: Tensor | None
+    draw: Tensor | None
+    is_causal: bool
+    native: bool
+    heads: int
+    threshold: int
+    first_row: int
+
+    def parts(self) -> tuple[RowPass, RowTerms, Draw | None]:
+        """Return who passes over the rows, the terms and the noise."""
+        terms = row_terms(self, reduction="sum", num_components=self.query.shape[1], common=True)
+        draw = None if self.noise is None else Draw(DrawnKey.of(self.noise), self.first_row)
+        return row_pass(self), terms, draw
+
+
+def _run_forward(call: _Inputs) -> Tensor:
+    run, terms, draw = call.parts()
+    return _forward(run, terms, draw, call.query, call.key, call.value, call.noise_scale)
+
+
+_operator = define_row_operator(
+    "rows_mixed",
+    _Inputs,
+    _run_forward,
+    lambda call, *given: _backward(*call.parts(), *given),
+    gradients=("query", "key", "value", "coef", "noise_scale", "bias"),
+)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_probattn.attention.functional import autocast_off, repeat_heads
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.rowpass.operators import (
+    Gradients,
+    PairCall,
+    define_row_operator,
+    row_pass,
+    row_terms,
+)
 from lit_probattn.attention.rowpass.products import (
     add_bias,
     add_by_head,
@@ -18,6 +26,7 @@ from lit_probattn.attention.rowpass.products import (
     product,
 )
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
+from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.randomness import AttentionDropout
 
 
@@ -37,66 +46,79 @@ class _Mixture(torch.autograd.Function):
         col: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        out, buffer = value.new_zeros(*query.shape[:2], value.shape[-1]), Buffers(query)
         terms = replace(terms, coef=coef, row=row, col=col)
-        here = run.prepare(terms)
-        for place in places(here, query.shape[0], query.device, run.least_rows):
-            if not place.cols:
-                continue
-            maps = _mixture_maps(query, key, place, buffer)
-            run.forward(here, place, maps, maps[0], buffer)
-            rows = slice(place.rows.start, place.rows.stop)
-            product(maps[0], value[place.pairs, : len(place.cols)], out[place.pairs, rows])
+        out = _forward(run, terms, query, key, value)
         ctx.run, ctx.terms = run, terms
         ctx.save_for_backward(query, key, value, coef, row, col, bias)
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         with autocast_off(grad_out):  # as in forward, for callers that leave it on
-            return _Mixture._backward(ctx, grad_out)
+            tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+            return (None, None, *_backward(ctx.run, ctx.terms, tensors, needs, grad_out))
 
-    @staticmethod
-    def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, coef, row, col, bias = ctx.saved_tensors
-        run, needs = ctx.run, ctx.needs_input_grad[2:]
-        terms = run.prepare(ctx.terms)
-        grad_out = grad_out.contiguous()
-        grads = [
-            torch.zeros_like(x) if x is not None and n else None
-            for x, n in zip((query, key, value, coef, row, col, bias), needs, strict=True)
-        ]
-        grad_query, grad_key, grad_value, grad_coef, grad_row, grad_col, grad_bias = grads
-        buffer, num_maps, components = Buffers(query), key.shape[1], terms.num_components
-        for place in places(terms, query.shape[0], query.device, run.least_rows):
-            if not place.cols:
-                continue
-            pairs, rows = place.pairs, slice(place.rows.start, place.rows.stop)
-            cols, (count, _, length) = slice(0, len(place.cols)), place.shape
-            maps = _mixture_maps(query, key, place, buffer)
-            weights, part = buffer(num_maps, place.shape), grad_out[pairs, rows]
-            grad = product(part, value[pairs, cols].mT, buffer(num_maps + 1, place.shape))
-            plain = coef is None and (terms.shared or components == 1)
-            wanted = RowGrads(
-                [grad] if plain else maps,
-                None if grad_row is None else grad_row[pairs, rows],
-                None if grad_col is None else grad_col.new_empty(count, components, length),
-                None if grad_coef is None else grad_coef.new_empty(count, components),
-            )
-            run.backward(terms, place, maps, weights, grad, wanted, buffer)
-            if grad_value is not None:
-                add_product(grad_value[pairs, cols], weights.mT, part)
-            for r, grad_map in enumerate(wanted.maps):
-                if grad_key is not None:
-                    add_product(grad_key[pairs, r, cols], grad_map.mT, query[pairs, rows])
-                if grad_query is not None:
-                    add_product(grad_query[pairs, rows], grad_map, key[pairs, r, cols])
-            if grad_col is not None and wanted.col is not None:
-                grad_col[pairs, :, cols] += wanted.col
-            add_by_head(grad_coef, wanted.coef, terms, place)
-            add_bias(grad_bias, grad, terms, place)
-        return (None, None, *grads)
+
+def _forward(run: RowPass, terms: RowTerms, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return the output, (B·H, N, E_v)."""
+    out, buffer = value.new_zeros(*query.shape[:2], value.shape[-1]), Buffers(query)
+    terms = run.prepare(terms)
+    for place in places(terms, query.shape[0], query.device, run.least_rows):
+        if not place.cols:
+            continue
+        maps = _mixture_maps(query, key, place, buffer)
+        run.forward(terms, place, maps, maps[0], buffer)
+        rows = slice(place.rows.start, place.rows.stop)
+        product(maps[0], value[place.pairs, : len(place.cols)], out[place.pairs, rows])
+    return out
+
+
+def _backward(
+    run: RowPass,
+    terms: RowTerms,
+    tensors: Sequence[Any],
+    needs: Sequence[bool],
+    grad_out: Tensor,
+) -> Gradients:
+    """Return the gradients of query, key, value, coef, row, col and bias; None where not needed."""
+    query, key, value, coef, *_ = tensors
+    terms = run.prepare(terms)
+    grad_out = grad_out.contiguous()
+    grads = [
+        torch.zeros_like(x) if x is not None and n else None
+        for x, n in zip(tensors, needs, strict=True)
+    ]
+    grad_query, grad_key, grad_value, grad_coef, grad_row, grad_col, grad_bias = grads
+    buffer, num_maps, components = Buffers(query), key.shape[1], terms.num_components
+    for place in places(terms, query.shape[0], query.device, run.least_rows):
+        if not place.cols:
+            continue
+        pairs, rows = place.pairs, slice(place.rows.start, place.rows.stop)
+        cols, (count, _, length) = slice(0, len(place.cols)), place.shape
+        maps = _mixture_maps(query, key, place, buffer)
+        weights, part = buffer(num_maps, place.shape), grad_out[pairs, rows]
+        grad = product(part, value[pairs, cols].mT, buffer(num_maps + 1, place.shape))
+        plain = coef is None and (terms.shared or components == 1)
+        wanted = RowGrads(
+            [grad] if plain else maps,
+            None if grad_row is None else grad_row[pairs, rows],
+            None if grad_col is None else grad_col.new_empty(count, components, length),
+            None if grad_coef is None else grad_coef.new_empty(count, components),
+        )
+        run.backward(terms, place, maps, weights, grad, wanted, buffer)
+        if grad_value is not None:
+            add_product(grad_value[pairs, cols], weights.mT, part)
+        for r, grad_map in enumerate(wanted.maps):
+            if grad_key is not None:
+                add_product(grad_key[pairs, r, cols], grad_map.mT, query[pairs, rows])
+            if grad_query is not None:
+                add_product(grad_query[pairs, rows], grad_map, key[pairs, r, cols])
+        if grad_col is not None and wanted.col is not None:
+            grad_col[pairs, :, cols] += wanted.col
+        add_by_head(grad_coef, wanted.coef, terms, place)
+        add_bias(grad_bias, grad, terms, place)
+    return grads
 
 
 def _mixture_maps(query: Tensor, key: Tensor, place: Place, buffer: Buffers) -> list[Tensor]:
@@ -158,5 +180,52 @@ def mixture_attention(
     coef = None if coef is None else coef.contiguous()
     bias = None if masks.bias is None else masks.bias.to(query.dtype)
     common = replace(common, masks=replace(masks, bias=None if bias is None else bias.detach()))
-    out: Tensor = _Mixture.apply(run, common, *flat, coef, *terms, bias)
+    tensors = (*flat, coef, *terms, bias)
+    out: Tensor
+    if written() == "compiled":
+        pairs = PairCall.of(run, common, batch, query.device)
+        out = _operator(*tensors, *pairs, hard, components)
+    else:
+        out = _Mixture.apply(run, common, *tensors)
     return out.unflatten(0, (batch, heads))
+
+
+class _Inputs(NamedTuple):
+    """Tensors of `_Mixture`, and the fields of `PairCall`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    coef: Tensor | None
+    row: Tensor | None
+    col: Tensor | None
+    bias: Tensor | None
+    key_mask: Tensor | None
+    pair_mask: Tensor | None
+    draw: Tensor | None
+    is_causal: bool
+    native: bool
+    heads: int
+    threshold: int
+    hard: bool
+    components: int
+
+    def terms(self) -> RowTerms:
+        """Return the terms of the call."""
+        return row_terms(
+            self,
+            reduction="hard" if self.hard else "soft",
+            num_components=self.components,
+            shared=self.key.shape[1] == 1 and self.components > 1,
+            row=self.row,
+            col=self.col,
+        )
+
+
+_operator = define_row_operator(
+    "rows_mixture",
+    _Inputs,
+    lambda call: _forward(row_pass(call), call.terms(), call.query, call.key, call.value),
+    lambda call, *given: _backward(row_pass(call), call.terms(), *given),
+    gradients=("query", "key", "value", "coef", "row", "col", "bias"),
+)

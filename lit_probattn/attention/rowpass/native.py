@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowTerms
-from lit_probattn.base.memory import has_numbers
+from lit_probattn.base.memory import only_shapes
 from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import STREAM_DROPOUT
 
@@ -31,7 +31,7 @@ class NativeRows:
         self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor, room: Buffers
     ) -> None:
         """See `RowPass`."""
-        if not has_numbers(out):  # the library writes in place
+        if only_shapes(out):  # the library writes in place
             return
         from lit_probattn.kernels.cpu import rows as native
 
@@ -61,7 +61,7 @@ class NativeRows:
             found.col_terms = grad.new_zeros(threads, count, components, cols)
         if terms.coef is not None:
             found.coef = grad.new_empty(count, rows, components)
-        if has_numbers(grad):
+        if not only_shapes(grad):
             native.rows_backward(_block(terms, place), maps, weights, grad, found)
         if wanted.row is not None and found.row_terms is not None:
             wanted.row.copy_(found.row_terms)

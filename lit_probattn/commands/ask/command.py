@@ -18,8 +18,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import ConfigError, nearest
-from lit_probattn.commands.ask.layers import Answer, Question, answers, names, write_sweep
+from lit_probattn.commands.ask.layers import (
+    Answer,
+    Question,
+    answers,
+    check_known,
+    names,
+    write_sweep,
+)
 from lit_probattn.commands.ask.measured import DEVICES, check_device, rows_of, with_times
 
 SORTS: dict[str, Callable[[Answer], float | None]] = {
@@ -40,6 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    add("--attention", nargs="+", metavar="NAME", help="these only, files of your own too")
     add("--embed_dim", type=int, help="width of the layer")
     add("--seq_len", type=int, help="tokens of a sequence (with --model 512 if not given)")
     add("--num_heads", type=int, default=8, help="heads of softmax attention (default 8)")
@@ -56,6 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--model", metavar="NAME", help="timm:NAME or hf:TYPE: what a swap changes, by layer")
     add("--swap", default="mgk", help="with --model: mgk, smgk or softmax (default mgk)")
     add("--heads", type=float, default=0.5, help="with --model: share that stays (default 0.5)")
+    add_flag(parser)
     return parser
 
 
@@ -88,13 +98,22 @@ def _lines(options: argparse.Namespace) -> list[str]:
         options.device,
         options.equal_heads,
     )
-    chosen = names()
+    chosen = options.attention or names()
+    for name in options.attention or ():
+        check_known(name)
     for name in options.use or ():
         if name not in chosen:
             raise ConfigError(f"--use: unknown attention {name!r}{nearest(name, chosen)}")
     rows = rows_of(Path(options.measured)) if options.measured else []
     found = answers(chosen, question)
-    found = ranked(with_times(found, rows, question), options.sort)
+    found = with_times(found, rows, question)
+    if options.sort == "time" and all(each.training_s is None for each in found):
+        told = f"no steps in {options.measured} are of" if options.measured else "none is given for"
+        raise ConfigError(
+            f"--sort time: {told} these sizes on {options.device}; --measured takes "
+            "times, and --write_sweep writes the sweep that measures them"
+        )
+    found = ranked(found, options.sort)
     if options.write_sweep:
         write_sweep(Path(options.write_sweep), question, found)
     if options.json:
@@ -155,10 +174,11 @@ def _foot(found: Sequence[Answer], options: argparse.Namespace) -> list[str]:
     lines = []
     if not any(each.training_s or each.inference_s for each in found):
         told = f"no times in {options.measured} are of" if options.measured else "none given for"
+        first = "" if options.write_sweep else "add --write_sweep ask.yaml, then"
         lines += [
-            f"Time: {told} these sizes on {options.device}. To measure it there: add --write_sweep "
-            "ask.yaml, then",
-            "  lit-probattn sweep --config ask.yaml --out runs/profiling/ask",
+            f"Time: {told} these sizes on {options.device}. To measure it there: {first}".rstrip(),
+            f"  lit-probattn sweep --config {options.write_sweep or 'ask.yaml'} "
+            "--out runs/profiling/ask",
             "and ask again with --measured runs/profiling/ask.",
             "",
         ]
@@ -172,6 +192,9 @@ def _foot(found: Sequence[Answer], options: argparse.Namespace) -> list[str]:
 
 
 def _model_lines(options: argparse.Namespace) -> list[str]:
+    for name in ("attention", "use", "measured", "write_sweep"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--model takes no --{name}, which belongs to one layer")
     from lit_probattn.commands.ask.models import changes
 
     seq_len = 512 if options.seq_len is None else options.seq_len
@@ -212,11 +235,15 @@ def _arrow(pair: tuple[int, int]) -> str:
 
 
 def _count(number: int | None) -> str:
-    return "" if number is None else f"{number / 1e9:,.2f} G"
+    if number is None:
+        return ""
+    return f"{number / 1e9:,.2f} G" if number >= 1e7 else f"{number / 1e6:,.2f} M"
 
 
 def _bytes(number: int | None) -> str:
-    return "" if number is None else f"{number / 2**20:,.0f} MiB"
+    if number is None:
+        return ""
+    return f"{number / 2**20:,.0f} MiB" if number >= 2**20 else f"{number / 2**10:,.0f} KiB"
 
 
 def _time(seconds: float | None) -> str:

@@ -26,11 +26,14 @@ from lit_probattn.configs import attention_entry, class_of
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
 from lit_probattn.kernels.runtime import recording
 from lit_probattn.randomness import RandomKey
+from lit_probattn.records.provenance import MADE_BY, refuse_to_replace, replace_text
 from profiling.cost.exact import NoFormulaError, attention_cost
 
 BASELINE = "softmax"
 RELEASED = "as_released/"  # presets that repeat published code
 _GOOD_FOR = "# Good for:"
+# Predictions go through all blocks of a layer, so they take the longer the longer it is.
+_MOST = 2**20
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,11 @@ class Question:
 
     def __post_init__(self) -> None:
         for name in ("embed_dim", "seq_len", "num_heads", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name} must be at least 1, received {getattr(self, name)}")
+            flag, value = f"--{name.removesuffix('_size')}", getattr(self, name)
+            if value < 1:
+                raise ConfigError(f"{flag} must be at least 1, received {value}")
+            if value > _MOST:
+                raise ConfigError(f"{flag} must be at most {_MOST}, received {value}")
         if self.embed_dim % self.num_heads:
             fitting = [h for h in range(1, self.embed_dim + 1) if self.embed_dim % h == 0]
             near = min(fitting, key=lambda h: abs(h - self.num_heads))
@@ -90,7 +96,7 @@ class Answer:
     """What a variant costs; None is not known.
 
     Args:
-        name: of its configuration.
+        name: of its configuration, or its file.
         class_path: of its layer, with `options` its arguments.
         good_for: a sentence of its configuration.
         num_heads: of this layer.
@@ -127,6 +133,15 @@ class Answer:
 def names() -> list[str]:
     """Return the variants that are compared: all but the presets of released code."""
     return [name for name in list_attention() if not name.startswith(RELEASED)]
+
+
+def check_known(name: str) -> None:
+    """Refuse a variant that has no file, or whose class cannot be had.
+
+    Raises:
+        ConfigError: it says why.
+    """
+    class_of(attention_entry(file_named("attention", name))["class_path"])
 
 
 def good_for(name: str) -> str:
@@ -300,7 +315,7 @@ def _yaml(value: Any) -> str:
 def sweep_text(question: Question, answers: list[Answer]) -> str:
     """Return a file for `lit-probattn sweep` that measures the time of these variants."""
     lines = [
-        "# Time of one attention layer, as `lit-probattn ask --measured` reads it.",
+        f"{MADE_BY} ask`: the time of one attention layer, for `ask --measured`.",
         "name: ask",
         f"model: {{kind: attention, head_dim: {question.head_dim}, is_causal: "
         f"{str(question.is_causal).lower()}}}",
@@ -311,7 +326,7 @@ def sweep_text(question: Question, answers: list[Answer]) -> str:
         if each.problem is None:
             options = ", ".join(f"{k}: {_yaml(v)}" for k, v in each.options.items())
             lines += [
-                f"  {each.name}:",
+                f"  {json.dumps(each.name)}:",
                 f"    attention: {{class_path: {each.class_path}, init_args: {{{options}}}}}",
             ]
     grid = {"embed_dim": question.embed_dim, "seq_len": question.seq_len}
@@ -325,10 +340,9 @@ def write_sweep(path: Path, question: Question, answers: list[Answer]) -> None:
     """Write that file.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: it cannot be written, or another file is there.
     """
-    from lit_probattn.records.provenance import replace_text
-
+    refuse_to_replace([path])
     try:
         replace_text(path, sweep_text(question, answers))
     except OSError as error:

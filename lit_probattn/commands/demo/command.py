@@ -17,6 +17,8 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_probattn.base.config_files import ConfigError
+
 OUT = Path("runs/demo")
 SECONDS = 25.0
 
@@ -50,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; there is no page", file=sys.stderr)
         return 130
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"error: --out {options.out}: {error.strerror or error}", file=sys.stderr)
         return 2
@@ -61,8 +66,8 @@ def _wrong(options: argparse.Namespace) -> str | None:
         return f"--seconds must be above 0, received {options.seconds:g}"
     if options.steps is not None and options.steps < 1:
         return f"--steps must be at least 1, received {options.steps}"
-    if options.seed < 0:
-        return f"--seed must be at least 0, received {options.seed}"
+    if not 0 <= options.seed < 2**63:
+        return f"--seed must be at least 0 and below 2^63, received {options.seed}"
     if options.out.exists() and not options.out.is_dir():
         return f"--out {options.out} is a file: name a folder"
     return None
@@ -74,8 +79,10 @@ def _run(options: argparse.Namespace) -> int:
     from datamodules import expressions
     from lit_probattn.commands.demo import cost, page, training
     from lit_probattn.commands.demo.display import Display
-    from lit_probattn.records.provenance import replace_text
+    from lit_probattn.records.provenance import refuse_to_replace, replace_text
 
+    path = options.out / "demo.html"
+    refuse_to_replace([path])
     data = expressions.draw(options.seed)
     sides = training.make_sides(options.seed)
     with Display(sides) as show:
@@ -84,8 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     for side in sides:
         if not side.accuracy or side.accuracy[-1][0] != len(side.losses):
             side.evaluate(data[1])
-    print("measuring what a step costs …", flush=True)
-    path = options.out / "demo.html"
+    print("measuring what a step costs ...", flush=True)
     replace_text(path, page.write(sides, cost.quantities(sides), data[1], finished))
     print(path, flush=True)
     if not options.no_open:

@@ -13,14 +13,25 @@ from rich.table import Table
 from lit_probattn.commands.demo.training import Side
 
 _WIDTH = 40  # characters of a curve
-_LEVELS = " ▁▂▃▄▅▆▇█"
+# Levels of a curve; what is done and what is left; a value that is missing.
+_MARKS = (" ▁▂▃▄▅▆▇█", "━╌", "–")
+_ASCII = (" .:-=+*#@", "#-", "-")
 
 
-def spark(shares: Sequence[float], width: int = _WIDTH) -> str:
+def marks(encoding: str) -> tuple[str, str, str]:
+    """Return the characters that a terminal of this encoding can show."""
+    try:
+        "".join(_MARKS).encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return _ASCII
+    return _MARKS
+
+
+def spark(shares: Sequence[float], width: int = _WIDTH, levels: str = _MARKS[0]) -> str:
     """Return numbers from 0 to 1 as a line of small bars, the newest at the end."""
     if len(shares) > width:
         shares = [shares[index * len(shares) // width] for index in range(width - 1)] + [shares[-1]]
-    return "".join(_LEVELS[round(min(max(x, 0.0), 1.0) * (len(_LEVELS) - 1))] for x in shares)
+    return "".join(levels[round(min(max(x, 0.0), 1.0) * (len(levels) - 1))] for x in shares)
 
 
 def line(sides: Sequence[Side]) -> str:
@@ -29,18 +40,19 @@ def line(sides: Sequence[Side]) -> str:
     return f"step {len(sides[0].losses)}  " + "   ".join(parts)
 
 
-def table(sides: Sequence[Side], done: float) -> Table:
+def table(sides: Sequence[Side], done: float, encoding: str = "utf-8") -> Table:
     """Return the state of all sides as a table with a curve for each."""
+    levels, bars, missing = marks(encoding)
     filled = round(done * _WIDTH)
-    bar = "━" * filled + "╌" * (_WIDTH - filled)
+    bar = bars[0] * filled + bars[1] * (_WIDTH - filled)
     shown = Table(box=None, pad_edge=False, title_justify="left", caption_justify="left")
     shown.caption = f"{bar} {100 * done:.0f} %   step {len(sides[0].losses)}   Ctrl-C: show it now"
     for column in ("model", "right on unseen expressions", "", "loss"):
         shown.add_column(column)
     for side in sides:
         shares = [share for _, share in side.accuracy]
-        loss = f"{side.losses[-1]:.3f}" if side.losses else "–"
-        shown.add_row(side.name, spark(shares), f"{100 * shares[-1]:5.1f} %", loss)
+        loss = f"{side.losses[-1]:.3f}" if side.losses else missing
+        shown.add_row(side.name, spark(shares, levels=levels), f"{100 * shares[-1]:5.1f} %", loss)
     return shown
 
 
@@ -64,6 +76,7 @@ class Display:
     def __call__(self, done: float) -> None:
         """Show the state; `done` is the share of the work that is done."""
         if self._live is not None:
-            self._live.update(table(self.sides, done), refresh=True)
+            shown = table(self.sides, done, self.console.encoding)
+            self._live.update(shown, refresh=True)
         else:
             print(line(self.sides), file=self.console.file, flush=True)

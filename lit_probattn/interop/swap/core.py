@@ -32,6 +32,42 @@ def scaled(core: Core, query: Tensor, key: Tensor, factor: Tensor) -> tuple[Tens
     return query * root, key * root.repeat_interleave(key.shape[1] // root.shape[1], 1)
 
 
+def documents_mask(
+    query: Tensor, key: Tensor, bounds: tuple[Tensor, Tensor], mask: Tensor | None, is_causal: bool
+) -> Tensor:
+    """Return a mask that also keeps packed documents apart, in the form of `split_mask`.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_k, L, …).
+        bounds: where documents begin and end among the B·N queries and the B·L keys, (D + 1,) each.
+        mask: what may attend so far. None means all.
+        is_causal: whether queries see no later keys, beside the mask.
+
+    Raises:
+        ValueError: bounds end elsewhere than the tokens, as with a cache of earlier ones.
+    """
+    documents = []
+    for name, ends, tensor in zip("qk", bounds, (query, key), strict=True):
+        batch, length = tensor.shape[0], tensor.shape[2]
+        if not torch.compiler.is_compiling() and int(ends[-1]) != batch * length:
+            raise ValueError(
+                f"cu_seq_lens_{name} ends at {int(ends[-1])}, expected {batch * length}: bounds of "
+                "documents cover all tokens, and go without a cache of earlier ones"
+            )
+        places = torch.arange(batch * length, device=ends.device, dtype=ends.dtype)
+        found = torch.searchsorted(ends, places, right=True)
+        documents.append(found.view(batch, length).to(query.device))
+    same = documents[0][:, None, :, None] == documents[1][:, None, None, :]  # (B, 1, N, L)
+    if is_causal:
+        same = same.tril(key.shape[2] - query.shape[2])
+    if mask is None:
+        return same
+    if mask.dtype == torch.bool:
+        return mask & same
+    return mask.masked_fill(~same, torch.finfo(mask.dtype).min)
+
+
 def head_call(
     query: Tensor,
     key: Tensor,

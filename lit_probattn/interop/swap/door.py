@@ -10,8 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.interop.swap.hosts.base import Host, Place, replace_everywhere
-from lit_probattn.interop.swap.plan import Planned, choose_layers, find_layers, plan_layers
-from lit_probattn.interop.swap.recipe import check_layers, check_sizes, read_recipe, write_recipe
+from lit_probattn.interop.swap.plan import (
+    Planned,
+    check_model,
+    choose_layers,
+    find_layers,
+    plan_layers,
+)
+from lit_probattn.interop.swap.recipe import (
+    RecipeLayer,
+    check_layers,
+    check_sizes,
+    read_recipe,
+    write_recipe,
+)
 from lit_probattn.interop.swap.report import LayerReport, Report
 from lit_probattn.interop.swap.settings import Settings
 from lit_probattn.interop.weights import HeadWeights, group_heads, merge_heads, widen_keys
@@ -39,7 +51,8 @@ def swap(
         print(report)
 
     Every layer is planned before one is touched: if one of them cannot be swapped, the model is
-    left as it was. Do this before an optimiser is made and before the model is wrapped.
+    left as it was. Do this before an optimiser is made and before the model is wrapped. A layer
+    whose weights are all frozen stays frozen as a whole.
 
     With heads=1, score=dot, spread=0 and equal variances the model computes what it computed. With
     heads=1/K every K key heads become one head with K keys and one value, and the query heads with
@@ -67,11 +80,13 @@ def swap(
         The same model, and what was done to each layer.
 
     Raises:
-        ValueError: an argument is unknown or does not fit; the model has no attention layers; or
-            layers cannot be swapped, all of them named with the reason.
+        ValueError: an argument is unknown or does not fit; the model is wrapped for several
+            processes or has no attention layers; or layers cannot be swapped, all of them named
+            with the reason.
     """
+    check_model(model)
     found = find_layers(model)
-    recipe: dict[str, dict[str, Any]] | None = None
+    recipe: dict[str, RecipeLayer] | None = None
     if isinstance(variant, Mapping):
         given = (heads, num_components, score, spread, layers, tuple(keep), seed, options)
         if given != (1.0, None, None, 0.1, None, (), 0, {}):
@@ -102,7 +117,7 @@ def swap(
 
 
 def _convert(
-    planned: list[Planned], settings: Settings, recipe: Mapping[str, dict[str, Any]] | None
+    planned: list[Planned], settings: Settings, recipe: Mapping[str, RecipeLayer] | None
 ) -> tuple[list[HeadWeights], dict[str, list[list[int]] | None]]:
     """Return the new weights of every layer, in its dtype; the model is only read."""
     made: list[HeadWeights] = []
@@ -113,7 +128,8 @@ def _convert(
         size, name = settings.group_size, plan.place.name
         groups[name] = None
         if size > 1:
-            joined = group_heads(weights, size) if recipe is None else recipe[name]["groups"]
+            joined = group_heads(weights, size) if recipe is None else recipe[name].groups
+            assert joined is not None  # a recipe with fewer heads was checked for it
             weights, groups[name] = merge_heads(weights, joined, plan.sizes.rotary), joined
         times = settings.keys_per_head // size
         seed = settings.seed * 100_003 + index
@@ -130,6 +146,8 @@ def _exchange(
     places = []
     for plan, weights in zip(planned, made, strict=True):
         core = plan.core.to(_first(plan.place).device, _first(plan.place).dtype)
+        owned = plan.host.owned(plan.place)
+        core.requires_grad_(any(p.requires_grad for m in owned for p in m.parameters()))
         new = plan.host.put(plan.place, weights, core, settings)
         module = plan.place.module if new is None else new
         if new is not None:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from lit_probattn.attention.core import Core
 from lit_probattn.base.config_files import nearest
+from lit_probattn.base.finite import nan_among
 from lit_probattn.interop.swap.hosts.base import CannotSwap, Host, Place, Sizes
 from lit_probattn.interop.swap.hosts.huggingface import HuggingFaceHost
 from lit_probattn.interop.swap.hosts.timm import TimmHost
@@ -19,6 +21,7 @@ from lit_probattn.interop.swap.settings import Settings
 
 HOSTS: tuple[Host, ...] = (TorchHost(), TimmHost(), HuggingFaceHost())
 _UNKNOWN = ("Attention", "Attn")
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,31 @@ class Found:
 
     place: Place
     host: Host | None
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what is no module, and modules whose wrapper knows the parameters that there are.
+
+    Raises:
+        ValueError: it names the wrapper.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model is {model!r}, expected a torch.nn.Module")
+    wrapper = next((kind for kind in map(_wrapper_of, model.modules()) if kind), None)
+    if wrapper is not None:
+        raise ValueError(
+            f"the model is wrapped by {wrapper}, which would not learn of new parameters: swap the "
+            "model before it is wrapped"
+        )
+
+
+def _wrapper_of(module: nn.Module) -> str | None:
+    """Name what spreads a module's parameters over processes, or None."""
+    for kind in type(module).__mro__:
+        if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
+            return kind.__name__
+    parts = module.parameters(recurse=False)
+    return "DTensor" if any(type(p.data).__name__ == "DTensor" for p in parts) else None
 
 
 def find_layers(model: nn.Module) -> list[Found]:
@@ -85,6 +113,9 @@ def choose_layers(
     Raises:
         ValueError: there are no layers, a pattern fits none of them, or nothing is left.
     """
+    for name, given in (("layers", layers), ("keep", keep)):
+        if isinstance(given, str):
+            raise ValueError(f"{name} is a text, expected a list of names: [{given!r}]")
     names = [f.place.name for f in found]
     if not found:
         raise ValueError(
@@ -146,8 +177,41 @@ def _plan(found: Found, settings: Settings) -> Planned:
         )
     if settings.variant == "smgk" and sizes.rotary is not None:
         raise CannotSwap("its keys are rotated before the shifts of smgk; use mgk")
+    _refuse_what_is_lost(place, host.owned(place))
     try:
         core = settings.make_core(sizes.layout(settings))
     except ValueError as error:
         raise CannotSwap(str(error)) from error
     return Planned(place, host, sizes, core)
+
+
+def _refuse_what_is_lost(place: Place, owned: list[nn.Module]) -> None:
+    """Refuse weights that new ones could not stand in for.
+
+    Raises:
+        CannotSwap: a weight is another's too, is computed from others, or is no number.
+    """
+    inside = {id(m) for module in owned for m in module.modules()}
+    ours: dict[int, list[str]] = {}
+    others: dict[int, list[str]] = {}
+    for prefix, module in place.model.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        holders = ours if id(module) in inside else others
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            holders.setdefault(id(parameter), []).append(dot + name)
+        computed = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+        computed += list(module.parametrizations) if is_parametrized(module) else []
+        if id(module) in inside and computed:
+            path = f"{dot}{computed[0]}".removeprefix(f"{place.name}.")
+            raise CannotSwap(
+                f"{path} is computed from others (a parametrization, a mask, a norm), which would "
+                "be lost; make it a plain weight first"
+            )
+    for identity, names in ours.items():
+        own, *more = [*names, *others.get(identity, [])]
+        if more:
+            path = own.removeprefix(f"{place.name}.")
+            raise CannotSwap(f"its {path} is {more[0]} too (tied), which a swap would undo")
+    bad = next(filter(None, (nan_among(module.named_parameters()) for module in owned)), None)
+    if bad is not None:
+        raise CannotSwap(bad)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
+from lit_probattn.base.config_files import nearest
 from lit_probattn.interop.swap.plan import Found, Planned
 from lit_probattn.interop.swap.settings import Settings
 
 # Raised when the meaning of a recipe changes.
 VERSION = 1
+# What is said of a layer.
+_KEYS = ("class", "heads", "groups")
 
 
 def write_recipe(
@@ -33,24 +37,101 @@ def write_recipe(
     return {"version": VERSION, "settings": settings.to_dict(), "layers": layers}
 
 
-def read_recipe(recipe: Mapping[str, Any]) -> tuple[Settings, dict[str, dict[str, Any]]]:
+@dataclass(frozen=True)
+class RecipeLayer:
+    """What a recipe says of one layer.
+
+    Args:
+        name: of the layer, for messages.
+        kind: its class.
+        heads: query heads, key heads and head size before the swap.
+        groups: key heads that were joined. None means that all stayed.
+        size: key heads of a group, by the settings.
+
+    Raises:
+        ValueError: a value is of another form; the message names layer and key.
+    """
+
+    name: str
+    kind: str
+    heads: list[int]
+    groups: list[list[int]] | None
+    size: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str):
+            self._refuse("class", "a name", self.kind)
+        if not _are_numbers(self.heads, 3) or min(self.heads) < 1:
+            self._refuse("heads", "three whole numbers", self.heads)
+        query, key, _ = self.heads
+        if query % key or key % self.size:
+            raise ValueError(
+                f"recipe, layer {self.name}, heads: {query} query heads are no multiple of {key} "
+                f"key heads, or those none of {self.size}"
+            )
+        groups, size = self.groups, self.size
+        if size == 1:
+            if groups is not None:
+                self._refuse("groups", "null, as all heads stay", groups)
+            return
+        if not isinstance(groups, list) or not all(_are_numbers(g, size) for g in groups):
+            self._refuse("groups", f"groups of {size} heads", groups)
+            return
+        if sorted(head for group in groups for head in group) != list(range(key)):
+            self._refuse("groups", f"each of 0 to {key - 1} once", groups)
+
+    def _refuse(self, key: str, expected: str, found: object) -> None:
+        raise ValueError(
+            f"recipe, layer {self.name}, {key}: expected {expected}, received {found!r}"
+        )
+
+
+def _are_numbers(value: object, count: int) -> bool:
+    """Whether a value is a list of so many whole numbers."""
+    return isinstance(value, list) and [type(v) for v in value] == [int] * count
+
+
+def _mapping(where: str, value: object, keys: Collection[str], wanted: str = "") -> dict[str, Any]:
+    """Return a value that must be a mapping; with keys, of just these.
+
+    Raises:
+        ValueError: it is none, or has other keys.
+    """
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"{where}: expected a mapping{wanted}, received {value!r}")
+    for key in sorted(value.keys() - set(keys)) if keys else ():
+        raise ValueError(f"{where}: unknown key {key!r}{nearest(key, keys)}")
+    return dict(value)
+
+
+def read_recipe(recipe: Mapping[str, Any]) -> tuple[Settings, dict[str, RecipeLayer]]:
     """Return the settings and the layers of a recipe.
 
     Raises:
-        ValueError: it is no recipe, or one of a later version.
+        ValueError: it is no recipe, one of another version, or a part is of another form.
     """
     missing = {"version", "settings", "layers"} - recipe.keys()
     if missing:
         raise ValueError(f"not a recipe of swap: missing {', '.join(sorted(missing))}")
-    if recipe["version"] != VERSION:
-        raise ValueError(f"the recipe has version {recipe['version']}, expected {VERSION}")
+    if type(recipe["version"]) is not int or recipe["version"] != VERSION:
+        raise ValueError(f"the recipe has version {recipe['version']!r}, expected {VERSION}")
+    known = [field.name for field in fields(Settings)]
     try:
-        return Settings(**recipe["settings"]), dict(recipe["layers"])
-    except TypeError as error:
+        settings = Settings(**_mapping("settings", recipe["settings"], known))
+    except ValueError as error:
         raise ValueError(f"not a recipe of swap: {error}") from error
+    layers = {}
+    for name, given in _mapping("recipe, layers", recipe["layers"], (), " of names").items():
+        values = _mapping(f"recipe, layer {name}", given, _KEYS)
+        missing = set(_KEYS) - values.keys()
+        if missing:
+            raise ValueError(f"recipe, layer {name}: missing {', '.join(sorted(missing))}")
+        parts = (values["class"], values["heads"], values["groups"])
+        layers[name] = RecipeLayer(name, *parts, settings.group_size)
+    return settings, layers
 
 
-def check_layers(layers: Mapping[str, dict[str, Any]], found: list[Found]) -> None:
+def check_layers(layers: Mapping[str, RecipeLayer], found: list[Found]) -> None:
     """Refuse a model that is not the one of the recipe.
 
     Raises:
@@ -58,15 +139,15 @@ def check_layers(layers: Mapping[str, dict[str, Any]], found: list[Found]) -> No
     """
     kinds = {f.place.name: type(f.place.module).__name__ for f in found}
     wrong = [
-        f"  {name}: the recipe has {layer['class']}, the model {kinds.get(name, 'no such layer')}"
+        f"  {name}: the recipe has {layer.kind}, the model {kinds.get(name, 'no such layer')}"
         for name, layer in layers.items()
-        if kinds.get(name) != layer["class"]
+        if kinds.get(name) != layer.kind
     ]
     if wrong:
         raise ValueError("the recipe is for another model:\n" + "\n".join(wrong))
 
 
-def check_sizes(layers: Mapping[str, dict[str, Any]], planned: list[Planned]) -> None:
+def check_sizes(layers: Mapping[str, RecipeLayer], planned: list[Planned]) -> None:
     """Refuse layers of other sizes.
 
     Raises:
@@ -75,7 +156,7 @@ def check_sizes(layers: Mapping[str, dict[str, Any]], planned: list[Planned]) ->
     wrong = []
     for plan in planned:
         heads = [plan.sizes.num_heads, plan.sizes.num_kv_heads, plan.sizes.head_dim]
-        given = layers[plan.place.name]["heads"]
+        given = layers[plan.place.name].heads
         if heads != given:
             wrong.append(f"  {plan.place.name}: the recipe has {given}, the model {heads}")
     if wrong:

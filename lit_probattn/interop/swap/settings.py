@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ from lit_probattn.attention.softmax import SoftmaxCore
 from lit_probattn.base.config_files import nearest
 
 VARIANTS = ("softmax", "mgk", "smgk")
+# Most keys per head, and largest seed: what no model needs takes minutes, or overflows.
+MOST_COMPONENTS, MOST_SEED = 256, 2**40
 # Arguments of the cores that the swap sets itself, or that need a training loop of ours.
 _OWN = {"self", "layout", "num_components", "shifted_keys", "score", "rotary", "rotary_shift"}
 _OWN |= {"em_weighting", "m_step_variance", "prior_floor"}
@@ -42,6 +45,7 @@ class Settings:
                 f"unknown variant {self.variant!r}{nearest(str(self.variant), VARIANTS)}; swap has "
                 f"{', '.join(VARIANTS)}"
             )
+        self._check_kinds()
         if not 0.0 < self.heads <= 1.0 or abs(self.group_size * self.heads - 1.0) > 1e-6:
             raise ValueError(
                 f"heads is the share of the heads that stays: 1, 1/2, 1/3, …; received {self.heads}"
@@ -51,13 +55,21 @@ class Settings:
                 f"heads={self.heads} needs several keys per head, which {self.variant} has not; "
                 "use mgk, or heads=1"
             )
-        if self.components < 1 or self.components % self.group_size:
+        if not 1 <= self.components <= MOST_COMPONENTS:
+            raise ValueError(
+                f"num_components must be from 1 to {MOST_COMPONENTS}, received {self.components}"
+            )
+        if self.components % self.group_size:
             raise ValueError(
                 f"num_components must be a multiple of 1/heads = {self.group_size}, received "
                 f"{self.components}: one head takes the keys of {self.group_size}"
             )
-        if self.spread < 0.0:
-            raise ValueError(f"spread must not be negative, received {self.spread}")
+        if not 0.0 <= self.spread < math.inf:
+            raise ValueError(
+                f"spread must be a finite number of at least 0, received {self.spread}"
+            )
+        if abs(self.seed) > MOST_SEED:
+            raise ValueError(f"seed must be from -2**40 to 2**40, received {self.seed}")
         known = set(inspect.signature(self.core_class).parameters) - _OWN
         for name in self.options.keys() - known:
             raise ValueError(
@@ -67,6 +79,20 @@ class Settings:
             raise ValueError(
                 "e_step=soft needs the M-step of our training loop; use learned or hard"
             )
+
+    def _check_kinds(self) -> None:
+        """Raise a ValueError where a value is of another kind, as in a recipe that was edited."""
+        for name, kinds, word in (
+            ("heads", (int, float), "a number"),
+            ("spread", (int, float), "a number"),
+            ("num_components", (int, type(None)), "a whole number"),
+            ("seed", (int,), "a whole number"),
+            ("score", (str, type(None)), "a name"),
+            ("options", (dict,), "a mapping"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                raise ValueError(f"{name} must be {word}, received {value!r}")
 
     @property
     def group_size(self) -> int:

@@ -2,23 +2,30 @@
 
 The system's C compiler ($CC, cc, gcc or clang) makes it in a second or two. Its file is named by a
 hash of the sources, the flags, the compiler and the processor, and appears by a rename, so that any
-number of processes may start at once. It includes no header of Python or torch.
+number of processes may start at once. It ends with its own SHA-256, and lies in a folder that no
+other user can write: nothing else is loaded. It includes no header of Python or torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+
+from lit_probattn.records.provenance import replacing
 
 logger = logging.getLogger("lit_probattn")
 
@@ -34,10 +41,24 @@ _SOURCES = {
 # Vectors of 512 bits, where the processor has them and the compiler knows the flag.
 _WIDE = "-mprefer-vector-width=512"
 _SECONDS = 120
+# How long to wait for another process that compiles: it may be stopped.
+_PATIENCE = 30.0
+# Age in seconds of what a killed compilation left.
+_LEFT = 3600
+_SEAL = b"sha256:"
+_SEAL_BYTES = len(_SEAL) + 64
+# Open files of this process by their numbers.
+_HANDLES = Path("/proc/self/fd")
 
 
 class Unavailable(Exception):
     """There is no library; the message says why, as "cannot …"."""
+
+
+class Library(ctypes.CDLL):
+    """The loaded library, and where it is kept."""
+
+    path: str
 
 
 def cache_folders() -> list[Path]:
@@ -48,15 +69,21 @@ def cache_folders() -> list[Path]:
     return [base / "lit_probattn", Path(tempfile.gettempdir()) / f"lit_probattn-{user}"]
 
 
-def _compiler() -> str:
+def _compiler() -> list[str]:
+    """Return the command of the C compiler; `$CC` may hold a launcher or flags too."""
     if platform.system() != "Linux":
         raise Unavailable(f"cannot be built on {platform.system()}: only Linux is supported")
-    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        found = shutil.which(name) if name else None
-        if name == os.environ.get("CC") and name and found is None:
-            raise Unavailable(f"cannot find the C compiler CC={name}")
+    given = os.environ.get("CC", "").strip()
+    try:
+        words = shlex.split(given)
+    except ValueError as error:
+        raise Unavailable(f"cannot read CC={given}: {error}") from error
+    for name, *rest in [words] if words else [["cc"], ["gcc"], ["clang"]]:
+        found = shutil.which(name)
         if found:
-            return found
+            return [found, *rest]
+    if words:
+        raise Unavailable(f"cannot find the C compiler CC={given}")
     raise Unavailable("cannot find a C compiler (cc, gcc or clang; CC names another)")
 
 
@@ -84,102 +111,193 @@ def _run(command: list[str]) -> str | None:
     """Run a compiler's command; return what it said if it failed."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+            command, capture_output=True, errors="replace", timeout=_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return None if done.returncode == 0 else (done.stderr.strip() or f"status {done.returncode}")
 
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time build in a folder, where its file system can lock."""
-    import fcntl
-
-    with open(folder / ".lock", "w") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _build(compiler: str, target: Path) -> None:
-    """Compile and link to `target`, which appears complete or not at all."""
-    with _alone(target.parent), tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        if target.is_file():
-            return
-        objects = []
-        for source, flags in _SOURCES.items():
-            made = Path(scratch) / f"{source}.o"
-            command = [compiler, *_FLAGS, *flags, "-c", str(_FOLDER / source), "-o", str(made)]
-            if _run([*command, _WIDE]) is not None:
-                failed = _run(command)
-                if failed is not None:
-                    first = failed.splitlines()[0]
-                    raise Unavailable(f"cannot be compiled by {compiler}: {first}")
-            objects.append(str(made))
-        linked = Path(scratch) / "linked.so"
-        failed = _run([compiler, "-shared", *objects, "-o", str(linked), "-lm"])
-        if failed is not None:
-            raise Unavailable(f"cannot be linked by {compiler}: {failed.splitlines()[-1]}")
-        linked.replace(target)
+def _compiled(compiler: list[str], scratch: Path) -> bytes:
+    """Compile and link in an empty folder."""
+    name, objects = shlex.join(compiler), []
+    for source, flags in _SOURCES.items():
+        made = scratch / f"{source}.o"
+        command = [*compiler, *_FLAGS, *flags, "-c", str(_FOLDER / source), "-o", str(made)]
+        if _run([*command, _WIDE]) is not None:
+            failed = _run(command)
+            if failed is not None:
+                raise Unavailable(f"cannot be compiled by {name}: {failed.splitlines()[0]}")
+        objects.append(str(made))
+    linked = scratch / "linked.so"
+    failed = _run([*compiler, "-shared", *objects, "-o", str(linked), "-lm"])
+    if failed is None and not linked.is_file():
+        failed = "it wrote nothing"
+    if failed is not None:
+        raise Unavailable(f"cannot be linked by {name}: {failed.splitlines()[-1]}")
+    return linked.read_bytes()
 
 
-def _digest(compiler: str) -> str:
+def _digest(compiler: list[str]) -> str:
     texts = [(_FOLDER / name).read_text() for name in (*_HEADERS, *_SOURCES)]
-    parts = [*texts, repr((_FLAGS, _SOURCES, _WIDE)), compiler, _processor(), platform.machine()]
+    flags = repr((_FLAGS, _SOURCES, _WIDE))
+    parts = [*texts, flags, repr(compiler), _processor(), platform.machine()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _own(folder: Path) -> bool:
-    """Make the folder if need be; whether it is ours alone and can be written."""
+# ---- folders and files that are ours -------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """Open a folder, made if need be, that belongs to this user alone.
+
+    Raises:
+        OSError: it cannot be made, is a link, or others own it or may write into it.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = folder.stat()
+        status = os.fstat(handle)
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, "other users own it or may write into it")
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _sound(folder: int, name: str) -> int | None:
+    """Open a library in an open folder; None if it is not there or not as it was written."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for a writer
+        handle = os.open(name, flags, dir_fd=folder)
     except OSError:
-        return False
-    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        return False
-    return os.access(folder, os.W_OK)
+        return None
+    status = os.fstat(handle)
+    ours = status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
+    if ours and stat.S_ISREG(status.st_mode):
+        with open(handle, "rb", closefd=False) as file:
+            content = file.read()
+        if content[-_SEAL_BYTES:] == _seal(content[:-_SEAL_BYTES]):
+            return handle
+    os.close(handle)
+    return None
+
+
+def _seal(content: bytes) -> bytes:
+    return _SEAL + hashlib.sha256(content).hexdigest().encode()
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Let one process at a time compile, where its file system can lock.
+
+    After `_PATIENCE` seconds it is left to chance: what is compiled twice is equal.
+    """
+    from lit_probattn.records.locks import claim
+
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            stack.enter_context(claim(folder / ".lock", _PATIENCE))
+        yield
+
+
+def _clear(folder: Path) -> None:
+    """Remove what killed compilations left."""
+    for left in (*folder.glob("build-*"), *folder.glob(".cpu-*")):
+        with contextlib.suppress(OSError):
+            if left.lstat().st_mtime < time.time() - _LEFT:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def _kept(compiler: list[str], folder: Path, name: str) -> Library:
+    """Load the library from a folder, compiled now if it is not there.
+
+    Raises:
+        OSError: the folder cannot keep it.
+        Unavailable: the compiler failed, or what it made is no such library.
+    """
+    with _opened(folder) as handle:
+        found = _sound(handle, name)
+        if found is None:
+            with _turn(folder):
+                found = _sound(handle, name)  # another process may have made it meanwhile
+                if found is None:
+                    logger.info("compiling %s", folder / name)
+                    _clear(folder)
+                    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
+                        content = _compiled(compiler, Path(scratch))
+                    with replacing(folder / name) as file:
+                        os.fchmod(file.fileno(), 0o700)
+                        file.write(content + _seal(content))
+                    found = _sound(handle, name)
+        if found is None:
+            raise OSError(errno.EIO, f"{name} is not as it was written")
+        return _open(found, folder / name)
+
+
+def _address(handle: int, path: Path) -> str:
+    """Return the name by which the system's loader opens the file that was checked, and no other.
+
+    Raises:
+        PermissionError: that is its path, which other users can give to another file.
+    """
+    if (_HANDLES / str(handle)).exists():
+        return str(_HANDLES / str(handle))
+    path = path.resolve()
+    for folder in path.parents:
+        status = folder.stat()
+        shared = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
+        if shared or status.st_uid not in (0, os.getuid()):
+            told = f"/proc is not mounted, and other users may rename what is in {folder}"
+            raise PermissionError(errno.EPERM, told)
+    return str(path)
+
+
+def _open(handle: int, path: Path) -> Library:
+    """Load an open file, which stays open: its number is the loader's name for it."""
+    address = _address(handle, path)
+    try:
+        found = Library(address)
+    except OSError as error:  # a folder whose files may not run, for one
+        os.close(handle)
+        raise OSError(str(error).replace(address, path.name)) from error
+    pointer, size, word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32
+    try:
+        for real in ("float", "double"):
+            forward, backward = found[f"rows_forward_{real}"], found[f"rows_backward_{real}"]
+            forward.argtypes = [pointer, pointer, pointer, size, size]
+            backward.argtypes = [pointer] * 8 + [size, size]
+            setattr(found, f"rows_forward_{real}", forward)
+            setattr(found, f"rows_backward_{real}", backward)
+        found.keep_block.argtypes = [pointer, pointer, *[size] * 7, word, word, ctypes.c_int32]
+        found.keep_block.restype = None
+        found.noise_block.argtypes = [pointer, *[size] * 5, word, word, word]
+        found.noise_block.restype = None
+    except AttributeError as error:
+        reason = str(error).replace(address, str(path))
+        raise Unavailable(f"cannot be loaded: {reason}") from error
+    found.path = str(path)
+    return found
 
 
 @lru_cache(maxsize=1)
-def load() -> ctypes.CDLL:
-    """Return the library, compiled now if nobody did before.
+def load() -> Library:
+    """Return the library, compiled now if nobody did before; its `path` says where it is kept.
 
     Raises:
-        Unavailable: no compiler, or no folder to keep the library in; the package computes with
-            torch operations then.
+        Unavailable: no compiler, one that fails, or no folder to keep the library in; the package
+            computes with torch operations then.
     """
     compiler = _compiler()
-    name = f"cpu-{_digest(compiler)}.so"
-    folders = cache_folders()
-    for folder in folders:
-        path = folder / name
-        if path.is_file() and path.stat().st_uid in (0, os.getuid()):
-            return _open(path)
-    for folder in folders:
-        if _own(folder):
-            logger.info("compiling %s", folder / name)
-            _build(compiler, folder / name)
-            return _open(folder / name)
-    places = " or ".join(str(folder) for folder in folders)
-    raise Unavailable(f"cannot be kept: {places} cannot be written")
-
-
-def _open(path: Path) -> ctypes.CDLL:
+    refused = []
     try:
-        found = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise Unavailable(f"cannot be loaded: {error}") from error
-    pointer, size, word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32
-    for real in ("float", "double"):
-        forward, backward = found[f"rows_forward_{real}"], found[f"rows_backward_{real}"]
-        forward.argtypes = [pointer, pointer, pointer, size, size]
-        backward.argtypes = [pointer] * 8 + [size, size]
-        setattr(found, f"rows_forward_{real}", forward)
-        setattr(found, f"rows_backward_{real}", backward)
-    found.keep_block.argtypes = [pointer, pointer, *[size] * 7, word, word, ctypes.c_int32]
-    found.keep_block.restype = None
-    found.noise_block.argtypes = [pointer, *[size] * 5, word, word, word]
-    found.noise_block.restype = None
-    return found
+        name = f"cpu-{_digest(compiler)}.so"
+        for folder in cache_folders():
+            try:
+                return _kept(compiler, folder, name)
+            except OSError as error:
+                refused.append(f"{folder}: {error.strerror or error}")
+    except OSError as error:  # sources that cannot be read, no temporary folder at all
+        raise Unavailable(f"cannot be made: {error}") from error
+    raise Unavailable(f"cannot be kept or loaded: {'; '.join(refused)}")

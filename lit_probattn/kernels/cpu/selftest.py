@@ -26,7 +26,7 @@ def _key() -> RandomKey:
 
 @lru_cache(maxsize=1)
 def failure() -> str | None:
-    """Say why the library cannot serve ("cannot …"), or None; logs the reason once."""
+    """Say why the library cannot serve ("cannot …"), or None; warns once."""
     reason: str | None = None
     try:
         load()
@@ -39,7 +39,7 @@ def failure() -> str | None:
     except Unavailable as error:
         reason = str(error)
     if reason is not None:
-        logger.info("the C library of the CPU %s; torch operations serve instead", reason)
+        logger.warning("the C library of the CPU %s; torch operations serve instead", reason)
     return reason
 
 

@@ -13,7 +13,7 @@ import torch
 
 from lit_probattn.base.config_files import find
 from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.predict import build_task
+from lit_probattn.compare.model import build_task
 from lit_probattn.compare.tables import read_table
 from lit_probattn.configs import ConfigError, attention_entry, class_of, nearest, read_yaml
 from lit_probattn.reproduce.figures.verdicts import Bound

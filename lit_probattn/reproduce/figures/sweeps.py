@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two, ratio_axis, tiles
+from lit_probattn.base.config_files import output_folder
 from lit_probattn.configs import ConfigError
 from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.provenance import as_command, replace_text
@@ -194,7 +195,7 @@ class SweepFigure:
             [[one.says, one.measured, one.verdict] for one in self.judged], columns=columns
         )
         lines = markdown_lines(table)
-        folder.mkdir(parents=True, exist_ok=True)
+        output_folder(folder)
         told = [provenance(frame, name) for name, frame in self.frames.items()]
         note = " | ".join([self.part["title"], self.command, *(short for _, short in told)])
         save_png(self.picture(), folder / "figures" / "figure.png", note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +69,11 @@ class QuestionAnswering(FineTuning):
     Raises:
         ValueError: a number is out of range.
     """
+
+    logged: ClassVar[tuple[str, ...]] = (
+        *("loss", "exact_match", "f1", "questions"),
+        *("has_answer_*", "no_answer_*", "best_*"),
+    )
 
     model: SpanModel
 

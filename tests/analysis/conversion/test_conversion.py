@@ -36,12 +36,12 @@ def values(out):
 
 def test_every_side_is_scored_from_the_start_on(checkpoint, tmp_path, capsys):
     """One shifted head per old head and norms put back begin as the old model does."""
-    more = ("--seeds", "0", "1", "--old_heads", "1", "--distil_steps", "3", "--anneal_steps", "2")
+    more = ("--seeds", "0", "1", "--old_heads", "1", "--anneal_steps", "2")
     assert study(checkpoint, tmp_path, *more) == 0, capsys.readouterr().err
     found = values(tmp_path)
     assert set(found.index) == {
         (side, seed, step)
-        for side in ("trained on", "annealed", "at once", "distilled")
+        for side in ("trained on", "annealed", "at once")
         for seed in (0, 1)
         for step in (0, 2, 4)
     }
@@ -49,18 +49,16 @@ def test_every_side_is_scored_from_the_start_on(checkpoint, tmp_path, capsys):
     for seed in (0, 1):
         assert found["trained on", seed, 0] == before
         assert found["annealed", seed, 0] == pytest.approx(before, rel=1e-4)
-        starts = {side: found[side, seed, 0] for side in ("at once", "distilled")}
-        assert abs(starts["at once"] - before) > 1e-3
-        assert len({round(start, 6) for start in starts.values()}) == 2
+        assert abs(found["at once", seed, 0] - before) > 1e-3
         ends = [found[side, seed, 4] for side in ("trained on", "annealed", "at once")]
         assert len({round(end, 6) for end in ends}) == 3
     assert found["trained on", 0, 4] != found["trained on", 1, 4]  # another order of the data
     text = (tmp_path / "conversion.md").read_text()
     assert "Finding: of a softmax model with val/loss" in text
-    assert "annealed over 2, layers taught for 3" in text
+    assert "annealed over 2; learning rate" in text
     assert "| 0 steps | 2 steps | 4 steps |" in text
     assert (tmp_path / "conversion.png").stat().st_size > 10_000
-    assert "distilled: output error" in capsys.readouterr().out
+    assert "output error" in capsys.readouterr().out
 
 
 def test_an_interrupted_study_goes_on_with_what_is_missing(checkpoint, tmp_path, monkeypatch):
@@ -114,18 +112,17 @@ def test_a_seed_orders_the_training_data_and_leaves_the_splits():
 
 def options(**changed):
     known = {flag.name: flag.arguments.get("default") for flag in Conversion.flags}
-    return argparse.Namespace(**{**known, "distil_steps": 0, **changed})
+    return argparse.Namespace(**{**known, **changed})
 
 
 def test_sides_are_what_they_are_called():
-    trained_on, annealed, at_once, distilled = arms_of(options(steps=30, distil_steps=7))
+    trained_on, annealed, at_once = arms_of(options(steps=30))
     assert (trained_on.target, annealed.annealing_steps) == (None, 15)
     assert annealed.target.mixture.key_norm_weight == 1.0
     assert at_once.target.mixture.key_norm_weight is None
-    assert (at_once.annealing_steps, at_once.teach) == (None, None)
-    assert (distilled.target, distilled.teach.steps) == (at_once.target, 7)
+    assert at_once.annealing_steps is None
     assert all(arm.target.mixture.shifted_keys for arm in (annealed, at_once))
-    assert distilled.seeded(3).target.mixture.seed == distilled.seeded(3).teach.seed == 3
+    assert at_once.seeded(3).target.mixture.seed == 3
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,6 @@ def cases() -> Iterator[Case]:
         "--to smgk --old_heads 3",
         "--to smgk --old_heads 4",
         "--to fish --num_global_heads 5",
-        "--distil_steps 10 --weights_only",
     ):
         yield Case(area, f"`convert {flags}` of 4 heads", _convert(flags))
     mgk = "MGKAttention"

@@ -18,6 +18,7 @@ from lit_probattn.commands.ask import layers
 from lit_probattn.commands.ask.command import main, ranked, table
 from lit_probattn.commands.ask.layers import Answer, Question, answer
 from lit_probattn.commands.ask.models import KNOWN, changes
+from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
 from lit_probattn.kernels.cpu.selftest import failure
 from lit_probattn.randomness import RandomKey
@@ -25,7 +26,11 @@ from profiling.cli import main as profiling_main
 from profiling.cost.models import AttentionOnly
 from profiling.measure.counters import torch_macs
 from profiling.measure.memory import measured_cpu_bytes
+from profiling.measure.rows import append_rows
 from profiling.sweep.config import load_sweep
+from profiling.sweep.plan import make_plan
+from profiling.sweep.points import measure_point
+from tests.profiling.helpers import sweep as small_sweep
 from tests.support.paths import CONFIGS
 from tests.support.slow import mostly_slow
 
@@ -60,7 +65,18 @@ def test_every_variant_has_equal_dropout_and_the_share_of_heads_of_its_file():
     assert not any(name.startswith("as_released") for name in heads)
     assert heads["softmax"] == heads["linear"] == (4, None)
     assert heads["mgk"] == heads["smlk"] == (2, None)
-    assert heads["fish"] == (4, 2)
+    assert heads["fish"] == (4, 1)
+    fish = [name for name, (_, shared) in heads.items() if shared is not None]
+    assert len(fish) == 10
+    for name in fish:  # one meaning everywhere: as README's table, of 8 heads
+        entry = attention_entry(CONFIGS / f"attention/{name}.yaml")["init_args"]
+        given = layers.heads(entry, Question(64, 64), 8)
+        layer = lit_probattn.create(name, 64)
+        row = read_row(name)
+        config = attention_entry(row.attention)["init_args"] | dict(row.set)
+        built = {"num_heads": layer.num_heads, "num_global_heads": layer.num_global_heads}
+        for found in (entry, given, built, config):
+            assert (found["num_heads"], found["num_global_heads"]) == (8, 2), name
     equal = Question(32, 64, num_heads=4, equal_heads=True)
     entry = attention_entry(CONFIGS / "attention/mgk.yaml")["init_args"]
     assert layers.heads(entry, equal, 8)["num_heads"] == 4
@@ -206,6 +222,32 @@ def test_times_are_those_of_a_sweep_at_these_sizes(few, tmp_path, capsys):
     assert "are of these sizes on h200" in capsys.readouterr().out
 
 
+def test_small_numbers_are_not_zero_and_given_flags_are_not_asked_for(few, tmp_path, capsys):
+    sweep = str(tmp_path / "mine.yaml")
+    assert (
+        main(["--embed_dim", "16", "--seq_len", "8", "--batch", "1", "--write_sweep", sweep]) == 0
+    )
+    told = capsys.readouterr().out
+    assert " 0.01 M " in told
+    assert " 0.00 " not in told
+    assert " 0 MiB " not in told
+    assert "add --write_sweep" not in told
+    assert f"lit-probattn sweep --config {sweep} --out" in told
+
+
+def test_times_of_other_sizes_are_no_order(few, tmp_path, capsys):
+    rows = measure_point(make_plan(config_of_times(), tmp_path)[0])
+    append_rows(tmp_path / "rows.jsonl", rows)
+    words = ["--embed_dim", "16", "--seq_len", "9", "--num_heads", "2", "--batch", "1"]
+    assert main([*words, "--measured", str(tmp_path), "--sort", "time"]) == 2
+    assert f"--sort time: no steps in {tmp_path} are of these sizes" in capsys.readouterr().err
+
+
+def config_of_times():
+    grid = {"embed_dim": [16], "seq_len": [8], "mode": ["train"], "backend": ["auto"]}
+    return small_sweep(measure=["time"], grid=grid)
+
+
 SIZES = ["--embed_dim", "32", "--seq_len", "64"]
 
 
@@ -225,6 +267,12 @@ SIZES = ["--embed_dim", "32", "--seq_len", "64"]
         ([*SIZES, "--sort", "memry"], "unknown order 'memry'; did you mean 'memory'?"),
         ([*SIZES, "--dropout", "1"], "--dropout must be in [0, 1), received 1.0"),
         ([*SIZES, "--use", "smgkk"], "unknown attention 'smgkk'; did you mean 'smgk'?"),
+        ([*SIZES, "--sort", "time"], "--sort time: none is given for these sizes on cpu"),
+        ([*SIZES, "--batch", "-1"], "--batch must be at least 1, received -1"),
+        (["--embed_dim", "32", "--seq_len", str(10**15)], "--seq_len must be at most 1048576"),
+        (["--embed_dim", str(10**15), "--seq_len", "9"], "--embed_dim must be at most 1048576"),
+        ([*SIZES, "--attention", "smgkk"], "unknown attention 'smgkk'; did you mean 'smgk'"),
+        (["--model", "vit", "--write_sweep", "a.yaml"], "--model takes no --write_sweep"),
         ([*SIZES, "--measured", "nowhere"], "--measured nowhere: no rows.jsonl there"),
         (["--model", "vit"], "expected timm:NAME or hf:TYPE"),
         (["--model", "timm:vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'?"),

@@ -210,7 +210,8 @@ def test_interrupted_it_writes_the_page_from_what_there_is(tmp_path, monkeypatch
         (["--seconds", "0"], "--seconds must be above 0, received 0"),
         (["--seconds", "nan"], "--seconds must be above 0, received nan"),
         (["--steps", "0"], "--steps must be at least 1, received 0"),
-        (["--seed", "-1"], "--seed must be at least 0, received -1"),
+        (["--seed", "-1"], "--seed must be at least 0 and below 2^63, received -1"),
+        (["--seed", str(2**70)], "--seed must be at least 0 and below 2^63"),
         (["--out", "FILE"], "--out FILE is a file: name a folder"),
         (["--out", "FILE/inside"], "--out FILE/inside: Not a directory"),
     ],
@@ -234,27 +235,36 @@ def test_a_browser_opens_only_where_there_is_a_display(shown, monkeypatch, tmp_p
 # ---- while it learns -----------------------------------------------------------------------------
 
 
-def shown_by(console_is_terminal: bool, monkeypatch) -> str:
+def shown_by(console_is_terminal: bool, encoding: str = "utf-8") -> str:
     sides = training.make_sides(0)
     for side in sides:
         side.losses, side.accuracy = [2.0] * 20, [(0, 0.1), (20, 0.555)]
-    file = io.StringIO()
+    kept = io.BytesIO()
+    file = io.TextIOWrapper(kept, encoding=encoding, newline="")
     show = display.Display(sides, file)
     show.console = Console(file=file, force_terminal=console_is_terminal, width=100)
     with show:
         show(0.5)
-    return file.getvalue()
+    file.flush()
+    return kept.getvalue().decode(encoding)
 
 
-def test_off_a_terminal_there_are_plain_lines(monkeypatch):
+def test_off_a_terminal_there_are_plain_lines():
     expected = f"step 20  {NAMES[0]}: 55.5 % right   {NAMES[1]}: 55.5 % right\n"
-    assert shown_by(False, monkeypatch) == expected
+    assert shown_by(False) == expected
 
 
-def test_on_a_terminal_there_are_bars(monkeypatch):
-    text = shown_by(True, monkeypatch)
+def test_on_a_terminal_there_are_bars():
+    text = shown_by(True)
     assert "\x1b[" in text
     for part in (*NAMES, "▁▄", "55.5 %", "50 %", "Ctrl-C"):
+        assert part in text
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
+def test_a_terminal_that_is_not_utf8_has_bars_that_it_can_show(encoding):
+    text = shown_by(True, encoding)
+    for part in (*NAMES, ".=", "55.5 %", "####", "50 %"):
         assert part in text
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -315,3 +316,104 @@ def test_a_streamed_array_is_the_pieces_after_one_another(tmp_path: Path, dtype)
     array = cache.array("all")
     assert array.dtype == dtype
     np.testing.assert_array_equal(array, np.concatenate([piece.ravel() for piece in pieces]))
+
+
+# ---- sources that change, and places that are taken ----------------------------------------------
+
+
+def from_file(path: Path) -> tuple[CacheSpec, object]:
+    """A cache of the bytes of a file."""
+
+    def read(writer: CacheWriter) -> None:
+        writer.add("a", np.frombuffer(path.read_bytes(), dtype=np.uint8))
+
+    return CacheSpec("numbers", {"count": 7}, lambda: [path]), read
+
+
+def test_a_source_that_grows_while_it_is_read_makes_no_cache(tmp_path: Path) -> None:
+    source = tmp_path / "source.txt"
+    source.write_text("first half")
+    spec, read = from_file(source)
+
+    def read_while_it_is_copied(writer: CacheWriter) -> None:
+        read(writer)
+        source.write_text("first half, second half")
+
+    with pytest.raises(DataError, match=r"source\.txt has changed while"):
+        ensure_cache(tmp_path / "caches", spec, read_while_it_is_copied)
+    assert visible(tmp_path / "caches") == []
+    found = ensure_cache(tmp_path / "caches", spec, read).array("a")
+    assert bytes(found) == b"first half, second half"
+
+
+def test_a_source_that_is_gone_makes_the_cache_stale_unless_all_are(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).write_text(name)
+
+    def read(writer: CacheWriter) -> None:
+        text = "".join(path.read_text() for path in sorted(folder.iterdir()))
+        writer.add("a", np.frombuffer(text.encode(), dtype=np.uint8))
+
+    spec = CacheSpec("numbers", {}, lambda: sorted(folder.iterdir()))
+    for gone, left in (("b", b"a"), ("a", b"a")):  # of the last one, the cache is what remains
+        ensure_cache(tmp_path / "caches", spec, read)
+        (folder / gone).unlink()
+        assert bytes(ensure_cache(tmp_path / "caches", spec, read).array("a")) == left
+
+
+def test_other_content_of_the_same_size_and_time_is_seen(tmp_path: Path) -> None:
+    """As a copy that keeps times leaves it."""
+    source = tmp_path / "source.txt"
+    source.write_text("old")
+    spec, read = from_file(source)
+    ensure_cache(tmp_path / "caches", spec, read)
+    before = source.stat()
+    source.write_text("new")
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert source.stat().st_mtime_ns == before.st_mtime_ns
+    assert bytes(ensure_cache(tmp_path / "caches", spec, read).array("a")) == b"new"
+
+
+def test_a_limit_of_file_sizes_is_told_as_a_full_disk(tmp_path: Path) -> None:
+    """NumPy's own writer raises an error without a number there."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(DataError, match="free some space, or set cache_dir"):
+            ensure_cache(tmp_path, SPEC, lambda writer: writer.add("a", np.zeros(50_000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert visible(tmp_path) == []
+
+
+def test_an_array_is_stored_as_numpy_stores_it(tmp_path: Path) -> None:
+    arrays = {
+        "strided": np.arange(12, dtype=np.int16).reshape(3, 4).T,
+        "flags": np.array([True, False]),
+        "texts": np.array([b"ab", b"c"]),
+        "half": np.ones((2, 1, 3), dtype=np.float16),
+    }
+
+    def add(writer: CacheWriter) -> None:
+        for name, array in arrays.items():
+            writer.add(name, array)
+
+    cache = ensure_cache(tmp_path, SPEC, add)
+    for name, array in arrays.items():
+        np.save(tmp_path / "own.npy", np.ascontiguousarray(array))
+        assert (cache.folder / f"{name}.npy").read_bytes() == (tmp_path / "own.npy").read_bytes()
+
+
+@pytest.mark.parametrize("place", [SPEC.name, f".{SPEC.name}.builder"])
+def test_what_is_in_the_way_of_a_cache_is_named(tmp_path: Path, place: str) -> None:
+    if place.startswith("."):
+        (tmp_path / place).mkdir()
+    else:
+        (tmp_path / place).touch()
+    with pytest.raises(DataError, match=rf"{place}.*in the way.*remove") as caught:
+        ensure_cache(tmp_path, SPEC, build)
+    assert "\n" not in str(caught.value)

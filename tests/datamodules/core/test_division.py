@@ -41,10 +41,12 @@ def test_no_split_of_a_few_samples_is_empty(seed):
 
 def test_too_few_samples_and_wrong_shares_are_refused():
     with pytest.raises(
-        DataError, match="x: 2 different samples cannot be divided into train, test"
+        DataError, match="x: 2 different samples among 18 cannot be divided into train, test"
     ):
         divide("x", keys(2) * 9, SHARES, 0)
     with pytest.raises(DataError, match="val_fraction must be between 0 and 1, received 0"):
         check_shares(val_fraction=0, test_fraction=0.1)
     with pytest.raises(DataError, match=r"val_fraction=0.5 and test_fraction=0.5 leave nothing"):
         check_shares(val_fraction=0.5, test_fraction=0.5)
+    with pytest.raises(DataError, match=r"split_seed must be within 64 bits, received 9223"):
+        divide("x", keys(9), SHARES, 2**63)

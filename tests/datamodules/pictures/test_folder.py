@@ -86,3 +86,44 @@ def test_equal_pictures_in_two_splits_are_refused(tmp_path):
     shutil.copy(tmp_path / "train/cat/0-3.png", tmp_path / "val/cat/again.png")
     with pytest.raises(DataError, match=r"again.png is equal to .*0-3.png: a picture in two"):
         data(tmp_path)
+
+
+def test_exchanged_and_added_pictures_are_other_sources(tmp_path):
+    folder = write(tmp_path / "a")
+    first = data(folder).source_hashes
+    assert first
+    assert data(folder).source_hashes == first
+    for old, new in (("cat", "x"), ("dog", "cat"), ("x", "dog")):
+        (folder / old).rename(folder / new)
+    exchanged = data(folder).source_hashes
+    shutil.copy(folder / "cat/0-3.png", folder / "cat/more.png")
+    added = data(folder).source_hashes
+    shutil.copytree(folder, tmp_path / "copy")
+    assert data(tmp_path / "copy").source_hashes == added
+    assert len({str(sorted(hashes.items())) for hashes in (first, exchanged, added)}) == 3
+    assert first.keys() == added.keys()
+
+
+def test_two_folders_of_one_split_are_refused(tmp_path):
+    for seed, name in enumerate(("train", "val", "validation", "test")):
+        write(tmp_path / name, 3, seed)
+    with pytest.raises(DataError, match="val and validation are both val"):
+        data(tmp_path)
+
+
+def test_a_class_may_be_called_as_a_split(tmp_path):
+    folder = write(tmp_path / "a")
+    (folder / "dog").rename(folder / "train")
+    assert data(folder).classes == ["cat", "train"]
+    (folder / "train").rename(folder / "freight_train")
+    assert data(folder).classes == ["cat", "freight_train"]
+
+
+def test_folders_beside_those_of_splits_are_named(tmp_path, caplog):
+    write(tmp_path / "train", 20)
+    write(tmp_path / "more", 3, 1)
+    data(tmp_path)
+    assert "more" in caplog.text
+    (tmp_path / "test").mkdir()
+    with pytest.raises(DataError, match=r"test.*no folder of a class"):
+        data(tmp_path)

@@ -306,3 +306,16 @@ def test_picture_error_names_a_file_that_is_gone(root: Path):
     (root / "train" / "n01" / "n01_0.JPEG").unlink()
     with pytest.raises(PictureError, match=r"n01_0\.JPEG: the picture cannot be read: .*No such"):
         train[0]
+
+
+def test_exchanged_class_folders_are_other_sources(tmp_path):
+    root = write_pictures(tmp_path / "data")
+    first = imagenet(root).source_hashes
+    assert set(first) == {"train", "val"}
+    for old, new in (("n01", "x"), ("n02", "n01"), ("x", "n02")):
+        (root / "val" / old).rename(root / "val" / new)
+    second = imagenet(root).source_hashes
+    assert second["train"] == first["train"]
+    assert second["val"] != first["val"]
+    shutil.copyfile(root / "train/n01/n01_0.JPEG", root / "train/n02/n02_0.JPEG")
+    assert imagenet(root).source_hashes["train"] != first["train"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from datamodules import OwnSeries
+from datamodules.core.errors import DataError
 from tests.datamodules.series.test_ts_file import GOOD
 
 NAMES = ("train", "val", "test")
@@ -20,7 +21,7 @@ def cases(count: int = 40) -> dict[str, tuple[list[list[float]], str]]:
     """Series of two features and several lengths, by id."""
     draw = random.Random(0)
     return {
-        f"s{i}": ([[round(draw.gauss(0, 1), 3), float(t)] for t in range(4 + i % 3)], "ab"[i % 2])
+        f"s{i}": ([[round(draw.gauss(0, 1), 3), float(t)] for t in range(10 + i % 3)], "ab"[i % 2])
         for i in range(count)
     }
 
@@ -58,7 +59,7 @@ def rounded(content: dict[str, Any]) -> list[tuple[Any, str]]:
 
 def test_a_long_table_in_any_order_gives_back_its_series(tmp_path):
     made = data(write_long(tmp_path / "mine.csv", cases()))
-    assert (made.num_features, made.num_classes, made.max_seq_len) == (2, 2, 6)
+    assert (made.num_features, made.num_classes, made.max_seq_len) == (2, 2, 12)
     assert found_in(made) == rounded(cases())
     assert made.notes[0].endswith("series by 'id', steps by 'time', values left, right")
 
@@ -108,7 +109,12 @@ def test_ts_files_of_ones_own(tmp_path):
     assert [path.name for path in made.sources()] == ["Mine_TEST.ts", "Mine_TRAIN.ts"]
     assert made.files.shares == {"val": 0.1}
     rows = made.read(tmp_path / "Mine_TRAIN.ts")
-    assert {len(rows.values), len(rows.labels), len(rows.places)} == {len(rows.values)}
+    assert [series.tolist() for series in rows.values] == [
+        [[1, 4], [2, 5], [3, 6]],
+        [[-1.5, 0.25], [20, 7]],
+    ]
+    assert rows.labels == ["Up", "Down"]
+    assert [place.rpartition(", ")[2] for place in rows.places] == ["line 10", "line 11"]
 
 
 def test_statistics_are_those_of_training(tmp_path):
@@ -117,3 +123,133 @@ def test_statistics_are_those_of_training(tmp_path):
     steps = np.concatenate([train[i].values for i in range(len(train))])
     np.testing.assert_allclose(steps.mean(0), 0, atol=1e-6)
     np.testing.assert_allclose(steps.std(0, ddof=1), 1, atol=1e-6)
+
+
+# ---- times and numbers ---------------------------------------------------------------------------
+
+
+def timed(path: Path, times: list[str], count: int = 30) -> Path:
+    """Long series of steps 0, 1, …, at these times, their rows in another order."""
+    rows = [
+        [f"s{i}", time, step + i / 100, "ab"[i % 2]]
+        for i in range(count)
+        for step, time in enumerate(times)
+    ]
+    random.Random(2).shuffle(rows)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "time", "value", "label"], *rows])
+    return path
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [str(t) for t in range(12)],
+        [str(1_600_000_000_000_000_000 + 10 * t) for t in range(12)],  # nanoseconds
+        [f"{t / 4}" for t in range(12)],
+        [f"2020-{month:02}-01" for month in range(1, 13)],
+        ["2019-12-31", "2020-01-01T00:00", "2020-01-01 00:00:10"],
+        ["2020-01-01T10:30+02:00", "2020-01-01T09:00+00:00", "2020-01-01T10:00Z"],
+        ["08:00", "09:30", "10:00:01"],
+    ],
+)
+def test_steps_are_in_the_order_of_time(tmp_path, times):
+    made = data(timed(tmp_path / "mine.csv", times))
+    for name in NAMES:
+        split: Any = made.split(name)
+        for i in range(len(split)):
+            steps = split[i].values[:, 0]
+            assert np.array_equal(np.floor(steps + 1e-4), np.arange(len(times)))
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([*map(str, range(1, 12)), ""], "time is missing"),
+        ([*map(str, range(1, 12)), "nan"], "time is missing"),
+        (["1", "2", "2020-01-01"], "is a (number|date), but a (number|date) in line"),
+        (["1/2/2020", "2/2/2020", "10/1/2020"], "expected a number or an ISO date"),
+        (["2020-01-01", "2020-01-02T00:00Z"], "zone"),
+    ],
+)
+def test_times_that_cannot_be_ordered_are_refused_with_their_line(tmp_path, times, message):
+    with pytest.raises(DataError, match=rf"mine\.csv, line \d+: .*{message}"):
+        data(timed(tmp_path / "mine.csv", times))
+
+
+def test_dates_of_parquet(tmp_path):
+    import datetime as dt
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    first = dt.datetime(2020, 1, 1)
+    rows = [
+        {"id": i, "time": first + dt.timedelta(days=t), "value": t + i / 100, "label": "ab"[i % 2]}
+        for i in range(30)
+        for t in (9, 10, 2, 1)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "mine.parquet")
+    train: Any = data(tmp_path / "mine.parquet").split("train")
+    assert [round(float(v)) for v in train[0].values[:, 0]] == [1, 2, 9, 10]
+
+
+@pytest.mark.parametrize("wrong", [np.inf, -np.inf, 1e39])
+def test_an_array_of_numbers_that_float32_lacks_is_refused_with_its_series(tmp_path, wrong):
+    x = np.random.default_rng(0).normal(size=(30, 5, 2))
+    x[7, 2, 1] = wrong
+    np.savez(tmp_path / "mine.npz", x=x, y=np.arange(30) % 2)
+    with pytest.raises(DataError, match=r"mine\.npz, series 7: feature 2.*float32"):
+        data(tmp_path / "mine.npz")
+
+
+def test_arrays_that_are_no_series_are_told_so(tmp_path):
+    same = np.ones((30, 5, 2)) + 1e-12 * np.random.default_rng(0).normal(size=(30, 5, 2))
+    for name, x, message in (
+        ("same", same, r"1 different samples among 30"),
+        ("none", same[:, :, :0], "feature"),
+    ):
+        np.savez(tmp_path / f"{name}.npz", x=x, y=np.arange(30) % 2)
+        with pytest.raises(DataError, match=message):
+            data(tmp_path / f"{name}.npz")
+
+
+def test_labels_that_are_bytes_are_texts(tmp_path):
+    x = np.random.default_rng(0).normal(size=(30, 5)).astype(np.float32)
+    np.savez(tmp_path / "mine.npz", x=x, y=np.array([b"up", b"down"] * 15))
+    assert data(tmp_path / "mine.npz").classes == ["down", "up"]
+
+
+@pytest.mark.parametrize("damage", ["another format", "encrypted", "unknown compression"])
+def test_an_archive_that_numpy_cannot_read_is_named(tmp_path, damage):
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=np.zeros((30, 5)), y=np.arange(30) % 2)
+    raw = bytearray(path.read_bytes())
+    local, central = raw.find(b"PK\x03\x04"), raw.find(b"PK\x01\x02")
+    if damage == "encrypted":
+        raw[local + 6] |= 1
+        raw[central + 8] |= 1
+    elif damage == "unknown compression":
+        raw[local + 8] = raw[central + 10] = 99
+    path.write_bytes(raw)
+    if damage == "another format":
+        with path.open("wb") as file:
+            np.save(file, np.zeros(5))
+    with pytest.raises(DataError, match=r"mine\.npz: not a \.npz file"):
+        data(path)
+
+
+def test_ids_are_read_without_the_blanks_around_them(tmp_path):
+    path = write_long(tmp_path / "mine.csv", cases())
+    lines = path.read_text().splitlines()
+    spaced = [line.replace(",", " ,", 1) if i % 2 and i else line for i, line in enumerate(lines)]
+    path.write_text("\n".join(spaced) + "\n")
+    assert found_in(data(path)) == rounded(cases())
+
+
+def test_a_wide_table_with_ids_is_not_taken_for_series_of_one_step(tmp_path):
+    rows = [[i, i, i + 1, i + 2, "ab"[i % 2]] for i in range(30)]
+    with (tmp_path / "wide.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "t0", "t1", "t2", "y"], *rows])
+    with pytest.raises(DataError, match=r"'id'.*one row.*wide"):
+        data(tmp_path / "wide.csv")

@@ -193,3 +193,25 @@ def test_a_table_that_the_package_datasets_wrote(tmp_path):
     data.setup()
     assert data.classes == ["0", "1"]
     assert sum(len(data.split(name)) for name in ("train", "val", "test")) == 40
+
+
+def test_one_column_is_not_text_and_label(tmp_path):
+    path = write(tmp_path / "mine.csv", rows())
+    with pytest.raises(DataError, match=r"text_column and label_column are both 'label'"):
+        data(path, text_column="label")
+
+
+def test_a_quote_closed_late_is_in_the_notes_of_the_data(tmp_path):
+    content = rows()
+    path = write(tmp_path / "train.csv", content)
+    lines = path.read_text().splitlines()
+    lines[5], lines[25] = '"opened,dog', 'closed",dog'
+    path.write_text("\n".join(lines) + "\n")
+    assert any("from line 6 on" in note for note in data(path).notes)
+
+
+def test_a_file_of_no_split_is_named(tmp_path, caplog):
+    for seed, name in enumerate(("train", "test", "extra")):
+        write(tmp_path / f"{name}.csv", rows(seed=seed))
+    data(tmp_path)
+    assert "extra.csv is no split" in caplog.text

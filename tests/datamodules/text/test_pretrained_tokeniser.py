@@ -15,6 +15,7 @@ import pytest
 from datamodules.core.errors import DataError
 from datamodules.text.choice import TokenChoice
 from datamodules.text.token_files import read_encoder
+from datamodules.text.translation.bpe import Codes
 from tests.datamodules.text.made import encoder
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -153,3 +154,54 @@ def test_refusals(tmp_path):
     made.save(tmp_path)
     with pytest.raises(DataError, match=r"tokenizer\.json exists: choose another folder"):
         made.save(tmp_path)
+
+
+# ---- files of other programs ---------------------------------------------------------------------
+
+WORDPIECE = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncafe\ncafé\nCafé\n"
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("strip", [True, False, None])
+def test_accents_are_kept_or_dropped_as_the_settings_say(tmp_path, lower, strip):
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower, "strip_accents": strip}
+    (tmp_path / "vocab.txt").write_text(WORDPIECE, encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (word,) = read_encoder(tmp_path).encode_plain("café")[0]
+    assert WORDPIECE.split("\n")[word] == ("cafe" if strip or (strip is None and lower) else "café")
+    expected = transformers.BertTokenizerFast.from_pretrained(tmp_path)
+    for text in ("café", "Café", "CAFÉ cafe\u0301"):
+        ids = read_encoder(tmp_path).encode_plain(text)[0]
+        assert ids == expected(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_token(tmp_path):
+    (tmp_path / "vocab.txt").write_text(f"\ufeff{WORDPIECE}", encoding="utf-8")
+    assert read_encoder(tmp_path).padding == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "message"), [(6, "'b' and 'c'.*id 6"), (10**9, "'c'.*1000000000.*8 tokens")]
+)
+def test_ids_that_two_tokens_share_or_that_lie_far_out_are_refused(tmp_path, number, message):
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b", "c"]
+    ids = {token: place for place, token in enumerate(tokens)} | {"c": number}
+    (tmp_path / "vocab.json").write_text(json.dumps(ids))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(DataError, match=rf"vocab\.json.*{message}"):
+        read_encoder(tmp_path)
+
+
+def test_words_of_thousands_of_letters_are_left_out_of_what_is_learned():
+    """Base64, sequences, code without blanks: BERT reads such a word as unknown in any case."""
+    text = "the dogs ran and the dogs sat\n" * 20
+    long = [letter * 700 for letter in ("x", "é", "%")]
+    for unit in ("wordpiece", "bpe", "subwords"):
+
+        def learn(text, unit=unit):
+            return TokenChoice(unit, 300).make_from([text]).text
+
+        assert learn(text + "\n".join(long)) == learn(text + "\n".join(" " for _ in long))
+        assert learn(text + "xxxx " * 9) != learn(text)
+    merges = Codes.learn(lambda: [text + "\n".join(long)], 100).text
+    assert not {"x", "é", "%"} & set(merges.removeprefix("#version: 0.2"))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from datamodules import OwnText
+from datamodules.core.errors import DataError
 from tests.datamodules.text.made import lines
 
 SPLITS = ("train", "val", "test")
@@ -91,3 +92,19 @@ def test_the_same_text_in_another_place_gives_the_same_splits(tmp_path):
         path.write_text("".join(lines(300, 1)))
         parts.append(text_of(data(path), "val"))
     assert parts[0] == parts[1]
+
+
+def test_one_long_line_is_told_that_lines_stay_whole(tmp_path):
+    (tmp_path / "mine.txt").write_text("word " * 5000)
+    with pytest.raises(DataError, match="1 different pieces of whole lines cannot be divided"):
+        data(tmp_path / "mine.txt")
+
+
+def test_a_file_that_is_removed_is_no_longer_part_of_the_text(tmp_path):
+    for name in "abc":
+        text = "".join(f"line {i} of {name}\n" for i in range(200))
+        (tmp_path / f"{name}.txt").write_text(text)
+    for names in ("abc", "ab"):
+        text = "".join(text_of(data(tmp_path), split) for split in SPLITS)
+        assert {line[-1] for line in text.splitlines()} == set(names)
+        (tmp_path / "c.txt").unlink(missing_ok=True)

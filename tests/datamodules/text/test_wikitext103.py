@@ -279,7 +279,11 @@ def test_a_killed_tokenisation_goes_on_where_it_was(folder, monkeypatch, caplog)
     _interrupted(folder, monkeypatch)
     (partial,) = (folder.parent / ".cache").glob(".wikitext103-*.partial")
     state = json.loads((partial / "state.json").read_text())
-    assert 0 < state["steps"]["train.int32"]["position"] < (folder / "wiki.train.tokens").stat().st_size
+    assert (
+        0
+        < state["steps"]["train.int32"]["position"]
+        < (folder / "wiki.train.tokens").stat().st_size
+    )
     read = []
     encode = Tokens.encode
     monkeypatch.setattr(Tokens, "encode", lambda self, t: read.append(t) or encode(self, t))

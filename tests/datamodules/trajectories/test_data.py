@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -277,3 +278,23 @@ def test_toy_episodes_are_made_in_memory_from_their_seed_and_better_with_skill(m
     assert returns[:16].mean() + 9 < returns[-16:].mean()
     assert 0 < module.episodes.terminated.sum() < len(module.episodes)
     assert module.episodes.lengths.max() == 31
+
+
+@pytest.mark.parametrize("key", ["actions", "timeouts"])
+@pytest.mark.parametrize("kind", ["soft", "external"])
+def test_a_link_that_leads_nowhere_is_a_missing_key(path: Path, key: str, kind: str) -> None:
+    with h5py.File(path, "a") as file:
+        if key in file:
+            del file[key]
+        file[key] = h5py.SoftLink("/gone") if kind == "soft" else h5py.ExternalLink("gone", "/x")
+    with pytest.raises(DataError, match=f"no {key}; D4RL's files hold"):
+        opened(path)
+
+
+def test_two_rewards_a_step_are_refused(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        number = len(file["rewards"])
+        del file["rewards"]
+        file["rewards"] = np.zeros((number, 2), dtype=np.float32)
+    with pytest.raises(DataError, match=r"rewards must be one number a step.*, 2\)"):
+        opened(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import lit_probattn
 from lit_probattn.interop.swap.hosts.timm import Swapped
@@ -34,8 +36,16 @@ def model_of(**sizes) -> nn.ModuleDict:
         ((), {"heads": 2.0}, "received 2.0"),
         (("softmax",), {"heads": 0.5}, "heads=0.5 needs several keys per head"),
         ((), {"heads": 0.5, "num_components": 3}, "multiple of 1/heads = 2, received 3"),
-        ((), {"num_components": 0}, "received 0"),
-        ((), {"spread": -1.0}, "spread must not be negative, received -1.0"),
+        ((), {"num_components": 0}, "num_components must be from 1 to 256, received 0"),
+        ((), {"num_components": 10**6}, "num_components must be from 1 to 256, received 1000000"),
+        ((), {"num_components": 2.0}, "num_components must be a whole number, received 2.0"),
+        ((), {"spread": -1.0}, "spread must be a finite number of at least 0, received -1.0"),
+        ((), {"spread": math.inf}, "spread must be a finite number of at least 0, received inf"),
+        ((), {"spread": math.nan}, "spread must be a finite number of at least 0, received nan"),
+        ((), {"seed": "1"}, "seed must be a whole number, received '1'"),
+        ((), {"heads": "1"}, "heads must be a number, received '1'"),
+        ((), {"layers": "one"}, "layers is a text, expected a list of names: ['one']"),
+        ((), {"keep": "one"}, "keep is a text, expected a list of names: ['one']"),
         ((), {"learn_varianz": True}, "did you mean 'learn_variance'"),
         ((), {"shifted_keys": True}, "no option 'shifted_keys'"),
         ((), {"e_step": "soft"}, "e_step=soft needs the M-step"),
@@ -56,6 +66,104 @@ def test_bad_arguments_are_named_and_change_nothing(arguments, options, message)
     with pytest.raises(ValueError, match=re.escape(message)):
         lit_probattn.swap(model, *arguments, **options)
     assert all(type(m) is nn.MultiheadAttention for m in model.values())
+
+
+def tied(model):
+    model["two"].out_proj.weight = model["one"].out_proj.weight
+
+
+def tied_with_another(model):
+    model["head"] = nn.Linear(24, 24)
+    model["head"].weight = model["two"].out_proj.weight
+
+
+def pruned(model):
+    prune.l1_unstructured(model["two"].out_proj, "weight", amount=0.5)
+
+
+def normed(model):
+    nn.utils.parametrizations.weight_norm(model["two"].out_proj)
+
+
+def normed_as_before(model):
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        nn.utils.weight_norm(model["two"].out_proj)
+
+
+def not_a_number(model):
+    model["two"].in_proj_weight.data[3, 1] = math.nan
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (tied, "one (MultiheadAttention): its out_proj.weight is two.out_proj.weight too (tied)"),
+        (tied_with_another, "two (MultiheadAttention): its out_proj.weight is head.weight too"),
+        (pruned, "two (MultiheadAttention): out_proj.weight is computed from others"),
+        (normed, "two (MultiheadAttention): out_proj.weight is computed from others"),
+        (normed_as_before, "two (MultiheadAttention): out_proj.weight is computed from others"),
+        (not_a_number, "two (MultiheadAttention): in_proj_weight holds NaN in 1 of"),
+    ],
+)
+@pytest.mark.parametrize("heads", [1.0, 0.5])
+def test_weights_that_a_swap_would_lose_are_refused(change, message, heads):
+    model = model_of()
+    change(model)
+    before = {n: (id(p), p.clone()) for n, p in model.named_parameters(remove_duplicate=False)}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lit_probattn.swap(model, "mgk", heads=heads)
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert after.keys() == before.keys()
+    for name, (identity, value) in before.items():
+        assert id(after[name]) == identity
+        torch.testing.assert_close(after[name], value, equal_nan=True, rtol=0, atol=0)
+    if change is tied_with_another:  # the others can be swapped
+        _, report = lit_probattn.swap(model, "mgk", keep=["two"])
+        assert [layer.swapped for layer in report.layers] == [True, False]
+
+
+@pytest.fixture
+def process_group():
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("kind", ["DistributedDataParallel", "fully_shard"])
+def test_wrapped_models_are_refused(process_group, kind, inside):
+    model: nn.Module = nn.TransformerEncoderLayer(24, 4)
+    if kind == "DistributedDataParallel":
+        wrapped = nn.parallel.DistributedDataParallel(model)
+    else:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        wrapped = torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    given = nn.ModuleDict({"inner": wrapped}) if inside else wrapped
+    names = list(given.state_dict())
+    with pytest.raises(ValueError, match=f"{'FSDP' if 'shard' in kind else kind}.*swap .*before"):
+        lit_probattn.swap(given)
+    assert list(given.state_dict()) == names
+
+
+@pytest.mark.parametrize("variant", ["mgk", "smgk"])
+def test_what_is_frozen_stays_frozen(variant):
+    model = model_of().requires_grad_(False)
+    lit_probattn.swap(model, variant)
+    assert [n for n, p in model.named_parameters() if p.requires_grad] == []
+    other = model_of()
+    other["one"].requires_grad_(False)
+    lit_probattn.swap(other, variant)
+    cores = {n: p.requires_grad for n, p in other.named_parameters() if ".core." in n}
+    assert cores
+    assert all(trained is n.startswith("two") for n, trained in cores.items())
+
+
+@pytest.mark.parametrize("model", [[nn.Linear(3, 3)], None, nn.Linear])
+def test_only_modules_are_swapped(model):
+    with pytest.raises(ValueError, match=r"expected a torch\.nn\.Module"):
+        lit_probattn.swap(model)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +329,48 @@ def test_a_recipe_swaps_only_its_layers_and_only_in_its_model():
     del other["two"]
     with pytest.raises(ValueError, match="two: the recipe has MultiheadAttention, the model no su"):
         lit_probattn.swap(other, report.recipe)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        (("version",), "1", "version '1', expected 1"),
+        (("settings",), None, "settings: expected a mapping, received None"),
+        (("settings", "size"), 3, "settings: unknown key 'size'"),
+        (("settings", "heads"), "half", "heads must be a number, received 'half'"),
+        (("layers",), ["two"], "layers: expected a mapping of names, received ['two']"),
+        (("layers", "two"), None, "layer two: expected a mapping, received None"),
+        (("layers", "two", "haeds"), 3, "layer two: unknown key 'haeds'; did you mean 'heads'"),
+        (("layers", "two", "heads"), ..., "layer two: missing heads"),
+        (("layers", "two", "class"), 3, "layer two, class: expected a name, received 3"),
+        (("layers", "two", "heads"), [4, 4], "layer two, heads: expected three whole numbers"),
+        (("layers", "two", "heads"), None, "layer two, heads: expected three whole numbers"),
+        (("layers", "two", "heads"), [4, 4, "6"], "layer two, heads: expected three whole numb"),
+        (("layers", "two", "heads"), [4, 3, 6], "layer two, heads: 4 query heads are no mult"),
+        (("layers", "two", "groups"), None, "layer two, groups: expected groups of 2 heads"),
+        (("layers", "two", "groups"), "01", "layer two, groups: expected groups of 2 heads"),
+        (("layers", "two", "groups"), [[0, 1], [2, 9]], "layer two, groups: expected each of 0"),
+        (("layers", "two", "groups"), [[0, 1], [1, 2]], "layer two, groups: expected each of 0"),
+        (("layers", "two", "groups"), [[0, 1], [2, -1]], "layer two, groups: expected each of 0"),
+        (("layers", "two", "groups"), [[0, 1]], "layer two, groups: expected each of 0"),
+        (("layers", "two", "groups"), [[0, 1, 2], [3]], "layer two, groups: expected groups of"),
+        (("layers", "two", "groups"), [[0, 1], ["2", 3]], "layer two, groups: expected groups"),
+    ],
+)
+def test_recipes_of_another_form_are_named(where, value, message):
+    _, report = lit_probattn.swap(model_of(), "mgk", heads=0.5)
+    recipe = json.loads(json.dumps(report.recipe))
+    part = recipe
+    for key in where[:-1]:
+        part = part[key]
+    part[where[-1]] = value
+    if value is ...:
+        del part[where[-1]]
+    model = model_of()
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        lit_probattn.swap(model, recipe)
+    assert "\n" not in str(error.value)
+    assert all(type(m) is nn.MultiheadAttention for m in model.values())
 
 
 def test_a_recipe_builds_a_model_without_weights():

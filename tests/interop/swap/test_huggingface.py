@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 import json
 import os
 import subprocess
@@ -208,6 +209,54 @@ def test_maps_are_returned_where_they_are_asked_for():
     for before, after in zip(*maps, strict=True):
         real = mask[:, None, :, None].bool().expand_as(before)
         torch.testing.assert_close(after[real], before[real], **TIGHT)
+
+
+PACKED = (5, 1, 8, 4)  # lengths of the documents of one row
+
+
+@pytest.mark.parametrize("layers", [None, ["*layers.0.*", "*layer.0.*"]])
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma 3", "BERT"])
+def test_packed_documents_do_not_see_each_other(name, layers):
+    """Bounds without positions: every document as alone, in swapped layers and in kept ones.
+
+    Positions are without effect, as the host counts them by the row and rotates in float32.
+    """
+    model, _ = case(name)
+    for position, tensor in (*model.named_buffers(), *model.named_parameters()):
+        if "inv_freq" in position or "position_embeddings" in position:
+            tensor.detach().zero_()
+    names = [n for n, _ in model.named_modules()]
+    layers = layers and [p for p in layers if fnmatch.filter(names, p)]
+    new, _ = swapped(model, "mgk", layers=layers)
+    ids = torch.randint(3, 53, (1, sum(PACKED)))
+    bounds = torch.tensor([0, *PACKED], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    both = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": 8, "max_length_k": 8}
+    with torch.no_grad():
+        packed = new(input_ids=ids, use_cache=False, **both).logits
+        alone = [new(input_ids=one, use_cache=False).logits for one in ids.split(PACKED, 1)]
+        torch.testing.assert_close(packed, torch.cat(alone, 1), **TIGHT)
+        rows = new(input_ids=ids.reshape(2, 9), use_cache=False, **row_bounds()).logits
+        first = new(input_ids=ids[:, :9], use_cache=False, **row_bounds(9)).logits
+        torch.testing.assert_close(rows[:1], first, **TIGHT)
+
+
+def row_bounds(*tokens):
+    """Bounds of documents of 4 and 5 tokens, in one row or in two."""
+    bounds = torch.tensor([0, 4, 9] if tokens else [0, 4, 9, 13, 18], dtype=torch.int32)
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+
+
+def test_bounds_that_are_not_those_of_the_tokens_are_refused():
+    model, _ = case("Llama")
+    new, _ = swapped(model, "mgk")
+    ids = torch.randint(3, 53, (1, 9))
+    wrong = torch.tensor([0, 4, 8], dtype=torch.int32)
+    with pytest.raises(ValueError, match="cu_seq_lens_q ends at 8, expected 9"):
+        new(input_ids=ids, cu_seq_lens_q=wrong, cu_seq_lens_k=wrong)
+    right = torch.tensor([0, 4, 9], dtype=torch.int32)
+    cache = new(input_ids=ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="cu_seq_lens_k ends at 9, expected 18"):
+        new(input_ids=ids, past_key_values=cache, cu_seq_lens_q=right, cu_seq_lens_k=right)
 
 
 def test_some_layers_can_be_left():

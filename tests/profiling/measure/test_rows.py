@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,35 @@ def test_damage_in_the_middle_is_an_error(tmp_path, groups):
     lines = write(path, groups).splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], lines[1][:40] + b"\n", *lines[2:]]))
     with pytest.raises(RowsError, match="line 2 is not a row"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"macs": -5}, "macs: .* greater than or equal to 0"),
+        ({"macs": "many"}, "macs: .* valid integer"),
+        ({"time_median_s": 0.0}, "time_median_s: .* greater than 0"),
+        ({"seq_len": 0}, "seq_len: .* greater than or equal to 1"),
+        ({"variant": None}, "variant: .* valid string"),
+        ({"mac": 5}, "mac: unknown key; did you mean 'macs'"),
+    ],
+)
+def test_numbers_that_cannot_be_are_named_by_line_and_field(tmp_path, groups, change, problem):
+    path = tmp_path / "rows.jsonl"
+    first, *others = write(path, groups).splitlines(keepends=True)
+    first = json.dumps({**json.loads(first), **change}).encode() + b"\n"
+    path.write_bytes(b"".join([first, *others]))
+    with pytest.raises(RowsError, match=rf"line 1 is not a row of a sweep \({problem}") as error:
+        read_rows(path)
+    assert "pydantic" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_point_that_stands_there_twice_is_refused(tmp_path, groups):
+    path = tmp_path / "rows.jsonl"
+    write(path, [*groups, [row.model_copy(update={"macs": 1}) for row in groups[0]]])
+    with pytest.raises(RowsError, match=f"the point {groups[0][0].point_id} stands there twice"):
         read_rows(path)
 
 

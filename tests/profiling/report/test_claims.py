@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 VARIANTS = {name: attention() for name in ("softmax", "a", "b")}
 
 
-def rows(metric="macs", spread=0.0, **values) -> pd.DataFrame:
+def rows(metric="macs", spread=0.0, device="cuda", **values) -> pd.DataFrame:
     """Rows of a measured metric: values by variant and (D, N)."""
     found = []
     for variant, places in values.items():
@@ -22,13 +22,14 @@ def rows(metric="macs", spread=0.0, **values) -> pd.DataFrame:
             row = {"variant": variant, "embed_dim": width, "seq_len": length, "grid_heads": None}
             row |= {"batch_size": 1, "mode": "eval", "backend": "reference", "dtype": "float32"}
             row |= {"scope": "model", "status": "ok", "source": "measured", "device_name": "x"}
+            row |= {"device": device}
             row |= {metric: value, "time_p20_s": value - spread, "time_p80_s": value + spread}
             found.append(row)
     return pd.DataFrame(found)
 
 
-def verdict(frame: pd.DataFrame, *, device="cpu", **claim) -> str:
-    config = sweep(variants=VARIANTS, baseline="softmax", device=device)
+def verdict(frame: pd.DataFrame, **claim) -> str:
+    config = sweep(variants=VARIANTS, baseline="softmax")
     sentence = Sentence(says="it is so", holds=[Claim(**{"variants": ["a"], **claim})])
     return judge(sentence, config, frame).verdict
 
@@ -109,10 +110,34 @@ def test_memory_is_resident_and_peak_together():
     )
 
 
-def test_what_is_said_of_a_gpu_cannot_be_told_on_a_cpu():
+@pytest.mark.parametrize("order", [("measured", "predicted"), ("predicted", "measured")])
+def test_measured_numbers_judge_and_predicted_ones_where_nothing_was_measured(order):
+    """At every place both stand, and they contradict each other."""
+    numbers = {
+        "measured": {(8, 16): 9.0, (8, 32): 19.0},
+        "predicted": {(8, 16): 30.0, (8, 32): 30.0},
+    }
+    frames = {n: rows(softmax=ONE, a=values).assign(source=n) for n, values in numbers.items()}
+    both = pd.concat([frames[name] for name in order], ignore_index=True)
+    assert verdict(both, below=1) == "agrees"
+    assert verdict(frames["predicted"], below=1) == "differs"
+
+
+@pytest.mark.parametrize("metric", ["time_median_s", "memory_bytes", "peak_memory_bytes"])
+@pytest.mark.parametrize("claim", [{"below": 1}, {"within": 0.5, "variants": ["a", "softmax"]}])
+def test_what_a_paper_measured_on_its_gpu_cannot_be_told_without_one(metric, claim):
+    values = {"softmax": ONE, "a": {(8, 16): 9.0, (8, 32): 19.0}}
+    frame = rows(metric, **values)
+    frame["peak_memory_bytes"] = frame[metric]
+    assert verdict(frame, metric=metric, **claim) == "agrees"
+    assert verdict(frame.assign(device="cpu"), metric=metric, **claim) == "cannot be told"
+    predicted = frame.assign(source="predicted")
+    assert verdict(predicted, metric=metric, **claim) == "cannot be told"
+
+
+def test_a_count_is_told_on_any_device_and_missing_numbers_on_none():
     frame = rows(softmax=ONE, a={(8, 16): 9.0, (8, 32): 19.0})
-    assert verdict(frame, below=1, needs_gpu=True) == "cannot be told"
-    assert verdict(frame, below=1, needs_gpu=True, device="cuda") == "agrees"
+    assert verdict(frame.assign(device="meta"), below=1) == "agrees"
     assert verdict(frame, below=1, variants=["b"]) == "cannot be told"
     assert verdict(frame, metric="energy_j", below=1) == "cannot be told"
     assert verdict(rows(softmax=ONE, a={(8, 16): 9.0}), falls_over=["seq_len"]) == "cannot be told"

@@ -62,7 +62,7 @@ def site(tmp_path_factory):
     (folder / "reports/sweep/figures").mkdir()
     noise = np.random.default_rng(0).integers(0, 255, (600, 900, 3), dtype=np.uint8)
     Image.fromarray(noise).save(folder / "reports/sweep/figures/a.png")
-    write_index(folder / "reports", folder / "out")
+    write_index(folder / "reports", out=folder / "out")
     return folder / "out"
 
 
@@ -185,6 +185,30 @@ def test_the_command_writes_it(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "build/reports/one/index.html").is_file()
 
 
+def test_by_default_it_has_what_compare_and_quickstart_have_just_written(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    names = ("runs/reproduce/reports/compare-x", "runs/quickstart-report")
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "report.md").write_text(TABLE, encoding="utf-8")
+    assert main(["report", "--index"]) == 0
+    assert capsys.readouterr().out == "build/reports/index.html: 2 reports\n"
+    (tmp_path / "reports/quickstart-report").mkdir(parents=True)
+    shutil.copy(tmp_path / names[1] / "report.md", tmp_path / "reports/quickstart-report")
+    assert main(["report", "--index"]) == 0
+    assert capsys.readouterr().out == "build/reports/index.html: 3 reports\n"
+    for name in (*names, "reports/quickstart-report"):
+        assert (tmp_path / "build/reports" / name / "index.html").is_file()
+
+
+def test_without_any_report_the_default_names_both_folders(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "--index"]) == 2
+    assert "--index reports runs: no report.md" in capsys.readouterr().err
+
+
 def test_what_cannot_be_indexed_is_one_line(tmp_path, capsys):
     empty = str(tmp_path)
     assert main(["report", "--index", empty]) == 2
@@ -199,4 +223,4 @@ def test_what_cannot_be_indexed_is_one_line(tmp_path, capsys):
 def test_a_picture_that_is_missing_is_named(tmp_path):
     (tmp_path / "report.md").write_text(SWEEP, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"report\.md: .*figures/a\.png"):
-        write_index(tmp_path, tmp_path / "out")
+        write_index(tmp_path, out=tmp_path / "out")

@@ -16,6 +16,7 @@ from profiling.report.ratios import crossovers, ratio_table, relative_errors
 from profiling.sweep.config import Figure
 from profiling.sweep.run import run_sweep
 from tests.profiling.helpers import MGK, attention, fork_workers, sweep
+from tests.support.pages import Page
 from tests.support.paths import ROOT
 
 
@@ -72,6 +73,43 @@ def test_the_commands_are_those_that_were_given(results, tmp_path, monkeypatch):
     (picture, *_) = sorted((tmp_path / "out/figures").glob("*.png"))
     assert "profiling sweep --config my/own.yaml" in Image.open(picture).text["Description"]
     assert f"configs/profiling/{config.name}.yaml" not in text
+
+
+MARKUP = "![x](/etc/hostname) [x](http://x) <img src=x>\n\n# Heading\n\n![y](y)"
+
+
+@pytest.mark.parametrize(
+    "column", ["device_name", "versions", "git_revision", "backend", "backend_note", "dtype"]
+)
+def test_what_rows_of_others_say_stays_text(results, tmp_path, column):
+    config, folder = results
+    append_rows(
+        tmp_path / "rows.jsonl",
+        [row.model_copy(update={column: MARKUP}) for row in read_rows(folder / "rows.jsonl")[0]],
+    )
+    files = write_report(config, tmp_path, tmp_path / "out", html=True)
+    page = Page((tmp_path / "out/report.html").read_text(encoding="utf-8"))
+    pictures = [path for path in files if path.suffix == ".png"]
+    assert len(page.attributes("img", "src")) == len(pictures) > 0
+    assert not page.attributes("a", "href")
+    assert "Heading" not in page.texts["h1"]
+    assert {path.parent for path in pictures} == {tmp_path / "out/figures"}
+
+
+def test_names_of_variants_stay_text(tmp_path, results):
+    """In the lines on what costs more, and on what has no numbers."""
+    config, folder = results
+    rows = [
+        row.model_copy(update={"variant": MARKUP} if row.variant == "mgk_full" else {})
+        for row in read_rows(folder / "rows.jsonl")[0]
+    ]
+    append_rows(tmp_path / "rows.jsonl", rows)
+    write_report(config, tmp_path, tmp_path / "out", html=True)
+    assert "costs more than" in (tmp_path / "out/report.md").read_text(encoding="utf-8")
+    page = Page((tmp_path / "out/report.html").read_text(encoding="utf-8"))
+    assert all(a.startswith("data:image/png") for a in page.attributes("img", "src"))
+    assert not page.attributes("a", "href")
+    assert "Heading" not in page.texts["h1"]
 
 
 def test_what_is_counted_is_not_called_measured(results, tmp_path):
@@ -171,6 +209,32 @@ def test_a_sweep_of_memory_alone_has_a_report(tmp_path, monkeypatch):
 def test_no_results(tmp_path):
     with pytest.raises(RowsError, match="no results in"):
         write_report(sweep(), tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"sweep": "another"}, "rows of the sweep 'another', not of 'small'"),
+        ({"variant": "mgk_ful"}, "rows of the variant 'mgk_ful', .*; did you mean 'mgk_full'"),
+    ],
+)
+def test_rows_of_another_sweep_are_refused(results, tmp_path, change, problem):
+    config, folder = results
+    rows, _ = read_rows(folder / "rows.jsonl")
+    append_rows(tmp_path / "rows.jsonl", [row.model_copy(update=change) for row in rows])
+    with pytest.raises(RowsError, match=problem):
+        write_report(config, tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_shards_that_count_one_point_differently_are_refused(results, tmp_path):
+    config, folder = results
+    rows, _ = read_rows(folder / "rows.jsonl")
+    append_rows(tmp_path / "rows.jsonl", rows)
+    other = [row.model_copy(update={"macs": row.macs + 1}) for row in rows]
+    append_rows(tmp_path / "rows.1-of-2.jsonl", other)
+    with pytest.raises(RowsError, match="other counts of the point"):
+        write_report(config, tmp_path, tmp_path / "out")
 
 
 def test_empty_sweep(tmp_path):

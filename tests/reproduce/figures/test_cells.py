@@ -15,7 +15,7 @@ from lit_probattn.compare.protocol import Options
 from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.cells import CellFigure, StudyFigure
-from tests.compare.tiny import write_tables
+from tests.compare.tiny import finished, write_tables
 from tests.support.paths import ROOT
 
 STEPS = np.arange(10, 210, 10)
@@ -77,9 +77,8 @@ def figure(folder, claims, *, seeds=(3, 4, 5), shift=0.0, studied=False, noise=0
         metrics = {"step": STEPS, "train/loss": loss, "val/accuracy": 1.0 - 0.2 * loss}
         metrics["test/accuracy"] = 0.2 * loss
         pd.DataFrame(metrics).to_csv(run / "metrics.csv", index=False)
-        report = {"checkpoint": "best-00000001.ckpt"}
-        values = {"test": float(own), "parameters": 1.0}
-        cell.keep({"values": values, "run_folder": str(run), "report": report})
+        values = {"test": 50.0 + float(own), "parameters": 1.0}
+        finished(cell, values=values, run_folder=str(run))
     return made(table, cells, "command", part=part)
 
 
@@ -152,7 +151,7 @@ def test_comparable_is_within_a_margin(margin, verdict, tmp_path):
     assert list(figure(tmp_path, [words], shift=0.2).findings["verdict"]) == [verdict]
 
 
-@pytest.mark.parametrize(("printed", "verdict"), [(0.0, "agrees"), (5.0, "differs")])
+@pytest.mark.parametrize(("printed", "verdict"), [(50.0, "agrees"), (55.0, "differs")])
 def test_a_printed_value_lies_in_the_interval_or_not(printed, verdict, tmp_path):
     words = {"rows": ["softmax_2"], "is": "near", "than": printed, "value": "test"}
     assert list(figure(tmp_path, [words], noise=0.1).findings["verdict"]) == [verdict]

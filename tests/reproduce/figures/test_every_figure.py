@@ -89,27 +89,6 @@ def test_shortened_figures_have_a_protocol_and_studies(name):
     assert set(report.studies) == set(part["studies"])
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["fish_figure1"], "fish_figure1 (FiSH, figure 1: the admixture of global heads beside"),
-        (["mgk_figure3", "--seeds", "1"], "--seeds does not apply to mgk_figure3"),
-        (["mgk_figure3", "--shortened"], "--shortened does not apply to mgk_figure3"),
-        (["mgk_figure3", "--only", "mgk4"], "--only does not apply to mgk_figure3"),
-        (
-            ["mgk_figure17"],
-            "expected a table, received 'mgk_figure17'; did you mean 'mgk_figure7'?",
-        ),
-        (["mgk_figure1", "--only", "mgk_8"], "mgk_figure1 has no task or row 'mgk_8'"),
-    ],
-)
-def test_wrong_usage_is_one_line(words, message, capsys):
-    assert main([*words, "--dry-run"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
-
-
 def test_a_sweep_that_is_not_measured_is_named(tmp_path, capsys):
     assert main(["mgk_figure4", "--report", "--runs", str(tmp_path)]) == 2
     assert f"no results in {tmp_path}/profiling/mgk_figure4" in capsys.readouterr().err

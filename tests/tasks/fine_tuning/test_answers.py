@@ -147,5 +147,11 @@ def test_the_best_threshold_is_that_of_trying_all():
             assert mean_at(found.threshold, rows) == pytest.approx(found.score)
 
 
+def test_of_thresholds_that_score_alike_the_smallest_is_named():
+    best = best_threshold([1.0, 0.0, 0.0], [True, True, True], [0.5, 2.0, 3.0])
+    assert best == (pytest.approx(100 / 3), 0.5)
+    assert best_threshold([0.0, 0.0], [True, False], [0.5, 2.0]) == (50.0, -0.5)
+
+
 def test_nothing_to_score():
     assert math.isnan(scores_of([], "1.1")["f1"])

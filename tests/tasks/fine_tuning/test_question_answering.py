@@ -78,19 +78,6 @@ def test_weight_decay_leaves_out_biases_and_norms():
     assert len(decayed["params"]) + len(bare["params"]) == len(list(task.parameters()))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_best": 0}, "n_best must be at least 1, received 0"),
-        ({"max_answer_length": 0}, "max_answer_length must be at least 1, received 0"),
-        ({"null_threshold": math.nan}, "null_threshold must be a number"),
-    ],
-)
-def test_arguments_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_task(**options)
-
-
 # ---- runs --------------------------------------------------------------------------------------
 
 
@@ -111,6 +98,15 @@ def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     run(command("fit", folder, task=request.param))
     return folder, request.param
+
+
+def test_only_a_checkpoint_that_validation_chose_was_selected_on_its_questions(trained):
+    folder, task = trained
+    for checkpoint, selected in (("best", True), ("last", False)):
+        run(command("validate", folder, "--ckpt_path", checkpoint, task=task))
+        kind = "best" if selected else "step"
+        (report,) = only_version(folder).glob(f"validate-{kind}-*.json")
+        assert json.loads(report.read_text())["selected_on_test"] is selected
 
 
 def test_scores_are_those_of_every_span_of_every_window(trained):

@@ -11,7 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from lit_probattn.attention import SoftmaxAttention
-from lit_probattn.tasks import QuestionAnswering, SequenceClassifier, TextClassifier
+from lit_probattn.tasks import (
+    ImageClassifier,
+    QuestionAnswering,
+    SequenceClassifier,
+    TextClassifier,
+)
 from lit_probattn.training.checkpoints import save_checkpoint
 from lit_probattn.training.init_from import InitError, init_from
 from tests.datamodules.text.fine_tuning import made
@@ -54,6 +59,41 @@ def test_a_task_takes_what_another_has(tmp_path):
         "  left, in the file only: pooler.weight, pooler.bias, classifier.weight, classifier.bias",
         "  new, in the model only: spans.weight, spans.bias",
     ]
+
+
+def image_task(seed, **options):
+    torch.manual_seed(seed)
+    swin = {"patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": [1, 1]}
+    swin["num_heads"] = [2, 4]
+    sizes = {"num_classes": 3, "image_size": 32, "model_options": swin, "replace": False}
+    return ImageClassifier(SoftmaxAttention, **{**sizes, **options})
+
+
+def test_a_moving_average_begins_with_what_was_taken(tmp_path):
+    """Heads that are new begin alike in both, too."""
+    path = saved(tmp_path, image_task(1))
+    task = image_task(2, ema_decay=0.9, num_classes=5)
+    found = init_from(task, path)
+    assert set(found.other_shape) == {"model.net.head.fc.weight", "model.net.head.fc.bias"}
+    average = task.ema.module.state_dict()
+    for name, tensor in task.model.state_dict().items():
+        assert torch.equal(average[name], tensor), name
+    assert torch.equal(average["net.norm.weight"], image_task(1).net.norm.weight)
+
+
+def test_a_moving_average_of_the_file_is_taken_but_for_its_head(tmp_path):
+    source = image_task(1, ema_decay=0.9)
+    for tensor in source.ema.module.parameters():
+        tensor.data.add_(1.0)
+    path = saved(tmp_path, source)
+    same, other = image_task(2, ema_decay=0.9), image_task(2, ema_decay=0.9, num_classes=5)
+    for task in (same, other):
+        init_from(task, path)
+        body = task.ema.module.state_dict()["net.norm.weight"]
+        assert torch.equal(body, source.ema.module.state_dict()["net.norm.weight"])
+    head = "net.head.fc.weight"
+    assert torch.equal(same.ema.module.state_dict()[head], source.ema.module.state_dict()[head])
+    assert torch.equal(other.ema.module.state_dict()[head], other.model.state_dict()[head])
 
 
 def test_a_head_of_another_shape_begins_anew(tmp_path):

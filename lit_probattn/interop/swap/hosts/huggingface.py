@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.core import Core
 from lit_probattn.functional.call import attend
-from lit_probattn.interop.swap.core import head_call, mean_of_groups
+from lit_probattn.interop.swap.core import documents_mask, head_call, mean_of_groups
 from lit_probattn.interop.swap.hosts.base import (
     PROBE,
     CannotSwap,
@@ -98,14 +98,22 @@ def attention_function(
         scaling: factor on products.
         is_causal: in place of the layer's own.
         position_bias: added to the scores, (1, H, N, L) of the former heads.
-        kwargs: what else the library passes; maps are returned if `output_attentions` is among it.
+        kwargs: what else the library passes; maps are returned if `output_attentions` is among it,
+            and `cu_seq_lens_q`, `cu_seq_lens_k` are bounds of packed documents.
 
     Returns:
         (B, N, H, E_v), and the maps (B, H, N, L) if they are asked for.
 
     Raises:
+        ValueError: bounds of documents are not those of the tokens.
         NotImplementedError: the call changes scores in a way that we have no place for.
     """
+    own = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    bounds: Tensor | None = kwargs.get("cu_seq_lens_q")
+    if bounds is not None:  # the library's mask knows of documents only where it has positions
+        ends = bounds, kwargs.get("cu_seq_lens_k", bounds)
+        causal = attention_mask is None and bool(own)
+        attention_mask = documents_mask(query, value, ends, attention_mask, causal)
     core = getattr(module, "core", None)
     if core is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -126,7 +134,6 @@ def attention_function(
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{type(module).__name__}: {name} is not supported by a swap")
     key = unpacked(core, key, query.shape[-1])
-    own = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = query.shape[2] > 1 and attention_mask is None and own
     rows = query.shape[2]
     if causal and key.shape[2] > rows:  # the rest of a static cache is empty

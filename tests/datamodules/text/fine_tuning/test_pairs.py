@@ -131,3 +131,10 @@ def test_missing_files_are_named(tmp_path):
         data_of(folder, "mnli")
     with pytest.raises(MissingDataError, match="SST-2: the corpus not under"):
         TextPairs(str(tmp_path / "nothing"), "sst2").prepare_data()
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_text("sentence\tlabel\tlabel\nthe dogs ran\t0\t1\n")
+    with pytest.raises(DataError, match=r"train\.tsv: column 'label' is there twice"):
+        read_corpus("sst2", path)

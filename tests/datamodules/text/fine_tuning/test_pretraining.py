@@ -192,3 +192,9 @@ def test_the_cache_serves_other_lengths_and_tasks(data, tmp_path):
         data._path, cache_dir=str(data.cache_dir), vocab_limit=400, max_length=60, bucket=1
     )
     assert longer.cache_spec.name == data.cache_spec.name
+
+
+def test_files_are_text_by_their_ending_in_any_case_and_not_hidden(tmp_path):
+    for name in ("a.txt", "b.TXT", ".c.txt", "d.py"):
+        (tmp_path / name).write_text("One sentence of some words.\n")
+    assert [path.name for path in files_of(tmp_path)] == ["a.txt", "b.TXT"]

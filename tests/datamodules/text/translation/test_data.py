@@ -276,3 +276,38 @@ def test_a_line_without_words_is_its_end(folder: Path) -> None:
     module = opened(folder, tokens="moses_bpe")
     assert module.split("train")[1].source.tolist() == [EOS]
     assert module.encode(["", "\x01"]) == [[EOS], [EOS]]
+
+
+def test_pairs_of_training_in_another_split_are_counted(folder: Path) -> None:
+    assert not opened(folder).notes
+    for language in ("de", "en"):
+        first = lines(folder, f"train.{language}")[:5]
+        with (folder / f"valid.{language}").open("a", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in first))
+    (note,) = opened(folder).notes
+    assert "5 of 14 pairs of val are in train" in note
+
+
+def test_one_text_on_both_sides_is_refused(folder: Path) -> None:
+    (folder / "valid.en").write_bytes((folder / "valid.de").read_bytes())
+    with pytest.raises(DataError, match=r"valid\.de.*valid\.en.*equal"):
+        opened(folder)
+
+
+def test_two_files_of_one_split_are_refused(folder: Path) -> None:
+    for language in ("de", "en"):
+        (folder / f"val.{language}").write_bytes((folder / f"test.{language}").read_bytes())
+    with pytest.raises(DataError, match=r"valid\.de.*val\.de.*remove"):
+        opened(folder)
+
+
+def test_padding_ends_at_the_longest_sentence_that_a_model_takes(folder: Path) -> None:
+    longest = int(opened(folder).split("train").lengths.max())
+    module = opened(folder, pad_multiple=longest - 1, max_length=longest, max_tokens=4 * longest)
+    widths = {
+        batch[side].shape[1]
+        for batch in islice(module.train_dataloader(), 20)
+        for side in ("source", "inputs", "target")
+    }
+    assert widths <= {longest - 1, longest}
+    assert longest in widths

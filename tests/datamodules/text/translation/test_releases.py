@@ -201,7 +201,8 @@ def test_wmt_raw_text(tmp_path: Path) -> None:
         valid = (tmp_path / "made" / f"valid.{language}").read_text("utf-8")
         (tmp_path / f"newstest2013.{language}").write_text(valid, "utf-8")
         role = "src" if language == "en" else "ref"
-        segments = '<hl>\n<seg id="1">Ein well-known Haus.</seg>\n</hl>\n<p>\n<seg id="2">b</seg>\n'
+        first = "Ein well-known Haus." if language == "de" else "A well-known house."
+        segments = f'<hl>\n<seg id="1">{first}</seg>\n</hl>\n<p>\n<seg id="2">b</seg>\n'
         place = tmp_path / f"newstest2014-deen-{role}.{language}.sgm"
         place.write_text(f'<refset setid="x">\n{segments}</p>\n', "utf-8")
     module = wmt(tmp_path, merges=40, max_words=25, max_ratio=1.6)

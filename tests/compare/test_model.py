@@ -1,27 +1,27 @@
-"""Predictions of translation: pairs by tokens, intervals in micro-batches, the published sizes."""
+"""A cell's model without a run: published sizes, samples of a step, memory beside a real step."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from lit_probattn.compare import predict as predict_module
 from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.predict import (
+from lit_probattn.compare.model import (
     PAIR_LEN,
-    _validation_interval,
+    build_task,
     counts,
-    predict,
+    make_inputs,
     rows_of_step,
+    step_bytes,
+    training_step,
 )
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import read_table
+from profiling.measure.memory import cpu_peak_bytes
+from tests.compare.tiny import tiny_cells
 from tests.support.paths import ROOT
 
-SMALL = {
-    "model.init_args.embed_dim": 16,
-    "model.init_args.mlp_dim": 16,
-    "data.init_args.max_tokens": 256,
-}
+WIDE = {"model.init_args.mlp_dim": 16384, "model.init_args.activation_checkpointing": False}
 pytestmark = pytest.mark.usefixtures("root")
 
 
@@ -54,7 +54,6 @@ def test_a_step_holds_as_many_pairs_as_its_tokens():
     )
     assert rows_of_step(iwslt.config) == 4096 // PAIR_LEN
     assert rows_of_step(wmt.config) == 458_752 // PAIR_LEN
-    assert (_validation_interval(iwslt), _validation_interval(wmt)) == (1100, 300)
 
 
 def test_a_shorter_run_validates_once_in_micro_batches():
@@ -64,33 +63,21 @@ def test_a_shorter_run_validates_once_in_micro_batches():
     assert config["run"]["checkpoint_every"] == 20
 
 
-def test_a_bigger_beam_takes_longer_by_the_model_of_operations():
-    hours = [
-        predict(
-            cell(
-                "fish_table2",
-                "iwslt14_de_en",
-                "softmax_4",
-                settings={**SMALL, "model.init_args.val_beam_size": size},
-            ),
-            tflops=1e-3,
-        ).hours
-        for size in (0, 5)
-    ]
-    assert hours[1] > hours[0]
+@pytest.mark.parametrize("row", ["softmax_2", "mgk_1"])
+def test_memory_is_that_of_a_real_step_and_of_adam(row, tmp_path):
+    """The allocator's peak of a step, and three copies of the weights: they and two averages.
 
-
-@pytest.mark.parametrize(("size", "searched"), [(5, [5]), (2, [2, 5])])
-def test_equal_searches_of_validation_and_test_are_measured_once(monkeypatch, size, searched):
-    sizes = []
-    search = predict_module.beam_search
-
-    def counting(model, source, mask, beam):
-        sizes.append(beam.size)
-        return search(model, source, mask, beam)
-
-    monkeypatch.setattr(predict_module, "beam_search", counting)
-    monkeypatch.setattr(predict_module, "start_seconds", lambda: 0.0)
-    settings = {**SMALL, "model.init_args.val_beam_size": size}
-    predict(cell("fish_table2", "iwslt14_de_en", "softmax_4", settings=settings))
-    assert sizes == searched
+    Bounded by a quarter of one copy, so that a copy more or less is seen.
+    """
+    cell = tiny_cells(tmp_path, ["listops", row])[1][0]
+    cell = Cell(cell.task, cell.row, 0, Options(settings=WIDE), cell.place)
+    data = cell.data()
+    torch.manual_seed(0)
+    task = build_task(cell, data).train()
+    inputs, target = make_inputs(task, data, rows_of_step(cell.config))
+    step = training_step(task, inputs, target)
+    step()
+    weights = 4 * sum(p.numel() for p in task.model.parameters())
+    measured = cpu_peak_bytes(step) + 3 * weights
+    assert weights > 1e6
+    assert step_bytes(cell) == pytest.approx(measured, abs=weights / 4)

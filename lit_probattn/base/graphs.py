@@ -1,0 +1,87 @@
+"""What PyTorch does with a call besides running it: record a graph, transform it, differentiate."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_probattn.base.torch_internals import is_proxied, is_transformed
+
+__all__ = [
+    "Graph",
+    "is_symbol",
+    "is_transformed",
+    "once_differentiable",
+    "reject_nested",
+    "reject_second_derivative",
+    "written",
+]
+
+# Who records a call: torch.compile, whose graphs may hold operators of this package; or export,
+# ONNX, torch.jit.trace and make_fx, whose programs hold PyTorch's own only.
+Graph = Literal["compiled", "exported"]
+
+_Backward = Callable[..., Any]
+
+
+def written() -> Graph | None:
+    """Return who records the operations of this call into a graph, or None if nobody does.
+
+    What does not go through operators is then missing from the graph, or a constant in it.
+    """
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        return "exported"
+    if torch.compiler.is_compiling():
+        return "compiled"
+    return "exported" if is_proxied() else None
+
+
+def is_symbol(size: int) -> bool:
+    """Whether a size is dynamic in an exported program: it must not become a Python number."""
+    return isinstance(size, torch.SymInt)
+
+
+def once_differentiable(backward: _Backward) -> _Backward:
+    """Reject `create_graph=True` in the backward of an `autograd.Function`.
+
+    PyTorch's decorator of this name detaches instead, and raises only where the second derivative
+    reaches an input that `torch.autograd.grad` did not leave out: others are silently wrong.
+    """
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Tensor) -> Any:
+        reject_second_derivative()
+        with torch.no_grad():
+            return backward(ctx, *grads)
+
+    return run
+
+
+def reject_second_derivative() -> None:
+    """Raise if a backward pass is to be differentiated again; for code that computes gradients.
+
+    Raises:
+        NotImplementedError: the backward pass runs with `create_graph=True`.
+    """
+    if torch.is_grad_enabled() and written() is None:
+        raise NotImplementedError(
+            "create_graph=True: this attention backend has no second derivative; use "
+            'backend="reference"'
+        )
+
+
+def reject_nested(name: str, tensor: Tensor) -> None:
+    """Raise for nested (jagged) tensors.
+
+    Raises:
+        NotImplementedError: the tensor is nested.
+    """
+    if tensor.is_nested:
+        raise NotImplementedError(
+            f"{name} is a nested tensor, which attention does not support: pad it "
+            "(torch.nested.to_padded_tensor) and pass key_mask, True where a token is real"
+        )

@@ -1,0 +1,219 @@
+"""A cell's model without a run: data, model, inputs; parameters, operations and memory by formula.
+
+Nothing is trained. Sentences and pairs of them, whose batches are counted in tokens, have PAIR_LEN
+tokens (a side). Neither operations nor memory have the output layer of a language model, which is
+the same for all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from datamodules.core.base import CachedDataModule, DataModule
+from datamodules.core.errors import DataError
+from lit_probattn.base.memory import StepFunction, outlined_bytes
+from lit_probattn.compare.cells import Cell
+from lit_probattn.configs import attention_factory, class_of, link_sizes
+from lit_probattn.kernels.operator import IMPLEMENTATIONS
+from lit_probattn.models.language_model import IGNORE
+from lit_probattn.randomness import RandomKey
+from lit_probattn.tasks import (
+    DecisionMaking,
+    ImageClassifier,
+    LanguageModeling,
+    MaskedLanguageModeling,
+    PairClassifier,
+    QuestionAnswering,
+    SeriesClassifier,
+    Translation,
+)
+from lit_probattn.tasks.base import Task
+from profiling.cost.count import attention_layers
+from profiling.measure.counters import torch_flops
+
+# Tokens of a sentence, or of a side of a pair: about the mean of LM1B, IWSLT'14 and WMT'14.
+PAIR_LEN = 32
+
+
+def missing_data(data: DataModule) -> str | None:
+    """Say what is missing and where it comes from; None if the data are there or generated."""
+    if getattr(data, "source", None) == "generated":
+        return None
+    try:
+        if isinstance(data, CachedDataModule):
+            try:
+                data.open()
+                return None
+            except DataError:
+                if data.sources():
+                    return None
+        data.prepare_data()
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def build_task(cell: Cell, data: DataModule) -> Task:
+    """Make the LightningModule of a cell on the current default device."""
+    entry = cell.config["model"]
+    model = {"class_path": entry["class_path"], "init_args": dict(entry["init_args"])}
+    link_sizes(model, _sizes(cell, data), data)
+    arguments = {
+        name: attention_factory(value["class_path"], value.get("init_args") or {})
+        if isinstance(value, Mapping) and "class_path" in value
+        else value
+        for name, value in model["init_args"].items()
+    }
+    task: Task = class_of(model["class_path"])(seed=cell.seed, **arguments)
+    return task
+
+
+def _sizes(cell: Cell, data: DataModule) -> Mapping[str, int]:
+    """Return the published sizes; of a shortened protocol those of its own data, if there are."""
+    if not cell.options.shortened:
+        return cell.task.sizes
+    try:
+        return {name: getattr(data, name, known) for name, known in cell.task.sizes.items()}
+    except DataError:
+        return cell.task.sizes
+
+
+def seq_len(task: Task, data: DataModule) -> int:
+    """Return the full length of a sample; the model knows that of series."""
+    if data.batch_setting[0] == "max_tokens":
+        return min(PAIR_LEN, int(data.max_seq_len))
+    series = isinstance(task, SeriesClassifier)
+    return int(cast(Any, task.model).max_seq_len if series else data.max_seq_len)
+
+
+def make_inputs(task: Task, data: DataModule, batch: int) -> tuple[Tensor, Tensor]:
+    """Return random inputs of full length and targets."""
+    target = torch.zeros(batch, dtype=torch.int64)
+    if isinstance(task, ImageClassifier):
+        size = cast(Any, data).image_size
+        return torch.randn(batch, 3, size, size), target
+    if isinstance(task, DecisionMaking):  # states, actions and returns-to-go beside each other
+        model = task.model
+        steps = torch.randn(batch, task.context_length, model.obs_dim + model.act_dim + 1)
+        return steps, steps[..., model.obs_dim : -1]
+    shape: tuple[int, ...] = (batch, seq_len(task, data))
+    if isinstance(task, SeriesClassifier):
+        width = cast(Any, task.model).embedding.num_features
+        return torch.randn(*shape, width), target
+    if isinstance(task, PairClassifier):
+        shape = (batch, 2, data.max_seq_len)
+    if isinstance(task, Translation):
+        words = min(task.model.source_vocab_size, task.model.vocab_size)
+        pairs = torch.randint(4, words, (batch, 2, shape[1]))  # source and inputs
+        return pairs, pairs[:, 1]
+    words = getattr(task.model, "vocab_size", None) or data.vocab_size or 2
+    inputs = torch.randint(1, words, shape)
+    if isinstance(task, LanguageModeling):
+        return inputs, inputs
+    if isinstance(task, QuestionAnswering):
+        return inputs, target.new_zeros(batch, 2)
+    if isinstance(task, MaskedLanguageModeling):
+        every = torch.arange(shape[1]) % round(1 / task.mask_probability)
+        return inputs, torch.where(every == 0, inputs, IGNORE)
+    return inputs, target
+
+
+def training_step(task: Task, inputs: Tensor, target: Tensor) -> Callable[[], None]:
+    """Return a function that runs forward and backward of a batch."""
+    model = cast(Any, task.model)
+    key = RandomKey(0, 0, torch.arange(len(inputs)))
+
+    def step() -> None:
+        out = model(*sides(task, inputs), rng=key)
+        if isinstance(task, Translation):
+            loss = task.losses_of(out, target)[:, 0].mean()
+        elif isinstance(task, LanguageModeling | MaskedLanguageModeling):
+            loss = model.token_losses(out, target).mean()
+        elif isinstance(task, QuestionAnswering):
+            start, end = out
+            loss = task.window_losses(start, end, target).mean()
+        elif isinstance(task, DecisionMaking):
+            loss = F.mse_loss(out, target)
+        else:
+            loss = F.cross_entropy(out, target)
+        loss.backward()
+        task.zero_grad(set_to_none=True)
+
+    return step
+
+
+def sides(task: Task, inputs: Tensor) -> tuple[Tensor, ...]:
+    """Return what a model takes: both sides of sentence pairs, parts of steps, else the inputs."""
+    if isinstance(task, DecisionMaking):
+        widths = [task.model.obs_dim, task.model.act_dim, 1]
+        times = torch.arange(inputs.shape[1], device=inputs.device).expand(inputs.shape[:2])
+        return *inputs.split(widths, -1), times
+    return inputs.unbind(1) if isinstance(task, Translation) else (inputs,)
+
+
+def rows_of_step(config: Mapping[str, Any]) -> int:
+    """Samples of an optimiser step, over all accumulation steps."""
+    arguments = config["data"]["init_args"]
+    if "max_tokens" in arguments:
+        return max(1, int(arguments["max_tokens"]) // PAIR_LEN)
+    return int(arguments["batch_size"])
+
+
+def counts(cell: Cell) -> dict[str, int]:
+    """Count parameters, and multiply-adds of one sample's forward pass by the equations.
+
+    The output layer of a language model, the same for all rows, is not in the multiply-adds.
+    """
+    data = cell.data()
+    with torch.device("meta"):
+        task = build_task(cell, data).eval()
+        inputs, _ = make_inputs(task, data, 1)
+        for layer in attention_layers(task):
+            layer.backend = layer.core.stated_backend
+        model = task.model
+
+        def forward() -> None:
+            with torch.no_grad():
+                model(*sides(task, inputs))
+
+        macs = torch_flops(forward) // 2
+    return {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs}
+
+
+def step_bytes(cell: Cell) -> int:
+    """Predict the memory of a training step on the CPU's backends, on tensors without memory.
+
+    One micro-batch of one device: parameters, gradients, Adam's two averages, activations.
+    """
+    data = cell.data()
+    parts = int(cell.config["trainer"].get("accumulate_grad_batches") or 1)
+    batch = max(1, rows_of_step(cell.config) // parts)
+    weights = 0
+
+    def build() -> tuple[StepFunction, list[Any]]:
+        nonlocal weights
+        task = build_task(cell, data).train()
+        weights = sum(p.numel() * p.element_size() for p in task.model.parameters())
+        inputs, _ = make_inputs(task, data, batch)
+        key = RandomKey(0, 0, torch.arange(batch))
+
+        def step() -> None:
+            out = cast(Any, task.model)(*sides(task, inputs), rng=key)
+            found = out if isinstance(out, tuple) else (out,)
+            cast(Tensor, sum(part.float().mean() for part in found)).backward()
+            task.zero_grad(set_to_none=True)
+
+        return step, [task, inputs]
+
+    peak, resident = outlined_bytes(build, "cpu", IMPLEMENTATIONS)
+    return peak + resident + 2 * weights
+
+
+def step_operations(cell: Cell, macs: int) -> int:
+    """Return the operations of one optimiser step: three forward passes of 2 × `macs` a sample."""
+    return 3 * 2 * macs * rows_of_step(cell.config)

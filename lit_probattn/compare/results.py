@@ -1,0 +1,149 @@
+"""The result file of a finished cell: written, read and checked in one place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lit_probattn.compare.tables import Metric
+from lit_probattn.configs import ConfigError
+
+_Count = Annotated[int, Field(ge=0)]
+_Positive = Annotated[int, Field(ge=1)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_REMEDY = "remove the file, and the same command evaluates its run again"
+
+
+class _Evaluation(BaseModel):
+    """What an evaluation wrote: its scores, and the checkpoint that it was of."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    checkpoint: str
+
+
+class CellResult(BaseModel):
+    """A finished cell.
+
+    Args:
+        name: name of the cell, which is that of the file.
+        task, row, seed: what was trained; another table may call the row otherwise.
+        values: metrics in the printed unit.
+        sources: SHA-256 of the files that the data were made from, those of its starts included.
+        selected_step: step of the evaluated checkpoint.
+        selected_on_test: whether the test split selected it.
+        max_steps: optimiser steps.
+        fit_seconds_of_last_start: None where this command has only evaluated.
+        num_starts: how often the run was started.
+        report: what the last evaluation wrote.
+        run_folder, command: where the run lies, and what trained it.
+        parameters, macs, macs_published_length, num_test: counted on model and data.
+        python, packages, git, hardware, backends: as in the run's versions.json.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: str
+    task: str
+    row: str
+    seed: int
+    values: dict[str, _Finite]
+    sources: dict[str, str]
+    selected_step: _Count
+    selected_on_test: bool
+    max_steps: _Positive
+    fit_seconds_of_last_start: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    num_starts: _Positive
+    report: _Evaluation
+    run_folder: str
+    command: str
+    parameters: _Positive
+    macs: _Count
+    macs_published_length: _Count
+    num_test: _Count | None
+    python: str | None = None
+    packages: dict[str, str | None] | None = None
+    git: dict[str, str | bool | None] | None = None
+    hardware: dict[str, Any] | None = None
+    backends: dict[str, str] | None = None
+
+
+def checked(content: Any) -> dict[str, Any]:
+    """Return a result whose fields are all there and possible.
+
+    Raises:
+        ConfigError: a field is not; it is named.
+    """
+    try:
+        found = CellResult.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the whole"
+        raise ConfigError(f"{field}: {first['msg']}") from None
+    if found.selected_step > found.max_steps:
+        raise ConfigError(
+            f"selected_step: expected at most max_steps {found.max_steps}, received "
+            f"{found.selected_step}"
+        )
+    return found.model_dump()
+
+
+def read_result(
+    path: Path, expected: Mapping[str, Any], metrics: Collection[Metric]
+) -> dict[str, Any] | None:
+    """Return what a result file says; None if there is none, or half of one.
+
+    Metrics that it does not have are taken from the evaluation's report that it keeps.
+
+    Args:
+        path: the file.
+        expected: fields that say of which cell it must be.
+        metrics: numbers that it must have.
+
+    Raises:
+        ConfigError: it is of another cell, or a field is missing or impossible.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply; {_REMEDY}") from None
+    try:
+        found = checked(content)
+        for field, value in expected.items():
+            if found[field] != value:
+                raise ConfigError(f"{field}: expected {value!r}, received {found[field]!r}")
+        found["values"] = _measured(metrics, found) | found["values"]
+        _check_values(metrics, found["values"])
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}; {_REMEDY}") from None
+    return found
+
+
+def _measured(metrics: Iterable[Metric], result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that the report, or what was counted, has."""
+    places = {"count": result, "test": result["report"], "validate": result["report"]}
+    return {
+        metric.name: metric.value(places[metric.command])
+        for metric in metrics
+        if isinstance(places.get(metric.command, {}).get(metric.key), int | float)
+    }
+
+
+def _check_values(metrics: Iterable[Metric], values: Mapping[str, float]) -> None:
+    for metric in metrics:
+        if metric.command == "study":
+            continue
+        if metric.name not in values:
+            known = ", ".join(values)
+            raise ConfigError(f"values.{metric.name}: is missing; values: {known}")
+        value = values[metric.name]
+        if metric.unit == "%" and not 0 <= value <= 100:
+            raise ConfigError(
+                f"values.{metric.name}: expected a percentage of 0 to 100, received {value:g}"
+            )

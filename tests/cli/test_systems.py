@@ -1,0 +1,62 @@
+"""A system without POSIX's signals, locks, limits and forks, simulated on this one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# What Windows lacks, gone before anything of ours is imported;
+# other packages ask for the platform by its name.
+WITHOUT = """
+import os, platform, signal, sys, types, warnings
+import fvcore.nn, lightning.pytorch, rich.console, submitit
+connector = lightning.pytorch.trainer.connectors.signal_connector
+connector.signal = types.SimpleNamespace(**vars(signal))
+for name in ("SIGUSR1", "SIGUSR2", "SIGKILL", "SIGHUP"):
+    delattr(signal, name)
+for name in ("fork", "register_at_fork", "O_NOFOLLOW", "sched_getaffinity", "getuid"):
+    delattr(os, name)
+sys.modules["fcntl"] = sys.modules["resource"] = None
+"""
+PROGRAM = f"""{WITHOUT}
+from pathlib import Path
+import lit_probattn.tasks, lit_probattn.cli.app, lit_probattn.compare.own, lit_probattn.quickstart
+import profiling.cli, profiling.stages.command, profiling.studies.running_text, profiling.sweep.run
+from lit_probattn.cli.shards import fork_context
+from lit_probattn.configs import ConfigError
+from lit_probattn.kernels.cpu import library
+from lit_probattn.records.locks import claim
+platform.system = lambda: "Windows"  # the C library asks; PyTorch has been imported
+words = sys.argv[1:]
+assert lit_probattn.cli.app.main(words) == 0
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    with claim(Path("locks/x")) as handle:
+        assert handle is not None
+assert "no file locks" in str(told[0].message)
+try:
+    fork_context()
+except ConfigError as error:
+    print(error)
+from lit_probattn.compare.launch import fork
+command = fork([], ["list", "tasks"], Path("log"), dict(os.environ), 0)
+assert command.wait() == 0
+assert "lra_listops" in Path("log").read_text()
+print("all of it")
+"""
+
+
+def test_without_posix_everything_imports_and_a_model_trains(tmp_path):
+    words = ["fit", "--task", "tiny/lra_listops", "--attention", "smgk", "--trainer.max_steps", "2"]
+    words += ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+    words += ["--data.init_args.cache_dir", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "all of it"
+    assert "this command forks processes" in done.stdout

@@ -1,0 +1,120 @@
+"""What commands write replaces what they have written, and no file of a user's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import yaml
+
+from lit_probattn.__main__ import main
+from lit_probattn.analysis.results import Results
+from lit_probattn.configs import ConfigError
+from lit_probattn.records.provenance import refuse_to_replace
+from profiling.cli import main as profiling_main
+from tests.profiling.helpers import sweep
+from tests.support.paths import ROOT
+
+MINE = "my own words\n"
+SIZES = "--embed_dim 16 --seq_len 8 --num_heads 2 --attention softmax"
+REPORT = "report --config small.yaml --results rows"
+# What is run in a folder with the rows of a sweep -> files of which each alone is in the way.
+DOORS = {
+    f"ask --write_sweep out/a.yaml {SIZES}": ["a.yaml"],
+    "demo --steps 1 --no-open --out out": ["demo.html"],
+    f"{REPORT} --out out": ["report.md", "rows.csv", "ratios.csv", "figures/a.png"],
+    f"{REPORT} --compare rows rows --out out": ["compare.md"],
+    "report --index reports --out out": ["index.html", "one/index.html"],
+    "sweep --config small.yaml --out out": ["rows.csv", "rows.jsonl"],
+    "analyse report --folder out": ["report.md", "summary.csv"],
+    "profiling kernels --model --head-dims 64 --out out": ["report.md", "rows.csv"],
+    "profiling study step_ratio --out out": ["report.md", "ratios.csv"],
+}
+QUICK = [door for door in DOORS if not door.startswith(("demo", "sweep", "profiling study"))]
+IN_THE_WAY = [(door, name) for door, names in DOORS.items() for name in names]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a sweep of two points, its rows, and a report."""
+    place = tmp_path_factory.mktemp("made")
+    config = sweep(grid={"embed_dim": [8], "seq_len": [8]})
+    text = yaml.safe_dump(config.model_dump(mode="json", exclude_none=True))
+    (place / "small.yaml").write_text(text)
+    words = ["--config", str(place / "small.yaml"), "--out", str(place / "rows")]
+    assert profiling_main(["sweep", *words]) == 0
+    for name in ("reports/one/report.md", "out/model/rank.md"):
+        (place / name).parent.mkdir(parents=True)
+        (place / name).write_text("# A report\n")
+    return place
+
+
+@pytest.fixture
+def folder(made, tmp_path, monkeypatch):
+    """A copy of it, as the working folder."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(line: str) -> int:
+    program, *words = line.split()
+    return profiling_main(words) if program == "profiling" else main([program, *words])
+
+
+@pytest.mark.parametrize(("door", "name"), IN_THE_WAY)
+@pytest.mark.parametrize("kind", ["file", "link to nothing"])
+def test_a_file_of_a_users_stays(folder, door, name, kind, capsys):
+    path = folder / "out" / name
+    path.parent.mkdir(exist_ok=True, parents=True)
+    if kind == "file":
+        path.write_text(MINE)
+    else:
+        path.symlink_to("nothing")
+    capsys.readouterr()
+    assert run(door) in (1, 2)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("error: ")
+    assert f"out/{name} exists" in told.err
+    assert told.err.count("\n") == 1
+    assert path.read_text() == MINE if kind == "file" else os.readlink(path) == "nothing"
+
+
+@pytest.mark.parametrize("door", QUICK)
+def test_what_it_wrote_itself_is_replaced(folder, door):
+    assert run(door) == 0
+    assert run(door) == 0
+
+
+def test_a_study_of_a_run_leaves_files_of_a_users(tmp_path):
+    (tmp_path / "rank_heads.csv").write_text(MINE)
+    with pytest.raises(ConfigError, match=r"rank_heads\.csv exists"):
+        Results(tmp_path, "rank", "analyse rank")
+    assert (tmp_path / "rank_heads.csv").read_text() == MINE
+
+
+def test_reports_of_the_clone_can_be_made_again():
+    """Their heads say that they are ours."""
+    for rows in ROOT.glob("reports/*/rows.csv"):
+        refuse_to_replace([rows], rows.parent / "report.md")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sweep --config small.yaml --out /proc/x",
+        f"{REPORT} --out small.yaml",
+        f"{REPORT} --compare rows rows --out small.yaml",
+        "report --index reports --out small.yaml",
+        f"ask {SIZES} --write_sweep small.yaml/a.yaml",
+    ],
+)
+def test_a_place_that_cannot_be_is_one_line(folder, line, capsys):
+    capsys.readouterr()
+    assert run(line) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert line.rpartition(" ")[2] in told
+    assert told.count("\n") == 1

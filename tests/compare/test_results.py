@@ -1,0 +1,194 @@
+"""Result files: of which data, of which cell, with which fields; what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from lit_probattn.__main__ import main
+from lit_probattn.compare.report import Report
+from lit_probattn.compare.runner import Runner
+from lit_probattn.configs import ConfigError
+from tests.compare.test_runner import COUNTED
+from tests.compare.tiny import finished, program, tiny_cells
+from tests.support.paths import ROOT
+
+ROWS = "text,label\n" + "".join(f"word{n % 7} text {n},{'ab'[n % 2]}\n" for n in range(60))
+
+
+@pytest.fixture
+def compare(tmp_path, monkeypatch, capsys):
+    """A comparison on a CSV file, trained by a stand-in; returns status, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.csv").write_text(ROWS)
+    launch = " ".join(program(tmp_path))
+
+    def run(*more, seeds=("0", "1"), data="mine.csv"):
+        words = ["compare", "--task", "own_texts", "--attention", "softmax", "--seeds", *seeds]
+        words += ["--accelerator", "cpu", "--launch", launch, "--steps", "4"]
+        words += ["--cache_dir", str(tmp_path / "cache")]
+        settings = [f"data.init_args.path={data}", "model.init_args.embed_dim=16"]
+        status = main([*words, "--set", *settings, *more])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def write_metrics(folder):
+    """Have the stand-in leave a log, which the report's curves need."""
+    path = folder / "program.py"
+    text = path.read_text()
+    rows = "step,train/loss,val/accuracy\\n1,1.0,0.5\\n2,0.9,0.6\\n"
+    here = '    (folder / "config.yaml").write_text("{}")\n'
+    assert here in text
+    path.write_text(
+        text.replace(here, f'{here}    (folder / "metrics.csv").write_text("{rows}")\n')
+    )
+
+
+def test_a_cell_of_changed_data_is_run_anew_and_the_file_is_named(compare, tmp_path):
+    write_metrics(tmp_path)
+    status, out, err = compare()
+    assert status == 0, err
+    assert compare()[1].count("finished before, not run again") == 2
+    (tmp_path / "mine.csv").write_text(ROWS.replace("word3", "other"))
+    status, out, err = compare("--report")
+    assert status != 0
+    assert "mine.csv" in err
+    status, out, err = compare(seeds=("0",))
+    assert status == 0
+    assert "finished before" not in out
+    assert "mine.csv" in next(line for line in out.splitlines() if line.startswith("[1/1]"))
+    status, out, err = compare("--report")  # seed 1 is of the data before
+    report = (tmp_path / "runs/reproduce/reports/compare-own_texts/report.md").read_text()
+    assert status == 1
+    assert "1 of 2 cells are finished" in report
+    assert "mine.csv" in report
+    assert len(list((tmp_path / "runs").glob("own_texts-*seed0*"))) == 2
+
+
+def test_equal_data_in_another_folder_are_the_same(compare, tmp_path):
+    write_metrics(tmp_path)
+    compare()
+    (tmp_path / "mine.csv").touch()
+    assert compare()[1].count("finished before, not run again") == 2
+
+
+def test_results_of_two_data_are_not_averaged_where_the_data_are_gone(compare, tmp_path):
+    write_metrics(tmp_path)
+    compare(seeds=("0",))
+    (tmp_path / "mine.csv").write_text(ROWS.replace("word3", "other"))
+    compare(seeds=("1",))
+    (tmp_path / "mine.csv").unlink()
+    shutil.rmtree(tmp_path / "cache")
+    status, _, err = compare("--report")
+    assert status == 2
+    assert "trained on different data (files: mine.csv)" in err
+
+
+IMPOSSIBLE = {
+    "values.test": [{"values": {"test": text}} for text in (400.0, "40", None, [], -1.0)],
+    "values": [{"values": []}],
+    "max_steps": [{"max_steps": 9_999_999}, {"max_steps": "16"}],
+    "selected_step": [{"selected_step": 17}, {"selected_step": -1}],
+    "fit_seconds_of_last_start": [{"fit_seconds_of_last_start": "90"}],
+    "num_starts": [{"num_starts": 0}],
+    "parameters": [{"parameters": 1.5}],
+    "seed": [{"seed": 4}],
+    "report.checkpoint": [{"report": {"checkpoint": 3}}],
+    "strange": [{"strange": 1}],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "change"), [(field, one) for field, every in IMPOSSIBLE.items() for one in every]
+)
+def test_an_impossible_field_is_named(field, change, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    cell = tiny_cells(tmp_path)[1][0]
+    finished(cell)
+    assert cell.result()["values"] == {"test": 50.0}
+    finished(cell, **change)
+    with pytest.raises(ConfigError) as caught:
+        cell.result()
+    assert str(caught.value).startswith(f"{cell.result_path}: {field}: ")
+
+
+@pytest.mark.parametrize("field", ["name", "values", "sources", "seed", "report", "macs"])
+def test_a_missing_field_is_named(field, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    cell = tiny_cells(tmp_path)[1][0]
+    result = finished(cell)
+    del result[field]
+    cell.keep(result)
+    with pytest.raises(ConfigError, match=f"{cell.result_path}: {field}: "):
+        cell.result()
+
+
+def test_the_file_of_another_cell_and_one_nested_too_deeply_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    first, second, *_ = tiny_cells(tmp_path)[1]
+    finished(first)
+    shutil.copyfile(first.result_path, second.result_path)
+    with pytest.raises(ConfigError, match=f"{second.result_path}: name: "):
+        second.result()
+    second.result_path.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=f"{second.result_path}: nested"):
+        second.result()
+
+
+def test_a_metric_that_only_the_report_has_is_read_from_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    cell = tiny_cells(tmp_path)[1][0]
+    finished(cell, values={}, report={"test/accuracy": 0.25})
+    assert cell.result()["values"] == {"test": 25.0}
+    finished(cell, values={}, report={"test/loss": 0.25})
+    with pytest.raises(ConfigError, match=r"values\.test: "):
+        cell.result()
+
+
+def test_half_a_file_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    cell = tiny_cells(tmp_path)[1][0]
+    text = json.dumps(finished(cell))
+    for broken in ("", text[: len(text) // 2]):
+        cell.result_path.write_text(broken)
+        assert cell.result() is None
+    cell.result_path.write_bytes(b"\xff\xfe")
+    assert cell.result() is None
+
+
+def test_what_a_file_says_stays_text_in_the_report(tmp_path, monkeypatch):
+    """A processor, a version and a revision that hold Markdown or HTML."""
+    monkeypatch.chdir(ROOT)
+    table, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    evil = "x\n# heading <script>"
+    hardware = {"processor": evil, "num_cores": 2, "gpus": []}
+    finished(cells[0], hardware=hardware, python=evil, git={"revision": evil, "dirty": False})
+    Report(table, cells[:1], "python -m lit_probattn").write(tmp_path / "out")
+    text = (tmp_path / "out/report.md").read_text()
+    assert not [line for line in text.splitlines() if line.startswith("# heading")]
+    assert "<script" not in text
+
+
+def test_a_time_that_nobody_took_is_unknown(tmp_path, monkeypatch):
+    """Of a cell that was killed between its training and its result."""
+    monkeypatch.chdir(ROOT)
+    table, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    lines = []
+    runner = Runner(lambda cell: COUNTED, say=lines.append)
+    runner.run(cells[:1], lambda: None)
+    assert cells[0].result()["fit_seconds_of_last_start"] > 0
+    cells[0].result_path.unlink()
+    runner.run(cells[:1], lambda: None)
+    assert cells[0].result()["fit_seconds_of_last_start"] is None
+    report = Report(table, cells[:1], "python -m lit_probattn")
+    report.write(tmp_path / "out")
+    assert report.summary["fit_minutes"].isna().all()
+    (row,) = [
+        x for x in (tmp_path / "out/report.md").read_text().splitlines() if "fit --config" in x
+    ]
+    assert "| unknown |" in row
+    assert [line for line in lines if line.endswith("; unknown minutes")]

@@ -1,0 +1,94 @@
+"""Tables of one's own: quotes, keys and labels, right or refused with the line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from datamodules.core.errors import DataError
+from datamodules.core.tables import labels_of, read_table
+
+ROWS = [("pos" if i % 2 else "neg", f"text {i}") for i in range(30)]
+
+
+def write(path: Path, rows: list[tuple[str, str]]) -> Path:
+    separator = "\t" if path.suffix == ".tsv" else ","
+    lines = [separator.join(row) for row in [("label", "text"), *rows]]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+@pytest.mark.parametrize("later", ["", 'he said "no"', '"a second one'])
+def test_a_quote_that_is_left_open_is_refused_with_its_line(tmp_path, ending, later):
+    rows = list(ROWS)
+    rows[5] = ("pos", '"a text that begins with a quote')
+    if later:
+        rows[20] = ("neg", later)
+    with pytest.raises(DataError, match=rf"mine\.{ending}, line 7: .*quote"):
+        read_table(write(tmp_path / f"mine.{ending}", rows))
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_a_value_of_several_lines_is_said(tmp_path, ending):
+    """A quote that is closed rows later looks like one, so it is not passed over in silence."""
+    rows = list(ROWS)
+    rows[5], rows[25] = ("pos", '"a text that begins'), ("neg", 'and ends here"')
+    table = read_table(write(tmp_path / f"mine.{ending}", rows))
+    assert len(table.places) == 10
+    (note,) = table.notes
+    assert "line 7" in note
+    assert "21 lines" in note
+    assert read_table(write(tmp_path / f"other.{ending}", ROWS)).notes == []
+
+
+def test_quotes_within_a_text_stay(tmp_path):
+    rows = [("pos", 'he said "no"'), ("neg", '"quoted, ""twice"""')]
+    table = read_table(write(tmp_path / "mine.csv", rows))
+    assert table.columns["text"] == ['he said "no"', 'quoted, "twice"']
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"text": "b", "label": 1, "more": 2}, "line 2: .*'more'.*first line"),
+        ({"text": "b"}, "line 2: no 'label'"),
+    ],
+)
+def test_lines_of_json_with_other_keys_are_refused(tmp_path, second, message):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps(x) + "\n" for x in ({"text": "a", "label": 0}, second)))
+    with pytest.raises(DataError, match=message):
+        read_table(path)
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"text": "a", "label": 0, "label": 1}\n')
+    with pytest.raises(DataError, match=r"line 1: .*'label'.*twice"):
+        read_table(path)
+
+
+def test_text_of_two_bytes_a_character_is_told_from_a_wrong_table(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_bytes("label,text\na,b\n".encode("utf-16-le"))
+    with pytest.raises(DataError, match=r"line 1: .*NUL.*UTF-8"):
+        read_table(path)
+
+
+@pytest.mark.parametrize(
+    ("written", "labels"),
+    [
+        (["1", "1.0", "2"], ["1", "1", "2"]),  # as a column of whole numbers with gaps is written
+        (["01", "1", "001", "2"], ["01", "1", "001", "2"]),
+        (["1e3", "1000"], ["1e3", "1000"]),
+        (["12345678901234567", "12345678901234568"], ["12345678901234567", "12345678901234568"]),
+        (["0.5", "0.25", "-1"], ["0.5", "0.25", "-1"]),
+        (["café", "cafe\u0301", "tea"], ["café", "café", "tea"]),
+    ],
+)
+def test_labels_are_one_class_only_where_they_are_one_number(tmp_path, written, labels):
+    path = write(tmp_path / "mine.csv", [(label, f"text {i}") for i, label in enumerate(written)])
+    assert labels_of(read_table(path), "label") == labels

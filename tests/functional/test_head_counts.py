@@ -1,0 +1,68 @@
+"""Heads of another number or size than a core was made for are refused, not bent into shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lit_probattn.attention.core import HeadLayout
+from lit_probattn.attention.linear.features import FeatureMap
+from lit_probattn.attention.linear.functions import LinearForm
+from lit_probattn.attention.linear.mlk import MLKCore
+from lit_probattn.attention.mgk.layer import MGKCore
+from lit_probattn.interop.swap.core import head_call
+from tests.attention.variants import EMBED, examples, layers
+
+CASES = {**layers(), **examples()}
+
+
+def wrong(name, tensor):
+    """Return heads that are one too few, one too many, half as many, and cut in size."""
+    heads = tensor.flatten(1, 2) if tensor.dim() == 5 else tensor
+    count = heads.shape[1]
+    yield torch.cat([heads, heads[:, :1]], 1)
+    yield heads[..., :-1]
+    if count > 1:
+        yield heads[:, :-1]
+        yield heads[:, : count // 2]
+    if tensor.dim() == 5:
+        yield tensor[:, :, :1]
+        yield tensor.transpose(1, 2)[:, :, :1]
+    elif name != "query":
+        yield tensor[:, :, None].expand(-1, -1, 2, -1, -1)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_wrong_heads_are_refused_by_every_core(case, name):
+    layer = CASES[case]().eval()
+    call = layer.call(torch.randn(2, 6, EMBED))
+    layer.core(call)
+    for tensor in wrong(name, getattr(call, name)):
+        other = replace(call, **{name: tensor})
+        with pytest.raises(ValueError, match=f"^{name} has "):
+            layer.core(other)
+        with pytest.raises(
+            (ValueError, NotImplementedError), match=rf"^{name} has |no attention maps"
+        ):
+            layer.core.weights(other)
+
+
+def test_a_swapped_layer_is_held_to_it_too():
+    """Two heads of two keys each: a host that gives two keys has given half of them."""
+    core = MGKCore(HeadLayout(2, 2, 2, 2, 8, 8, 2))
+    query, value = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    with pytest.raises(ValueError, match="key has 2 heads, expected 4"):
+        core(head_call(query, torch.randn(1, 2, 5, 8), value))
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_components_and_the_layout_of_a_core_agree(shifted):
+    """Keys per head are the components, or one where components are shifts of one key."""
+    layout = HeadLayout(4, 4, 4, 4, 8, 8, keys_per_head=2 if shifted else 1)
+    linear = {"form": LinearForm(FeatureMap("elu"))}
+    for make, options in ((MGKCore, {}), (MLKCore, linear)):
+        with pytest.raises(ValueError, match="keys_per_head"):
+            make(layout, num_components=2, shifted_keys=shifted, **options)

@@ -1,0 +1,194 @@
+"""Graphs of every variant against the layer itself; transforms, nested tensors, second derivatives.
+
+`python -m tests.functional.written_table` prints the errors.
+"""
+
+from __future__ import annotations
+
+import ast
+from itertools import product
+
+import pytest
+import torch
+
+import lit_probattn
+from lit_probattn import functional as LF
+from lit_probattn.randomness import RandomKey
+from tests.functional.written_table import (
+    BOUND,
+    FAST,
+    FORMS,
+    PRESETS,
+    PUBLIC,
+    SIZES,
+    compile_whole,
+    error,
+    export,
+    inputs,
+    layer_of,
+)
+from tests.support.paths import ROOT
+from tests.support.slow import mostly_slow
+
+CELLS = [(form, name, size) for form, name, size in product(FORMS, PUBLIC, SIZES)]
+CELLS += [(form, name, 512) for form, name in product(FORMS, PRESETS)]
+# One fast cell of each form and name, except ONNX, which takes seconds.
+FAST_CELLS = [(form, name, 512) for form in ("export", "compile") for name in FAST]
+FAST_CELLS += [("export_dynamic", name, 32) for name in FAST if "/" not in name]
+FAST_CELLS += [("onnx", "smgk", 32)]
+
+
+@pytest.mark.parametrize(("form", "name", "size"), mostly_slow(CELLS, FAST_CELLS))
+def test_a_graph_computes_what_the_layer_does(form, name, size):
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime")
+    assert error(form, name, size) < BOUND
+
+
+@pytest.mark.parametrize("name", ["smgk", "fish", "ast", "mgk_hard_e", "favor"])
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def test_an_exported_program_holds_pytorchs_operators_only(name, train):
+    layer = layer_of(name, dropout=0.2 if train else 0.0).train(train)
+    if name == "favor" and train:
+        pytest.skip("random features are drawn by operators of their own")
+    program = torch.export.export(layer, (inputs(24, 0),))
+    names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert not [found for found in names if "lit_probattn" in found]
+
+
+@pytest.mark.parametrize("name", ["smgk", "fish"])
+def test_draws_of_an_exported_program(name):
+    """A key is a constant of the program; without one it draws as the layer does."""
+
+    class Keyed(torch.nn.Module):
+        def __init__(self, rng):
+            super().__init__()
+            self.layer, self.rng = layer_of(name, dropout=0.3).train(), rng
+
+        def forward(self, query):
+            return self.layer(query, rng=self.rng)
+
+    x = inputs(40, 1)
+    for rng in (RandomKey(3, 2, torch.arange(5, 7)), None):
+        layer = Keyed(rng)
+        program = export(layer, 40)
+        found = []
+        for run in (layer, program):
+            torch.manual_seed(7)
+            found.append(run(x))
+        torch.testing.assert_close(*found, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("trace", ["make_fx", "jit"])
+def test_traces(trace):
+    layer, x = layer_of("smgk"), inputs(64, 0)
+    with torch.no_grad():
+        if trace == "jit":
+            graph = torch.jit.trace(layer, (x,), check_trace=False)
+        else:
+            graph = torch.fx.experimental.proxy_tensor.make_fx(layer)(x)
+        torch.testing.assert_close(graph(inputs(64, 1)), layer(inputs(64, 1)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", mostly_slow(PUBLIC, ["smgk", "ast", "favor"]))
+def test_training_with_dropout_in_one_graph(name):
+    """Draws and gradients are those of the layer."""
+    layer, x = layer_of(name, dropout=0.3).train(), inputs(48, 1)
+    found = []
+    for run in (layer, compile_whole(layer, 48)):
+        torch.manual_seed(5)
+        given = x.clone().requires_grad_()
+        out = run(given)
+        found.append([out, *torch.autograd.grad(out.square().sum(), given)])
+    for compiled, eager in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=0, atol=1e-4)
+
+
+def test_a_backend_that_is_no_operation_of_pytorch_is_refused():
+    layer = layer_of("smgk")
+    layer.backend = "native"
+    with pytest.raises(NotImplementedError, match=r"native.*cannot be exported.*reference"):
+        export(layer, 32)
+    layer.backend = "blockwise"
+    with pytest.raises(NotImplementedError, match=r"blockwise.*dynamic.*reference"):
+        FORMS["export_dynamic"](layer, 32)
+
+
+@pytest.mark.parametrize("name", mostly_slow(PUBLIC, ["smgk", "mgk_hard_e", "ast", "linear"]))
+def test_transforms_of_torch_func(name):
+    layer, x = layer_of(name).double(), inputs(10, 1).double()
+    tangent = inputs(10, 2).double()
+
+    def loss(x):
+        return layer(x).square().sum()
+
+    given = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(given), given)
+    torch.testing.assert_close(torch.func.grad(loss)(x), expected)
+    torch.testing.assert_close(torch.func.vmap(layer)(x[None])[0], layer(x))
+    _, slope = torch.func.jvp(loss, (x,), (tangent,))
+    torch.testing.assert_close(slope, (expected * tangent).sum())
+    if "blockwise" in layer.core.backends:
+        layer.backend = "blockwise"
+        with pytest.raises(NotImplementedError, match=r"torch\.func.*reference"):
+            torch.func.grad(loss)(x)
+
+
+def test_nested_tensors_are_refused():
+    x = torch.nested.nested_tensor([torch.randn(3, 32), torch.randn(5, 32)], layout=torch.jagged)
+    with pytest.raises(NotImplementedError, match=r"query.*nested.*key_mask"):
+        layer_of("mgk")(x)
+    heads = torch.nested.nested_tensor([torch.randn(2, 3, 8)] * 2)
+    with pytest.raises(NotImplementedError, match=r"query.*nested.*key_mask"):
+        LF.softmax_attention(heads, heads, heads)
+
+
+@pytest.mark.parametrize("name", mostly_slow(PUBLIC, ["smgk", "mgk_hard_e", "fish", "ast"]))
+def test_second_derivatives_are_right_or_refused(name):
+    layer, x = layer_of(name).double(), inputs(10, 1).double()
+    direction = inputs(10, 2).double()
+
+    def first(x):
+        given = x.detach().requires_grad_()
+        return torch.autograd.grad(layer(given).square().sum(), given)[0]
+
+    def second():
+        given = x.clone().requires_grad_()
+        loss = layer(given).square().sum()
+        (found,) = torch.autograd.grad(loss, given, create_graph=True)
+        return torch.autograd.grad(found.square().sum(), given)[0]
+
+    layer.backend, step = "reference", 1e-6
+    moved = [first(x + sign * step * direction).square().sum() for sign in (1, -1)]
+    expected = second()
+    slope = (moved[0] - moved[1]) / (2 * step)
+    torch.testing.assert_close((expected * direction).sum(), slope, rtol=1e-3, atol=1e-6)
+    for backend in ("auto", *layer.core.backends):
+        layer.backend = backend
+        try:
+            first(x)
+        except NotImplementedError:
+            continue  # does not support this variant at all
+        try:
+            found = second()
+        except NotImplementedError as refused:
+            assert 'backend="reference"' in str(refused)  # noqa: PT017
+        else:
+            torch.testing.assert_close(found, expected)
+
+
+def test_memory_alone_is_asked_in_one_place():
+    calls = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "lit_probattn").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "has_numbers"
+    ]
+    assert set(calls) == {"lit_probattn/base/memory.py"}
+
+
+def test_every_public_variant_is_here():
+    assert len(PUBLIC) == 30
+    assert len(PRESETS) == 36
+    assert set(PUBLIC) | set(PRESETS) == set(lit_probattn.list_attention())

@@ -1,0 +1,136 @@
+"""`python -m tests.functional.written_table [--names …] [--forms …] [--sizes …]`: errors of graphs.
+
+Each layer is recorded by one of the forms below; a cell of the table is the error of the graph
+against the layer itself, in units of the output's root mean square, the larger of two inputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import logging
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import lit_probattn
+from lit_probattn.configs import attention_entry, class_of, file_named, parameters_of
+
+# Bound on a cell: float32 sums of 1100 terms in another order, through exponentials.
+BOUND = 2e-3
+SIZES = (32, 512, 1100)
+BATCH, WIDTH = 2, 32
+FAST = ("smgk", "fish", "mgk_hard_e", "polynomial", "ast", "as_released/lm/mgk")
+PUBLIC = tuple(name for name in lit_probattn.list_attention() if "/" not in name)
+PRESETS = tuple(name for name in lit_probattn.list_attention() if "/" in name)
+
+Layer = Callable[[Tensor], Tensor]
+
+
+def layer_of(name: str, **options: Any) -> nn.Module:
+    """Return the layer of a configuration, in evaluation, with room for every size."""
+    torch.manual_seed(3)
+    known = parameters_of(class_of(attention_entry(file_named("attention", name))["class_path"]))
+    if "max_positions" in known:
+        options.setdefault("max_positions", max(SIZES))
+    if "padded_len" in known:
+        options.setdefault("padded_len", max(SIZES))
+    return lit_probattn.create(name, WIDTH, head_dim=8, **options).eval()
+
+
+def inputs(size: int, seed: int) -> Tensor:
+    """Return one batch."""
+    return torch.randn(BATCH, size, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def export(layer: nn.Module, size: int) -> Layer:
+    """torch.export, for one number of positions."""
+    return torch.export.export(layer, (inputs(size, 0),)).module()
+
+
+def export_dynamic(layer: nn.Module, size: int) -> Layer:
+    """torch.export for any number of positions, recorded at another one."""
+    positions = torch.export.Dim("positions", min=2, max=4096)
+    shapes = {"query": {1: positions}}
+    return torch.export.export(layer, (inputs(48, 0),), dynamic_shapes=shapes).module()
+
+
+def compile_whole(layer: nn.Module, size: int, backend: str = "aot_eager") -> Layer:
+    """torch.compile as one graph."""
+    torch.compiler.reset()
+    return torch.compile(layer, fullgraph=True, backend=backend)
+
+
+def onnx(layer: nn.Module, size: int) -> Layer:
+    """ONNX, run by onnxruntime."""
+    import onnxruntime
+
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(layer, (inputs(size, 0),), dynamo=True, verbose=False)
+    assert program is not None
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    (name,) = (given.name for given in session.get_inputs())
+    return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+
+
+FORMS: dict[str, Callable[[nn.Module, int], Layer]] = {
+    "export": export,
+    "export_dynamic": export_dynamic,
+    "compile": compile_whole,
+    "onnx": onnx,
+}
+
+
+def error(form: str, name: str, size: int) -> float:
+    """Return the error of one cell."""
+    layer = layer_of(name)
+    with torch.no_grad():
+        graph = FORMS[form](layer, size)
+        return max(_distance(graph, layer, inputs(size, seed)) for seed in (1, 2))
+
+
+def _distance(graph: Layer, layer: Layer, x: Tensor) -> float:
+    expected = layer(x)
+    return float((graph(x) - expected).abs().max() / expected.square().mean().sqrt())
+
+
+@cache
+def _message(form: str, name: str, size: int) -> str:
+    """Return the text of a cell: its error, or the first line of a message."""
+    try:
+        found = error(form, name, size)
+    except Exception as failure:
+        return f"X: {type(failure).__name__}: {str(failure).strip().splitlines()[0][:90]}"
+    return f"{found:.0e}" if found < BOUND else f"**{found:.0e}**"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--names", nargs="+", default=PUBLIC + PRESETS)
+    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=list(FORMS))
+    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
+    given = parser.parse_args(argv)
+    logging.disable(logging.WARNING)
+    columns = [(form, size) for form in given.forms for size in given.sizes]
+    print("| variant | " + " | ".join(f"{form} {size}" for form, size in columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    started = time.monotonic()
+    for name in given.names:
+        cells = [
+            "-" if "/" in name and size != 512 else _message(form, name, size)
+            for form, size in columns
+        ]
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+    print(f"\n{time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The CPU path in C."""
