@@ -279,11 +279,8 @@ def test_a_killed_tokenisation_goes_on_where_it_was(folder, monkeypatch, caplog)
     _interrupted(folder, monkeypatch)
     (partial,) = (folder.parent / ".cache").glob(".wikitext103-*.partial")
     state = json.loads((partial / "state.json").read_text())
-    assert (
-        0
-        < state["steps"]["train.int32"]["position"]
-        < (folder / "wiki.train.tokens").stat().st_size
-    )
+    skipped = state["steps"]["train.int32"]["position"]
+    assert 0 < skipped < (folder / "wiki.train.tokens").stat().st_size
     read = []
     encode = Tokens.encode
     monkeypatch.setattr(Tokens, "encode", lambda self, t: read.append(t) or encode(self, t))
@@ -292,7 +289,6 @@ def test_a_killed_tokenisation_goes_on_where_it_was(folder, monkeypatch, caplog)
         module.prepare_data()
     assert "resuming an interrupted tokenisation" in caplog.text
     text = (folder / "wiki.train.tokens").read_text()
-    skipped = state["steps"]["train.int32"]["position"]
     assert "".join(read).startswith(text[skipped : skipped + 50]), "what was done is not repeated"
     assert stream(module, "train") == made_text.expected_ids(text, module.vocabulary.words)
     assert not partial.exists()
