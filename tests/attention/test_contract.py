@@ -56,16 +56,6 @@ def test_every_layer_keeps_its_promises(name, check):
     CHECKS[check].run(LAYERS[name])
 
 
-@EVERY
-def test_weights_without_the_name_of_the_core_load(name):
-    layer, x = LAYERS[name]().double(), double(B, N, C)
-    old = {key.removeprefix("core."): value for key, value in layer.state_dict().items()}
-    torch.manual_seed(7)
-    other = LAYERS[name]().double()
-    other.load_state_dict(old)
-    assert torch.equal(other(x, rng=KEY), layer(x, rng=KEY))
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_weights_are_the_maps_of_the_forward_pass(name):
     """In training, and at evaluation with the noise that is asked for; in both precisions."""

@@ -21,7 +21,7 @@ sys.modules["fcntl"] = sys.modules["resource"] = None
 PROGRAM = f"""{WITHOUT}
 from pathlib import Path
 import lit_probattn.tasks, lit_probattn.cli.app, lit_probattn.compare.own, lit_probattn.quickstart
-import profiling.cli, profiling.stages.command, profiling.studies.running_text, profiling.sweep.run
+import profiling.cli, profiling.studies.running_text, profiling.sweep.run
 from lit_probattn.cli.shards import fork_context
 from lit_probattn.configs import ConfigError
 from lit_probattn.kernels.cpu import library
@@ -38,8 +38,8 @@ try:
     fork_context()
 except ConfigError as error:
     print(error)
-from lit_probattn.compare.launch import fork
-command = fork([], ["list", "tasks"], Path("log"), dict(os.environ), 0)
+from lit_probattn.compare.launch import start
+command = start([], ["list", "tasks"], Path("log"), dict(os.environ), 0)
 assert command.wait() == 0
 assert "lra_listops" in Path("log").read_text()
 print("all of it")

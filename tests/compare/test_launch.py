@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from lit_probattn.compare import launch
+from lit_probattn.cli.shards import end_with_parent
 from lit_probattn.compare.launch import Shard, submit
 from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.__main__ import main
@@ -118,7 +118,7 @@ def test_signal_of_the_scheduler_does_not_reach_the_commands(tmp_path):
     code = "import signal; print(signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN)"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        preexec_fn=launch.end_with_parent,
+        preexec_fn=end_with_parent,
         capture_output=True,
         text=True,
         check=True,

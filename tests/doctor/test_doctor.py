@@ -112,7 +112,7 @@ def test_problems_set_the_exit_status(tmp_path, capsys, monkeypatch):
         machine.metadata, "version", lambda n: "0.1" if n == "lightning" else version(n)
     )
     found = findings(capsys, "--root", str(tmp_path / "runs" / "deeper"), expected=1)
-    assert found["Versions", "lightning"] == ("problem", "0.1 does not fit >=2.6")
+    assert found["Versions", "lightning"] == ("problem", "0.1 does not fit >=2.6.6")
     status, text = found["Space", "runs"]
     assert status == "problem"
     assert "is not a folder" in text

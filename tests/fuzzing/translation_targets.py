@@ -26,7 +26,7 @@ def check_parallel(changes: list[Edit], folder: Path) -> str:
     english.write_text(_ENGLISH, "utf-8")
     pair = Pair(Lines((german,)), Lines((english,)))
     try:
-        full = check_pair(pair, "drop")
+        full, _ = check_pair(pair, "drop")
     except DataError as error:
         return one_line(error)
     raw = german.read_bytes().decode("utf-8-sig")

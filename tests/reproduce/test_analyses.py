@@ -96,9 +96,8 @@ def trained(cell, run, seed=0, **values):
     """Keep a result of a cell whose run is there already."""
     report = {"checkpoint": "step-00000007.ckpt", "test/loss": seed}
     with patch.dict(test_report.COUNTS, {cell.row.name: (1000, 2000)}):
-        test_report.keep(cell, 1.0, run_folder=str(run), report=report)
-    result = {**cell.result(), "values": {"valid": 30.0, "test": 31.0, **values}}
-    cell.keep(result)
+        scores = {"valid": 30.0, "test": 31.0, **values}
+        test_report.keep(cell, 1.0, run_folder=str(run), report=report, values=scores)
     return cell
 
 

@@ -211,7 +211,10 @@ def test_interrupted_it_writes_the_page_from_what_there_is(tmp_path, monkeypatch
         (["--seconds", "nan"], "--seconds must be above 0, received nan"),
         (["--steps", "0"], "--steps must be at least 1, received 0"),
         (["--seed", "-1"], "--seed must be at least 0 and below 2^63, received -1"),
-        (["--seed", str(2**70)], "--seed must be at least 0 and below 2^63"),
+        (
+            ["--seed", str(2**70)],
+            f"--seed must be at least 0 and below 2^63, received {2**70}",
+        ),
         (["--out", "FILE"], "--out FILE is a file: name a folder"),
         (["--out", "FILE/inside"], "--out FILE/inside: Not a directory"),
     ],

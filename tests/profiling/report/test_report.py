@@ -104,6 +104,8 @@ def test_names_of_variants_stay_text(tmp_path, results):
         for row in read_rows(folder / "rows.jsonl")[0]
     ]
     append_rows(tmp_path / "rows.jsonl", rows)
+    names = {MARKUP if name == "mgk_full" else name: v for name, v in config.variants.items()}
+    config = config.model_copy(update={"variants": names})
     write_report(config, tmp_path, tmp_path / "out", html=True)
     assert "costs more than" in (tmp_path / "out/report.md").read_text(encoding="utf-8")
     page = Page((tmp_path / "out/report.html").read_text(encoding="utf-8"))
