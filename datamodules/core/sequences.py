@@ -20,8 +20,8 @@ __all__ += ["batch_of", "next_power_of_two", "padded", "padded_length", "ragged_
 __all__ += ["write_sequences"]
 
 
-@dataclass(frozen=True)
-class Ragged:
+@dataclass(frozen=True, eq=False)
+class Ragged(Mapped):
     """Rows of different lengths, stored one after the other.
 
     Args:

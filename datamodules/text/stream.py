@@ -18,9 +18,9 @@ from datamodules.core.order import EvaluationOrder
 from datamodules.core.progress import progress
 from datamodules.core.report import compare_size
 from datamodules.text.choice import TokenChoice, as_array
+from datamodules.text.job import TokenisationJob
 from datamodules.text.segments import ColumnSplit, PromptSplit, StreamCollate, WindowSplit
 from datamodules.text.source import TextSource
-from datamodules.text.tokenise import TokenisationJob
 from datamodules.text.tokens import Tokens
 
 __all__ = ["TextCounts", "TextStream"]

@@ -15,7 +15,6 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.own import length_line
 from datamodules.core.report import compare_size
-from datamodules.core.token_batches import TokenBatches
 from datamodules.core.token_order import Lengths
 from datamodules.text.choice import TokenChoice, of_running_text
 from datamodules.text.running import OwnText
@@ -28,6 +27,7 @@ from datamodules.text.sentences.release import (
 )
 from datamodules.text.source import TextSource
 from datamodules.text.stream import TextStream
+from datamodules.text.token_batches import TokenBatches
 from datamodules.text.tokens import Tokens
 
 __all__ = ["LM1B"]

@@ -21,8 +21,8 @@ from datamodules.core.errors import (
 from datamodules.core.files import expand
 from datamodules.core.own import length_line, required_path
 from datamodules.core.report import compare_size
-from datamodules.core.token_batches import TokenBatches
 from datamodules.core.token_order import Lengths
+from datamodules.text.token_batches import TokenBatches
 from datamodules.text.translation.batches import PairCollate, SentencePairs
 from datamodules.text.translation.coder import Cutter, Method, TextCoder
 from datamodules.text.translation.files import (

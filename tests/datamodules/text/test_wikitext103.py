@@ -253,8 +253,8 @@ def _rows(batch):
 
 def _interrupted(folder: Path, monkeypatch) -> None:
     """Tokenise in pieces of 200 bytes, and be killed in the training text."""
+    from datamodules.text import job as token_stream
     from datamodules.text import source as text_source
-    from datamodules.text import tokenise as token_stream
 
     monkeypatch.setattr(text_source, "_BLOCK_BYTES", 200)
     monkeypatch.setattr(token_stream, "_BLOCKS_PER_STATE", 2)
