@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 from datamodules.core.base import CachedDataModule
-from datamodules.core.errors import DataError, require_at_least
-from datamodules.text.choice import TokenChoice
+from datamodules.core.errors import DataError, require_at_least, require_one_of
+from datamodules.text.choice import Kind, TokenChoice
 from datamodules.text.fine_tuning.batches import TypedCollate
 from datamodules.text.fine_tuning.order import BucketOrder
 from datamodules.text.tokens import Tokens
@@ -34,6 +34,7 @@ class EncodedTexts(CachedDataModule):
         bucket: int,
     ) -> None:
         """Take the settings of both; a DataError for one that is out of range."""
+        require_one_of(get_args(Kind), tokens=choice.unit)
         require_at_least(3, max_length=max_length)
         require_at_least(1, bucket=bucket)
         if max_positions is not None and max_positions < max_length:
