@@ -9,7 +9,7 @@ import numpy as np
 from datamodules.core.base import DataModule, Split
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.order import hashes
-from datamodules.core.sequences import TokenSplit
+from datamodules.core.sequences import Ragged, TokenSplit
 
 __all__ = ["Synthetic"]
 
@@ -89,4 +89,4 @@ class Synthetic(DataModule):
         marked = rank < 1 + lengths[:, None] // 16
         tokens = np.where(marked, 1 + classes.astype(np.int64)[:, None], tokens)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        return TokenSplit(tokens[real], offsets, classes.astype(np.int64), width)
+        return TokenSplit(Ragged(tokens[real], offsets), classes.astype(np.int64), width)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -14,8 +15,56 @@ from torch import Tensor
 from datamodules.core.cache import Cache, CacheWriter, Mapped
 from datamodules.core.order import FILL
 
-__all__ = ["PadCollate", "PairSplit", "Sample", "SequenceSplit", "TokenSplit"]
-__all__ += ["batch_of", "next_power_of_two", "write_sequences"]
+__all__ = ["PadCollate", "PairSplit", "Ragged", "Sample", "SequenceSplit", "TokenSplit"]
+__all__ += ["batch_of", "next_power_of_two", "padded", "padded_length", "ragged_writer"]
+__all__ += ["write_sequences"]
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged(Mapped):
+    """Rows of different lengths, stored one after the other.
+
+    Args:
+        stored: The steps of all rows. Shape (num_steps, ...).
+        offsets: Where each row begins, and the end of the last. Shape (num_rows + 1,).
+    """
+
+    stored: npt.NDArray[Any]
+    offsets: npt.NDArray[np.int64]
+
+    @classmethod
+    def open(cls, cache: Cache, name: str, kind: str = "tokens") -> Ragged:
+        """Open what `ragged_writer` or `write_sequences` wrote under `name`."""
+        return cls(cache.array(f"{name}_{kind}"), np.asarray(cache.array(f"{name}_offsets")))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> npt.NDArray[Any]:
+        """Return a row, (length, ...), not copied."""
+        return self.stored[self.offsets[row] : self.offsets[row + 1]]
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Steps of each row, (num_rows,)."""
+        return np.diff(self.offsets)
+
+
+@contextmanager
+def ragged_writer(
+    writer: CacheWriter, name: str, dtype: npt.DTypeLike = np.int32
+) -> Iterator[Callable[[npt.ArrayLike], None]]:
+    """Write rows of token ids one by one; yields the function that appends a row."""
+    ends = [0]
+    with writer.stream(f"{name}_tokens", dtype) as append:
+
+        def append_row(row: npt.ArrayLike) -> None:
+            ids = np.asarray(row, dtype=dtype)
+            append(ids)
+            ends.append(ends[-1] + len(ids))
+
+        yield append_row
+    writer.add(f"{name}_offsets", np.array(ends, dtype=np.int64))
 
 
 class Sample(NamedTuple):
@@ -36,8 +85,7 @@ class SequenceSplit(Mapped):
     """The sequences of one split, stored one after the other; a map-style data set.
 
     Args:
-        stored: All stored sequences. Shape (num_steps, ...).
-        offsets: Where each sequence begins, and the end of the last. Shape (num_stored + 1,).
+        stored: All stored sequences.
         targets: Class of each sample. Shape (num_stored,).
         max_length: Sequences are cut off after so many steps.
         rows: The stored sequences that belong to the split. None means all.
@@ -47,21 +95,20 @@ class SequenceSplit(Mapped):
 
     def __init__(
         self,
-        stored: npt.NDArray[Any],
-        offsets: npt.NDArray[np.int64],
+        stored: Ragged,
         targets: npt.NDArray[np.integer],
         max_length: int,
         rows: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self._stored, self._offsets, self._targets = stored, offsets, targets
+        self._stored, self._targets = stored, targets
         self._max_length = max_length
         self._rows = np.arange(len(targets)) if rows is None else rows
 
     @classmethod
     def from_cache(cls, cache: Cache, name: str, *arguments: Any, **options: Any) -> Any:
         """Open what `write_sequences` wrote under `name`; the rest goes to the constructor."""
-        offsets, targets = (np.asarray(cache.array(f"{name}_{x}")) for x in ("offsets", "targets"))
-        return cls(cache.array(f"{name}_{cls.kind}"), offsets, targets, *arguments, **options)
+        targets = np.asarray(cache.array(f"{name}_targets"))
+        return cls(Ragged.open(cache, name, cls.kind), targets, *arguments, **options)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -83,7 +130,7 @@ class SequenceSplit(Mapped):
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Steps of each sample before it is cut off, shape (num_samples,)."""
-        return np.diff(self._offsets)[self._rows]
+        return self._stored.lengths[self._rows]
 
     @property
     def num_cut(self) -> int:
@@ -104,9 +151,7 @@ class TokenSplit(SequenceSplit):
 
     def values(self, row: int) -> Any:
         """Return the token ids of a stored sequence, (length,) int64."""
-        first = self._offsets[row]
-        last = min(self._offsets[row + 1], first + self._max_length)
-        return self._stored[first:last].astype(np.int64) + self._shift
+        return self._stored[row][: self._max_length].astype(np.int64) + self._shift
 
 
 class PairSplit(TokenSplit):
@@ -158,6 +203,20 @@ def write_sequences(
     writer.add(f"{name}_targets", np.fromiter(targets, dtype=np.uint16))
 
 
+def padded_length(longest: int, multiple: int, most: int) -> int:
+    """Return the length of a batch: `longest` rounded up to a multiple, as far as `most` allows."""
+    return max(longest, min(-(-longest // multiple) * multiple, most))
+
+
+def padded(rows: Sequence[npt.NDArray[np.int64]], length: int, fill: int) -> tuple[Tensor, Tensor]:
+    """Return rows of ids, padded at the end with `fill`, and where they are real; (B, length)."""
+    lengths = np.array([len(row) for row in rows])
+    ids = np.full((len(rows), length), fill, dtype=np.int64)
+    for place, row in zip(ids, rows, strict=True):
+        place[: len(row)] = row
+    return torch.from_numpy(ids), torch.from_numpy(np.arange(length) < lengths[:, None])
+
+
 def batch_of(samples: Sequence[Any], inputs: Tensor, key_mask: Tensor) -> dict[str, Tensor]:
     """Return a batch with the class and the id of each sample: `target`, `sample_ids` (B,)."""
     return {
@@ -188,8 +247,7 @@ class PadCollate:
         lengths = np.array([[len(piece) for piece in row] for row in rows])
         length = self.max_seq_len
         if self.pad_to == "longest":
-            longest = max(1, int(lengths.max()))
-            length = min(-(-longest // self.pad_multiple) * self.pad_multiple, length)
+            length = padded_length(max(1, int(lengths.max())), self.pad_multiple, length)
         first = rows[0][0]
         inputs = np.zeros((*lengths.shape, length, *first.shape[1:]), dtype=first.dtype)
         for place, row in zip(inputs, rows, strict=True):

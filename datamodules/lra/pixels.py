@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.sequences import Sample, TokenSplit, batch_of
+from datamodules.core.sequences import Ragged, Sample, TokenSplit, batch_of
 
 __all__ = ["KeyMask", "PixelCollate", "pixel_split", "write_pictures"]
 
@@ -40,7 +40,8 @@ def pixel_split(
     """
     targets = np.asarray(cache.array(f"{name}_targets"))
     offsets = np.arange(len(targets) + 1, dtype=np.int64) * num_pixels
-    return TokenSplit(cache.array(f"{name}_pixels"), offsets, targets, num_pixels, rows=rows)
+    stored = Ragged(cache.array(f"{name}_pixels"), offsets)
+    return TokenSplit(stored, targets, num_pixels, rows=rows)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.progress import progress
-from datamodules.core.sequences import PairSplit, next_power_of_two
+from datamodules.core.sequences import PairSplit, Ragged, next_power_of_two
 from datamodules.lra import ArenaData, aan
 
 __all__ = ["Retrieval"]
@@ -85,14 +85,14 @@ class Retrieval(ArenaData):
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the three splits, over one table of texts."""
-        arrays = cache.array("texts_tokens"), np.asarray(cache.array("texts_offsets"))
+        texts = Ragged.open(cache, "texts")
         splits: dict[str, Split] = {}
         for name in aan.SPLIT_FILES:
             pairs, lengths, targets = (
                 np.asarray(cache.array(f"{name}_{x}")) for x in ("rows", "bytes", "targets")
             )
             splits[name] = PairSplit(
-                *(*arrays, targets, self._max_length_tokens),
+                *(texts, targets, self._max_length_tokens),
                 shift=1,
                 pairs=pairs,
                 text_lengths=lengths,

@@ -105,4 +105,4 @@ class SeriesSplit(SequenceSplit):
         return self._whole(self._rows[index])
 
     def _whole(self, row: int) -> npt.NDArray[np.float32]:
-        return fill_missing(np.asarray(self._stored[self._offsets[row] : self._offsets[row + 1]]))
+        return fill_missing(np.asarray(self._stored[row]))

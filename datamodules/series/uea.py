@@ -14,7 +14,7 @@ from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.order import choose_per_class
-from datamodules.core.sequences import write_sequences
+from datamodules.core.sequences import Ragged, write_sequences
 from datamodules.series.archive import ARCHIVES, ArchiveSource, find_archive
 from datamodules.series.samples import Normalization, Normalizer, SeriesSplit
 from datamodules.series.ts_file import TsFile, read_ts
@@ -115,7 +115,7 @@ class UEA(CachedDataModule):
         """Longest series of the training file, or `max_length`."""
         if self._max_length is not None:
             return self._max_length
-        return int(np.diff(self.cache.array("train_offsets")).max())
+        return int(Ragged.open(self.cache, "train", "values").lengths.max())
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.own import OwnSamples, Rows
 from datamodules.core.sequences import TokenSplit, write_sequences
 from datamodules.core.tables import TABLES, labels_of, read_table
-from datamodules.text.units import TokenChoice, Unit
-from datamodules.text.vocabulary import Tokens
+from datamodules.text.choice import TokenChoice, Unit
+from datamodules.text.tokens import Tokens
 
 __all__ = ["LABEL_GUESSES", "TEXT_GUESSES", "LabelledTexts"]
 
@@ -80,6 +80,7 @@ class LabelledTexts(OwnSamples):
     ) -> None:
         super().__init__(path, **kwargs)
         require_at_least(1, max_length=max_length)
+        require_one_of(get_args(Unit), tokens=tokens)
         self.text_column, self.label_column = text_column, label_column
         self._choice = TokenChoice(tokens, vocab_limit, min_count)
         self.max_seq_len = max_length
@@ -89,7 +90,7 @@ class LabelledTexts(OwnSamples):
     def vocabulary(self) -> Tokens:
         """Tokens and their ids, which are one less than those of a batch."""
         if self._vocabulary is None:
-            self._vocabulary = self._choice.read(self.facts["vocabulary"])
+            self._vocabulary = Tokens.from_text(self.facts["vocabulary"])
         return self._vocabulary
 
     @property

@@ -13,9 +13,9 @@ from datamodules.core.cache import Cache
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import FILL
-from datamodules.text.pretrained_pieces import PretrainedChoice
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from datamodules.text.choice import of_running_text
 from datamodules.text.segments import IGNORE, StreamCollate, StreamSample, WindowSplit
+from datamodules.text.tokens import Tokens
 from datamodules.text.wikitext103 import WikiText103
 
 __all__ = ["MaskedSplit", "MaskedText"]
@@ -84,7 +84,7 @@ class MaskedText(WikiText103):
         segment_len: L, tokens of a sequence; the model's max_seq_len.
         vocab_size: Rows of the model's embedding table, at least the vocabulary and three more.
             None means just that.
-        tokenizer: Folder or file of a pre-trained encoder's tokeniser, see `PretrainedTokeniser`,
+        tokenizer: Folder or file of a pre-trained encoder's tokeniser, see `read_encoder`,
             or a cache that one was made for. Begin, end and mask are its own then, and its
             separator ends lines.
         **kwargs: Arguments of WikiText103; pad_to and pad_multiple have no effect.
@@ -106,13 +106,13 @@ class MaskedText(WikiText103):
         )
         require_at_least(_SPECIAL, segment_len=segment_len)
         if tokenizer is not None:
-            self.units = PretrainedChoice(**vars(self.units), tokenizer=tokenizer)
+            self._named["tokenizer"] = tokenizer
+            self.units = of_running_text(**self._named)
 
     @property
-    def pretrained(self) -> PretrainedTokeniser | None:
+    def pretrained(self) -> Tokens | None:
         """The pre-trained tokeniser, if there is one."""
-        vocabulary: Any = self.vocabulary if isinstance(self.units, PretrainedChoice) else None
-        return None if vocabulary is None else vocabulary.tokeniser
+        return self.vocabulary if "mask" in self.vocabulary.special else None
 
     @property
     def mask_token(self) -> int | None:

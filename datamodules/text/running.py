@@ -7,17 +7,17 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError, MissingDataError, require_one_of
 from datamodules.core.files import expand
 from datamodules.core.own import SHOWN_SAMPLES, required_path, split_of
+from datamodules.text.choice import TokenChoice, Unit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
-from datamodules.text.units import TokenChoice, Unit
 
 __all__ = ["DividedText", "OwnText"]
 
@@ -148,6 +148,7 @@ class OwnText(TextStream):
         if kwargs.get("data_dir") is None:
             place = required_path(path)
             kwargs["data_dir"] = str(place if place.is_dir() else place.parent)
+        require_one_of(get_args(Unit), tokens=tokens)
         super().__init__(TokenChoice(tokens, vocab_limit, min_count), **kwargs)
         check_shares(val_fraction=val_fraction, test_fraction=test_fraction)
         self.path, self.split_seed = expand(path), split_seed

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,12 +17,13 @@ from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import EvaluationOrder
 from datamodules.core.progress import progress
 from datamodules.core.report import compare_size
+from datamodules.text.choice import TokenChoice, as_array
+from datamodules.text.job import TokenisationJob
 from datamodules.text.segments import ColumnSplit, PromptSplit, StreamCollate, WindowSplit
 from datamodules.text.source import TextSource
-from datamodules.text.tokenise import TokenisationJob
-from datamodules.text.vocabulary import Tokens
+from datamodules.text.tokens import Tokens
 
-__all__ = ["TextCounts", "TextStream", "Units"]
+__all__ = ["TextCounts", "TextStream"]
 
 _WHAT = {
     "words": "words of the vocabulary",
@@ -60,23 +61,6 @@ class TextCounts:
                 )
 
 
-class Units(Protocol):
-    """What tokens are, and how their vocabulary is made."""
-
-    @property
-    def by_subwords(self) -> bool:
-        """Whether tokens are sub-words."""
-
-    def settings(self) -> dict[str, Any]:
-        """What identifies the choice; plain JSON values."""
-
-    def make(self, train: TextSource) -> Tokens:
-        """Return the vocabulary for a training text."""
-
-    def read(self, text: str) -> Tokens:
-        """Return the vocabulary of which `text` was stored."""
-
-
 class TextStream(CachedDataModule):
     """Text as one stream of tokens per split; base of the data sets of running text.
 
@@ -107,7 +91,7 @@ class TextStream(CachedDataModule):
 
     def __init__(
         self,
-        units: Units,
+        units: TokenChoice,
         segment_len: int = 256,
         batching: Literal["columns", "segments"] = "columns",
         vocab_size: int | None = None,
@@ -158,7 +142,7 @@ class TextStream(CachedDataModule):
         """Words and ids; the text is tokenised if it has not been."""
         if self._vocabulary is None:
             text = self.cache.array("vocabulary").tobytes().decode()
-            self._vocabulary = self.units.read(text)
+            self._vocabulary = Tokens.from_text(text)
         return self._vocabulary
 
     def require_room(self) -> None:
@@ -199,9 +183,9 @@ class TextStream(CachedDataModule):
         job = TokenisationJob(self.cache_dir / f".{spec.name}.partial", found, spec.settings)
         if job.is_resumed:
             _log.warning("resuming an interrupted tokenisation in %s", job.folder)
-        text = job.vocabulary_text(lambda: self.units.make(found["train"]).text)
-        vocabulary = self.units.read(text)
-        writer.add("vocabulary", np.frombuffer(text.encode(), dtype=np.uint8))
+        text = job.text("vocabulary", lambda: self.units.make(found["train"]).text)
+        vocabulary = Tokens.from_text(text)
+        writer.add("vocabulary", as_array(text))
         for name, source in found.items():
             title = f"{self.title}: tokenising {name}"
             with progress(title, source.size, source.unit) as advance:

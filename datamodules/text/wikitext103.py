@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from datamodules.text.choice import TokenChoice, of_running_text
 from datamodules.text.source import TextSource
 from datamodules.text.stream import TextStream
-from datamodules.text.vocabulary import VocabularyChoice
 from datamodules.text.wikitext_release import PUBLISHED, Corpus, find_release
 
 __all__ = ["WikiText103"]
@@ -38,7 +38,7 @@ class WikiText103(TextStream):
 
     task = "wikitext103"
     title = "WikiText"
-    units: VocabularyChoice
+    units: TokenChoice
 
     def __init__(
         self,
@@ -50,7 +50,9 @@ class WikiText103(TextStream):
         test_stride: int | None = 1,
         **kwargs: Any,
     ) -> None:
-        units = VocabularyChoice(vocab_file, subwords, tokenizer_file)
+        self._named: dict[str, Any] = {"vocab_file": vocab_file, "subwords": subwords}
+        self._named["tokenizer_file"] = tokenizer_file
+        units = of_running_text(**self._named)
         super().__init__(units, segment_len, test_stride=test_stride, **kwargs)
         self.corpus = self.title = corpus
 
@@ -60,7 +62,7 @@ class WikiText103(TextStream):
 
     def must_name(self) -> dict[str, Any]:
         """Settings that identify the cache, as far as they are not the defaults."""
-        given = {"corpus": self.corpus, **vars(self.units)}
+        given = {"corpus": self.corpus, **self._named}
         return {k: v for k, v in given.items() if v is not None and v != "wikitext-103"}
 
     def find(self) -> dict[str, TextSource]:
@@ -71,6 +73,6 @@ class WikiText103(TextStream):
     def published_counts(self) -> dict[str, int]:
         """Published counts of the corpus; of sub-words, or another vocabulary, there are none."""
         published = {} if self.units.by_subwords else dict(PUBLISHED.get(self.corpus, {}))
-        if self.units.vocab_file is not None:
+        if self.units.file is not None:
             published.pop("words", None)
         return published

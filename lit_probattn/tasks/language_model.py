@@ -1,6 +1,5 @@
 """The next token: WikiText-103 and other running text, and sentences one by one."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -262,8 +261,7 @@ def _vocabulary_of(data: Any) -> dict[str, Any] | None:
     vocabulary = getattr(data, "vocabulary", None)
     if vocabulary is None:
         return None
-    digest = hashlib.sha256(vocabulary.text.encode()).hexdigest()
-    return {"size": len(vocabulary), "sha256": digest}
+    return {"size": len(vocabulary), "sha256": vocabulary.digest}
 
 
 def _describe(vocabulary: dict[str, Any]) -> str:

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 from lit_probattn.__main__ import main
 from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.convert.from_transformers import Imported, convert, import_folder
@@ -27,6 +26,7 @@ from lit_probattn.training.checkpoints import find_file, load_checkpoint
 from lit_probattn.training.trained import open_trained
 from tests.bad_inputs.cases import command_error
 from tests.datamodules.text import made as made_text
+from tests.datamodules.text.made import encoder
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run
 
@@ -329,7 +329,7 @@ def test_training_goes_on_from_imported_weights_and_its_model_goes_back(tmp_path
     written(tmp_path, "BertForMaskedLM", vocab_size=60)
     import_folder(tmp_path / "theirs", tmp_path / "x.ckpt")
     text = made_text.write(tmp_path / "text")
-    own = PretrainedTokeniser.train(made_text.lines(60, 0), tmp_path / "theirs", 60)
+    own = encoder(made_text.lines(60, 0), tmp_path / "theirs", 60)
     task = str(ROOT / "configs/tasks/tiny/masked_lm.yaml")
     run(
         [

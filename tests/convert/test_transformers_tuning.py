@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import datamodules
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 from lit_probattn.__main__ import main
 from lit_probattn.training.checkpoints import find_file, load_checkpoint
 from tests.bad_inputs.cases import command_error
 from tests.datamodules.text.fine_tuning import made
+from tests.datamodules.text.made import encoder
 from tests.support.runs import error_of, only_version, run
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -45,11 +45,11 @@ def imported(name: str, folder: Path, labels: int = 3, **more: Any) -> Any:
     """A model of transformers with random weights, written with its tokeniser, and converted."""
     bert = name.startswith("Bert")
     texts = [text for n in range(70) for text in (made.context(n), made.asked(n, "")["question"])]
-    own = PretrainedTokeniser.train(texts, folder / "theirs", 300, "wordpiece" if bert else "bpe")
+    own = encoder(texts, folder / "theirs", 300, "wordpiece" if bert else "bpe")
     torch.manual_seed(3)
     config = (transformers.BertConfig if bert else transformers.RobertaConfig)(
         **SIZES,
-        vocab_size=own.vocab_size,
+        vocab_size=len(own),
         pad_token_id=own.padding,
         type_vocab_size=2 if bert else 1,
         max_position_embeddings=POSITIONS + (0 if bert else own.padding + 1),

@@ -15,8 +15,10 @@ from datamodules.lra.listops_generator import TOKENS
 from datamodules.lra.listops_release import read_split
 from datamodules.lra.pathfinder_release import read_entries
 from datamodules.series.ts_file import read_ts
+from datamodules.text.learn import learn_words
 from datamodules.text.source import PlainText
-from datamodules.text.vocabulary import Vocabulary, count_words
+from datamodules.text.token_files import read_words
+from datamodules.text.tokens import Tokens
 from tests.datamodules.lra.files import pair_lines
 from tests.datamodules.lra.test_listops_release import GOOD, HEADER, NESTED
 from tests.datamodules.series.test_ts_file import GOOD as GOOD_TS
@@ -150,7 +152,7 @@ def check_tokens(changes: list[Edit], folder: Path) -> str:
     source = PlainText((path,))
     try:
         text = "".join(block.text for block in source.blocks())
-        words = count_words([text])
+        words = learn_words([text])
         ids, unknown = words.encode(text)
     except DataError as error:
         return one_line(error, path)
@@ -168,13 +170,13 @@ def check_vocabulary(changes: list[Edit], folder: Path) -> str:
     path = folder / "vocabulary.txt"
     path.write_bytes(apply(b"<eos>\n<unk>\nthe\ncat\n\xe6\x97\xa5\n", changes))
     try:
-        found = Vocabulary.from_file(path)
+        found = read_words(path)
     except DataError as error:
         return one_line(error, path)
     raw = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     assert found.words == raw.removesuffix("\n").split("\n")
     assert len(set(found.words)) == len(found)
-    assert Vocabulary.from_text(found.text).words == found.words
+    assert Tokens.from_text(found.text).words == found.words
     return "accepted"
 
 

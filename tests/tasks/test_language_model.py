@@ -291,7 +291,7 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(trained, tmp_path, capsys
 def test_the_vocabulary_of_the_checkpoint_can_be_given(trained, folder, tmp_path, capsys):
     other = made_text.write(tmp_path / "other", train="w1 <unk> zebra\n" * 20)
     words = tmp_path / "words.txt"
-    words.write_text(made_text.data(folder).vocabulary.text)
+    words.write_text("\n".join(made_text.data(folder).vocabulary.words) + "\n")
     options = ("--ckpt_path", "last", "--data.init_args.vocab_file", str(words))
     assert main(command("test", trained, other, *options)) == 0
 

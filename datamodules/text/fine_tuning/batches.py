@@ -13,6 +13,7 @@ from torch import Tensor
 
 from datamodules.core.cache import Cache, Mapped
 from datamodules.core.order import FILL
+from datamodules.core.sequences import Ragged, padded, padded_length
 
 __all__ = ["PairSample", "TextPairSplit", "TypedCollate", "WindowSample", "WindowSplit"]
 
@@ -51,28 +52,11 @@ class WindowSample(NamedTuple):
     sample_id: int
 
 
-class _Split(Mapped):
-    """Sequences of tokens, one after the other in an array of a cache."""
-
-    def __init__(self, tokens: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]) -> None:
-        self._tokens, self._offsets = tokens, offsets
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def _values(self, row: int) -> npt.NDArray[np.int64]:
-        return self._tokens[self._offsets[row] : self._offsets[row + 1]].astype(np.int64)
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each sample, special ones included, (num_samples,)."""
-        return np.diff(self._offsets)
-
-
-class TextPairSplit(_Split):
+class TextPairSplit(Mapped):
     """Texts or pairs of one split; a map-style data set.
 
     Args:
+        tokens: Ids of each, special ones included.
         seconds: Where the second text of each begins. Shape (num_samples,).
         targets: Class of each. Shape (num_samples,).
         num_cut: Samples that lost tokens.
@@ -80,28 +64,33 @@ class TextPairSplit(_Split):
 
     def __init__(
         self,
-        tokens: npt.NDArray[np.int32],
-        offsets: npt.NDArray[np.int64],
+        tokens: Ragged,
         seconds: npt.NDArray[np.int32],
         targets: npt.NDArray[np.integer],
         num_cut: int,
     ) -> None:
-        super().__init__(tokens, offsets)
-        self._seconds, self._targets, self.num_cut = seconds, targets, num_cut
+        self._tokens, self._seconds = tokens, seconds
+        self._targets, self.num_cut = targets, num_cut
 
     @classmethod
     def from_cache(cls, cache: Cache, name: str, num_cut: int) -> TextPairSplit:
         """Open the arrays of a split."""
-        names = ("offsets", "seconds", "targets")
-        offsets, seconds, targets = (np.asarray(cache.array(f"{name}_{x}")) for x in names)
-        return cls(cache.array(f"{name}_tokens"), offsets, seconds, targets, num_cut)
+        seconds, targets = (np.asarray(cache.array(f"{name}_{x}")) for x in ("seconds", "targets"))
+        return cls(Ragged.open(cache, name), seconds, targets, num_cut)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
 
     def __getitem__(self, index: int) -> PairSample:
         """Return a sample; FILL gives the first one under the id FILL."""
         row = 0 if index == FILL else index
-        return PairSample(
-            self._values(row), int(self._seconds[row]), int(self._targets[row]), index
-        )
+        values = self._tokens[row].astype(np.int64)
+        return PairSample(values, int(self._seconds[row]), int(self._targets[row]), index)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each sample, special ones included, (num_samples,)."""
+        return self._tokens.lengths
 
     @property
     def targets(self) -> npt.NDArray[np.integer]:
@@ -109,10 +98,11 @@ class TextPairSplit(_Split):
         return self._targets
 
 
-class WindowSplit(_Split):
+class WindowSplit(Mapped):
     """Windows of the questions of one split; a map-style data set.
 
     Args:
+        tokens: Ids of each window, special ones included.
         windows: Of each window its question, where its piece begins in the sequence, the first
             token of the piece among those of its text, and its tokens. Shape (num_windows, 4).
         spans: Positions of the answer's first and last token. Shape (num_windows, 2).
@@ -123,29 +113,36 @@ class WindowSplit(_Split):
 
     def __init__(
         self,
-        tokens: npt.NDArray[np.int32],
-        offsets: npt.NDArray[np.int64],
+        tokens: Ragged,
         windows: npt.NDArray[np.int32],
         spans: npt.NDArray[np.int32],
         texts: npt.NDArray[np.int64],
         characters: npt.NDArray[np.int32],
     ) -> None:
-        super().__init__(tokens, offsets)
-        self._windows, self._spans = windows, spans
+        self._tokens, self._windows, self._spans = tokens, windows, spans
         self._texts, self._characters = texts, characters
 
     @classmethod
     def from_cache(cls, cache: Cache, name: str) -> WindowSplit:
         """Open the arrays of a split."""
-        names = ("offsets", "windows", "spans", "texts", "characters")
-        return cls(cache.array(f"{name}_tokens"), *(cache.array(f"{name}_{x}") for x in names))
+        names = ("windows", "spans", "texts", "characters")
+        return cls(Ragged.open(cache, name), *(cache.array(f"{name}_{x}") for x in names))
+
+    def __len__(self) -> int:
+        return len(self._tokens)
 
     def __getitem__(self, index: int) -> WindowSample:
         """Return a window; FILL gives the first one under the id FILL."""
         row = 0 if index == FILL else index
         _, second, _, size = self._windows[row].tolist()
         first, last = self._spans[row].tolist()
-        return WindowSample(self._values(row), second, size, (first, last), index)
+        values = self._tokens[row].astype(np.int64)
+        return WindowSample(values, second, size, (first, last), index)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each window, special ones included, (num_windows,)."""
+        return self._tokens.lengths
 
     @property
     def targets(self) -> npt.NDArray[np.integer]:
@@ -192,21 +189,17 @@ class TypedCollate:
             `inputs`, `key_mask`, `token_types` (B, N); `target` (B,), or (B, 2) of windows;
             `sample_ids` (B,); of windows `answerable` (B, N), True on tokens of the text.
         """
-        lengths = np.array([len(sample.values) for sample in samples])
+        rows = [sample.values for sample in samples]
         length = self.max_seq_len
         if self.pad_to == "longest":
-            rounded = -(-int(lengths.max()) // self.pad_multiple) * self.pad_multiple
-            length = min(rounded, length)
-        inputs = np.full((len(samples), length), self.padding, dtype=np.int64)
-        for row, sample in zip(inputs, samples, strict=True):
-            row[: len(sample.values)] = sample.values
+            length = padded_length(max(map(len, rows)), self.pad_multiple, length)
+        inputs, mask = padded(rows, length, self.padding)
         places = np.arange(length)
-        mask = places < lengths[:, None]
         seconds = np.array([sample.second for sample in samples])[:, None]
-        types = (places >= seconds) & mask & self.typed
+        types = (places >= seconds) & mask.numpy() & self.typed
         batch = {
-            "inputs": torch.from_numpy(inputs),
-            "key_mask": torch.from_numpy(mask),
+            "inputs": inputs,
+            "key_mask": mask,
             "token_types": torch.from_numpy(types.astype(np.int64)),
             "target": torch.tensor([sample.target for sample in samples]),
             "sample_ids": torch.tensor([sample.sample_id for sample in samples]),

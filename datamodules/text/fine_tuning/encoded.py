@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 from datamodules.core.base import CachedDataModule
-from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.errors import DataError, require_at_least, require_one_of
+from datamodules.text.choice import Kind, TokenChoice
 from datamodules.text.fine_tuning.batches import TypedCollate
 from datamodules.text.fine_tuning.order import BucketOrder
-from datamodules.text.pretrained_pieces import TokeniserChoice
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from datamodules.text.tokens import Tokens
 
 __all__ = ["EncodedTexts"]
 
@@ -19,7 +19,7 @@ __all__ = ["EncodedTexts"]
 class EncodedTexts(CachedDataModule):
     """Sequences in the manner of BERT or RoBERTa; base of questions and of pairs."""
 
-    choice: TokeniserChoice
+    choice: TokenChoice
     max_length: int
     bucket: int
     _max_positions: int | None
@@ -27,13 +27,14 @@ class EncodedTexts(CachedDataModule):
 
     def set_encoding(
         self,
-        choice: TokeniserChoice,
+        choice: TokenChoice,
         max_length: int,
         max_positions: int | None,
         vocab_size: int | None,
         bucket: int,
     ) -> None:
         """Take the settings of both; a DataError for one that is out of range."""
+        require_one_of(get_args(Kind), tokens=choice.unit)
         require_at_least(3, max_length=max_length)
         require_at_least(1, bucket=bucket)
         if max_positions is not None and max_positions < max_length:
@@ -46,14 +47,14 @@ class EncodedTexts(CachedDataModule):
     # ---- sizes of the model ------------------------------------------------------------------
 
     @cached_property
-    def tokeniser(self) -> PretrainedTokeniser:
+    def tokeniser(self) -> Tokens:
         """Turns text into ids and back."""
-        return TokeniserChoice.read(self.cache)
+        return TokenChoice.read(self.cache)
 
     @property
     def vocab_size(self) -> int:
         """Rows of the model's embedding table."""
-        size = self.tokeniser.vocab_size
+        size = len(self.tokeniser)
         if self._vocab_size is None:
             return size
         if self._vocab_size < size:
@@ -75,7 +76,7 @@ class EncodedTexts(CachedDataModule):
 
     def decode(self, ids: Any) -> str:
         """Turn token ids into text, without special tokens."""
-        return self.tokeniser.decode(ids)
+        return self.tokeniser.decode_sequence(ids)
 
     # ---- batches -----------------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ class EncodedTexts(CachedDataModule):
     @property
     def tokeniser_digest(self) -> str:
         """What tells the tokeniser from others."""
-        return TokeniserChoice.digest(self.cache)
+        return self.tokeniser.digest
 
     def state_dict(self) -> dict[str, Any]:
         """Return what tells the tokeniser from others, for checkpoints."""

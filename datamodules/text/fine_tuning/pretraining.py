@@ -16,6 +16,8 @@ from datamodules.core.errors import DataError, require_one_of
 from datamodules.core.files import expand
 from datamodules.core.own import length_line
 from datamodules.core.progress import progress
+from datamodules.core.sequences import ragged_writer
+from datamodules.text.choice import Kind, TokenChoice, as_array
 from datamodules.text.fine_tuning.documents import (
     DIVISIONS,
     Division,
@@ -24,8 +26,7 @@ from datamodules.text.fine_tuning.documents import (
 )
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.sequences import DocumentSplit, MaskedCollate
-from datamodules.text.pretrained_pieces import Kind, TokeniserChoice, as_bytes
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from datamodules.text.tokens import Tokens
 
 __all__ = ["PretrainingText"]
 
@@ -88,7 +89,7 @@ class PretrainingText(EncodedTexts):
         check_shares(val_fraction=val_fraction, test_fraction=test_fraction)
         self._path, self.documents, self.next_sentence = path, documents, next_sentence
         self.split_seed = split_seed
-        choice = TokeniserChoice(tokenizer, tokens, vocab_limit, lower)
+        choice = TokenChoice(tokens, vocab_limit, lower=lower, file=tokenizer)
         self.set_encoding(choice, max_length, max_positions, vocab_size, bucket)
 
     # ---- the cache ---------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class PretrainingText(EncodedTexts):
     def must_name(self) -> dict[str, Any]:
         """What a command must give to find the cache again."""
         given = {"path": self._path or None, "documents": self.documents}
-        named = {**given, "tokenizer": self.choice.path}
+        named = {**given, "tokenizer": self.choice.file}
         return {name: value for name, value in named.items() if value is not None}
 
     def settings(self) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class PretrainingText(EncodedTexts):
         unknown = {
             name: _write_split(writer, name, part, tokeniser) for name, part in parts.items()
         }
-        writer.add("facts", as_bytes(json.dumps({"unknown": unknown})))
+        writer.add("facts", as_array(json.dumps({"unknown": unknown})))
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits; a DataError if one has too little text for a sequence."""
@@ -191,13 +192,13 @@ _DIVISION = {
 
 
 def _write_split(
-    writer: CacheWriter, name: str, documents: list[list[str]], tokeniser: PretrainedTokeniser
+    writer: CacheWriter, name: str, documents: list[list[str]], tokeniser: Tokens
 ) -> int:
     """Add the sentences of a split to a cache; return how many tokens are unknown."""
-    sentences, ends, unknown = [0], [0], 0
+    ends, unknown = [0], 0
     with (
         progress(f"tokenising {name}", len(documents), "documents") as advance,
-        writer.stream(f"{name}_tokens", np.int32) as append,
+        ragged_writer(writer, name) as append,
     ):
         for start in range(0, len(documents), _AT_ONCE):
             some = documents[start : start + _AT_ONCE]
@@ -206,11 +207,9 @@ def _write_split(
                 found = [ids for ids in (next(encoded) for _ in part) if ids]
                 for ids in found:
                     append(ids)
-                    sentences.append(sentences[-1] + len(ids))
                     unknown += ids.count(tokeniser.unknown)
                 if found:
                     ends.append(ends[-1] + len(found))
             advance(len(some))
-    writer.add(f"{name}_sentences", np.array(sentences, dtype=np.int64))
     writer.add(f"{name}_documents", np.array(ends, dtype=np.int64))
     return unknown

@@ -16,12 +16,13 @@ from datamodules.core.files import expand, not_found
 from datamodules.core.own import length_line
 from datamodules.core.progress import progress
 from datamodules.core.report import compare_size
+from datamodules.core.sequences import ragged_writer
+from datamodules.text.choice import Kind, TokenChoice, as_array
 from datamodules.text.fine_tuning.batches import WindowSplit
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets, read_squad
 from datamodules.text.fine_tuning.windows import Windows, token_span
-from datamodules.text.pretrained_pieces import Kind, TokeniserChoice, as_bytes
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from datamodules.text.tokens import Tokens
 
 __all__ = ["Question", "QuestionAnswering", "find_questions"]
 
@@ -107,7 +108,7 @@ class QuestionAnswering(EncodedTexts):
         self._path = path
         self.version: Version = version
         self.wrong_offsets: WrongOffsets = wrong_offsets
-        choice = TokeniserChoice(tokenizer, tokens, vocab_limit, lower)
+        choice = TokenChoice(tokens, vocab_limit, lower=lower, file=tokenizer)
         self.set_encoding(choice, max_length, max_positions, vocab_size, bucket)
         self.stride, self.max_query_length = stride, max_query_length
         self._texts: dict[str, list[Question]] = {}
@@ -143,7 +144,7 @@ class QuestionAnswering(EncodedTexts):
 
     def must_name(self) -> dict[str, Any]:
         """What a command must give to find the cache again."""
-        given = {"path": self._path or None, "version": self.version, "tokenizer": self.choice.path}
+        given = {"path": self._path or None, "version": self.version, "tokenizer": self.choice.file}
         sizes = {"max_length": self.max_length, "stride": self.stride}
         return {name: value for name, value in {**given, **sizes}.items() if value is not None}
 
@@ -178,9 +179,9 @@ class QuestionAnswering(EncodedTexts):
         for name, part in read.items():
             _write_split(writer, name, part, tokeniser, windows)
         notes = [note for part in read.values() for note in part.notes]
-        writer.add("facts", as_bytes(json.dumps({"notes": notes, "files": list(read)})))
+        writer.add("facts", as_array(json.dumps({"notes": notes, "files": list(read)})))
 
-    def _windows(self, tokeniser: PretrainedTokeniser) -> Windows:
+    def _windows(self, tokeniser: Tokens) -> Windows:
         num_special = tokeniser.num_special(pair=True)
         return Windows(self.max_length, num_special, self.max_query_length, self.stride)
 
@@ -276,7 +277,7 @@ def _write_split(
     writer: CacheWriter,
     name: str,
     part: SquadFile,
-    tokeniser: PretrainedTokeniser,
+    tokeniser: Tokens,
     windows: Windows,
 ) -> None:
     """Add the windows, the characters of tokens and the texts of a split to a cache."""
@@ -284,12 +285,11 @@ def _write_split(
     starts = np.cumsum([0, *(len(ids) for ids, _ in encoded)])
     rows: list[tuple[int, int, int, int]] = []
     spans: list[tuple[int, int]] = []
-    lengths: list[int] = []
     before = tokeniser.num_special(pair=True) - 1  # special tokens in front of the text
     title, total = f"windows of {name}", len(part.questions)
     with (
         progress(title, total, "questions") as advance,
-        writer.stream(f"{name}_tokens", np.int32) as append,
+        ragged_writer(writer, name) as append,
     ):
         for number, asked in enumerate(part.questions):
             advance(1)
@@ -304,7 +304,6 @@ def _write_split(
                 end = piece.first + piece.size
                 values, _ = tokeniser.join(question, ids[piece.first : end])
                 append(values)
-                lengths.append(len(values))
                 rows.append((number, second, piece.first, piece.size))
                 shift = second - piece.first
                 spans.append(
@@ -312,7 +311,6 @@ def _write_split(
                     if span is not None and piece.holds(span)
                     else (0, 0)
                 )
-    writer.add(f"{name}_offsets", np.cumsum([0, *lengths]).astype(np.int64))
     writer.add(f"{name}_windows", np.array(rows, dtype=np.int32))
     writer.add(f"{name}_spans", np.array(spans, dtype=np.int32))
     places = [int(starts[asked.paragraph]) for asked in part.questions]
@@ -323,4 +321,4 @@ def _write_split(
         [a.id, a.question, a.paragraph, [text for text, _ in a.answers]] for a in part.questions
     ]
     stored = {"contexts": part.contexts, "questions": asked_texts}
-    writer.add(f"{name}_asked", as_bytes(json.dumps(stored, ensure_ascii=False)))
+    writer.add(f"{name}_asked", as_array(json.dumps(stored, ensure_ascii=False)))

@@ -14,9 +14,10 @@ import torch
 from datamodules.core.cache import Cache, Mapped
 from datamodules.core.errors import DataError
 from datamodules.core.order import FILL
+from datamodules.core.sequences import Ragged
 from datamodules.text.fine_tuning.batches import PairSample, TypedCollate
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 from datamodules.text.segments import IGNORE
+from datamodules.text.tokens import Tokens
 
 __all__ = ["DocumentSplit", "MaskedCollate"]
 
@@ -35,8 +36,7 @@ class DocumentSplit(Mapped):
     sequences are as long as their sentences allow, none is short on purpose.
 
     Args:
-        tokens: Ids of all sentences, one after the other.
-        sentences: Where each sentence begins, and the end. Shape (num_sentences + 1,).
+        sentences: Ids of all sentences, one after the other.
         documents: First sentence of each document, and the end. Shape (num_documents + 1,).
         max_length: Tokens of a sequence, special ones included.
         tokeniser: Puts the special tokens around.
@@ -47,15 +47,14 @@ class DocumentSplit(Mapped):
 
     def __init__(
         self,
-        tokens: npt.NDArray[np.int32],
-        sentences: npt.NDArray[np.int64],
+        sentences: Ragged,
         documents: npt.NDArray[np.int64],
         max_length: int,
-        tokeniser: PretrainedTokeniser,
+        tokeniser: Tokens,
         pairs: bool,
         seed: int = 0,
     ) -> None:
-        self._tokens, self._sentences, self._documents = tokens, sentences, documents
+        self._sentences, self._documents = sentences, documents
         self._tokeniser, self._pairs, self._seed = tokeniser, pairs, seed
         self._room = max_length - tokeniser.num_special(pairs)
         if pairs and len(documents) < 3:
@@ -74,15 +73,13 @@ class DocumentSplit(Mapped):
     @classmethod
     def from_cache(cls, cache: Cache, name: str, **settings: Any) -> DocumentSplit:
         """Open the arrays of a split."""
-        sentences, documents = (
-            np.asarray(cache.array(f"{name}_{what}")) for what in ("sentences", "documents")
-        )
-        return cls(cache.array(f"{name}_tokens"), sentences, documents, **settings)
+        documents = np.asarray(cache.array(f"{name}_documents"))
+        return cls(Ragged.open(cache, name), documents, **settings)
 
     def _cut(self) -> npt.NDArray[np.int64]:
         """Return document, first sentence and end of each piece, (num_pieces, 3)."""
         least = 2 if self._pairs else 1
-        starts = self._sentences
+        starts = self._sentences.offsets
         found: list[tuple[int, int, int]] = []
         for document in range(len(self._documents) - 1):
             first, end = int(self._documents[document]), int(self._documents[document + 1])
@@ -120,7 +117,7 @@ class DocumentSplit(Mapped):
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Documents, sentences and tokens."""
-        return len(self._documents) - 1, len(self._sentences) - 1, len(self._tokens)
+        return len(self._documents) - 1, len(self._sentences), len(self._sentences.stored)
 
     @property
     def targets(self) -> npt.NDArray[np.integer]:
@@ -133,19 +130,23 @@ class DocumentSplit(Mapped):
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Most tokens of each sequence, special ones included, (num_pieces,)."""
-        size = self._sentences[self._pieces[:, 2]] - self._sentences[self._pieces[:, 1]]
+        starts = self._sentences.offsets
+        size = starts[self._pieces[:, 2]] - starts[self._pieces[:, 1]]
         special = self._tokeniser.num_special(self._pairs)
         return np.minimum(size, self._room) + special
 
     def _ids(self, first: int, stop: int) -> list[int]:
-        return self._tokens[self._sentences[first] : self._sentences[stop]].tolist()
+        starts = self._sentences.offsets
+        found: list[int] = self._sentences.stored[starts[first] : starts[stop]].tolist()
+        return found
 
     def _elsewhere(self, document: int, count: int, which: int, where: int) -> list[int]:
         """Return about `count` tokens of whole sentences of another document."""
         number = (document + 1 + which % (len(self._documents) - 2)) % (len(self._documents) - 1)
         first, end = int(self._documents[number]), int(self._documents[number + 1])
         start = first + where % (end - first)
-        stop = int(np.searchsorted(self._sentences, self._sentences[start] + count, side="left"))
+        starts = self._sentences.offsets
+        stop = int(np.searchsorted(starts, starts[start] + count, side="left"))
         return self._ids(start, min(max(stop, start + 1), end))
 
     def _draws(self, row: int) -> list[int]:

@@ -15,13 +15,14 @@ from datamodules.core.errors import DataError, require_one_of
 from datamodules.core.files import expand, not_found
 from datamodules.core.own import OwnFiles, OwnSamples, Rows
 from datamodules.core.progress import progress
+from datamodules.core.sequences import ragged_writer
 from datamodules.core.tables import TABLES, labels_of, read_table
+from datamodules.text.choice import Kind, TokenChoice
 from datamodules.text.fine_tuning.batches import TextPairSplit
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.pairs import CORPORA, find_corpus, read_corpus
 from datamodules.text.labelled import LABEL_GUESSES, TEXT_GUESSES
-from datamodules.text.pretrained_pieces import Kind, TokeniserChoice
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from datamodules.text.tokens import Tokens
 
 __all__ = ["TextPairs"]
 
@@ -101,7 +102,7 @@ class TextPairs(EncodedTexts, OwnSamples):
             super().__init__(path, allow_overlap=True, **kwargs)
             self.select_on_test = "test" not in CORPORA[corpus].files[0]
         self._columns = columns
-        choice = TokeniserChoice(tokenizer, tokens, vocab_limit, lower)
+        choice = TokenChoice(tokens, vocab_limit, lower=lower, file=tokenizer)
         self.set_encoding(choice, max_length, max_positions, vocab_size, bucket)
         self._left_out: dict[Path, int] = {}
         if corpus != "own":
@@ -123,7 +124,7 @@ class TextPairs(EncodedTexts, OwnSamples):
 
     def must_name(self) -> dict[str, Any]:
         """The files, and what is not the default."""
-        given = {**self._columns, "tokenizer": self.choice.path, "max_length": self.max_length}
+        given = {**self._columns, "tokenizer": self.choice.file, "max_length": self.max_length}
         named = {name: value for name, value in given.items() if value is not None}
         if self.corpus == "own":
             return {**super().must_name(), **named}
@@ -255,16 +256,15 @@ def _write_split(
     name: str,
     pairs: list[_Texts],
     targets: list[int],
-    tokeniser: PretrainedTokeniser,
+    tokeniser: Tokens,
     max_length: int,
 ) -> int:
     """Add the sequences of a split to a cache; return how many lost tokens."""
-    lengths: list[int] = []
     seconds: list[int] = []
     num_cut = 0
     with (
         progress(f"tokens of {name}", len(pairs), "texts") as advance,
-        writer.stream(f"{name}_tokens", np.int32) as append,
+        ragged_writer(writer, name) as append,
     ):
         for first_text, second_text in pairs:
             advance(1)
@@ -276,9 +276,7 @@ def _write_split(
             num_cut += len(first) + len(second or ()) < before
             values, _ = tokeniser.join(first, second)
             append(values)
-            lengths.append(len(values))
             seconds.append(len(values) - len(second) - 1 if second is not None else len(values))
-    writer.add(f"{name}_offsets", np.cumsum([0, *lengths]).astype(np.int64))
     writer.add(f"{name}_seconds", np.array(seconds, dtype=np.int32))
     writer.add(f"{name}_targets", np.array(targets, dtype=np.uint16))
     return num_cut

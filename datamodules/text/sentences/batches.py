@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from datamodules.core.cache import Cache, Mapped
 from datamodules.core.order import FILL
+from datamodules.core.sequences import Ragged, padded, padded_length
 from datamodules.core.token_order import Lengths, Place
 from datamodules.text.segments import IGNORE
 
@@ -43,8 +43,7 @@ class Sentences(Mapped):
     """The sentences of one split; a map-style data set of places in batches.
 
     Args:
-        tokens: Ids of all sentences one after the other, each with its end.
-        offsets: Where each sentence begins, and the end of the last. Shape (num_sentences + 1,).
+        stored: Ids of all sentences, each with its end.
         words: Words of each sentence, the end among them; None where they are not counted.
         end: Id that ends a sentence; the next one begins with it too.
         max_length: Most predictions of a sentence; a longer one loses its last ones.
@@ -52,24 +51,27 @@ class Sentences(Mapped):
 
     def __init__(
         self,
-        tokens: npt.NDArray[np.int32],
-        offsets: npt.NDArray[np.int64],
+        stored: Ragged,
         words: npt.NDArray[np.int32] | None,
         end: int,
         max_length: int,
     ) -> None:
-        self.tokens, self._offsets, self._words = tokens, offsets, words
+        self._stored, self._words = stored, words
         self._end, self._max_length = end, max_length
 
     @classmethod
     def from_cache(cls, cache: Cache, name: str, end: int, max_length: int) -> Sentences:
         """Open the arrays of a split."""
-        tokens, offsets = (cache.array(f"{name}_{what}") for what in ("tokens", "offsets"))
         words = None if name == "train" else cache.array(f"{name}_words")
-        return cls(tokens, offsets, words, end, max_length)
+        return cls(Ragged.open(cache, name), words, end, max_length)
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self._stored)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sentences, the ends among them."""
+        return len(self._stored.stored)
 
     def __getitem__(self, place: Place | int) -> Sentence:
         """Return a sentence by its place in a batch, or by its index.
@@ -80,10 +82,10 @@ class Sentences(Mapped):
         if index == FILL:
             one = np.array([self._end], dtype=np.int64)
             return Sentence(one, np.array([IGNORE], dtype=np.int64), 0, FILL, global_tokens)
-        first, last = self._offsets[index : index + 2].tolist()
-        target = self.tokens[first : min(last, first + self._max_length)].astype(np.int64)
+        ids = self._stored[index]
+        target = ids[: self._max_length].astype(np.int64)
         inputs = np.concatenate([[self._end], target[:-1]])
-        whole = self._words is not None and last - first <= self._max_length
+        whole = self._words is not None and len(ids) <= self._max_length
         words = int(self._words[index]) if whole and self._words is not None else 0
         return Sentence(inputs, target, words, index, global_tokens)
 
@@ -95,7 +97,7 @@ class Sentences(Mapped):
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Predictions of each sentence before any cut, (num_samples,)."""
-        return np.diff(self._offsets)
+        return self._stored.lengths
 
     @property
     def num_cut(self) -> int:
@@ -137,19 +139,14 @@ class SentenceCollate:
 
         In training `global_tokens` () too: targets of the global batch.
         """
-        lengths = np.array([len(sample.inputs) for sample in samples])
-        longest = int(lengths.max())
-        rounded = -(-longest // self.pad_multiple) * self.pad_multiple
-        width = max(longest, min(rounded, self.max_length))
-        inputs = np.zeros((len(samples), width), dtype=np.int64)
-        target = np.full_like(inputs, IGNORE)
-        for row, sample in enumerate(samples):
-            inputs[row, : lengths[row]], target[row, : lengths[row]] = sample.inputs, sample.target
-        mask: Tensor = torch.from_numpy(np.arange(width) < lengths[:, None])
+        longest = max(len(sample.inputs) for sample in samples)
+        length = padded_length(longest, self.pad_multiple, self.max_length)
+        inputs, mask = padded([sample.inputs for sample in samples], length, 0)
+        target, _ = padded([sample.target for sample in samples], length, IGNORE)
         batch = {
-            "inputs": torch.from_numpy(inputs),
+            "inputs": inputs,
             "key_mask": mask,
-            "target": torch.from_numpy(target),
+            "target": target,
             "num_words": torch.tensor([sample.num_words for sample in samples]),
             "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
             "form": self.form,

@@ -15,7 +15,8 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.own import length_line
 from datamodules.core.report import compare_size
-from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder, evaluation_tokens
+from datamodules.core.token_order import Lengths
+from datamodules.text.choice import TokenChoice, of_running_text
 from datamodules.text.running import OwnText
 from datamodules.text.sentences.batches import SentenceCollate, Sentences, ends_of
 from datamodules.text.sentences.release import (
@@ -26,7 +27,8 @@ from datamodules.text.sentences.release import (
 )
 from datamodules.text.source import TextSource
 from datamodules.text.stream import TextStream
-from datamodules.text.vocabulary import VocabularyChoice
+from datamodules.text.token_batches import TokenBatches
+from datamodules.text.tokens import Tokens
 
 __all__ = ["LM1B"]
 
@@ -35,7 +37,7 @@ _FORM = "sentences"
 _SHARE = 0.1
 
 
-class LM1B(TextStream):
+class LM1B(TokenBatches, TextStream):
     """Sentences, each a sequence of sub-words of its own, in batches counted in tokens.
 
     Source: "Low-Rank Bottleneck in Multi-head Attention Models", section 4 and appendix C:
@@ -77,7 +79,7 @@ class LM1B(TextStream):
 
     task = "lm1b"
     title = "LM1B"
-    units: VocabularyChoice
+    units: TokenChoice
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class LM1B(TextStream):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            VocabularyChoice(None, subwords, tokenizer_file),
+            of_running_text(None, subwords, tokenizer_file),
             max_length,
             batching="segments",
             val_stride=None,
@@ -130,7 +132,6 @@ class LM1B(TextStream):
                 f"{self.val_shards}"
             )
         self.max_tokens, self.eval_max_tokens = max_tokens, eval_max_tokens
-        self._steps: int | None = None
 
     # ---- the cache ---------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class LM1B(TextStream):
 
     def _read_vocabulary(self, writer: CacheWriter) -> Any:
         text = np.load(writer.folder / "vocabulary.npy").tobytes().decode()
-        return self.units.read(text)
+        return Tokens.from_text(text)
 
     # ---- splits ------------------------------------------------------------------------------
 
@@ -211,12 +212,8 @@ class LM1B(TextStream):
         splits: dict[str, Any] = {
             name: Sentences.from_cache(cache, name, end, self.max_seq_len) for name in _SPLITS
         }
-        longest = splits["train"].batch_lengths(self.pad_multiple).longest
-        if longest > self.max_tokens:
-            raise DataError(
-                f"max_tokens={self.max_tokens} is below the longest training sentence of {longest} "
-                "tokens; raise it, or lower max_length"
-            )
+        lengths = splits["train"].batch_lengths(self.pad_multiple)
+        self.require_tokens(lengths, "sentence", "lower max_length")
         return splits
 
     def form(self, name: str) -> str:
@@ -229,30 +226,9 @@ class LM1B(TextStream):
 
     # ---- batches -----------------------------------------------------------------------------
 
-    @property
-    def batch_setting(self) -> tuple[str, int]:
-        """Batches are counted in tokens."""
-        return "max_tokens", self.max_tokens
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimiser steps of one pass over the training split (after `setup`)."""
-        if self._steps is None:
-            self._steps = self._training_order().steps_per_epoch
-        return self._steps
-
-    def _training_order(self) -> TokenBatchOrder:
-        rank, world_size = self._layout()
-        layout = rank, world_size, self._accumulation(), self._processed
-        lengths = self._sentences("train").batch_lengths(self.pad_multiple)
-        return TokenBatchOrder(lengths, self.max_tokens, self.seed, *layout)
-
-    def _evaluation_order(self, name: str) -> TokenEvaluationOrder:
-        rank, world_size = self._layout()
-        lengths = self._sentences(name).batch_lengths(self.pad_multiple)
-        share = self.max_tokens // (world_size * self._accumulation())
-        most = evaluation_tokens(lengths, self.eval_max_tokens, share, name)
-        return TokenEvaluationOrder(lengths, most, rank, world_size)
+    def batch_lengths(self, name: str) -> Lengths:
+        """Return the lengths of a split as batches see them."""
+        return self._sentences(name).batch_lengths(self.pad_multiple)
 
     def collate(self) -> Callable[[list[Any]], Any]:
         """Return the function that makes a batch."""
@@ -281,11 +257,10 @@ class LM1B(TextStream):
             split = self._sentences(name)
             words = f", {split.num_words} words with <eos>" if split.num_words else ""
             yield (
-                f"{name}: {len(split)} sentences, {len(split.tokens)} tokens with <eos>{words}; "
+                f"{name}: {len(split)} sentences, {split.num_tokens} tokens with <eos>{words}; "
                 f"{length_line(split.lengths, split)}"
             )
-        lengths = self._sentences("train").batch_lengths(self.pad_multiple)
-        share = lengths.padding_shares(self.max_tokens)[0]
+        share = self.batch_lengths("train").padding_shares(self.max_tokens)[0]
         yield f"padding in training batches: {100 * share:.1f} %"
         yield f"test sentence 0: {self.decode(self._sentences('test')[0].target).strip()}"
 

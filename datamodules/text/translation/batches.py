@@ -14,6 +14,7 @@ from torch import Tensor
 from datamodules.core.cache import Cache, CacheWriter, Mapped
 from datamodules.core.errors import DataError
 from datamodules.core.order import FILL
+from datamodules.core.sequences import Ragged, padded, padded_length, ragged_writer
 from datamodules.core.token_order import Lengths, Place
 from datamodules.text.translation.dictionary import EOS, PAD, UNK
 
@@ -41,30 +42,22 @@ class SentencePairs(Mapped):
     """The sentence pairs of one split; a map-style data set of places in batches.
 
     Args:
-        stored: Ids of all sentences of a side one after the other, by side.
-        offsets: Where each sentence begins, and the end of the last, by side.
+        source: Ids of the sentences of one side.
+        target: Ids of the sentences of the other.
         max_length: Longest side, the end included; longer sentences lose their last tokens.
     """
 
-    def __init__(
-        self,
-        stored: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
-        offsets: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
-        max_length: int,
-    ) -> None:
-        self._source, self._target = stored
-        self._source_offsets, self._target_offsets = offsets
-        self._max_length = max_length
+    def __init__(self, source: Ragged, target: Ragged, max_length: int) -> None:
+        self._source, self._target, self._max_length = source, target, max_length
 
     @classmethod
     def from_cache(cls, cache: Cache, name: str, max_length: int) -> SentencePairs:
         """Open what `write_sentences` wrote under `name`."""
-        stored = [cache.array(f"{name}_{side}_tokens") for side in _SIDES]
-        offsets = [np.asarray(cache.array(f"{name}_{side}_offsets")) for side in _SIDES]
-        return cls((stored[0], stored[1]), (offsets[0], offsets[1]), max_length)
+        source, target = (Ragged.open(cache, f"{name}_{side}") for side in _SIDES)
+        return cls(source, target, max_length)
 
     def __len__(self) -> int:
-        return len(self._source_offsets) - 1
+        return len(self._source)
 
     def __getitem__(self, place: Place | int) -> SentencePair:
         """Return a pair by its place in a batch, or by its index.
@@ -75,17 +68,13 @@ class SentencePairs(Mapped):
         if index == FILL:
             end = np.array([EOS], dtype=np.int64)
             return SentencePair(end, end, FILL, global_tokens)
-        source = self._sentence(self._source, self._source_offsets, index)
-        target = self._sentence(self._target, self._target_offsets, index)
+        source, target = (self._cut(side[index]) for side in (self._source, self._target))
         return SentencePair(source, target, index, global_tokens)
 
-    def _sentence(
-        self, stored: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], index: int
-    ) -> npt.NDArray[np.int64]:
-        first, end = offsets[index : index + 2]
-        if end - first <= self._max_length:
-            return stored[first:end].astype(np.int64)
-        return np.append(stored[first : first + self._max_length - 1].astype(np.int64), EOS)
+    def _cut(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        if len(ids) <= self._max_length:
+            return ids.astype(np.int64)
+        return np.append(ids[: self._max_length - 1].astype(np.int64), EOS)
 
     @property
     def targets(self) -> npt.NDArray[np.integer]:
@@ -95,7 +84,7 @@ class SentencePairs(Mapped):
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Tokens of the longer side of each pair before any cut, (num_samples,)."""
-        return np.maximum(np.diff(self._source_offsets), np.diff(self._target_offsets))
+        return np.maximum(self._source.lengths, self._target.lengths)
 
     @property
     def num_cut(self) -> int:
@@ -105,8 +94,7 @@ class SentencePairs(Mapped):
     def side_lengths(self, pad_multiple: int) -> Lengths:
         """Return the lengths of both sides as batches see them."""
         source, target = (
-            np.minimum(np.diff(offsets), self._max_length)
-            for offsets in (self._source_offsets, self._target_offsets)
+            np.minimum(side.lengths, self._max_length) for side in (self._source, self._target)
         )
         return Lengths(source, target, pad_multiple, self._max_length)
 
@@ -130,16 +118,13 @@ def write_sentences(
     Returns:
         The number of unknown tokens, and of all.
     """
-    lengths: list[int] = []
-    unknown = 0
-    with writer.stream(f"{name}_tokens", np.int32) as append:
+    unknown = count = 0
+    with ragged_writer(writer, name) as append:
         for ids in sentences:
             append(ids)
-            lengths.append(len(ids))
+            count += len(ids)
             unknown += int((ids == UNK).sum())
-    ends = np.cumsum(np.array(lengths, dtype=np.int64))
-    writer.add(f"{name}_offsets", np.concatenate([np.zeros(1, dtype=np.int64), ends]))
-    return unknown, int(ends[-1])
+    return unknown, count
 
 
 @dataclass(frozen=True)
@@ -181,11 +166,5 @@ class PairCollate:
         return batch
 
     def _padded(self, rows: list[npt.NDArray[np.int64]], fill: int) -> tuple[Tensor, Tensor]:
-        lengths = np.array([len(row) for row in rows])
-        longest = int(lengths.max())
-        rounded = -(-longest // self.pad_multiple) * self.pad_multiple
-        width = max(longest, min(rounded, self.max_length))
-        padded = np.full((len(rows), width), fill, dtype=np.int64)
-        for place, row in zip(padded, rows, strict=True):
-            place[: len(row)] = row
-        return torch.from_numpy(padded), torch.from_numpy(np.arange(width) < lengths[:, None])
+        longest = max(map(len, rows))
+        return padded(rows, padded_length(longest, self.pad_multiple, self.max_length), fill)

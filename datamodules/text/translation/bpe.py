@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Sequence
 
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
 from datamodules.core.errors import DataError
-from datamodules.text.vocabulary import tokenizers_package, without_long_words
+from datamodules.text.learn import without_long_words
 
 __all__ = ["MARK", "Codes", "joined"]
 
 MARK = "@@"
 _END = "</w>"
+_LAST = "\ue000"  # the end of a word where it is a symbol; Unicode gives it no other meaning
 
 
 class Codes:
@@ -28,9 +32,14 @@ class Codes:
 
     def __init__(self, merges: Sequence[tuple[str, str]], end_is_symbol: bool = False) -> None:
         self.merges, self.end_is_symbol = list(merges), end_is_symbol
-        self._ranks: dict[tuple[str, str], int] = {}
-        for rank, pair in enumerate(self.merges):
-            self._ranks.setdefault(pair, rank)
+        pairs = list(dict.fromkeys(self.merges))  # the first of equal lines counts
+        if end_is_symbol:
+            pairs = [(a.replace(_END, _LAST), b.replace(_END, _LAST)) for a, b in pairs]
+        symbols = dict.fromkeys(["", *itertools.chain(*((a, b, a + b) for a, b in pairs))])
+        ids = {symbol: number for number, symbol in enumerate(symbols)}
+        suffix = {} if end_is_symbol else {"end_of_word_suffix": _END}
+        self._tokenizer = Tokenizer(models.BPE(ids, pairs, unk_token="", **suffix))
+        self._end = _LAST if end_is_symbol else ""
         self._known: dict[str, str] = {}
 
     @classmethod
@@ -64,24 +73,22 @@ class Codes:
 
         Departs from the source: of pairs with equal counts, which is merged first.
         """
-        package = tokenizers_package("BPE codes to be learned", "set codes_file")
         characters: set[str] = set()
         ends: set[str] = set()
         for word in set(itertools.chain.from_iterable(line.split() for line in lines())):
             characters.update(word)
             ends.add(word[-1])
-        model = package.models.BPE(end_of_word_suffix=_END)
-        tokenizer = package.Tokenizer(model)
-        tokenizer.pre_tokenizer = package.pre_tokenizers.WhitespaceSplit()
-        trainer = package.trainers.BpeTrainer(
+        tokenizer = Tokenizer(models.BPE(end_of_word_suffix=_END))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        trainer = trainers.BpeTrainer(
             vocab_size=len(characters) + len(ends) + num_merges,
             min_frequency=2,
             end_of_word_suffix=_END,
             show_progress=False,
         )
         tokenizer.train_from_iterator(map(without_long_words, lines()), trainer)
-        merges = _merges_of(tokenizer.to_str())
-        return cls(merges[:num_merges])
+        merges = json.loads(tokenizer.to_str())["model"]["merges"]
+        return cls([(first, second) for first, second in merges[:num_merges]])
 
     @property
     def text(self) -> str:
@@ -91,47 +98,17 @@ class Codes:
 
     def cut(self, line: str) -> str:
         """Return the pieces of a line of words; those within a word end with the mark."""
-        return " ".join(self._known.get(word) or self._cut_word(word) for word in line.split())
-
-    def _cut_word(self, word: str) -> str:
-        symbols = [*word[:-1], word[-1] + _END]
-        if self.end_is_symbol:
-            symbols = [*word, _END]
-        while len(symbols) > 1:
-            pairs = set(itertools.pairwise(symbols))
-            best = min(pairs, key=lambda pair: self._ranks.get(pair, len(self._ranks)))
-            if best not in self._ranks:
-                break
-            symbols = _merge(symbols, best)
-        if symbols[-1] == _END:
-            symbols = symbols[:-1]
-        else:
-            symbols[-1] = symbols[-1].removesuffix(_END)
-        found = f"{MARK} ".join(symbols)
-        self._known[word] = found
-        return found
+        words = line.split()
+        new = [word for word in dict.fromkeys(words) if word not in self._known]
+        cut = self._tokenizer.encode_batch([word + self._end for word in new])
+        for word, found in zip(new, cut, strict=True):
+            # By place, since a character that no merge has is no symbol.
+            pieces = [word[first:end] for first, end in found.offsets]
+            self._known[word] = f"{MARK} ".join(piece for piece in pieces if piece)
+        return " ".join(self._known[word] for word in words)
 
 
 def joined(pieces: Iterable[str]) -> str:
     """Return the words of pieces, separated by blanks."""
     text = " ".join(pieces) + " "
     return text.replace(f"{MARK} ", "").rstrip(" ")
-
-
-def _merge(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
-    found: list[str] = []
-    place = 0
-    while place < len(symbols):
-        both = tuple(symbols[place : place + 2]) == pair
-        found.append("".join(pair) if both else symbols[place])
-        place += 1 + both
-    return found
-
-
-def _merges_of(stored: str) -> list[tuple[str, str]]:
-    """Return the merges of a stored tokeniser; earlier versions store each as one text."""
-    import json
-
-    merges = json.loads(stored)["model"]["merges"]
-    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
-    return [(first, second) for first, second in pairs]

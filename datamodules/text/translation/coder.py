@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import tokenizers
 
 from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import write_whole
+from datamodules.text.learn import without_long_words
 from datamodules.text.translation.bpe import Codes, joined
 from datamodules.text.translation.dictionary import Dictionary
 from datamodules.text.translation.moses import Moses
-from datamodules.text.vocabulary import tokenizers_package, without_long_words
 
 __all__ = ["Cutter", "Method", "Side", "TextCoder"]
 
@@ -63,7 +64,7 @@ class Cutter:
         """Pieces that every dictionary has."""
         if self.method != "subwords":
             return []
-        return sorted(tokenizers_package().pre_tokenizers.ByteLevel.alphabet())
+        return sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
 
     def line(self, pieces: Sequence[str]) -> str:
         """Return the line of target pieces as people write it."""
@@ -96,18 +97,17 @@ class Cutter:
 
     @cached_property
     def _subwords(self) -> Any:
-        tokenizer = tokenizers_package().Tokenizer.from_str(self.tokenizer)
+        tokenizer = tokenizers.Tokenizer.from_str(str(self.tokenizer))
         return tokenizer
 
 
 def _learn_subwords(lines: Iterable[str], num_merges: int) -> str:
-    package = tokenizers_package("sub-words", "set tokens to words")
-    tokenizer = package.Tokenizer(package.models.BPE())
-    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = package.decoders.ByteLevel()
-    trainer = package.trainers.BpeTrainer(
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=_NUM_BYTES + num_merges,
-        initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(map(without_long_words, lines), trainer)

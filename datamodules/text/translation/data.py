@@ -21,7 +21,8 @@ from datamodules.core.errors import (
 from datamodules.core.files import expand
 from datamodules.core.own import length_line, required_path
 from datamodules.core.report import compare_size
-from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder, evaluation_tokens
+from datamodules.core.token_order import Lengths
+from datamodules.text.token_batches import TokenBatches
 from datamodules.text.translation.batches import PairCollate, SentencePairs
 from datamodules.text.translation.coder import Cutter, Method, TextCoder
 from datamodules.text.translation.files import (
@@ -51,7 +52,7 @@ _SHOWN = 100  # characters of a sample
 _SHOWN_PAIRS = 3
 
 
-class Translation(CachedDataModule):
+class Translation(TokenBatches, CachedDataModule):
     """Parallel text in the layout of fairseq: `train.de`, `train.en`, `valid.*` and `test.*`.
 
     Line n of one file translates line n of the other. `dict.<language>.txt` and BPE codes (`code`)
@@ -143,7 +144,6 @@ class Translation(CachedDataModule):
         self.max_tokens, self.eval_max_tokens = max_tokens, eval_max_tokens
         self.max_seq_len = max_length
         self._coder: TextCoder | None = None
-        self._steps: int | None = None
 
     # ---- the release -------------------------------------------------------------------------
 
@@ -344,12 +344,8 @@ class Translation(CachedDataModule):
         for name, split in splits.items():
             if self.too_long == "error":
                 split.refuse_longer(f"{self.title}: {name}")
-        longest = splits["train"].side_lengths(self.pad_multiple).longest
-        if longest > self.max_tokens:
-            raise DataError(
-                f"max_tokens={self.max_tokens} is below the longest training pair of {longest} "
-                f"tokens; raise it, or lower max_length and set too_long to cut"
-            )
+        lengths = splits["train"].side_lengths(self.pad_multiple)
+        self.require_tokens(lengths, "pair", "lower max_length and set too_long to cut")
         self.notes = list(self._notes())
         return splits
 
@@ -373,46 +369,17 @@ class Translation(CachedDataModule):
 
     # ---- batches -----------------------------------------------------------------------------
 
-    @property
-    def batch_setting(self) -> tuple[str, int]:
-        """Batches are counted in tokens."""
-        return "max_tokens", self.max_tokens
-
-    @property
-    def eval_batch_setting(self) -> tuple[str, int]:
-        """Name and value of the setting that says what an evaluation batch holds."""
-        return "eval_max_tokens", self.eval_max_tokens or self.max_tokens
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimiser steps of one pass over the training split (after `setup`)."""
-        if self._steps is None:
-            self._steps = self._order().steps_per_epoch
-        return self._steps
-
     def target_tokens(self, steps: int) -> int:
         """Return the target tokens of so many optimiser steps, `</s>` among them, no padding."""
-        return self._order().target_tokens(steps)
+        return self._training_order().target_tokens(steps)
 
-    def _order(self) -> TokenBatchOrder:
-        rank, world_size = self._layout()
-        layout = rank, world_size, self._accumulation(), self._processed
-        lengths = self._pairs("train").side_lengths(self.pad_multiple)
-        return TokenBatchOrder(lengths, self.max_tokens, self.seed, *layout)
+    def batch_lengths(self, name: str) -> Lengths:
+        """Return the lengths of both sides of a split as batches see them."""
+        return self._pairs(name).side_lengths(self.pad_multiple)
 
     def _pairs(self, name: str) -> SentencePairs:
         split: Any = self.split(name)
         return split
-
-    def _training_order(self) -> TokenBatchOrder:
-        return self._order()
-
-    def _evaluation_order(self, name: str) -> TokenEvaluationOrder:
-        rank, world_size = self._layout()
-        lengths = self._pairs(name).side_lengths(self.pad_multiple)
-        share = self.max_tokens // (world_size * self._accumulation())
-        most = evaluation_tokens(lengths, self.eval_max_tokens, share, name)
-        return TokenEvaluationOrder(lengths, most, rank, world_size)
 
     def collate(self) -> Callable[[list[Any]], Any]:
         """Return the function that makes a batch."""
@@ -461,8 +428,7 @@ class Translation(CachedDataModule):
                     f"  {language}: {total} tokens with </s>, {total / len(split):.1f} a sentence, "
                     f"<unk> {unknown} ({share:.2f} %)"
                 )
-        lengths = self._pairs("train").side_lengths(self.pad_multiple)
-        shares = lengths.padding_shares(self.max_tokens)
+        shares = self.batch_lengths("train").padding_shares(self.max_tokens)
         parts = zip(shares, self.languages, strict=True)
         told = ", ".join(f"{100 * share:.1f} % {language}" for share, language in parts)
         yield f"padding in training batches: {told}"

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from datamodules import MaskedText
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from datamodules.text.choice import TokenChoice
+from datamodules.text.token_files import read_encoder
 from tests.bad_inputs.cases import Case, data_error
 from tests.datamodules.text import made as made_text
 
@@ -23,7 +24,7 @@ def files(where: str = "", /, **content: str | bytes) -> Callable[[Path], str]:
             stem, _, ending = name.rpartition("_")
             raw = text if isinstance(text, bytes) else text.encode()
             (folder / f"{stem}.{ending}").write_bytes(raw)
-        PretrainedTokeniser.read(folder / where)
+        read_encoder(folder / where)
 
     return data_error(read)
 
@@ -33,7 +34,7 @@ def trained(size: int, *texts: str, twice: bool = False) -> Callable[[Path], str
 
     def train(folder: Path) -> None:
         for _ in range(1 + twice):
-            PretrainedTokeniser.train(texts, folder, size)
+            TokenChoice("wordpiece", size).make_from(texts).save(folder)
 
     return data_error(train)
 

@@ -184,6 +184,17 @@ def test_long_texts_are_cut_off(tmp_path):
     np.testing.assert_array_less(0, batch["inputs"])
 
 
+def test_a_table_that_the_package_datasets_wrote(tmp_path):
+    """Dataset.to_parquet of datasets 5.2: large strings, a ClassLabel, its metadata."""
+    path = tmp_path / "train.parquet"
+    path.write_bytes((Path(__file__).parent / "hub.parquet").read_bytes())
+    data = LabelledTexts(str(path), tokens="words", cache_dir=str(tmp_path / "cache"))
+    data.prepare_data()
+    data.setup()
+    assert data.classes == ["0", "1"]
+    assert sum(len(data.split(name)) for name in ("train", "val", "test")) == 40
+
+
 def test_one_column_is_not_text_and_label(tmp_path):
     path = write(tmp_path / "mine.csv", rows())
     with pytest.raises(DataError, match=r"text_column and label_column are both 'label'"):

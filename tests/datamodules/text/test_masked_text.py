@@ -9,9 +9,9 @@ import torch
 from datamodules import MaskedText, TextPairs
 from datamodules.core.errors import DataError
 from datamodules.text.masked_text import MaskedSplit
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 from tests.datamodules.text import made as made_text
 from tests.datamodules.text.fine_tuning import made
+from tests.datamodules.text.made import encoder
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,10 @@ def test_sequences_are_the_text_between_begin_and_end(folder):
 def test_text_in_the_tokens_of_a_pretrained_encoder(folder, tmp_path):
     pytest.importorskip("tokenizers")
     lines = made_text.lines(60, 0)
-    own = PretrainedTokeniser.train(lines, tmp_path / "vocabulary", 60)
+    own = encoder(lines, tmp_path / "vocabulary", 60)
     module = data(folder, tokenizer=str(tmp_path / "vocabulary"))
     module.setup()
-    assert (module.vocab_size, module.mask_token) == (own.vocab_size, own.mask)
+    assert (module.vocab_size, module.mask_token) == (len(own), own.mask)
     assert data(folder).mask_token is None
     text = (folder / "wiki.valid.tokens").read_text()
     expected = []
@@ -71,7 +71,7 @@ def test_text_in_the_tokens_of_a_pretrained_encoder(folder, tmp_path):
     first = text.splitlines()[1].strip().replace("<unk>", "< unk >")
     assert module.decode([own.begin, *own.encode_plain(first)[0], own.mask]) == first
     assert data(folder, tokenizer=str(tmp_path / "vocabulary"), vocab_size=99).vocab_size == 99
-    with pytest.raises(DataError, match=f"the tokeniser has {own.vocab_size} tokens, but voc"):
+    with pytest.raises(DataError, match=f"the tokeniser has {len(own)} tokens, but voc"):
         data(folder, tokenizer=str(tmp_path / "vocabulary"), vocab_size=9).setup()
     with pytest.raises(DataError, match="subwords and tokenizer are set"):
         data(folder, tokenizer=str(tmp_path / "vocabulary"), subwords=300)
@@ -79,7 +79,7 @@ def test_text_in_the_tokens_of_a_pretrained_encoder(folder, tmp_path):
 
 def test_the_cache_of_other_data_is_a_tokeniser(folder, tmp_path):
     pytest.importorskip("tokenizers")
-    PretrainedTokeniser.train(made_text.lines(60, 0), tmp_path / "vocabulary", 60)
+    encoder(made_text.lines(60, 0), tmp_path / "vocabulary", 60)
     options = {"tokenizer": str(tmp_path / "vocabulary"), "cache_dir": str(tmp_path / "cache")}
     pairs = TextPairs(corpus="mnli", path=str(made.write_mnli(tmp_path / "mnli")), **options)
     pairs.prepare_data()

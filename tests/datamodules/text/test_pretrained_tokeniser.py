@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from datamodules.core.errors import DataError
-from datamodules.text.learned_pieces import learn_bytes, learn_words
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from datamodules.text.choice import TokenChoice
+from datamodules.text.token_files import read_encoder
 from datamodules.text.translation.bpe import Codes
-from datamodules.text.units import TokenChoice
+from tests.datamodules.text.made import encoder
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 pytest.importorskip("tokenizers")
@@ -41,7 +41,7 @@ def folder(request, tmp_path_factory) -> Path:
     kind = "bpe" if "bpe" in request.param else "wordpiece"
     size = 300 if kind == "bpe" else 150
     case = "cased" not in request.param
-    PretrainedTokeniser.train(iter(TEXTS), made, size, kind, lower_case=case)
+    encoder(iter(TEXTS), made, size, kind, lower=case)
     if "blank" in request.param:
         path = made / "tokenizer_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"add_prefix_space": True}))
@@ -60,8 +60,8 @@ def test_ids_offsets_and_types_are_those_of_transformers(folder, whole, tmp_path
     if whole:
         other.save_pretrained(tmp_path)
         assert (tmp_path / "tokenizer.json").is_file()
-    ours = PretrainedTokeniser.read(tmp_path if whole else folder)
-    assert ours.vocab_size == len(other)
+    ours = read_encoder(tmp_path if whole else folder)
+    assert len(ours) == len(other)
     special = (ours.begin, ours.separator, ours.mask, ours.padding, ours.unknown)
     names = ("cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id", "unk_token_id")
     assert special == tuple(getattr(other, name) for name in names)
@@ -70,10 +70,12 @@ def test_ids_offsets_and_types_are_those_of_transformers(folder, whole, tmp_path
     for text in ODD:
         for pair in (None, "the dogs ran", " Café 😀"):
             expected = other(text, pair, **options)
-            found = ours.encode(text, pair)
+            found = ours.sequence(text, pair)
             assert found.ids == expected["input_ids"], (text, pair)
             assert found.offsets == expected["offset_mapping"], (text, pair)
-            assert ours.decode(found.ids) == other.decode(found.ids, skip_special_tokens=True)
+            assert ours.decode_sequence(found.ids) == other.decode(
+                found.ids, skip_special_tokens=True
+            )
             types = expected["token_type_ids"]
             if not (folder / "vocab.txt").is_file():
                 types = [0] * len(types)
@@ -86,13 +88,13 @@ def test_ids_offsets_and_types_are_those_of_transformers(folder, whole, tmp_path
 
 
 def test_a_copy_of_another_process_is_the_same(folder):
-    ours = PretrainedTokeniser.read(folder)
+    ours = read_encoder(folder)
     again = pickle.loads(pickle.dumps(ours))
-    assert again.encode(TEXTS[0], TEXTS[1]) == ours.encode(TEXTS[0], TEXTS[1])
+    assert again.sequence(TEXTS[0], TEXTS[1]) == ours.sequence(TEXTS[0], TEXTS[1])
 
 
 def test_pairs_are_laid_out_in_the_manner_of_the_family(folder):
-    ours = PretrainedTokeniser.read(folder)
+    ours = read_encoder(folder)
     begin, end = ours.begin, ours.separator
     found = ours.join([7, 8, 9], [17])
     if ours.pairs == "bert":
@@ -109,12 +111,10 @@ def test_pairs_are_laid_out_in_the_manner_of_the_family(folder):
 
 _TRAIN = """
 import sys
-from datamodules.text.learned_pieces import learn_bytes, learn_words
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
-from datamodules.text.translation.bpe import Codes
-from datamodules.text.units import TokenChoice
+from pathlib import Path
+from tests.datamodules.text.made import encoder
 from tests.datamodules.text.test_pretrained_tokeniser import TEXTS
-PretrainedTokeniser.train(TEXTS, sys.argv[1], int(sys.argv[2]), sys.argv[3])
+encoder(TEXTS, Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
 """
 
 
@@ -130,29 +130,30 @@ def test_another_process_learns_the_same_vocabulary(kind, size, tmp_path):
 
 
 def test_a_learned_vocabulary_has_frequent_words_and_is_no_larger(tmp_path):
-    ours = PretrainedTokeniser.train(TEXTS, tmp_path / "a", 150)
+    ours = encoder(TEXTS, tmp_path / "a", 150)
     words = (tmp_path / "a/vocab.txt").read_text(encoding="utf-8").splitlines()
     assert words[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    assert len(words) == ours.vocab_size <= 150
+    assert len(words) == len(ours) <= 150
     assert {"the", "dogs", "b", "##s", "北"} <= set(words)
     assert len(set(words)) == len(words)
     ids = ours.encode_plain("The DOGS")[0]
     assert ids == [words.index("the"), words.index("dogs")]
-    assert ours.decode(ids) == "the dogs"
+    assert ours.decode_sequence(ids) == "the dogs"
 
 
 def test_refusals(tmp_path):
     with pytest.raises(DataError, match="at least 261, the special tokens and the bytes"):
-        PretrainedTokeniser.train(TEXTS, tmp_path, 260, "bpe")
-    with pytest.raises(DataError, match="vocab_size must be at least 65, the special tokens"):
-        PretrainedTokeniser.train(TEXTS, tmp_path, 20)
+        encoder(TEXTS, tmp_path, 260, "bpe")
+    with pytest.raises(DataError, match="vocab_limit must be at least 65, the special tokens"):
+        encoder(TEXTS, tmp_path, 20)
     with pytest.raises(DataError, match="no words"):
-        PretrainedTokeniser.train([" "], tmp_path, 20)
-    with pytest.raises(DataError, match="kind must be one of wordpiece, bpe"):
-        PretrainedTokeniser.train(TEXTS, tmp_path, 200, "unigram")  # type: ignore[arg-type]
-    PretrainedTokeniser.train(TEXTS, tmp_path, 150)
-    with pytest.raises(DataError, match=r"vocab\.txt exists: choose another folder"):
-        PretrainedTokeniser.train(TEXTS, tmp_path, 150)
+        encoder([" "], tmp_path, 20)
+    with pytest.raises(DataError, match="tokens must be one of"):
+        encoder(TEXTS, tmp_path, 200, "unigram")
+    made = TokenChoice("wordpiece", 150).make_from(TEXTS)
+    made.save(tmp_path)
+    with pytest.raises(DataError, match=r"tokenizer\.json exists: choose another folder"):
+        made.save(tmp_path)
 
 
 # ---- files of other programs ---------------------------------------------------------------------
@@ -166,17 +167,17 @@ def test_accents_are_kept_or_dropped_as_the_settings_say(tmp_path, lower, strip)
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower, "strip_accents": strip}
     (tmp_path / "vocab.txt").write_text(WORDPIECE, encoding="utf-8")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    (word,) = PretrainedTokeniser.read(tmp_path).encode_plain("café")[0]
+    (word,) = read_encoder(tmp_path).encode_plain("café")[0]
     assert WORDPIECE.split("\n")[word] == ("cafe" if strip or (strip is None and lower) else "café")
     expected = transformers.BertTokenizerFast.from_pretrained(tmp_path)
     for text in ("café", "Café", "CAFÉ cafe\u0301"):
-        ids = PretrainedTokeniser.read(tmp_path).encode_plain(text)[0]
+        ids = read_encoder(tmp_path).encode_plain(text)[0]
         assert ids == expected(text, add_special_tokens=False)["input_ids"]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_token(tmp_path):
     (tmp_path / "vocab.txt").write_text(f"\ufeff{WORDPIECE}", encoding="utf-8")
-    assert PretrainedTokeniser.read(tmp_path).padding == 0
+    assert read_encoder(tmp_path).padding == 0
 
 
 @pytest.mark.parametrize(
@@ -188,18 +189,18 @@ def test_ids_that_two_tokens_share_or_that_lie_far_out_are_refused(tmp_path, num
     (tmp_path / "vocab.json").write_text(json.dumps(ids))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     with pytest.raises(DataError, match=rf"vocab\.json.*{message}"):
-        PretrainedTokeniser.read(tmp_path)
+        read_encoder(tmp_path)
 
 
 def test_words_of_thousands_of_letters_are_left_out_of_what_is_learned():
     """Base64, sequences, code without blanks: BERT reads such a word as unknown in any case."""
     text = "the dogs ran and the dogs sat\n" * 20
     long = [letter * 700 for letter in ("x", "é", "%")]
-    for learn in (
-        lambda text: learn_words([text], 200, ("[PAD]", "[UNK]"), True),
-        lambda text: learn_bytes([text], 300, ("<s>", "<unk>")),
-        lambda text: TokenChoice("subwords", 300).make_from([text]).text,
-    ):
+    for unit in ("wordpiece", "bpe", "subwords"):
+
+        def learn(text, unit=unit):
+            return TokenChoice(unit, 300).make_from([text]).text
+
         assert learn(text + "\n".join(long)) == learn(text + "\n".join(" " for _ in long))
         assert learn(text + "xxxx " * 9) != learn(text)
     merges = Codes.learn(lambda: [text + "\n".join(long)], 100).text

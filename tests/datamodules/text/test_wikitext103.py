@@ -15,8 +15,10 @@ import pytest
 from datamodules import WikiText103
 from datamodules.core.errors import DataError
 from datamodules.core.order import TrainingOrder
+from datamodules.text.learn import as_words
 from datamodules.text.segments import IGNORE
-from datamodules.text.vocabulary import Vocabulary
+from datamodules.text.token_files import read_words
+from datamodules.text.tokens import Tokens
 from tests.datamodules.text import made as made_text
 from tests.support.paths import SHARED_DATA
 from tests.support.runs import in_child, kill_me
@@ -91,11 +93,11 @@ def test_vocabulary_files_that_are_refused(folder, tmp_path, content, message):
 def test_vocabulary_file_with_windows_line_ends_and_mark(tmp_path):
     words = tmp_path / "words.txt"
     words.write_bytes(b"\xef\xbb\xbf<eos>\r\na\r\n")
-    assert Vocabulary.from_file(words).words == ["<eos>", "a"]
+    assert read_words(words).words == ["<eos>", "a"]
 
 
 def test_decode_gives_lines_back():
-    vocabulary = Vocabulary(["<eos>", "a", "b"])
+    vocabulary = as_words(["<eos>", "a", "b"])
     assert vocabulary.decode([1, 2, 0, 0, 2]) == "a b\n\nb"
 
 
@@ -251,12 +253,12 @@ def _rows(batch):
 
 def _interrupted(folder: Path, monkeypatch) -> None:
     """Tokenise in pieces of 200 bytes, and be killed in the training text."""
+    from datamodules.text import job as token_stream
     from datamodules.text import source as text_source
-    from datamodules.text import tokenise as token_stream
 
     monkeypatch.setattr(text_source, "_BLOCK_BYTES", 200)
     monkeypatch.setattr(token_stream, "_BLOCKS_PER_STATE", 2)
-    encode = Vocabulary.encode
+    encode = Tokens.encode
     calls = []
 
     def counting(self, text):
@@ -266,7 +268,7 @@ def _interrupted(folder: Path, monkeypatch) -> None:
         return encode(self, text)
 
     def work() -> int:
-        monkeypatch.setattr(Vocabulary, "encode", counting)
+        monkeypatch.setattr(Tokens, "encode", counting)
         made_text.data(folder).prepare_data()
         return 0
 
@@ -277,16 +279,16 @@ def test_a_killed_tokenisation_goes_on_where_it_was(folder, monkeypatch, caplog)
     _interrupted(folder, monkeypatch)
     (partial,) = (folder.parent / ".cache").glob(".wikitext103-*.partial")
     state = json.loads((partial / "state.json").read_text())
-    assert 0 < state["splits"]["train"]["position"] < (folder / "wiki.train.tokens").stat().st_size
+    skipped = state["steps"]["train.int32"]["position"]
+    assert 0 < skipped < (folder / "wiki.train.tokens").stat().st_size
     read = []
-    encode = Vocabulary.encode
-    monkeypatch.setattr(Vocabulary, "encode", lambda self, t: read.append(t) or encode(self, t))
+    encode = Tokens.encode
+    monkeypatch.setattr(Tokens, "encode", lambda self, t: read.append(t) or encode(self, t))
     module = made_text.data(folder)
     with caplog.at_level(logging.WARNING, "datamodules"):
         module.prepare_data()
     assert "resuming an interrupted tokenisation" in caplog.text
     text = (folder / "wiki.train.tokens").read_text()
-    skipped = state["splits"]["train"]["position"]
     assert "".join(read).startswith(text[skipped : skipped + 50]), "what was done is not repeated"
     assert stream(module, "train") == made_text.expected_ids(text, module.vocabulary.words)
     assert not partial.exists()

@@ -167,13 +167,6 @@ def test_damaged_and_raw_archives(tmp_path):
         made_text.data(tmp_path, corpus="wikitext-103").prepare_data()
 
 
-def test_subwords_without_the_package(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    made_text.write(tmp_path)
-    with pytest.raises(DataError, match=r"pip install 'lit-probattn\[text\]'"):
-        made_text.data(tmp_path, subwords=300).prepare_data()
-
-
 def test_subwords(tmp_path):
     pytest.importorskip("tokenizers")
     text = "the lower lowest low é 日\n\nlow lower the\n"
@@ -183,7 +176,7 @@ def test_subwords(tmp_path):
     ids = module.open().array("test_tokens").tolist()
     assert module.decode(ids) == text
     stored = tmp_path / "tokenizer.json"
-    stored.write_text(module.vocabulary.text)
+    stored.write_text(module.vocabulary.tokenizer.to_str())
     again = made_text.data(tmp_path, tokenizer_file=str(stored))
     again.prepare_data()
     assert again.open().array("test_tokens").tolist() == ids

@@ -11,6 +11,7 @@ import torch
 
 from datamodules import PretrainingText
 from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.sequences import Ragged
 from datamodules.text.fine_tuning.documents import files_of, read_documents
 from datamodules.text.fine_tuning.sequences import DocumentSplit, _fit
 from datamodules.text.segments import IGNORE
@@ -150,12 +151,12 @@ def test_too_little_text_is_one_line(tmp_path, data):
     (tmp_path / "text.txt").write_text("One sentence is all there is here.\n")
     with pytest.raises(DataError, match="its documents"):
         made(tmp_path)
-    arrays = np.arange(6, dtype=np.int32), np.array([0, 3, 6])
+    sentences = Ragged(np.arange(6, dtype=np.int32), np.array([0, 3, 6]))
     options = {"max_length": 20, "tokeniser": data.tokeniser, "pairs": True}
     with pytest.raises(DataError, match="but the text has 1; give more text"):
-        DocumentSplit(*arrays, np.array([0, 2]), **options)
+        DocumentSplit(sentences, np.array([0, 2]), **options)
     with pytest.raises(DataError, match="has two sentences that fit into max_length=20"):
-        DocumentSplit(*arrays, np.array([0, 1, 2]), **options)
+        DocumentSplit(sentences, np.array([0, 1, 2]), **options)
 
 
 # ---- batches -----------------------------------------------------------------------------------

@@ -1,0 +1,170 @@
+"""Which tokens data have: those of a file, or how they are learned of the training text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.errors import DataError, require_at_least, require_one_of
+from datamodules.core.files import expand
+from datamodules.core.progress import progress
+from datamodules.text import learn
+from datamodules.text.source import TextSource
+from datamodules.text.token_files import read_encoder, read_subwords, read_words
+from datamodules.text.tokens import Tokens
+
+__all__ = ["Kind", "TokenChoice", "Unit", "as_array", "of_running_text"]
+
+Unit = Literal["bytes", "characters", "words", "subwords"]
+Kind = Literal["wordpiece", "bpe"]
+_ARRAY = "tokeniser"
+_READ: dict[str, Callable[[Path], Tokens]] = {
+    "words": read_words,
+    "subwords": read_subwords,
+}
+
+
+@dataclass(frozen=True)
+class TokenChoice:
+    """What tokens are, and how many of them there may be.
+
+    Args:
+        unit: Bytes, characters, words (what blanks separate, case kept), subwords (pairs of bytes,
+            with an end of a line), or of encoders wordpiece (BERT) or bpe (RoBERTa).
+        limit: Most tokens, the most frequent ones; None keeps every word.
+        min_count: Words that are rarer in the training text are `<unk>`; None keeps every word, and
+            has `<unk>` only where the text has it.
+        lower: Whether WordPiece drops case and accents.
+        file: File or folder of tokens that are given, or a cache that holds some.
+    """
+
+    unit: Unit | Kind
+    limit: int | None = 8000
+    min_count: int | None = 2
+    lower: bool = True
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        require_one_of((*get_args(Unit), *get_args(Kind)), tokens=self.unit)
+        require_at_least(3, vocab_limit=self.limit)
+        require_at_least(1, min_count=self.min_count)
+        if self.unit in get_args(Kind) and self.file is not None:
+            usual = (("tokens", self.unit, "wordpiece"), ("vocab_limit", self.limit, 8000))
+            for name, given, default in (*usual, ("lower", self.lower, True)):
+                if given != default:
+                    raise DataError(
+                        f"{name} is for a tokeniser that is made, but tokenizer={self.file} is "
+                        f"given; leave one of them out ({name} is {default!r} then)"
+                    )
+
+    @property
+    def by_subwords(self) -> bool:
+        """Whether tokens are parts of words."""
+        return self.unit not in ("words", "bytes", "characters")
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the tokens; of a file its content, not its place."""
+        if self.file is not None:
+            return {"tokeniser": self.given.digest}
+        found = {"tokens": self.unit, "vocab_limit": self.limit, "min_count": self.min_count}
+        found["lower"] = self.lower
+        needed = {"words": 3, "bytes": 1}.get(self.unit, 2)
+        names = [*found][:needed] + (["lower"] if self.unit == "wordpiece" else [])
+        return {name: found[name] for name in names}
+
+    def files(self) -> list[Path]:
+        """Return the file or folder that is read; none where the tokens are learned."""
+        return [] if self.file is None else [self._cached if self._cached.is_file() else self._path]
+
+    @property
+    def _path(self) -> Path:
+        return expand(str(self.file))
+
+    @property
+    def _cached(self) -> Path:
+        return self._path / f"{_ARRAY}.npy"
+
+    @cached_property
+    def given(self) -> Tokens:
+        """The tokens of the file."""
+        if self._cached.is_file():
+            return Tokens.from_text(np.load(self._cached).tobytes().decode())
+        return _READ.get(self.unit, read_encoder)(self._path)
+
+    def make(self, train: TextSource) -> Tokens:
+        """Return the tokens, from the file or from the training text."""
+        if self.file is not None:
+            return self.given
+        with progress(f"counting {self.unit}", train.size, train.unit) as advance:
+            return self.make_from(_texts_of(train, advance))
+
+    def make_from(self, texts: Iterable[str]) -> Tokens:
+        """Return the tokens; pieces of the training text end at line ends."""
+        if self.file is not None:
+            return self.given
+        if self.unit == "bytes":
+            return learn.as_bytes()
+        if self.unit == "words":
+            known = self.min_count is not None
+            return learn.learn_words(texts, self.limit, self.min_count or 1, known)
+        limit = self.limit or 8000
+        if self.unit == "characters":
+            return learn.learn_characters(texts, limit)
+        if self.unit == "subwords":
+            return learn.learn_subwords(texts, limit)
+        if self.unit == "bpe":
+            return learn.learn_byte_pairs(texts, limit)
+        return learn.learn_pieces(texts, limit, self.lower)
+
+    # ---- caches ------------------------------------------------------------------------------
+
+    def write(self, writer: CacheWriter, texts: Callable[[], Iterable[str]]) -> Tokens:
+        """Add the tokens to a cache, and return them."""
+        tokens = self.given if self.file is not None else self.make_from(texts())
+        writer.add(_ARRAY, as_array(tokens.text))
+        return tokens
+
+    @staticmethod
+    def read(cache: Cache) -> Tokens:
+        """Return the tokens of a cache."""
+        return Tokens.from_text(cache.array(_ARRAY).tobytes().decode())
+
+
+def of_running_text(
+    vocab_file: str | None = None,
+    subwords: int | None = None,
+    tokenizer_file: str | None = None,
+    tokenizer: str | None = None,
+) -> TokenChoice:
+    """Return the choice of at most one of four settings (or a DataError), or all words."""
+    given = {"vocab_file": vocab_file, "subwords": subwords, "tokenizer_file": tokenizer_file}
+    given["tokenizer"] = tokenizer
+    chosen = [name for name, value in given.items() if value is not None]
+    if len(chosen) > 1:
+        raise DataError(f"{' and '.join(chosen)} are set: at most one vocabulary can be used")
+    if tokenizer is not None:
+        return TokenChoice("wordpiece", file=tokenizer)
+    if subwords is not None or tokenizer_file is not None:
+        return TokenChoice("subwords", subwords, file=tokenizer_file)
+    return TokenChoice("words", None, None, file=vocab_file)
+
+
+def as_array(text: str) -> npt.NDArray[np.uint8]:
+    """Return text as an array of a cache."""
+    return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
+
+
+def _texts_of(source: TextSource, advance: Callable[[int], None]) -> Iterator[str]:
+    """Yield the pieces of a text; `advance` is told how much of it was read."""
+    position = 0
+    for block in source.blocks():
+        yield block.text
+        advance(block.position - position)
+        position = block.position

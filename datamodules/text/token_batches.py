@@ -1,0 +1,69 @@
+"""Batches that are counted in tokens: what data modules of sentences share."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from datamodules.core.base import DataModule
+from datamodules.core.errors import DataError
+from datamodules.core.token_order import (
+    Lengths,
+    TokenBatchOrder,
+    TokenEvaluationOrder,
+    evaluation_tokens,
+)
+
+__all__ = ["TokenBatches"]
+
+
+class TokenBatches(DataModule):
+    """A data module whose batches hold at most `max_tokens` tokens, padding included.
+
+    A subclass gives `batch_lengths`.
+    """
+
+    max_tokens: int
+    eval_max_tokens: int | None
+
+    def batch_lengths(self, name: str) -> Lengths:
+        """Return the lengths of a split as batches see them."""
+        raise NotImplementedError
+
+    @property
+    def batch_setting(self) -> tuple[str, int]:
+        """Batches are counted in tokens."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def eval_batch_setting(self) -> tuple[str, int]:
+        """Name and value of the setting that says what an evaluation batch holds."""
+        return "eval_max_tokens", self.eval_max_tokens or self.max_tokens
+
+    @cached_property
+    def _steps_per_epoch(self) -> int:
+        return self._training_order().steps_per_epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps of one pass over the training split (after `setup`)."""
+        return self._steps_per_epoch
+
+    def require_tokens(self, lengths: Lengths, what: str, remedy: str) -> None:
+        """Raise a DataError if the longest sample is longer than a batch."""
+        if lengths.longest > self.max_tokens:
+            raise DataError(
+                f"max_tokens={self.max_tokens} is below the longest training {what} of "
+                f"{lengths.longest} tokens; raise it, or {remedy}"
+            )
+
+    def _training_order(self) -> TokenBatchOrder:
+        rank, world_size = self._layout()
+        layout = rank, world_size, self._accumulation(), self._processed
+        return TokenBatchOrder(self.batch_lengths("train"), self.max_tokens, self.seed, *layout)
+
+    def _evaluation_order(self, name: str) -> TokenEvaluationOrder:
+        rank, world_size = self._layout()
+        lengths = self.batch_lengths(name)
+        share = self.max_tokens // (world_size * self._accumulation())
+        most = evaluation_tokens(lengths, self.eval_max_tokens, share, name)
+        return TokenEvaluationOrder(lengths, most, rank, world_size)

@@ -1,0 +1,150 @@
+"""Tokens from files: a list of words, tokenizer.json, vocab.txt, vocab.json with merges.txt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, models
+
+from datamodules.core.errors import DataError, MissingDataError, nearest
+from datamodules.text.learn import BERT, ROBERTA, as_bert, as_roberta, as_words
+from datamodules.text.tokens import END_OF_LINE, ROLES, UNKNOWN, Tokens
+
+__all__ = ["read_encoder", "read_subwords", "read_words"]
+
+_WHOLE, _WORDS, _BYTES, _MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
+_SETTINGS = "tokenizer_config.json"
+
+
+def read_words(path: Path) -> Tokens:
+    """Read one word per line, in the order of the ids, `<eos>` among them."""
+    text = _text(path, "vocabulary")
+    try:
+        return as_words(text.removesuffix("\n").split("\n"))
+    except DataError as error:
+        raise DataError(f"vocabulary file {path}: {error}") from None
+
+
+def read_subwords(path: Path) -> Tokens:
+    """Read a tokenizer.json that has `<eos>`."""
+    tokenizer = _tokenizer(path)
+    unknown = {} if tokenizer.token_to_id(UNKNOWN) is None else {"unknown": UNKNOWN}
+    return Tokens(tokenizer, {"end_of_line": END_OF_LINE, **unknown}, f"tokenizer file {path}")
+
+
+def read_encoder(path: Path) -> Tokens:
+    """Read the tokeniser of a pre-trained encoder.
+
+    Args:
+        path: `tokenizer.json`, `vocab.txt` or `vocab.json`, or a folder, in which the first of them
+            that is there is read. `tokenizer_config.json` beside it says what is set; case is kept
+            only if it sets `do_lower_case` to false.
+
+    Raises:
+        DataError: A file is missing or unreadable, or a special token is.
+    """
+    file = _find(path)
+    beside = file.parent / _SETTINGS
+    settings = _json(beside) if beside.is_file() else {}
+    if file.suffix == ".txt":
+        lines = _text(file).removesuffix("\n").split("\n")
+        if lines == [""]:
+            raise DataError(f"{file} is empty: expected a token per line")
+        ids = {line: number for number, line in enumerate(lines)}
+        special = _special(settings, ids, file, (BERT,))
+        return as_bert(
+            ids,
+            special,
+            settings.get("do_lower_case", True),
+            settings.get("tokenize_chinese_chars", True),
+            settings.get("strip_accents"),
+            str(file),
+        )
+    if file.name == _BYTES:
+        ids = _json(file)
+        if not ids or not all(type(number) is int and number >= 0 for number in ids.values()):
+            raise DataError(f"{file} is not a vocabulary: expected tokens and ids; get it again")
+        special = _special(settings, ids, file, (ROBERTA,))
+        try:
+            model = models.BPE.from_file(str(file), str(file.with_name(_MERGES)))
+        except Exception as error:  # the package raises plain Exception
+            raise _unreadable(file, error) from None
+        return as_roberta(model, special, settings.get("add_prefix_space", False), str(file))
+    tokenizer = _tokenizer(file)
+    special = _special(settings, tokenizer.get_vocab(), file, (BERT, ROBERTA))
+    return Tokens(tokenizer, special, str(file))
+
+
+def _find(path: Path) -> Path:
+    """Return the file that is read: `path`, or the first that is in this folder."""
+    if path.is_dir():
+        there = [path / name for name in (_WHOLE, _WORDS, _BYTES) if (path / name).is_file()]
+        if not there:
+            raise MissingDataError(
+                f"{path} has no tokeniser: expected {_WHOLE}, {_WORDS}, or {_BYTES} with {_MERGES}"
+            )
+        path = there[0]
+    if not path.is_file():
+        near = nearest(path.name, (p.name for p in path.parent.glob("*") if p.is_file()))
+        raise MissingDataError(f"tokeniser {path} not found{near}")
+    if path.name == _BYTES and not path.with_name(_MERGES).is_file():
+        raise MissingDataError(
+            f"found {path}, but not {path.with_name(_MERGES)}: put both in one folder"
+        )
+    return path
+
+
+def _special(
+    settings: dict[str, Any], known: dict[str, int], file: Path, usual: tuple[dict[str, str], ...]
+) -> dict[str, str]:
+    """Return the special tokens by what they are for: those of the settings, or the usual ones."""
+    found = {}
+    for role in BERT:
+        given = settings.get(ROLES[role])
+        given = given.get("content") if isinstance(given, dict) else given
+        names = [given] if isinstance(given, str) else [names[role] for names in usual]
+        there = [name for name in names if name in known]
+        if not there:
+            raise DataError(
+                f"{file} has no {role} token {' or '.join(map(repr, names))}: add it, or name "
+                f"another as {ROLES[role]} in {_SETTINGS}"
+            )
+        found[role] = there[0]
+    return found
+
+
+def _tokenizer(file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(_text(file, "tokenizer"))
+    except DataError:
+        raise
+    except Exception as error:  # the package raises plain Exception
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(file: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{file} is not a vocabulary that the package tokenizers reads: {error}; get the "
+        f"tokeniser's files again"
+    )
+
+
+def _text(file: Path, what: str = "tokeniser") -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise MissingDataError(f"{what} file {file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{what} file {file} is not UTF-8: {error}; get it again") from None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_text(file))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file} is not JSON: {error}; get it again") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{file} is not a JSON object; get it again")
+    return content
