@@ -24,8 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt uv \
 		&& $(BIN)/python -m uv pip install --python $(BIN)/python --compile-bytecode \
-			-c constraints.txt -e ".[dev,uea,entmax]" \
-		|| $(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,uea,entmax]"
+			-c constraints.txt -e ".[dev,series,entmax]" \
+		|| $(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,series,entmax]"
 	@touch $(STAMP)
 
 quickstart: install
@@ -51,7 +51,7 @@ test-full: lint
 $(OLDEST)/.installed: pyproject.toml | install
 	$(BIN)/python -m uv venv -q --clear --python $(PYTHON) $(OLDEST)
 	$(BIN)/python -m uv pip install --python $(OLDEST)/bin/python --compile-bytecode \
-		--resolution lowest-direct -e ".[dev,uea,entmax]"
+		--resolution lowest-direct -e ".[dev,series,entmax]"
 	@touch $@
 
 test-oldest: $(OLDEST)/.installed
