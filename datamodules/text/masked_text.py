@@ -112,7 +112,7 @@ class MaskedText(WikiText103):
     @property
     def pretrained(self) -> Tokens | None:
         """The pre-trained tokeniser, if there is one."""
-        return self.vocabulary if "mask" in self.vocabulary.special else None
+        return self.vocabulary if self._named.get("tokenizer") is not None else None
 
     @property
     def mask_token(self) -> int | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+from tests.support.paths import ROOT
 
 # What Windows lacks, gone before anything of ours is imported;
 # other packages ask for the platform by its name.
@@ -53,6 +56,7 @@ def test_without_posix_everything_imports_and_a_model_trains(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *words],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
