@@ -68,7 +68,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--set", "model.init_args.lr=abc"], ["model.init_args.lr", "abc"]),
         (["--set", "trainer.nonsense=1"], ["trainer.nonsense"]),
         (["--flags=--trainer.log_every_n_steps abc"], ["trainer.log_every_n_steps"]),
-        (["--metric", "acuracy"], ["test/acuracy", "'accuracy'"]),
+        (["--metric", "accurac"], ["test/accurac", "'accuracy'"]),
         (["--metric", "accuracy", "ppl"], ["test/ppl"]),
         (["--launch", "torchrun_missing"], ["--launch", "torchrun_missing"]),
     ],
