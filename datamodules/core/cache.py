@@ -142,7 +142,7 @@ class CacheWriter:
 
             yield append
             file.seek(0)
-            _write_header(file, kind, (length,))  # NumPy leaves room for the first size to grow
+            _write_header(file, kind, (length,))  # NumPy pads it for a longer size
             if file.tell() != start:
                 raise RuntimeError(f"{path}: the header of {length} elements has another size")
             sync(file)

@@ -45,7 +45,7 @@ def divide(
         unit: What messages call a sample, in the plural.
 
     Raises:
-        DataError: There are fewer different keys than splits, or the seed is no number of 64 bits.
+        DataError: There are fewer distinct keys than splits, or the seed exceeds 64 bits.
     """
     if not -(2**63) <= seed < 2**63:
         raise DataError(f"split_seed must be within 64 bits, received {seed}")
