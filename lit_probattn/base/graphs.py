@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.base.torch_internals import is_proxied, is_transformed
+from lit_probattn.base.torch_internals import is_exporting, is_proxied, is_transformed
 
 __all__ = [
     "Graph",
@@ -33,7 +33,7 @@ def written() -> Graph | None:
 
     What does not go through operators is then missing from the graph, or a constant in it.
     """
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+    if is_exporting() or torch.jit.is_tracing():
         return "exported"
     if torch.compiler.is_compiling():
         return "compiled"

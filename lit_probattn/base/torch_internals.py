@@ -31,6 +31,7 @@ __all__ = [
     "default_store",
     "in_backward",
     "is_decomposed",
+    "is_exporting",
     "is_proxied",
     "is_transformed",
     "loopback_store",
@@ -76,6 +77,15 @@ def loopback_store(port: int) -> dist.TCPStore:
         multi_tenant=True,
         master_listen_fd=listening.detach(),
     )
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export` records this call, by itself or through the compiler.
+
+    Unlike the public function of this name, which the compiler of PyTorch 2.11 takes for True
+    wherever it records.
+    """
+    return torch.compiler._is_exporting_flag
 
 
 def is_proxied() -> bool:
