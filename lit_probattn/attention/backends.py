@@ -195,7 +195,7 @@ def _automatic(
     for name in (name for name in rule.order if name in available):
         starts = {"native": rule.native_from, "rows": rule.rows_from}
         reason = recording_refusal(name, call)
-        if reason is None and name in starts and call.num_keys < starts[name][call.dropout]:
+        if reason is None and name in starts and call.num_keys < starts[name][int(call.dropout)]:
             continue
         reason = reason or unsupported(name, call)
         if reason is not None:

@@ -108,6 +108,19 @@ def test_backward_passes_are_told_apart():
     assert seen == [False, True]
 
 
+def test_an_export_is_no_compiled_graph():
+    class Note(torch.nn.Module):
+        def forward(self, x):
+            return x + 1 if torch_internals.is_exporting() else x + 2
+
+    x = torch.zeros(3)
+    for strict in (False, True):
+        program = torch.export.export(Note(), (x,), strict=strict).module()
+        assert program(x).tolist() == [1.0] * 3
+    compiled = torch.compile(Note(), backend="eager", fullgraph=True)
+    assert compiled(x).tolist() == Note()(x).tolist() == [2.0] * 3
+
+
 def test_functions_stay_outside_graphs():
     """A compiled call runs them as they are, and goes on behind them."""
 
