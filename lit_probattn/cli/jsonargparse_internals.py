@@ -11,6 +11,8 @@ import difflib
 import importlib
 import itertools
 import re
+import types
+import typing
 from argparse import ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -50,6 +52,24 @@ def option_names(parser: Any) -> list[str]:
     parsers = [parser, *(action.choices.values() if action is not None else ())]
     options = [option for each in parsers for option in each._option_string_actions]
     return [option[2:] for option in options if option.startswith("--")]
+
+
+def prefer_integers(parser: Any) -> None:
+    """Let options that take integers and floats try integers first: batches, not a share of them.
+
+    Python caches `Optional[Union[int, float]]` in the order in which any package first wrote it.
+    """
+    for action in parser._actions:
+        kinds = list(typing.get_args(getattr(action, "_typehint", None)))
+        if typing.get_origin(getattr(action, "_typehint", None)) not in (
+            typing.Union,
+            types.UnionType,
+        ):
+            continue
+        if int in kinds and float in kinds and kinds.index(float) < kinds.index(int):
+            first, second = kinds.index(float), kinds.index(int)
+            kinds[first], kinds[second] = int, float
+            action._typehint = typing.Union[tuple(kinds)]  # noqa: UP007
 
 
 def readable(message: str, error: BaseException | None, options: list[str]) -> str:

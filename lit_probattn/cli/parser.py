@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_probattn.cli.errors import CommandError, ConstructionError
 from lit_probattn.cli.files import NAMED
-from lit_probattn.cli.jsonargparse_internals import Refused, option_names, readable
+from lit_probattn.cli.jsonargparse_internals import Refused, option_names, prefer_integers, readable
 from lit_probattn.configs import (
     ConfigError,
     canonical,
@@ -46,6 +46,7 @@ class RunParser(LightningArgumentParser):
     def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> list[str]:
         """Add the arguments of a class, and remember whose they are."""
         self.owner, self.names = theclass, super().add_class_arguments(theclass, *args, **kwargs)
+        prefer_integers(self)
         return self.names
 
     def dump(self, namespace: Any, *args: Any, **kwargs: Any) -> str:

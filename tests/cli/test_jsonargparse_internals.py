@@ -133,3 +133,14 @@ def test_what_a_user_reads(arguments, line):
     with pytest.raises(CommandError) as told:
         make()
     assert str(told.value) == line
+
+
+def test_a_whole_number_is_one_whatever_was_imported_before():
+    class Limits:
+        def __init__(self, first: float | int | None = None, second: int | float = 1) -> None: ...
+
+    made = RunParser()
+    made.add_class_arguments(Limits, "limits")
+    given = made.parse_args(["--limits.first", "1", "--limits.second", "0.5"]).limits
+    assert (type(given.first), type(given.second)) == (int, float)
+    assert type(made.parse_args(["--limits.first", "1.0"]).limits.first) is float
