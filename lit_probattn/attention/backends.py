@@ -22,12 +22,10 @@ from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
 
-Backend = Literal["auto", "reference", "sdpa", "merged", "blockwise", "rows", "native", "triton"]
+Backend = Literal["auto", "reference", "sdpa", "blockwise", "native", "triton"]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
-# Those that end in PyTorch's fused attention.
-FUSED = ("sdpa", "merged")
 
 logger = logging.getLogger("lit_probattn")
 
@@ -82,7 +80,6 @@ class AutoRule:
         store_up_to: up to this many scores the materialising reference is taken in place of
             `blockwise`: nothing has to be recomputed.
         native_from: calls with fewer keys pass over `native`; without and with dropout.
-        rows_from: the same of `rows`.
         trace_up_to: the same as `store_up_to` for a graph that is recorded, where every block is
             a copy of its operations.
     """
@@ -90,24 +87,20 @@ class AutoRule:
     order: tuple[str, ...]
     store_up_to: int = 0
     native_from: tuple[float, float] = (0, 0)
-    rows_from: tuple[float, float] = (0, 0)
     trace_up_to: int = 0
 
 
 # CPU, float32, forward and backward, head sizes 8 to 64, N from 64 to 4096: of softmax and of MGK
 # without dropout the fused reduction was the fastest, of everything else the C library's rows
-# (sMGK, FiSH and the polynomial kernel have rules of their own). Where there is no library the
-# hand-written blocks (`rows`) took 0.6 to 1.0 of the time of `blockwise` and 0.4 to 1.0 of the
-# reference's, from 256 keys on. Of what they do not serve the reference was the fastest up to
-# about 4 million scores, and two to three times slower than blocks from 16 million on.
+# (sMGK, FiSH and the polynomial kernel have rules of their own). Of what it does
+# not serve the reference was the fastest up to about 4 million scores, and two to three times slower than blocks from 16 million on.
 # CUDA: not measured here. Kernels come first: by count of products and exponentials they beat the
 # reductions (docs/kernels.md); softmax prefers PyTorch's own fused attention where that serves. The
 # reference is left out of short calls too, for its memory.
 AUTO_RULES = {
     "cpu": AutoRule(
-        ("sdpa", "native", "rows", "blockwise", "reference"),
+        ("sdpa", "native", "blockwise", "reference"),
         store_up_to=1 << 22,
-        rows_from=(256, 256),
         trace_up_to=1 << 26,
     ),
     "cuda": AutoRule(("triton", "sdpa", "blockwise", "reference")),
@@ -192,10 +185,10 @@ def _automatic(
     """Return the first name in the rule's order that serves the call; others are not asked."""
     reasons = {}
     store_up_to = rule.store_up_to if call.graph is None else rule.trace_up_to
+    native_from = rule.native_from[1 if call.dropout else 0]
     for name in (name for name in rule.order if name in available):
-        starts = {"native": rule.native_from, "rows": rule.rows_from}
         reason = recording_refusal(name, call)
-        if reason is None and name in starts and call.num_keys < starts[name][int(call.dropout)]:
+        if reason is None and name == "native" and call.num_keys < native_from:
             continue
         reason = reason or unsupported(name, call)
         if reason is not None:
@@ -235,9 +228,9 @@ def recording_refusal(backend: str, call: Call) -> str | None:
         return "cannot be transformed by torch.func (vmap, grad, jvp)"
     if call.graph == "exported" and backend in ("native", "triton"):
         return "cannot be exported: it is no operation of PyTorch"
-    if call.dynamic and backend in ("blockwise", "rows"):
+    if call.dynamic and backend == "blockwise":
         return "cannot be exported for a dynamic number of positions: it counts its blocks"
-    if call.graph == "compiled" and backend in ("native", "rows") and not call.row_operators:
+    if call.graph == "compiled" and backend == "native" and not call.row_operators:
         return "cannot be compiled: its scores are no operator of a graph"
     return None
 
@@ -256,16 +249,12 @@ def common_refusal(core: Refusing, backend: str, call: Call) -> str | None:
     """Say why a backend cannot serve a call of a variant with one softmax per head, or None."""
     if backend in core.refused:
         return core.refused[backend]
-    if backend in FUSED and call.dropout:
+    if backend == "sdpa" and call.dropout:
         return "cannot draw the counter-based attention dropout"
-    if backend in FUSED and call.bias_needs_grad:
+    if backend == "sdpa" and call.bias_needs_grad:
         return "cannot give a gradient to the additive bias without storing all scores"
-    if backend == "merged" and call.device not in ("cpu", "meta"):
-        return f"cannot run on {call.device}: it is for the CPU"
     if backend == "native":
         return native_refusal(call.device)
-    if backend == "rows" and call.device != "cpu":
-        return f"cannot run on {call.device}: it is for the CPU"
     if backend == "triton":
         sizes = (core.layout.head_dim, core.layout.value_head_dim)
         return kernel_refusal(core.kernel, call, *sizes, bias_gradient=True)

@@ -26,7 +26,8 @@ from torch.utils.checkpoint import checkpoint
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import autocast_off, grouped_values, masked_softmax
 from lit_probattn.attention.masks import Masks, slice_block
-from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
+from lit_probattn.attention.rowpass.native import rows_backward, rows_forward
+from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowTerms
 from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.base.memory import device_type, telling
 from lit_probattn.base.torch_internals import softmax_backward
@@ -60,7 +61,7 @@ class _Plan:
     block_rows: int
     has_bias: bool
     num_heads: int
-    rows: RowPass | None
+    native: bool
 
     def blocks(self) -> list[Block]:
         stops = range(0, self.masks.num_queries, self.block_rows)
@@ -114,10 +115,10 @@ class _Blockwise(torch.autograd.Function):
         for block in made:
             parts = [plan.slices(x, a, block) for x, a in zip(inputs, plan.axes, strict=True)]
             scores = plan.scores(parts, block)
-            if plan.rows is not None:
+            if plan.native:
                 weights, place = scores.contiguous(), _place(scores, block)
                 maps = weights.flatten(0, 1)
-                plan.rows.forward(plan.terms(weights), place, [maps], maps, Buffers(maps))
+                rows_forward(plan.terms(weights), place, [maps], maps)
             else:
                 weights = plan.weights(scores, block)
                 keep = plan.keep(weights, block)
@@ -174,12 +175,12 @@ def _backward_block(
     kv_heads = value.shape[1]
     grouped_rows = (batch, kv_heads, heads // kv_heads * num_rows)
     grad_rows = grad_out.reshape(*grouped_rows, -1)
-    if plan.rows is not None:
+    if plan.native:
         grad_scores = (grad_rows @ value_part.mT).view(scores.shape)
         maps, weights = scores.detach().contiguous().flatten(0, 1), torch.empty_like(grad_scores)
         flat, place = grad_scores.flatten(0, 1), _place(scores, block)
         terms, wanted = plan.terms(grad_scores), RowGrads([flat])
-        plan.rows.backward(terms, place, [maps], weights.flatten(0, 1), flat, wanted, Buffers(flat))
+        rows_backward(terms, place, [maps], weights.flatten(0, 1), flat, wanted)
         if grad_value is not None:
             update = weights.reshape(*grouped_rows, num_keys).mT @ grad_rows
             plan.slices(grad_value, "col", block).add_(update)
@@ -232,7 +233,7 @@ def blockwise_attention(
     masks: Masks,
     dropout: AttentionDropout | None,
     num_heads: int | None = None,
-    run: RowPass | None = None,
+    native: bool = False,
 ) -> Tensor:
     """Attend block by block, with recomputation in backward; (B, H, N, E).
 
@@ -246,7 +247,7 @@ def blockwise_attention(
         masks: what each query may see; a bias gets its gradient.
         dropout: drawn again in backward.
         num_heads: H. None means as many as the first input has.
-        run: who passes over the rows of a block; None means torch operations.
+        native: weights and their gradients are computed by the C library.
     """
     all_inputs, all_axes = list(inputs), list(axes)
     if masks.bias is not None:
@@ -255,7 +256,7 @@ def blockwise_attention(
     heads = inputs[0].shape[1] if num_heads is None else num_heads
     rows = block_length(value.shape[0] * heads * masks.num_keys, masks.num_queries, value.device)
     has_bias = masks.bias is not None
-    plan = _Plan(score_function, tuple(all_axes), masks, dropout, rows, has_bias, heads, run)
+    plan = _Plan(score_function, tuple(all_axes), masks, dropout, rows, has_bias, heads, native)
     if written() == "compiled":
         return _checkpointed(plan, value, all_inputs)
     result: Tensor = _Blockwise.apply(plan, value, *all_inputs)

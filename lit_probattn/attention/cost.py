@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lit_probattn.attention.sdpa import LEAST_SIZE, normaliser_size
+from lit_probattn.attention.sdpa import LEAST_SIZE
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,8 @@ def fused_pairs(size: int, value_dim: int, num_keys: int, backend: str) -> PairM
 
     The padding is that on a CPU.
     """
-    if backend in ("sdpa", "merged"):
-        size = max(size, value_dim) if backend == "sdpa" else normaliser_size(size, value_dim)
-        size = max(size, LEAST_SIZE)
+    if backend == "sdpa":
+        size = max(size, value_dim, LEAST_SIZE)
         return PairMacs(num_keys * size, num_keys * size)
     return PairMacs(num_keys * size, value_dim)
 

@@ -25,8 +25,6 @@ from lit_probattn.attention.functional import (
     repeat_heads,
 )
 from lit_probattn.attention.layer import Attention
-from lit_probattn.attention.rowpass.native import NativeRows
-from lit_probattn.attention.rowpass.terms import RowPass
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.
 FLOOR = 1e-12
@@ -70,21 +68,21 @@ def polynomial_reference(given: Heads, arguments: PolynomialArguments) -> Tensor
 
 
 def polynomial_blockwise(
-    given: Heads, arguments: PolynomialArguments, run: RowPass | None = None
+    given: Heads, arguments: PolynomialArguments, native: bool = False
 ) -> Tensor:
-    """Return the same block by block, O(N · block) memory; `run` passes over the rows."""
+    """Return the same block by block, O(N · block) memory; the rows of a block in C if `native`."""
     query, key, value, masks, dropout = given.precise()
 
     def scores(_: Block, rows: Tensor, cols: Tensor) -> Tensor:
         return log_power(rows @ repeat_heads(cols, rows.shape[1]).mT, arguments.degree)
 
     axes: list[Axis] = ["row", "col"]
-    return blockwise_attention(scores, (query, key), axes, value, masks, dropout, run=run)
+    return blockwise_attention(scores, (query, key), axes, value, masks, dropout, native=native)
 
 
 def polynomial_native(given: Heads, arguments: PolynomialArguments) -> Tensor:
     """Return the same as `polynomial_blockwise`, with the rows of a block in C."""
-    return polynomial_blockwise(given, arguments, NativeRows())
+    return polynomial_blockwise(given, arguments, native=True)
 
 
 class PolynomialCore(Core):

@@ -8,7 +8,6 @@ largest mask ever made is one block of queries by the keys, never N x (keys_per_
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,15 +17,13 @@ from lit_probattn.attention.functional import repeat_heads
 from lit_probattn.attention.masks import Masks
 from lit_probattn.base.graphs import (
     is_symbol,
-    once_differentiable,
     reject_second_derivative,
     written,
 )
-from lit_probattn.base.torch_internals import CPU_ATTENTION_OPERATORS
 
 # Attends from some of the queries to the keys up to a number: (rows, cols, mask, is_causal); with
 # no keys there is nothing to see.
-_Attend = Callable[[Tensor, int, Tensor | None, bool], tuple[Tensor, ...]]
+_Attend = Callable[[Tensor, int, Tensor | None, bool], Tensor]
 
 # Queries per call where masks have to be built block by block.
 _BLOCK_ROWS = 256
@@ -61,10 +58,10 @@ def fused_attention(
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     grouped = query.shape[1] != key.shape[1]
 
-    def attend(rows: Tensor, cols: int, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, ...]:
+    def attend(rows: Tensor, cols: int, mask: Tensor | None, is_causal: bool) -> Tensor:
         if cols == 0:
-            return (rows * 0.0,)
-        out = F.scaled_dot_product_attention(
+            return rows * 0.0
+        return F.scaled_dot_product_attention(
             rows,
             key[..., : cols * keys_per_position, :],
             value[..., : cols * keys_per_position, :],
@@ -73,104 +70,14 @@ def fused_attention(
             scale=scale,
             enable_gqa=bool(grouped),  # tracing makes sizes tensors
         )
-        return (out,)
 
-    (out,) = _masked(attend, query, masks, keys_per_position)
+    out = _masked(attend, query, masks, keys_per_position)
     if out.requires_grad and written() is None:
         out.register_hook(lambda _: reject_second_derivative())
     return out[..., :value_dim]
 
 
-def attention_and_normaliser(
-    query: Tensor, key: Tensor, value: Tensor, *, masks: Masks, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Attend by PyTorch's kernel for the CPU; also return L_i = log Σ_j exp(s_ij).
-
-    Both have gradients. Rows that see nothing give zeros for both.
-
-    Args:
-        query: (B, H, N, E), on the CPU.
-        key: (B, H_kv, L, E).
-        value: (B, H_kv, L, E_v).
-        masks: over the L positions; a bias gets no gradient.
-        scale: factor on query·key.
-
-    Returns:
-        (B, H, N, E_v) in the dtype of the queries, and (B, H, N, 1) in at least float32.
-    """
-    value_dim = value.shape[-1]
-    # The values end with a zero, which carries the gradient of L.
-    size = max(normaliser_size(query.shape[-1], value_dim), LEAST_SIZE)
-    query, key, value = (_pad_to(x, size) for x in (query, key, value))
-    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-
-    def attend(rows: Tensor, cols: int, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, ...]:
-        if cols == 0:
-            return rows * 0.0, torch.zeros_like(rows[..., :1], dtype=sum_dtype)
-        if mask is not None and mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=rows.dtype).masked_fill(~mask, float("-inf"))
-        found: tuple[Tensor, Tensor] = _WithNormaliser.apply(
-            rows, key[..., :cols, :], value[..., :cols, :], mask, is_causal, scale
-        )
-        return found
-
-    sum_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    out, normaliser = _masked(attend, query, masks, 1)
-    return out[..., :value_dim], normaliser
-
-
-def normaliser_size(size: int, value_dim: int) -> int:
-    """Return the head size of `attention_and_normaliser` above `LEAST_SIZE`."""
-    return max(size, value_dim + 1)
-
-
-class _WithNormaliser(torch.autograd.Function):
-    """PyTorch's fused attention for the CPU, with a gradient for the normaliser it returns.
-
-    With g_i the gradient of L_i, do_i that of the output and p_ij the weights, scores have
-
-        ds_ij = p_ij (do_i·v_j − do_i·o_i + g_i)
-
-    The kernel computes do_i·o_i from the output that it is given, and the last coordinate of the
-    values is zero. So with 1 there in the output and −g_i in the gradient of the output it computes
-    do_i·o_i − g_i, and do_i·v_j does not change.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        is_causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:
-        run, _ = CPU_ATTENTION_OPERATORS
-        out, normaliser = run(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
-        ctx.save_for_backward(query, key, value, mask, out, normaliser)
-        ctx.options = is_causal, scale
-        return out, normaliser[..., None]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, grad_normaliser: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, out, normaliser = ctx.saved_tensors
-        is_causal, scale = ctx.options
-        given = torch.cat([grad_out[..., :-1], -grad_normaliser.to(grad_out)], -1)
-        out = torch.cat([out[..., :-1], torch.ones_like(out[..., :1])], -1)
-        _, run = CPU_ATTENTION_OPERATORS
-        grads = run(
-            *(given, query, key, value, out, normaliser, 0.0, is_causal),
-            attn_mask=mask,
-            scale=scale,
-        )
-        return *grads, None, None, None
-
-
-def _masked(
-    attend: _Attend, query: Tensor, masks: Masks, keys_per_position: int
-) -> tuple[Tensor, ...]:
+def _masked(attend: _Attend, query: Tensor, masks: Masks, keys_per_position: int) -> Tensor:
     """Attend with masks that PyTorch's kernels take, in blocks of queries where it needs them."""
     num_queries, num_keys = masks.num_queries, masks.num_keys
     plain = masks.bias is None and masks.attn_mask is None and masks.key_mask is None
@@ -195,7 +102,7 @@ def _masked(
         else:  # its last rows, and its last columns
             mask = shared[-len(rows) :, (num_keys - cols) * keys_per_position :]
         parts.append(attend(block, cols, mask, False))
-    return tuple(torch.cat(each, -2) for each in zip(*parts, strict=True))
+    return torch.cat(parts, -2)
 
 
 def _block_mask(masks: Masks, rows: range, query: Tensor, keys_per_position: int) -> Tensor | None:

@@ -6,9 +6,8 @@ embed_dim / num_heads.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -41,10 +40,7 @@ from lit_probattn.attention.functional import (
     squared_distance,
 )
 from lit_probattn.attention.layer import Attention, Example
-from lit_probattn.attention.rowpass.eager import TorchRows
 from lit_probattn.attention.rowpass.mixture import mixture_attention
-from lit_probattn.attention.rowpass.native import NativeRows
-from lit_probattn.attention.rowpass.terms import RowPass
 from lit_probattn.attention.sdpa import fused_attention
 
 Score = Literal["dot", "gaussian"]
@@ -128,15 +124,7 @@ def softmax_blockwise(given: Heads, arguments: SoftmaxArguments) -> Tensor:
 
 
 def softmax_native(given: Heads, arguments: SoftmaxArguments) -> Tensor:
-    """Return the same as `softmax_rows`, with the rows of a block in C."""
-    return softmax_rows(given, arguments, NativeRows())
-
-
-def softmax_rows(given: Heads, arguments: SoftmaxArguments, run: RowPass | None = None) -> Tensor:
-    """Return the same as `softmax_blockwise`, with gradients written by hand.
-
-    `run` passes over the rows of a block, None in torch operations.
-    """
+    """Return the same as `softmax_blockwise`, with the rows of a block in C."""
     query, key, value, masks, dropout = given.precise()
     scale, col = query.shape[-1] ** -0.5 * arguments.scale_ratio, None
     if arguments.score == "gaussian":
@@ -144,8 +132,7 @@ def softmax_rows(given: Heads, arguments: SoftmaxArguments, run: RowPass | None 
         key, query = key - centre, query - repeat_heads(centre, query.shape[1])
         norm = key.square().sum(-1) * (scale / -2.0)
         col = repeat_heads(norm, query.shape[1])[:, :, None]
-    run = TorchRows() if run is None else run
-    return mixture_attention(run, query * scale, key[:, :, None], value, masks, dropout, col=col)
+    return mixture_attention(query * scale, key[:, :, None], value, masks, dropout, col=col)
 
 
 def softmax_triton(given: Heads, arguments: SoftmaxArguments) -> Tensor:
@@ -177,18 +164,15 @@ class SoftmaxCore(Core):
     can_drop_keys: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True
     kernels: ClassVar[tuple[str, ...]] = ("dense/softmax",)
-    # PyTorch's kernels are at least as fast as ours; ours serve dropout and learned biases. With
-    # one map per head, hand-written gradients gain from 1024 keys on.
+    # PyTorch's kernels are at least as fast as ours; ours serve dropout and learned biases.
     auto_rules: Mapping[str, AutoRule] = {
         **AUTO_RULES,
-        "cpu": replace(AUTO_RULES["cpu"], rows_from=(math.inf, 1024)),
         "cuda": AutoRule(("sdpa", "triton", "blockwise", "reference")),
     }
     backends: ClassVar[Mapping[str, BackendFunction]] = {
         "reference": softmax_reference,
         "sdpa": softmax_sdpa,
         "blockwise": softmax_blockwise,
-        "rows": softmax_rows,
         "native": softmax_native,
         "triton": softmax_triton,
     }

@@ -88,7 +88,7 @@ class Setting:
         On meta tensors PyTorch's attention runs as plain matrix products; fake CPU tensors take
         the fused kernel, whose backward computes the scores again.
         """
-        if self.train and self.backend in ("sdpa", "merged", "auto"):
+        if self.train and self.backend in ("sdpa", "auto"):
             with FakeTensorMode(), torch.device("cpu"):
                 yield "cpu"
         else:

@@ -84,7 +84,7 @@ def backend_macs(
     forward = run.scores + run.values
     if not train:
         return linear + scale * forward
-    repeated = {"reference": 0, "sdpa": forward // 2, "merged": forward // 2}
+    repeated = {"reference": 0, "sdpa": forward // 2}
     again = repeated.get(backend, run.scores)
     return 3 * linear + scale * (3 * forward + again + run.m_step)
 

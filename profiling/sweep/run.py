@@ -273,6 +273,6 @@ def _line(rows: list[ProfileRow]) -> tuple[dict[str, object], bool]:
         "difference": f"{difference:,}",
     }
     unseen = _NUMBERS_KEPT_BYTES
-    if measured.backend in ("sdpa", "merged", "auto"):
+    if measured.backend in ("sdpa", "auto"):
         unseen += _WORKSPACE_BYTES * torch.get_num_threads()
     return numbers, -unseen <= difference <= 0

@@ -187,6 +187,6 @@ def test_auto_takes_what_serves_the_call():
     dropped = "softmax under test (cpu, float32, dropout)"
     assert recorded_choices()[dropped] == (native or "reference")
     layer(torch.randn(1, big, C))
-    assert recorded_choices()[dropped] == (native or "rows")
+    assert recorded_choices()[dropped] == (native or "blockwise")
     layer.eval()(torch.randn(1, big, C))
     assert recorded_choices()["softmax under test (cpu, float32)"] == "sdpa"

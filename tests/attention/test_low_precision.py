@@ -62,7 +62,7 @@ def test_error_is_that_of_single_precision_scores(name):
 
     for backend in serving(layer, x, is_causal=True):
         low.backend = single.backend = backend
-        budget = FUSED if backend in ("sdpa", "merged") else OURS
+        budget = FUSED if backend == "sdpa" else OURS
         for found in (run(low, call, LOW, cotangent), run(single, call, LOW, cotangent, True)):
             assert found["out"].dtype == LOW
             for part, value in true.items():

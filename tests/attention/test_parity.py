@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.attention.backends import FUSED
 from lit_probattn.attention.mgk.layer import MGKCore
 from lit_probattn.attention.softmax import SoftmaxCore
 from lit_probattn.randomness import RandomKey
@@ -88,7 +87,7 @@ PAIRS = [
     pytest.param(*case, backend, id=f"{case[2]}-{backend}")
     for case in CASES
     for backend in CORES[case[0]].backends
-    if not (backend in FUSED and case[3].get("e_step") == "hard")
+    if not (backend == "sdpa" and case[3].get("e_step") == "hard")
     if backend != "triton"  # no float64 in kernels; they have tests of their own
 ]
 
@@ -122,7 +121,7 @@ def make_call(layer, num_queries, num_keys, masks, is_causal, rng=None):
 
     def call(leaves):
         leaf_bias = leaves[3] if len(leaves) > 3 else None
-        if leaf_bias is not None and layer.backend in FUSED:
+        if leaf_bias is not None and layer.backend == "sdpa":
             leaf_bias = leaf_bias.detach()  # the fused path refuses a bias that wants a gradient
         return layer(
             *leaves[:3],
@@ -147,7 +146,7 @@ def test_backend_equals_the_sums(cls, oracle, name, options, backend, share):
         expected = run_with_gradients(layer, inputs, call)
         use_backend(layer, backend)
         found = run_with_gradients(layer, inputs, call)
-        if backend in FUSED and "bias" in masks:
+        if backend == "sdpa" and "bias" in masks:
             expected[1].pop("input3")
         out, grad = largest_difference(found, expected)
         record_parity(
@@ -163,7 +162,7 @@ def test_backend_equals_the_sums(cls, oracle, name, options, backend, share):
         assert grad < TOLERANCE * 10, (rows, cols, masks, is_causal)
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise", "rows", "native"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
 @pytest.mark.parametrize(
     ("cls", "oracle", "options"),
     [
@@ -192,7 +191,6 @@ def test_dropout_draws_the_same_pairs(cls, oracle, options, backend):
     ("backend", "budget"),
     [
         ("blockwise", "lit_probattn.attention.blockwise.BLOCK_SCORES"),
-        ("rows", "lit_probattn.attention.rowpass.products.BLOCK_SCORES"),
         ("native", "lit_probattn.attention.rowpass.products.BLOCK_SCORES"),
     ],
 )
@@ -250,6 +248,6 @@ def test_single_precision_error_is_within_twice_eager(cls, oracle, name, options
                 true[group] = true.get(group, 0.0) + b.square().sum().item() / 2
     for part, square in ours.items():
         budget = 2 * plain[part] ** 0.5
-        if backend in FUSED:  # not our kernel: sums of prior and norm gradients lose a little more
+        if backend == "sdpa":  # not our kernel: sums of prior and norm gradients lose a little more
             budget = max(budget, 2e-5 * true[part] ** 0.5)
         assert square**0.5 <= budget, part

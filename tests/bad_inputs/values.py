@@ -174,11 +174,6 @@ def _pairs() -> Iterator[Case]:
     )
     yield Case(
         area,
-        "hard E-step on merged components",
-        variant("MGKAttention", e_step="hard", backend="merged"),
-    )
-    yield Case(
-        area,
         "variances by the M-step without densities",
         variant("MGKAttention", e_step="soft", m_step_variance=True),
     )

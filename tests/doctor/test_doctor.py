@@ -49,7 +49,7 @@ def test_report_names_what_is_there(tmp_path, capsys):
             assert status == "ok"
             cls = attention.variants()[name]
             served = cls(8, 2).core.backends
-            wanted = ["native", "rows", "blockwise"] if library else ["rows", "blockwise"]
+            wanted = ["native", "blockwise"] if library else ["blockwise"]
             blocks = next(backend for backend in wanted if backend in served)
             assert f"training, 4096 tokens, dropout: {blocks}" in text
     softmax = found["Backends that `auto` chooses", "SoftmaxAttention on cpu"][1]

@@ -117,7 +117,7 @@ def test_without_a_gpu_an_explicit_kernel_says_what_is_missing(monkeypatch):
     message = str(caught.value)
     assert "cannot run on the CPU" in message
     assert "TRITON_INTERPRET=1" in message
-    assert "use one of: auto, reference, sdpa, merged, " in message
+    assert "use one of: auto, reference, sdpa, " in message
     assert ", blockwise" in message
     layer.backend = "auto"
     assert layer(torch.zeros(1, 3, 8)).shape == (1, 3, 8)

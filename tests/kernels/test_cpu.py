@@ -12,9 +12,7 @@ from lit_probattn.attention import (
 from lit_probattn.attention.backends import Call
 from lit_probattn.attention.draws import keep_pairs, normal_noise
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.rowpass.eager import TorchRows
 from lit_probattn.attention.rowpass.mixture import mixture_attention
-from lit_probattn.attention.rowpass.native import NativeRows
 from lit_probattn.attention.rowpass.products import places
 from lit_probattn.attention.rowpass.terms import RowTerms
 from lit_probattn.kernels.cpu import library, rows, selftest
@@ -75,8 +73,8 @@ def test_noise_has_the_bits_of_torch(maps):
         assert torch.equal(normal_noise(KEY, 2, maps, row, col, CPU, dtype), expected)
 
 
-def mixture(run, threads, dtype=torch.float64, queries=37):
-    """Return output and gradients of a mixture with every kind of term, by one pass over rows."""
+def mixture(attention, threads, dtype=torch.float64, queries=37):
+    """Return output and gradients of a mixture with every kind of term."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape):
@@ -97,7 +95,7 @@ def mixture(run, threads, dtype=torch.float64, queries=37):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        out = mixture_attention(run, query, key, value, masks, dropout, coef=coef, row=row, col=col)
+        out = attention(query, key, value, masks, dropout, coef=coef, row=row, col=col)
         leaves = (query, key, value, coef, row, col, bias)
         return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
     finally:
@@ -106,10 +104,10 @@ def mixture(run, threads, dtype=torch.float64, queries=37):
 
 @needs_library
 @pytest.mark.parametrize(("threads", "queries"), [(1, 37), (2, 37), (3, 37), (7, 37)])
-def test_any_number_of_threads_agrees_with_torch_operations(threads, queries, nan_filled_empties):
+def test_any_number_of_threads_agrees_with_the_equation(threads, queries, nan_filled_empties):
     for found, expected in zip(
-        mixture(NativeRows(), threads, queries=queries),
-        mixture(TorchRows(), 1, queries=queries),
+        mixture(mixture_attention, threads, queries=queries),
+        mixture(by_the_equation, 1, queries=queries),
         strict=True,
     ):
         assert (found - expected).abs().max() < 1e-13
@@ -158,18 +156,27 @@ def test_a_bias_is_read_by_all_of_its_strides(gradient):
             assert (one - other).abs().max() < 1e-13, name
 
 
-def by_the_equation(_, query, key, value, masks, dropout, *, row, col):
+def by_the_equation(query, key, value, masks, dropout, *, row, col, coef=None):
     """Return what `mixture_attention` does for a shared map, by its equation and autograd."""
-    t = (query[:, :, None] @ key.mT) + row.mT[..., None] + col[:, :, :, None]
+    t = query[:, :, None] @ key.mT
+    if coef is not None:
+        t = t * coef[:, :, None, None]
+    t = t + row.mT[..., None] + col[:, :, :, None]
+    if masks.bias is not None:
+        t = t + masks.bias[:, :, None]
     allowed = masks.allowed(masks.all_rows, range(masks.num_keys), CPU)
     t = t.masked_fill(~allowed[:, :, None], float("-inf"))
     top = t.detach().amax((2, 4), keepdim=True)
     mass = (t - top.masked_fill(top == float("-inf"), 0.0)).exp().sum(2)
     total = mass.sum(-1, keepdim=True)
-    return mass / (total + (total == 0)) @ value
+    weights = mass / (total + (total == 0))
+    if dropout is not None:
+        keep = dropout.keep(*weights.shape[:2], masks.all_rows, range(masks.num_keys), CPU)
+        weights = weights * keep * dropout.scale
+    return weights @ value
 
 
-def shifted(run, dtype, row_spread, col_spread, hidden=0.0, attention=mixture_attention):
+def shifted(attention, dtype, row_spread, col_spread, hidden=0.0):
     """Return output and gradients where three components share a map and differ by terms only."""
     generator = torch.Generator().manual_seed(2)
 
@@ -186,20 +193,18 @@ def shifted(run, dtype, row_spread, col_spread, hidden=0.0, attention=mixture_at
         col[0, :, :, 5] = float("-inf")  # a key that has none
         col[1, :, :, : int(hidden * length)] = float("-inf")
     masks = Masks(n, length, is_causal=True)
-    out = attention(run, query, key, value, masks, None, row=row, col=col)
+    out = attention(query, key, value, masks, None, row=row, col=col)
     return [out, *torch.autograd.grad(out.sin().sum(), (query, key, value, row, col))]
 
 
-@pytest.mark.parametrize("run", [TorchRows, pytest.param(NativeRows, marks=needs_library)])
+@needs_library
 @pytest.mark.parametrize(("row_spread", "col_spread"), [(1, 1), (1, 60), (60, 1), (9, 9), (60, 60)])
-def test_one_exponential_serves_components_that_share_a_map_unless_they_are_far_apart(
-    row_spread, col_spread, run
-):
+def test_components_that_share_a_map_may_be_far_apart(row_spread, col_spread):
     for hidden in (0.0, 1.0):
         spreads = row_spread, col_spread, hidden
-        exact = shifted(None, torch.float64, *spreads, by_the_equation)
+        exact = shifted(by_the_equation, torch.float64, *spreads)
         for dtype, largest in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
-            found = shifted(run(), dtype, *spreads)
+            found = shifted(mixture_attention, dtype, *spreads)
             for part, expected in zip(found, exact, strict=True):
                 assert part.isfinite().all()
                 error = (part.double() - expected).abs().max()
@@ -207,24 +212,21 @@ def test_one_exponential_serves_components_that_share_a_map_unless_they_are_far_
 
 
 @pytest.mark.parametrize(
-    ("num_keys", "causal", "native_rows", "torch_rows"),
+    ("num_keys", "causal", "expected"),
     [
-        (300, False, 300, 300),  # two whole heads
-        (512, False, 512, 512),
-        (1024, False, 512, 256),
-        (2048, False, 512, 128),
-        (2048, True, 128, 128),
-        (16_384, False, 64, 16),
+        (300, False, 300),  # two whole heads
+        (512, False, 512),
+        (1024, False, 512),
+        (2048, False, 512),
+        (2048, True, 128),
+        (16_384, False, 64),
     ],
 )
-def test_blocks_in_c_have_more_rows_unless_they_are_causal(
-    num_keys, causal, native_rows, torch_rows
-):
+def test_blocks_have_many_rows_unless_they_are_causal(num_keys, causal, expected):
     terms = RowTerms(Masks(num_keys, num_keys, is_causal=causal), None, num_heads=2)
-    for run, expected in ((NativeRows, native_rows), (TorchRows, torch_rows)):
-        blocks = list(places(terms, 2, torch.device("cpu"), run.least_rows))
-        assert len(blocks[0].rows) == expected
-        assert sum(block.count * len(block.rows) for block in blocks) == 2 * num_keys
+    blocks = list(places(terms, 2, CPU))
+    assert len(blocks[0].rows) == expected
+    assert sum(block.count * len(block.rows) for block in blocks) == 2 * num_keys
 
 
 @needs_library
@@ -270,18 +272,18 @@ MGK_HARD, SMGK = {"e_step": "hard"}, {"shifted_keys": True}
 FISH = {"num_global_heads": 1, "noise": "none"}
 AUTO = [
     (SoftmaxAttention, {}, False, 4096, "sdpa", "sdpa"),
-    (SoftmaxAttention, {}, True, 4096, "native", "rows"),
+    (SoftmaxAttention, {}, True, 4096, "native", "blockwise"),
     (SoftmaxAttention, {}, True, 1023, "native", "reference"),
     (SoftmaxAttention, {}, True, 64, "native", "reference"),
     (MGKAttention, {}, False, 4096, "sdpa", "sdpa"),
-    (MGKAttention, {}, True, 4096, "native", "rows"),
-    (MGKAttention, MGK_HARD, False, 4096, "native", "rows"),
-    (MGKAttention, MGK_HARD, False, 256, "native", "rows"),
+    (MGKAttention, {}, True, 4096, "native", "blockwise"),
+    (MGKAttention, MGK_HARD, False, 4096, "native", "blockwise"),
+    (MGKAttention, MGK_HARD, False, 256, "native", "reference"),
     (MGKAttention, MGK_HARD, False, 255, "native", "reference"),
     (MGKAttention, SMGK, False, 4096, "native", "sdpa"),
     (MGKAttention, SMGK | {"head_dim": 16}, False, 4096, "native", "sdpa"),
     (MGKAttention, SMGK | {"head_dim": 8}, False, 4096, "sdpa", "sdpa"),
-    (MGKAttention, SMGK | {"head_dim": 8}, True, 4096, "native", "rows"),
+    (MGKAttention, SMGK | {"head_dim": 8}, True, 4096, "native", "blockwise"),
     (FiSHAttention, FISH, False, 4096, "native", "blockwise"),
     (FiSHAttention, FISH, False, 256, "native", "reference"),
     (FiSHAttention, FISH, False, 255, "reference", "reference"),
@@ -327,10 +329,10 @@ def test_the_self_test_runs_outside_modes(fresh):
         assert selftest.draws_noise() in (True, False)
 
 
-@pytest.mark.parametrize("backend", ["rows", pytest.param("native", marks=needs_library)])
+@needs_library
 @pytest.mark.parametrize("options", [{"e_step": "hard"}, {"shifted_keys": True}])
-def test_a_compiled_layer_computes_the_same(options, backend):
-    layer = MGKAttention(12, 2, head_dim=5, dropout=0.3, backend=backend, **options)
+def test_a_compiled_layer_computes_the_same(options):
+    layer = MGKAttention(12, 2, head_dim=5, dropout=0.3, backend="native", **options)
     x, rng = torch.randn(2, 7, 12), RandomKey(3)
     expected = layer(x, rng=rng)
     found = torch.compile(layer, backend="eager")(x, rng=rng)
@@ -339,8 +341,7 @@ def test_a_compiled_layer_computes_the_same(options, backend):
     assert float(layer.value_proj.weight.grad.abs().sum()) > 0.0
 
 
-@pytest.mark.parametrize("backend", ["rows", "native"])
-def test_hand_written_blocks_are_for_the_cpu(backend):
-    layer = SoftmaxAttention(12, 2, backend=backend).to("meta")
+def test_the_library_is_for_the_cpu():
+    layer = SoftmaxAttention(12, 2, backend="native").to("meta")
     with pytest.raises(NotImplementedError, match="cannot run on meta"):
         layer(torch.empty(2, 7, 12, device="meta"))

@@ -134,7 +134,7 @@ TABLE = [
     Row(r"head_size theory", "--steps 20"),
     Row(r"analysis approximate ", "--num_samples 2 --solver_samples 1 --local_samples 1 "
         "--ranks 1 4 --rounds 1 --features 16 --draws 1"),
-    Row(r"kernels --config .*kernels_(merged_)?cpu", "--seq-lens 64 --head-dims 16"),
+    Row(r"kernels --config .*kernels_cpu", "--seq-lens 64 --head-dims 16"),
     Row(r"kernels --parity", "--dtypes float32 --head-dims 16 --cases smgk"),
     Row(r"kernels --compile-table", "--head-dims 16 --cases smgk --passes forward"),
     Row(r"kernels --train-steps", "--train-steps 1"),

@@ -20,8 +20,6 @@ from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, NoiseKi
 from lit_probattn.attention.functional import Heads, compute_dtype, reference_output
 from lit_probattn.attention.masks import Masks, span
 from lit_probattn.attention.rowpass.mixed import Draw, mixed_attention
-from lit_probattn.attention.rowpass.native import NativeRows
-from lit_probattn.attention.rowpass.terms import RowPass
 from lit_probattn.attention.sdpa import fused_attention
 from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import STREAM_NOISE, AttentionDropout, RandomKey
@@ -231,11 +229,11 @@ def fish_sdpa(given: Heads, arguments: FiSHArguments) -> Tensor:
     return split_values(out, wide)
 
 
-def fish_blockwise(given: Heads, arguments: FiSHArguments, run: RowPass | None = None) -> Tensor:
+def fish_blockwise(given: Heads, arguments: FiSHArguments, native: bool = False) -> Tensor:
     """Return every variant block by block, O(N · block) memory; noise is drawn again in backward.
 
     Scores of all global heads of a block are made once and mixed; 1/√E is folded into the queries
-    or into the last mixing weight. `run` passes over the rows, None in torch operations.
+    or into the last mixing weight. The rows of a block are computed in C if `native`.
     """
     query, key, value, masks, dropout = given.precise()
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
@@ -254,7 +252,7 @@ def fish_blockwise(given: Heads, arguments: FiSHArguments, run: RowPass | None =
     shared: list[Axis] = ["shared"] * len(tensors)
     axes: list[Axis] = ["row", "col", *shared]
     inputs = (query * on_global, key, *tensors)
-    out = blockwise_attention(scores, inputs, axes, value, masks, dropout, heads, run)
+    out = blockwise_attention(scores, inputs, axes, value, masks, dropout, heads, native)
     return split_values(out, wide)
 
 
@@ -266,13 +264,12 @@ def fish_native(given: Heads, arguments: FiSHArguments) -> Tensor:
     noise = arguments.noise
     per_head = noise is not None and noise.kind != "global"
     if arguments.mixing.mixer != "linear" or per_head:
-        return fish_blockwise(given, arguments, NativeRows())
+        return fish_blockwise(given, arguments, native=True)
     query, key, value, masks, dropout = given.precise()
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
     mixing = arguments.mixing.to(query.dtype).scaled(on_local, on_noise)
 
     return mixed_attention(
-        NativeRows(),
         query * on_global,
         key,
         value,

@@ -32,10 +32,7 @@ from lit_probattn.attention.functional import (
     split_precision,
     squared_distance,
 )
-from lit_probattn.attention.rowpass.eager import TorchRows
 from lit_probattn.attention.rowpass.mixture import mixture_attention
-from lit_probattn.attention.rowpass.native import NativeRows
-from lit_probattn.attention.rowpass.terms import RowPass
 from lit_probattn.attention.sdpa import fused_attention
 
 Score = Literal["gaussian", "dot"]
@@ -205,14 +202,8 @@ def mgk_blockwise(given: Heads, arguments: MGKArguments) -> Tensor:
 
 
 def mgk_native(given: Heads, arguments: MGKArguments) -> Tensor:
-    """Return the same as `mgk_rows`, with the rows of a block in C."""
-    return mgk_rows(given, arguments, NativeRows())
+    """Return the same as `mgk_blockwise`, with the rows of a block in C.
 
-
-def mgk_rows(given: Heads, arguments: MGKArguments, run: RowPass | None = None) -> Tensor:
-    """Return the same as `mgk_blockwise`, with gradients written by hand.
-
-    `run` passes over the rows of a block, None in torch operations.
     Keys are unshifted, (B, H_key, L, E), where the arguments have shifts: then one product per pair
     serves all components. With c the mean key, k' = k − c and q' = q − c,
 
@@ -263,7 +254,6 @@ def mgk_rows(given: Heads, arguments: MGKArguments, run: RowPass | None = None) 
     else:
         coef = precision
     return mixture_attention(
-        TorchRows() if run is None else run,
         query,
         key,
         value,

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.backends import (
     AUTO_RULES,
-    FUSED,
     AutoRule,
     Backend,
     BackendFunction,
@@ -50,14 +49,12 @@ from lit_probattn.attention.mgk.functions import (
     mgk_blockwise,
     mgk_native,
     mgk_reference,
-    mgk_rows,
     mgk_scores,
     mgk_sdpa,
     mgk_triton,
     mixture_scores,
 )
 from lit_probattn.attention.mgk.m_step import responsibility_sums
-from lit_probattn.attention.mgk.merged import mgk_merged
 from lit_probattn.attention.mgk.priors import (
     PRIOR_FLOOR,
     EStep,
@@ -75,7 +72,7 @@ from lit_probattn.base.torch_internals import in_backward
 # reduction over K·N keys; with heads of 8 entries it was not faster.
 SHIFTED_RULES: Mapping[str, AutoRule] = {
     **AUTO_RULES,
-    "cpu": replace(AUTO_RULES["cpu"], order=("native", "sdpa", "rows", "blockwise", "reference")),
+    "cpu": replace(AUTO_RULES["cpu"], order=("native", "sdpa", "blockwise", "reference")),
 }
 
 
@@ -99,9 +96,7 @@ class MGKCore(Core):
     backends: ClassVar[Mapping[str, BackendFunction]] = {
         "reference": mgk_reference,
         "sdpa": mgk_sdpa,
-        "merged": mgk_merged,
         "blockwise": mgk_blockwise,
-        "rows": mgk_rows,
         "native": mgk_native,
         "triton": mgk_triton,
     }
@@ -209,8 +204,7 @@ class MGKCore(Core):
         if self.shares_product and self.layout.head_dim >= 16:
             self.auto_rules = SHIFTED_RULES
         if self.e_step == "hard":
-            reason = "cannot take the maximum over components (e_step=hard)"
-            self.refused |= dict.fromkeys(FUSED, reason)
+            self.refused["sdpa"] = "cannot take the maximum over components (e_step=hard)"
         if self.key_norm_weight is not None:
             self.refused["triton"] = "cannot weigh the norms of keys (key_norm_weight)"
 
@@ -241,7 +235,7 @@ class MGKCore(Core):
     def choose(self, call: HeadCall, backend: str) -> Choice:
         """Return components of the keys and the mixture; shifts where one product serves all."""
         arguments = self.arguments(call)
-        if backend in ("rows", "native", "triton") and self.shares_product:
+        if backend in ("native", "triton") and self.shares_product:
             return Choice(backend, call.key, replace(arguments, key_shift=self.shifts()))
         key = self.components(call.key)
         return Choice(backend, key.to(call.key) if backend == "triton" else key, arguments)
@@ -646,13 +640,13 @@ class MGKAttention(Attention):
         core, k, e, e_v = self.core, self.num_components, self.head_dim, self.value_head_dim
         gaussian = core.score == "gaussian"
         pairs = PairMacs(k * e, e_v)
-        if backend in ("rows", "native", "triton") and core.shares_product:
+        if backend in ("native", "triton") and core.shares_product:
             heads = self.num_heads + (core.num_mixtures if gaussian else 0)
             pairs = PairMacs(e, e_v, per_token=heads * k * e)
-        elif backend in (*FUSED, "blockwise"):
+        elif backend in ("sdpa", "blockwise"):
             parts = num_parts(backend, dtype)
             size = e + parts
-            if gaussian and not core.variance.is_equal and backend != "merged":
+            if gaussian and not core.variance.is_equal:
                 size += {1: 1, 3: 6}[parts]
             pairs = fused_pairs(size, e_v, k, backend)
         return replace(pairs, m_step=k * e if core.by_m_step else 0)

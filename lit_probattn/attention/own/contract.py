@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_probattn.attention.backends import FUSED, Backend, native_refusal
+from lit_probattn.attention.backends import Backend, native_refusal
 from lit_probattn.attention.blockwise import BLOCK_SCORES
 from lit_probattn.attention.layer import Attention
 from lit_probattn.randomness import RandomKey
@@ -324,7 +324,7 @@ def precisions_agree(make: Make) -> None:
 def dropout_is_drawn_by_its_key(make: Make) -> None:
     """Attention dropout is the same for the same key, differs for another, and is off in eval."""
     layer, x = make(dropout=0.5).double(), double(B, N, EMBED)
-    with_dropout: list[Backend] = [name for name in cpu_backends(layer) if name not in FUSED]
+    with_dropout: list[Backend] = [name for name in cpu_backends(layer) if name != "sdpa"]
     seen: dict[str, Tensor] = {}
     for backend in with_dropout:
         layer.backend = backend

@@ -12,12 +12,12 @@ from torch import Tensor
 from lit_probattn.attention.draws import normal_noise, philox_words
 from lit_probattn.attention.functional import autocast_off
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.rowpass.native import rows_backward, rows_forward
 from lit_probattn.attention.rowpass.operators import (
     DrawnKey,
     Gradients,
     PairCall,
     define_row_operator,
-    row_pass,
     row_terms,
 )
 from lit_probattn.attention.rowpass.products import (
@@ -28,7 +28,7 @@ from lit_probattn.attention.rowpass.products import (
     places,
     product,
 )
-from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
+from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowTerms
 from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.base.memory import is_predicting
 from lit_probattn.randomness import STREAM_NOISE, AttentionDropout, RandomKey
@@ -56,7 +56,6 @@ class _Mixed(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        run: RowPass,
         terms: RowTerms,
         draw: Draw | None,
         query: Tensor,
@@ -67,8 +66,8 @@ class _Mixed(torch.autograd.Function):
         bias: Tensor | None,
     ) -> Tensor:
         terms = replace(terms, coef=coef)
-        out = _forward(run, terms, draw, query, key, value, noise_scale)
-        ctx.run, ctx.terms, ctx.draw = run, terms, draw
+        out = _forward(terms, draw, query, key, value, noise_scale)
+        ctx.terms, ctx.draw = terms, draw
         ctx.save_for_backward(query, key, value, coef, noise_scale, bias)
         return out
 
@@ -76,13 +75,12 @@ class _Mixed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         with autocast_off(grad_out):  # as in forward, for callers that leave it on
-            tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[3:]
-            found = _backward(ctx.run, ctx.terms, ctx.draw, tensors, needs, grad_out)
-            return (None, None, None, *found)
+            tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+            found = _backward(ctx.terms, ctx.draw, tensors, needs, grad_out)
+            return (None, None, *found)
 
 
 def _forward(
-    run: RowPass,
     terms: RowTerms,
     draw: Draw | None,
     query: Tensor,
@@ -94,21 +92,20 @@ def _forward(
     heads, buffer = terms.num_heads, Buffers(query)
     out = value.new_zeros(value.shape[0], query.shape[2], value.shape[2])
     for sample in _samples(query):
-        for part in places(terms, 1, query.device, run.least_rows):
+        for part in places(terms, 1, query.device):
             if not part.cols:
                 continue
             maps, _ = _noisy_maps(query, key, sample, part, draw, noise_scale, buffer)
             for place in _head_groups(part, sample, heads, query.device):
                 rows = slice(place.rows.start, place.rows.stop)
                 weights = buffer(-1, place.shape)
-                run.forward(terms, place, maps, weights, buffer)
+                rows_forward(terms, place, maps, weights)
                 seen = value[place.pairs, : len(place.cols)]
                 product(weights, seen, out[place.pairs, rows])
     return out
 
 
 def _backward(
-    run: RowPass,
     terms: RowTerms,
     draw: Draw | None,
     tensors: Sequence[Any],
@@ -125,7 +122,7 @@ def _backward(
     grad_query, grad_key, grad_value, grad_coef, grad_scale, grad_bias = grads
     buffer = Buffers(query)
     for sample in _samples(query):
-        for part in places(terms, 1, query.device, run.least_rows):
+        for part in places(terms, 1, query.device):
             if not part.cols:
                 continue
             maps, noise = _noisy_maps(query, key, sample, part, draw, noise_scale, buffer)
@@ -137,7 +134,7 @@ def _backward(
                 grad = product(here, seen, buffer(-2, place.shape))
                 found = grad.new_empty(place.count, num_maps)
                 wanted = RowGrads(totals, coef=found)
-                run.backward(terms, place, maps, weights, grad, wanted, buffer)
+                rows_backward(terms, place, maps, weights, grad, wanted)
                 if grad_value is not None:
                     add_product(grad_value[place.pairs, cols], weights.mT, here)
                 add_by_head(grad_coef, found, terms, place)
@@ -191,7 +188,6 @@ def _noisy_maps(
 
 
 def mixed_attention(
-    run: RowPass,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -205,7 +201,6 @@ def mixed_attention(
     """Attend by softmax_j(Σ_g p_hg (query_g[i] · key_g[j] + s_g ε_gij)).
 
     Args:
-        run: who passes over the rows.
         query: (B, G, N, E), in the compute dtype.
         key: (B, G, L, E).
         value: (B, H, L, E_v).
@@ -237,10 +232,10 @@ def mixed_attention(
         if draw is not None:
             words = philox_words(draw.key, STREAM_NOISE, batch, query.device)
             first_row = draw.first_row
-        pairs = PairCall.of(run, common, batch, query.device)
+        pairs = PairCall.of(common, batch, query.device)
         out = _operator(*tensors, words, *pairs, first_row)
     else:
-        out = _Mixed.apply(run, common, draw, *tensors)
+        out = _Mixed.apply(common, draw, *tensors)
     return out.unflatten(0, (batch, heads))
 
 
@@ -258,21 +253,20 @@ class _Inputs(NamedTuple):
     pair_mask: Tensor | None
     draw: Tensor | None
     is_causal: bool
-    native: bool
     heads: int
     threshold: int
     first_row: int
 
-    def parts(self) -> tuple[RowPass, RowTerms, Draw | None]:
-        """Return who passes over the rows, the terms and the noise."""
+    def parts(self) -> tuple[RowTerms, Draw | None]:
+        """Return the terms and the noise."""
         terms = row_terms(self, reduction="sum", num_components=self.query.shape[1], common=True)
         draw = None if self.noise is None else Draw(DrawnKey.of(self.noise), self.first_row)
-        return row_pass(self), terms, draw
+        return terms, draw
 
 
 def _run_forward(call: _Inputs) -> Tensor:
-    run, terms, draw = call.parts()
-    return _forward(run, terms, draw, call.query, call.key, call.value, call.noise_scale)
+    terms, draw = call.parts()
+    return _forward(terms, draw, call.query, call.key, call.value, call.noise_scale)
 
 
 _operator = define_row_operator(

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from lit_probattn.attention.functional import autocast_off, repeat_heads
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.rowpass.native import rows_backward, rows_forward
 from lit_probattn.attention.rowpass.operators import (
     Gradients,
     PairCall,
     define_row_operator,
-    row_pass,
     row_terms,
 )
 from lit_probattn.attention.rowpass.products import (
@@ -25,7 +25,7 @@ from lit_probattn.attention.rowpass.products import (
     places,
     product,
 )
-from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
+from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowTerms
 from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.randomness import AttentionDropout
 
@@ -36,7 +36,6 @@ class _Mixture(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        run: RowPass,
         terms: RowTerms,
         query: Tensor,
         key: Tensor,
@@ -47,8 +46,8 @@ class _Mixture(torch.autograd.Function):
         bias: Tensor | None,
     ) -> Tensor:
         terms = replace(terms, coef=coef, row=row, col=col)
-        out = _forward(run, terms, query, key, value)
-        ctx.run, ctx.terms = run, terms
+        out = _forward(terms, query, key, value)
+        ctx.terms = terms
         ctx.save_for_backward(query, key, value, coef, row, col, bias)
         return out
 
@@ -56,26 +55,24 @@ class _Mixture(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         with autocast_off(grad_out):  # as in forward, for callers that leave it on
-            tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
-            return (None, None, *_backward(ctx.run, ctx.terms, tensors, needs, grad_out))
+            tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+            return (None, *_backward(ctx.terms, tensors, needs, grad_out))
 
 
-def _forward(run: RowPass, terms: RowTerms, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _forward(terms: RowTerms, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return the output, (B·H, N, E_v)."""
     out, buffer = value.new_zeros(*query.shape[:2], value.shape[-1]), Buffers(query)
-    terms = run.prepare(terms)
-    for place in places(terms, query.shape[0], query.device, run.least_rows):
+    for place in places(terms, query.shape[0], query.device):
         if not place.cols:
             continue
         maps = _mixture_maps(query, key, place, buffer)
-        run.forward(terms, place, maps, maps[0], buffer)
+        rows_forward(terms, place, maps, maps[0])
         rows = slice(place.rows.start, place.rows.stop)
         product(maps[0], value[place.pairs, : len(place.cols)], out[place.pairs, rows])
     return out
 
 
 def _backward(
-    run: RowPass,
     terms: RowTerms,
     tensors: Sequence[Any],
     needs: Sequence[bool],
@@ -83,7 +80,6 @@ def _backward(
 ) -> Gradients:
     """Return the gradients of query, key, value, coef, row, col and bias; None where not needed."""
     query, key, value, coef, *_ = tensors
-    terms = run.prepare(terms)
     grad_out = grad_out.contiguous()
     grads = [
         torch.zeros_like(x) if x is not None and n else None
@@ -91,7 +87,7 @@ def _backward(
     ]
     grad_query, grad_key, grad_value, grad_coef, grad_row, grad_col, grad_bias = grads
     buffer, num_maps, components = Buffers(query), key.shape[1], terms.num_components
-    for place in places(terms, query.shape[0], query.device, run.least_rows):
+    for place in places(terms, query.shape[0], query.device):
         if not place.cols:
             continue
         pairs, rows = place.pairs, slice(place.rows.start, place.rows.stop)
@@ -106,7 +102,7 @@ def _backward(
             None if grad_col is None else grad_col.new_empty(count, components, length),
             None if grad_coef is None else grad_coef.new_empty(count, components),
         )
-        run.backward(terms, place, maps, weights, grad, wanted, buffer)
+        rows_backward(terms, place, maps, weights, grad, wanted)
         if grad_value is not None:
             add_product(grad_value[pairs, cols], weights.mT, part)
         for r, grad_map in enumerate(wanted.maps):
@@ -131,7 +127,6 @@ def _mixture_maps(query: Tensor, key: Tensor, place: Place, buffer: Buffers) -> 
 
 
 def mixture_attention(
-    run: RowPass,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -148,7 +143,6 @@ def mixture_attention(
         t_ijr = c_r query[i] · key[j, r] + a_ir + β_jr
 
     Args:
-        run: who passes over the rows.
         query: (B, H, N, E), in the compute dtype.
         key: (B, H_kv, R, L, E): one for each component, R = K, or one for all, R = 1.
         value: (B, H_kv, L, E_v).
@@ -183,10 +177,10 @@ def mixture_attention(
     tensors = (*flat, coef, *terms, bias)
     out: Tensor
     if written() == "compiled":
-        pairs = PairCall.of(run, common, batch, query.device)
+        pairs = PairCall.of(common, batch, query.device)
         out = _operator(*tensors, *pairs, hard, components)
     else:
-        out = _Mixture.apply(run, common, *tensors)
+        out = _Mixture.apply(common, *tensors)
     return out.unflatten(0, (batch, heads))
 
 
@@ -204,7 +198,6 @@ class _Inputs(NamedTuple):
     pair_mask: Tensor | None
     draw: Tensor | None
     is_causal: bool
-    native: bool
     heads: int
     threshold: int
     hard: bool
@@ -225,7 +218,7 @@ class _Inputs(NamedTuple):
 _operator = define_row_operator(
     "rows_mixture",
     _Inputs,
-    lambda call: _forward(row_pass(call), call.terms(), call.query, call.key, call.value),
-    lambda call, *given: _backward(row_pass(call), call.terms(), *given),
+    lambda call: _forward(call.terms(), call.query, call.key, call.value),
+    lambda call, *given: _backward(call.terms(), *given),
     gradients=("query", "key", "value", "coef", "row", "col", "bias"),
 )

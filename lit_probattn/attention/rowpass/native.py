@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowTerms
+from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowTerms
 from lit_probattn.base.memory import only_shapes
 from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import STREAM_DROPOUT
@@ -17,58 +17,49 @@ if TYPE_CHECKING:
     from lit_probattn.kernels.cpu.rows import Block
 
 
-class NativeRows:
-    """The pass in C; float32 and float64 on the CPU; a graph of torch.compile breaks here."""
+@outside_graphs
+def rows_forward(terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor) -> None:
+    """Write the dropped weights into `out`, (count, n, l), which may be the first map.
 
-    least_rows = 512
+    float32 and float64 on the CPU; a graph of torch.compile breaks here.
+    """
+    if only_shapes(out):  # the library writes in place
+        return
+    from lit_probattn.kernels.cpu import rows as native
 
-    def prepare(self, terms: RowTerms) -> RowTerms:
-        """See `RowPass`."""
-        return terms
+    native.rows_forward(_block(terms, place), maps, out)
 
-    @outside_graphs
-    def forward(
-        self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor, room: Buffers
-    ) -> None:
-        """See `RowPass`."""
-        if only_shapes(out):  # the library writes in place
-            return
-        from lit_probattn.kernels.cpu import rows as native
 
-        native.rows_forward(_block(terms, place), maps, out)
+@outside_graphs
+def rows_backward(
+    terms: RowTerms,
+    place: Place,
+    maps: Sequence[Tensor],
+    weights: Tensor,
+    grad: Tensor,
+    wanted: RowGrads,
+) -> None:
+    """Fill `weights` with the dropped weights and turn `grad` into the gradient of l."""
+    from lit_probattn.kernels.cpu import rows as native
 
-    @outside_graphs
-    def backward(
-        self,
-        terms: RowTerms,
-        place: Place,
-        maps: Sequence[Tensor],
-        weights: Tensor,
-        grad: Tensor,
-        wanted: RowGrads,
-        room: Buffers,
-    ) -> None:
-        """See `RowPass`."""
-        from lit_probattn.kernels.cpu import rows as native
-
-        count, rows, cols = place.shape
-        found = native.RowGrads(wanted.maps)
-        components = terms.num_components
-        if wanted.row is not None:
-            found.row_terms = grad.new_empty(count, rows, components)
-        if wanted.col is not None:
-            threads = torch.get_num_threads()
-            found.col_terms = grad.new_zeros(threads, count, components, cols)
-        if terms.coef is not None:
-            found.coef = grad.new_empty(count, rows, components)
-        if not only_shapes(grad):
-            native.rows_backward(_block(terms, place), maps, weights, grad, found)
-        if wanted.row is not None and found.row_terms is not None:
-            wanted.row.copy_(found.row_terms)
-        if wanted.col is not None and found.col_terms is not None:
-            torch.sum(found.col_terms, 0, out=wanted.col)
-        if wanted.coef is not None and found.coef is not None:
-            torch.sum(found.coef, 1, out=wanted.coef)
+    count, rows, cols = place.shape
+    found = native.RowGrads(wanted.maps)
+    components = terms.num_components
+    if wanted.row is not None:
+        found.row_terms = grad.new_empty(count, rows, components)
+    if wanted.col is not None:
+        threads = torch.get_num_threads()
+        found.col_terms = grad.new_zeros(threads, count, components, cols)
+    if terms.coef is not None:
+        found.coef = grad.new_empty(count, rows, components)
+    if not only_shapes(grad):
+        native.rows_backward(_block(terms, place), maps, weights, grad, found)
+    if wanted.row is not None and found.row_terms is not None:
+        wanted.row.copy_(found.row_terms)
+    if wanted.col is not None and found.col_terms is not None:
+        torch.sum(found.col_terms, 0, out=wanted.col)
+    if wanted.coef is not None and found.coef is not None:
+        torch.sum(found.coef, 1, out=wanted.coef)
 
 
 def _block(terms: RowTerms, place: Place) -> Block:

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from lit_probattn.attention.draws import philox_words
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.rowpass.eager import TorchRows
-from lit_probattn.attention.rowpass.native import NativeRows
-from lit_probattn.attention.rowpass.terms import RowPass, RowTerms
+from lit_probattn.attention.rowpass.terms import RowTerms
 from lit_probattn.kernels.operator import define_operators
 from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
 
@@ -43,22 +41,17 @@ class DrawnKey(RandomKey):
 
 
 class PairCall(NamedTuple):
-    """Masks and dropout of a call, as an operator takes them; `draw` as `philox_words` returns it.
-
-    Args:
-        native: who passes over the rows: the C library, or PyTorch.
-    """
+    """Masks and dropout as an operator takes them; `draw` is what `philox_words` returns."""
 
     key_mask: Tensor | None
     pair_mask: Tensor | None
     draw: Tensor | None
     is_causal: bool
-    native: bool
     heads: int
     threshold: int
 
     @classmethod
-    def of(cls, run: RowPass, terms: RowTerms, batch: int, device: torch.device) -> PairCall:
+    def of(cls, terms: RowTerms, batch: int, device: torch.device) -> PairCall:
         """Return what an operator needs of the terms besides tensors with gradients."""
         masks, dropout = terms.masks, terms.dropout
         draw = None
@@ -69,15 +62,9 @@ class PairCall(NamedTuple):
             masks.attn_mask,
             draw,
             masks.is_causal,
-            isinstance(run, NativeRows),
             terms.num_heads,
             0 if dropout is None else dropout.threshold,
         )
-
-
-def row_pass(call: Any) -> RowPass:
-    """Return who passes over the rows."""
-    return NativeRows() if call.native else TorchRows()
 
 
 def row_terms(call: Any, **terms: Any) -> RowTerms:

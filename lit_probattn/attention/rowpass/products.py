@@ -14,13 +14,14 @@ from lit_probattn.base.memory import device_type, is_predicting, telling
 # Scores of one map in a block of whole heads: small enough to stay in the cache of a CPU core with
 # their gradients; on CUDA large enough to fill the device.
 BLOCK_SCORES = {"cpu": 1 << 18, "cuda": 1 << 25}
-# How many times as many scores a block may have for the sake of `RowPass.least_rows`.
+# A head whose scores do not fit into the cache is cut into blocks of this many rows, if they are
+# not far too large for it: every block reads all keys and values.
+LEAST_ROWS = 512
+# How many times as many scores a block may have for the sake of `LEAST_ROWS`.
 LARGER = 4
 
 
-def places(
-    terms: RowTerms, batch_heads: int, device: torch.device, least_rows: int
-) -> Iterator[Place]:
+def places(terms: RowTerms, batch_heads: int, device: torch.device) -> Iterator[Place]:
     """Cut all queries of all heads into blocks: whole heads together, or rows of one.
 
     Under a causal mask blocks stay small, because they leave out the keys that none of their rows
@@ -29,7 +30,7 @@ def places(
     masks, budget = terms.masks, BLOCK_SCORES["cpu" if device_type(device) == "cpu" else "cuda"]
     rows = budget // max(1, masks.num_keys)
     if not masks.is_causal:
-        rows = max(rows, min(least_rows, LARGER * budget // max(1, masks.num_keys)))
+        rows = max(rows, min(LEAST_ROWS, LARGER * budget // max(1, masks.num_keys)))
     rows = max(1, min(masks.num_queries, rows))
     count = 1
     if rows == masks.num_queries:

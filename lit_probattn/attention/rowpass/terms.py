@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch import Tensor
 
@@ -12,25 +12,6 @@ from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout
 
 Reduction = Literal["soft", "hard", "sum"]
-
-
-@dataclass(frozen=True)
-class RowFactors:
-    """What components of a call add to a map that they share, as factors of one exponential.
-
-        exp t_r = exp(S + b) A_r B_r exp(a),  a_i = max_r a_ir,  b_j = max_r β_jr
-
-    Args:
-        own: A_r = exp(a_ir - a_i), (B·H, N, K).
-        columns: B_r = exp(β_jr - b_j), (B·H, K, L).
-        top: b, (B·H, 1, L).
-        near: whether a (sample, head) pair has components that one exponential can serve.
-    """
-
-    own: Tensor
-    columns: Tensor
-    top: Tensor
-    near: list[bool]
 
 
 @dataclass(frozen=True)
@@ -49,7 +30,6 @@ class RowTerms:
         row: a, (B·H, N, K).
         col: β, (B·H, K, L).
         samples: counter words of the samples, (B,), where there is dropout.
-        factors: what the pass itself made of the terms.
     """
 
     masks: Masks
@@ -63,7 +43,6 @@ class RowTerms:
     row: Tensor | None = None
     col: Tensor | None = None
     samples: Tensor | None = None
-    factors: RowFactors | None = None
 
 
 @dataclass(frozen=True)
@@ -115,40 +94,3 @@ class RowGrads:
     row: Tensor | None = None
     col: Tensor | None = None
     coef: Tensor | None = None
-
-
-class RowPass(Protocol):
-    """A pass over the rows of a block, in torch operations or in C.
-
-    Attributes:
-        least_rows: a head whose scores do not fit into the cache is cut into blocks of this many
-            rows, if they are not far too large for it: every block reads all keys and values.
-    """
-
-    least_rows: int
-
-    def prepare(self, terms: RowTerms) -> RowTerms:
-        """Return the terms of a call with what all its blocks need."""
-        ...
-
-    def forward(
-        self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor, room: Buffers
-    ) -> None:
-        """Write the dropped weights into `out`, (count, n, l), which may be the first map.
-
-        `room` has numbers from -3 down for maps of the pass's own; the others are the caller's.
-        """
-        ...
-
-    def backward(
-        self,
-        terms: RowTerms,
-        place: Place,
-        maps: Sequence[Tensor],
-        weights: Tensor,
-        grad: Tensor,
-        wanted: RowGrads,
-        room: Buffers,
-    ) -> None:
-        """Fill `weights` with the dropped weights and turn `grad` into the gradient of l."""
-        ...

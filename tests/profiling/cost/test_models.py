@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.attention.backends import FUSED
 from lit_probattn.randomness import RandomKey
 from profiling.cost.count import attention_layers, require_identical
 from profiling.cost.models import LanguageModel, PairModel, SequenceModel
@@ -66,17 +65,15 @@ def points(variants, backend, mode, **model):
 @pytest.mark.parametrize(
     ("backend", "mode"),
     mostly_slow(
-        itertools.product(["reference", "sdpa", "merged", "blockwise"], ["eval", "train"]),
-        [("reference", "train"), ("sdpa", "train"), ("merged", "train"), ("blockwise", "eval")],
+        itertools.product(["reference", "sdpa", "blockwise"], ["eval", "train"]),
+        [("reference", "train"), ("sdpa", "train"), ("blockwise", "eval")],
     ),
 )
 @pytest.mark.parametrize("share", ["a half", pytest.param("all", marks=pytest.mark.slow)])
 def test_counts_equal_closed_forms(backend, mode, share):
     """Both counters, both modes: equal to the unit, not only within the tolerance."""
     serving = [
-        name
-        for name, (path, _) in VARIANTS.items()
-        if not (backend in FUSED and name == "hard_e") and not (backend == "merged" and path != MGK)
+        name for name, (path, _) in VARIANTS.items() if not (backend == "sdpa" and name == "hard_e")
     ]
     chosen = serving[backend == "sdpa" :: 1 if share == "all" else 2]
     for point in points({name: VARIANTS[name] for name in chosen}, backend, mode):
