@@ -1,6 +1,7 @@
 """Commands that run a table's cells: their flags, dry runs, running, the report.
 
-`reproduce`, `reproduce.uea`, `reproduce.head_size experiment` and `quickstart` make a table and call `run`.
+`reproduce`, `reproduce.uea`, `reproduce.head_size experiment` and `quickstart` make a table and
+call `run`.
 """
 
 from __future__ import annotations

@@ -194,8 +194,8 @@ def refuse_flags(words: Sequence[str], tasks: Iterable[TaskEntry] = ()) -> None:
     for key in keys:
         if averaged and key in AVERAGED:
             raise ConfigError(
-                f"--flags {key}: {averaged[0]} is evaluated at a mean of checkpoints, which depends "
-                f"on it; use --set"
+                f"--flags {key}: {averaged[0]} is evaluated at a mean of checkpoints, which "
+                f"depends on it; use --set"
             )
         if not any(_is_below(key, free) for free in FREE_FLAGS):
             instead = "--steps" if key == STEPS else "--set"
