@@ -4,7 +4,8 @@
     python -m lit_probattn.reproduce.head_size embed \\
         runs/NAME/0/checkpoints/best-00000600.ckpt wide.ckpt --head_dim 64
     python -m lit_probattn.reproduce.head_size experiment \\
-        --grid configs/reproduce/head_size_reduced.yaml --data_dir DIR --runs runs/head_size --out reports/NAME
+        --grid configs/reproduce/head_size_reduced.yaml --data_dir DIR \\
+        --runs runs/head_size --out reports/NAME
 
 theory: theorem 1's construction, the sharper bounds, its counter-example, figure LRB-G1, and with
 --strictness theorem 2 by fitting. embed: writes the checkpoint and the file to add after the run's
