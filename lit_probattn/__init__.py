@@ -33,15 +33,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_LAZY, *_MODULES, "__version__"])
-
-
-def forward_command(name: str, module: str) -> None:
-    """Run `main` of a module where the caller is the program: keeps commands whose code moved.
-
-    Args:
-        name: `__name__` of the caller.
-        module: full name of the module with `main`, imported only when it runs.
-    """
-    if name == "__main__":
-        import_module("lit_probattn.base.streams").replace_unprintable()
-        raise SystemExit(import_module(module).main())

@@ -5,5 +5,3 @@ from lit_probattn.interop.multihead import as_multihead_attention as as_multihea
 from lit_probattn.interop.swap import swap as swap
 
 __version__: str
-
-def forward_command(name: str, module: str) -> None: ...

@@ -32,7 +32,7 @@ reproduce() { # name of the report, then the command's arguments
 }
 
 step_times() {
-    "$PYTHON" -m profiling.step_ratio --device cuda --length 2000 --batch 32 --warmup 5 \
+    "$PYTHON" -m profiling study step_ratio --device cuda --length 2000 --batch 32 --warmup 5 \
         --repeats 30 --out "reports/step_ratio_listops_cuda_$MONTH" || FAILED+=(step_times)
 }
 

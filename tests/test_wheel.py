@@ -105,7 +105,7 @@ def test_fit_test_and_predict(shell):
 
 PATHS = ("--config", "configs/tasks/tiny/lra_listops.yaml", "--config=configs/attention/fish.yaml")
 ARCHIVE = ("--archives", "BasicMotions", "--source", "bundled")
-UEA = ("python", "-m", "lit_probattn.uea_benchmark", *ARCHIVE)
+UEA = ("python", "-m", "lit_probattn.reproduce.uea", *ARCHIVE)
 COMMANDS = [
     ("lit-probattn", "fit", *PATHS, "--print_config"),
     ("python", "-m", "lit_probattn.reproduce", "--list"),

@@ -98,7 +98,9 @@ class Cell:
         """Hash of everything that decides the result."""
         more: list[Any] = [dict(self.task.files)] if self.task.files else []
         more += [self.start.digest] if self.start else []
-        text = json.dumps([deciding(self.config), self.seed, *more], sort_keys=True)
+        text = json.dumps(
+            [deciding(self.config, self.task.checkpoint), self.seed, *more], sort_keys=True
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     # ---- what it begins with -------------------------------------------------------------------

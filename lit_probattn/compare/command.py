@@ -1,6 +1,7 @@
 """Commands that run a table's cells: their flags, dry runs, running, the report.
 
-`reproduce`, `uea_benchmark`, `head_size experiment` and `quickstart` make a table and call `run`.
+`reproduce`, `reproduce.uea`, `reproduce.head_size experiment` and `quickstart` make a table and
+call `run`.
 """
 
 from __future__ import annotations
@@ -285,7 +286,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
         return
     options, place = cells[0].options, cells[0].place
     refuse_settings(options, place.settings)
-    refuse_flags(place.flags)
+    refuse_flags(place.flags, [cell.task for cell in cells])
     if place.launch and shutil.which(place.launch[0]) is None:
         raise ConfigError(f"--launch: there is no program {place.launch[0]!r}")
     refuse_reserved_in_files([(cell.task, cell.row) for cell in cells], options)

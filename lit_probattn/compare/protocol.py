@@ -20,6 +20,7 @@ from lit_probattn.configs import (
     read_yaml,
 )
 from lit_probattn.models.per_layer import attention_entries
+from lit_probattn.training.checkpoints import averaged_number
 from lit_probattn.training.run_folder import FREE_KEYS, flatten
 
 ATTENTION = "model.init_args.attention.init_args"
@@ -35,6 +36,9 @@ ROUNDING = ("data.init_args.eval_batch_size", "data.init_args.pad_multiple")
 
 # Settings that decide no number: where files lie, hardware; the number of steps decides.
 UNDECIDING = (*(key for key in FREE_KEYS if key != STEPS), "run.name", "seed_everything")
+
+# Those of them that decide where the checkpoint that is evaluated is a mean of step checkpoints.
+AVERAGED = ("run.checkpoint_every",)
 
 # Settings that a command sets for all its runs, and what to give instead.
 _NAMED = "the command names its runs"
@@ -172,8 +176,12 @@ def refuse_settings(options: Options, placed: Collection[str]) -> None:
             raise ConfigError(f"--set {key}: the command sets it; use --steps")
 
 
-def refuse_flags(words: Sequence[str]) -> None:
+def refuse_flags(words: Sequence[str], tasks: Iterable[TaskEntry] = ()) -> None:
     """Refuse `--flags` that may decide numbers, or that the command itself sets.
+
+    Args:
+        words: the flags and their values.
+        tasks: those that they are for.
 
     Raises:
         ConfigError: there is such a flag, or a word without one.
@@ -182,7 +190,13 @@ def refuse_flags(words: Sequence[str]) -> None:
         raise ConfigError(f"--flags: expected --KEY VALUE, received {words[0]!r}")
     keys = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
     _refuse_reserved(keys, "--flags", _PLACES.keys() - FREE_FLAGS)
+    averaged = [task.name for task in tasks if averaged_number(task.checkpoint) is not None]
     for key in keys:
+        if averaged and key in AVERAGED:
+            raise ConfigError(
+                f"--flags {key}: {averaged[0]} is evaluated at a mean of checkpoints, which "
+                f"depends on it; use --set"
+            )
         if not any(_is_below(key, free) for free in FREE_FLAGS):
             instead = "--steps" if key == STEPS else "--set"
             raise ConfigError(
@@ -282,12 +296,18 @@ def published_config(task: TaskEntry, row: Row) -> dict[str, Any]:
     return compose([task.config, row.attention], overrides(task, row, plain))
 
 
-def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide a result, by dotted key."""
+def deciding(config: Mapping[str, Any], checkpoint: str = "best") -> dict[str, Any]:
+    """Return the settings that decide a result, by dotted key.
+
+    Args:
+        config: of a cell.
+        checkpoint: which one is evaluated. A mean depends on how far its parts are apart.
+    """
+    averaged = AVERAGED if averaged_number(checkpoint) is not None else ()
     return {
         key: value
         for key, value in flatten(config).items()
-        if not any(_is_below(key, free) for free in UNDECIDING)
+        if key in averaged or not any(_is_below(key, free) for free in UNDECIDING)
     }
 
 
@@ -307,7 +327,7 @@ class Difference:
 def differences(task: TaskEntry, row: Row, options: Options) -> list[Difference]:
     """Compare a cell's settings, defaults included, with those of the published run."""
     configs = published_config(task, row), cell_config(task, row, options)
-    published, here = (deciding(config) for config in configs)
+    published, here = (deciding(config, task.checkpoint) for config in configs)
     found = []
     for key in sorted(published.keys() | here.keys()):
         if key in ROUNDING:

@@ -1,4 +1,4 @@
-"""Write the weights of a checkpoint as safetensors: `python -m lit_probattn.export`."""
+"""Write the weights of a checkpoint as safetensors: `lit-probattn export`."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from lit_probattn.training.checkpoints import CheckpointError, export_safetensor
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m lit_probattn.export", description=__doc__, allow_abbrev=False
+        prog="lit-probattn export", description=__doc__, allow_abbrev=False
     )
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a run folder")
     parser.add_argument("output", type=Path, help="the .safetensors file to write")

@@ -104,7 +104,7 @@ def embed_into_head_size(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `python -m lit_probattn.head_size embed`."""
+    """Add the flags of `python -m lit_probattn.reproduce.head_size embed`."""
     add = parser.add_argument
     add("checkpoint", type=Path, help="a checkpoint with softmax attention, or its run folder")
     add("output", type=Path, help="the checkpoint to write, NAME.ckpt")

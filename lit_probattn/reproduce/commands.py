@@ -61,7 +61,7 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
     if kind == "sweep_table":
         return table_of(name, part, place.runs, place.accelerator).state
     if kind == "uea":
-        return "run by python -m lit_probattn.uea_benchmark"
+        return "run by python -m lit_probattn.reproduce.uea"
     if kind == "analysis":
         analysis = Analysis.read(name, part, folder)
         cells = make_cells(analysis.table, [], analysis.table.seeds, Options(), place)

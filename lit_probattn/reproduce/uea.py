@@ -1,7 +1,7 @@
 """Archives x variants x seeds of the UEA collection, beside the published table.
 
-    python -m lit_probattn.uea_benchmark --dry-run
-    python -m lit_probattn.uea_benchmark --archives JapaneseVowels BasicMotions --source bundled \\
+    python -m lit_probattn.reproduce.uea --dry-run
+    python -m lit_probattn.reproduce.uea --archives JapaneseVowels BasicMotions --source bundled \\
         --seeds 0 1 2
 
 Each archive is a task and each variant a row of a table that is run as `python -m
@@ -28,7 +28,7 @@ from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.configs import ConfigError, attention_entry, nearest, read_yaml
 
-MODULE = "lit_probattn.uea_benchmark"
+MODULE = "lit_probattn.reproduce.uea"
 TABLE = Path("configs/reproduce/fish_table6.yaml")
 OUT = Path("reports/uea_table6")
 ON_TEST = "**selected on the test split**"

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from datamodules import WikiText103
 from lit_probattn.__main__ import main
 from lit_probattn.training.checkpoints import list_checkpoints
 from tests.datamodules.text import made
@@ -78,6 +79,20 @@ def test_text_is_that_of_predict_for_the_same_seed(trained, folder, tmp_path, ca
     assert " tokens per second" in told.out
     assert told.out.endswith(f"table: {table}\n")
     assert "max_new_tokens" not in told.err
+
+
+@pytest.mark.parametrize("prompt", ["w1 w2\nw3", "w1\n\nw2\n", "w1: # w2", "[w1", "~"])
+def test_a_prompt_is_read_as_it_is_given(prompt, folder, tmp_path, capsys):
+    """Whatever its lines or signs are in YAML, which the options of data are written in."""
+    table = tmp_path / "text.parquet"
+    flags = ("--max_new_tokens", "1", "--out", str(table))
+    assert generate(folder, *flags, prompts=[prompt]) == 0, capsys.readouterr().err
+    data = WikiText103(data_dir=str(folder.parents[2] / "text"), corpus="other", prompts=[prompt])
+    data.prepare_data()
+    data.setup("predict")
+    (batch,) = data.predict_dataloader()
+    (text,) = pd.read_parquet(table)["prompt_text"]
+    assert text == data.decode(batch["inputs"][0][batch["key_mask"][0]].tolist())
 
 
 def test_seeds_draw_other_text_and_greedy_text_has_none(folder, capsys):

@@ -90,13 +90,13 @@ def _quickstart(folder: Path) -> list[str]:
 def _uea(folder: Path) -> list[str]:
     table = _write(folder / "series.yaml", SERIES)
     places = ["--table", table, "--cache_dir", str(folder / "cache"), "--out", str(folder / "out")]
-    return ["lit_probattn.uea_benchmark", *places, "--source", "bundled"]
+    return ["lit_probattn.reproduce.uea", *places, "--source", "bundled"]
 
 
 def _head_size(folder: Path) -> list[str]:
     grid = _write(folder / "heads.yaml", HEADS)
     text = str(made_text.write(folder / "text"))
-    return ["lit_probattn.head_size", "experiment", "--grid", grid, "--data_dir", text]
+    return ["lit_probattn.reproduce.head_size", "experiment", "--grid", grid, "--data_dir", text]
 
 
 def _sweep(folder: Path) -> list[str]:

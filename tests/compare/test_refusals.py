@@ -14,6 +14,7 @@ from lit_probattn.compare.protocol import (
     FREE_FLAGS,
     RESERVED,
     STEPS,
+    refuse_flags,
     refuse_unlogged_metrics,
     setting,
 )
@@ -108,6 +109,16 @@ def test_flags_are_keys_that_decide_nothing():
         *("trainer.accelerator", "trainer.enable_progress_bar"),
         *("data.init_args.data_dir", "data.init_args.cache_dir"),
     }
+
+
+def test_flags_leave_alone_what_a_mean_of_checkpoints_depends_on():
+    plain, averaged = (
+        TaskEntry("mine", "mine.yaml", {}, checkpoint=name) for name in ("best", "average-10")
+    )
+    words = ["--run.checkpoint_every", "5"]
+    refuse_flags(words, [plain])
+    with pytest.raises(ConfigError, match=r"^--flags run\.checkpoint_every: mine "):
+        refuse_flags(words, [plain, averaged])
 
 
 def test_tasks_name_the_scores_that_tables_and_monitors_read():

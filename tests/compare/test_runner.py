@@ -9,13 +9,15 @@ import re
 import signal
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
 from lit_probattn.cli.shards import duration
+from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.launch import child_environment
 from lit_probattn.compare.model import counts
-from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.protocol import Options, differences
 from lit_probattn.compare.runner import Pace, Runner, _Slot
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.training.run_record import read_starts
@@ -279,3 +281,17 @@ def test_result_has_what_a_reader_needs(tmp_path):
     assert wanted <= set(result)
     assert result["command"].startswith("python -m lit_probattn fit --config configs/tasks/")
     assert set(counts(cells[0])) == {"parameters", "macs"}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "anew"), [("average-10", True), ("best", False), ("last", False)]
+)
+def test_a_mean_of_checkpoints_is_known_by_their_distance(checkpoint, anew, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    table, _ = tiny_cells(tmp_path)
+    task = replace(table.tasks["listops"], checkpoint=checkpoint)
+    row = table.rows["softmax_2"]
+    plain, far = Options(), Options(settings={"run.checkpoint_every": 3})
+    assert (Cell(task, row, 0, plain).name != Cell(task, row, 0, far).name) is anew
+    named = [difference.key for difference in differences(task, row, far)]
+    assert ("run.checkpoint_every" in named) is anew

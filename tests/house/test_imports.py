@@ -36,8 +36,6 @@ FLOORS = (
     ("lit_probattn/kernels",),
     ("lit_probattn/randomness.py",),
     ("lit_probattn/records", "lit_probattn/base"),
-    # Names of commands whose code moved: they forward by a string.
-    ("lit_probattn/export.py", "lit_probattn/head_size.py", "lit_probattn/uea_benchmark.py"),
     ("lit_probattn/__init__.py",),
 )
 # The only rooms that may name the data modules, which themselves import nothing of ours.
@@ -56,11 +54,8 @@ INNER_FLOORS = {
     "profiling": ("cli.py", "kernels", "studies", "report", "sweep", "cost", "measure"),
 }
 MOST_FILES = 15
-# Files of the package that lie in none of its folders; the last three only forward a command.
-LOOSE = {
-    *("__init__.py", "__main__.py", "configs.py", "quickstart.py", "randomness.py"),
-    *("export.py", "head_size.py", "uea_benchmark.py"),
-}
+# Files of the package that lie in none of its folders.
+LOOSE = {"__init__.py", "__main__.py", "configs.py", "quickstart.py", "randomness.py"}
 
 
 @cache

@@ -97,8 +97,8 @@ TABLE = [
     # what needs a release
     Row(r"datamodules check (text|wikitext103)\b", refusal=r"(DIFFERENT|published.*)$"),
     Row(r"datamodules check uea", refusal=NO_DATA),
-    Row(r"uea_benchmark .*--accelerator gpu", refusal=rf"{NO_GPU}|{NO_DATA}"),
-    Row(r"uea_benchmark --dry-run", "--archives JapaneseVowels Heartbeat"),
+    Row(r"reproduce\.uea .*--accelerator gpu", refusal=rf"{NO_GPU}|{NO_DATA}"),
+    Row(r"reproduce\.uea --dry-run", "--archives JapaneseVowels Heartbeat"),
     Row(r"check trajectories --path", refusal=NOT_THERE),
     Row(r"data check FOLDER", refusal=r"unknown data set"),
     Row(r"data (prepare|check) iwslt14", refusal=NOT_THERE),
@@ -129,7 +129,7 @@ TABLE = [
     Row(r"reproduce .*--dry-run", "--shortened"),
     Row(r"reproduce .*--shortened", "--only listops smgk_4 --steps 4"),
     Row(r"^lit-probattn compare ", "--seeds 0 --steps 4"),
-    Row(r"uea_benchmark .*--epochs", "--epochs 1 --seeds 0"),
+    Row(r"reproduce\.uea .*--epochs", "--epochs 1 --seeds 0"),
     Row(r"head_size experiment", "--steps 4 --only 'fixed-h4*'"),
     Row(r"head_size theory", "--steps 20"),
     Row(r"analysis approximate ", "--num_samples 2 --solver_samples 1 --local_samples 1 "

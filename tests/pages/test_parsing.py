@@ -32,9 +32,9 @@ def parse_study(words: list[str]) -> None:
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "datamodules": lambda words: make_data(words[0], words[1], words[2:]),
     "lit_probattn.analysis": parse_study,
-    "lit_probattn.head_size": lambda words: head_size_parser().parse_args(words),
+    "lit_probattn.reproduce.head_size": lambda words: head_size_parser().parse_args(words),
     "lit_probattn.reproduce": lambda words: reproduce_parser().parse_args(words),
-    "lit_probattn.uea_benchmark": lambda words: uea.make_parser().parse_args(words),
+    "lit_probattn.reproduce.uea": lambda words: uea.make_parser().parse_args(words),
     "profiling": lambda words: profiling_parser().parse_args(words),
 }
 

@@ -75,7 +75,7 @@ def test_list_names_every_table_with_its_state(capsys):
     assert "0 of 25 cells finished (full protocol)" in by_name["fish_table2"]
     assert "0 of 210 cells finished (full protocol)" in by_name["fish_table7"]
     assert "0 of 36 cells finished (full protocol)" in by_name["low_rank_table1"]
-    assert "uea_benchmark" in by_name["fish_table6"]
+    assert "reproduce.uea" in by_name["fish_table6"]
 
 
 @pytest.mark.parametrize(

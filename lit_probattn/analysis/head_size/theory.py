@@ -189,5 +189,5 @@ class Theory(Study):
         return "\n\n".join(parts)
 
 
-# The part `theory` of `python -m lit_probattn.head_size`.
+# The part `theory` of `python -m lit_probattn.reproduce.head_size`.
 add_arguments, run = Theory.add_arguments, Theory.run

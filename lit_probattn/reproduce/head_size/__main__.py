@@ -1,10 +1,11 @@
 """Fixed head size: theorems run, heads of a checkpoint enlarged, the experiment.
 
-    python -m lit_probattn.head_size theory --out reports/NAME
-    python -m lit_probattn.head_size embed runs/NAME/0/checkpoints/best-00000600.ckpt wide.ckpt \\
-        --head_dim 64
-    python -m lit_probattn.head_size experiment --grid configs/reproduce/head_size_reduced.yaml \\
-        --data_dir DIR --runs runs/head_size --out reports/NAME
+    python -m lit_probattn.reproduce.head_size theory --out reports/NAME
+    python -m lit_probattn.reproduce.head_size embed \\
+        runs/NAME/0/checkpoints/best-00000600.ckpt wide.ckpt --head_dim 64
+    python -m lit_probattn.reproduce.head_size experiment \\
+        --grid configs/reproduce/head_size_reduced.yaml --data_dir DIR \\
+        --runs runs/head_size --out reports/NAME
 
 theory: theorem 1's construction, the sharper bounds, its counter-example, figure LRB-G1, and with
 --strictness theorem 2 by fitting. embed: writes the checkpoint and the file to add after the run's
@@ -33,7 +34,7 @@ from lit_probattn.reproduce.head_size.grid import GridError
 from lit_probattn.training.checkpoints import CheckpointError
 from lit_probattn.training.trained import OpenError
 
-PROGRAM = "python -m lit_probattn.head_size"
+PROGRAM = "python -m lit_probattn.reproduce.head_size"
 PARTS = {
     "theory": (theory, "theorems as programs"),
     "embed": (wider_heads, "enlarge the heads of a checkpoint"),

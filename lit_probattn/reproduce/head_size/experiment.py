@@ -26,7 +26,7 @@ from lit_probattn.reproduce.head_size.curves import (
 )
 from lit_probattn.reproduce.head_size.grid import Grid, perplexity_of
 
-MODULE = "lit_probattn.head_size experiment"
+MODULE = "lit_probattn.reproduce.head_size experiment"
 
 
 class HeadSizeReport(Report):
@@ -68,7 +68,7 @@ def point_columns(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `python -m lit_probattn.head_size experiment`."""
+    """Add the flags of `python -m lit_probattn.reproduce.head_size experiment`."""
     parser.add_argument("--grid", required=True, help="name or file of configs/reproduce")
     add_flags(parser, runs=Path("runs/head_size"))
 

@@ -1,5 +1,0 @@
-"""`python -m profiling.ddp_overhead`."""
-
-from lit_probattn import forward_command
-
-forward_command(__name__, "profiling.studies.ddp_overhead")
