@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from datamodules.text.running import OwnText
     from datamodules.text.sentences.data import LM1B
     from datamodules.text.translation.data import Translation
-    from datamodules.text.translation.iwslt14 import IWSLT14
+    from datamodules.text.translation.published.iwslt14 import IWSLT14
+    from datamodules.text.translation.published.wmt14 import WMT14
     from datamodules.text.translation.toy import ToyTranslation
-    from datamodules.text.translation.wmt14 import WMT14
     from datamodules.text.wikitext103 import WikiText103
     from datamodules.trajectories.data import Trajectories
     from datamodules.trajectories.toy import ToyTrajectories
@@ -52,7 +52,7 @@ __all__ += [
 REGISTRY = {
     "image": ("datamodules.lra.image", "Image"),
     "imagenet": ("datamodules.pictures.imagenet", "ImageNet"),
-    "iwslt14": ("datamodules.text.translation.iwslt14", "IWSLT14"),
+    "iwslt14": ("datamodules.text.translation.published.iwslt14", "IWSLT14"),
     "listops": ("datamodules.lra.listops", "ListOps"),
     "lm1b": ("datamodules.text.sentences.data", "LM1B"),
     "masked_text": ("datamodules.text.masked_text", "MaskedText"),
@@ -76,7 +76,7 @@ REGISTRY = {
     "translation": ("datamodules.text.translation.data", "Translation"),
     "uea": ("datamodules.series.uea", "UEA"),
     "wikitext103": ("datamodules.text.wikitext103", "WikiText103"),
-    "wmt14": ("datamodules.text.translation.wmt14", "WMT14"),
+    "wmt14": ("datamodules.text.translation.published.wmt14", "WMT14"),
 }
 
 

@@ -3,8 +3,6 @@
 Options are the arguments of the data set's class; `prepare` makes its cache, `check` opens it,
 compares it with the published sizes and prints lengths and checksums. Nothing is downloaded.
 `check PATH` reads data of your own and shows sizes, classes, lengths and samples.
-`prepare cloze_questions --text PATH --out FOLDER`, or `prepare shuffled_sentences`, makes a set for
-fine-tuning of plain text.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from datamodules import REGISTRY
 from datamodules.core.errors import DataError, nearest
 from datamodules.own_data import KINDS, kind_of
-from datamodules.text.fine_tuning import made_sets
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -61,8 +58,6 @@ def main(arguments: list[str] | None = None) -> int:
         command = _one_of(COMMANDS, arguments[0], "command")
         if command == "check" and _is_path(arguments[1]):
             return _check_path(arguments[1], arguments[2:])
-        if command == "prepare" and arguments[1] in made_sets.MADE:
-            return _make_set(arguments[1], arguments[2:])
         name = _one_of(REGISTRY, arguments[1], "data set")
         return _run(command, name, arguments[2:])
     except _UsageError as error:
@@ -98,16 +93,6 @@ def _run(command: str, name: str, options: list[str]) -> int:
     # Only a release can fail to be what was published; generated sizes are the user's choice.
     generated = getattr(data, "source", "released") == "generated"
     return 0 if generated or all(equal for _, equal in verdicts) else 1
-
-
-def _make_set(name: str, options: list[str]) -> int:
-    """Write a set that is made of plain text."""
-    kind = getattr(made_sets, made_sets.MADE[name])
-    parser = _parser("prepare", name, kind)
-    _refuse_unknown(parser, options)
-    for line in kind(**parser.parse_args(options).as_dict()).make():
-        print(line)
-    return 0
 
 
 def _is_path(word: str) -> bool:
@@ -216,8 +201,6 @@ def _overview() -> str:
         f"{_PURPOSE['prepare']}\n{_PURPOSE['check']}\n\n"
         f"NAME: {', '.join(REGISTRY)}\n"
         f"Options of one of them: {_PROGRAM} prepare NAME --help\n"
-        f"Sets of plain text: {_PROGRAM} prepare {{{','.join(made_sets.MADE)}}} --text PATH "
-        f"--out FOLDER\n"
         f"Data of your own: {_PROGRAM} check PATH [--kind {{{','.join(KINDS)}}}] [options]\n"
         f"Folders: --data_dir (or LIT_PROBATTN_DATA), --cache_dir (or LIT_PROBATTN_CACHE)"
     )

@@ -15,7 +15,7 @@ from datamodules.series.archive import ARCHIVES, BUNDLED, find_archive
 from datamodules.text.fine_tuning import pairs
 from datamodules.text.fine_tuning.question_answering import find_questions
 from datamodules.text.sentences import release as lm1b
-from datamodules.text.translation import iwslt14, wmt14
+from datamodules.text.translation.published import iwslt14, wmt14
 from datamodules.text.wikitext_release import find_release
 from datamodules.trajectories.environments import ENVIRONMENTS, QUALITIES, environment_named
 from datamodules.trajectories.files import find_file

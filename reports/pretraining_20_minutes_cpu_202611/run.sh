@@ -11,7 +11,7 @@ for part in tuning held_out; do
   share=0.03
   [ $part = held_out ] && share=0.99
   for kind in cloze_questions shuffled_sentences; do
-    lit-probattn data prepare $kind --text text/$part.txt --out sets/$kind/$part --dev_fraction $share --max_sentences 6
+    python examples/sets/of_plain_text.py $kind --text text/$part.txt --out sets/$kind/$part --dev_fraction $share --max_sentences 6
   done
 done
 mkdir -p cloze shuffled

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules import QuestionAnswering, TextPairs
-from tests.bad_inputs.cases import Case, command_error, data_command, data_error, data_main
+from tests.bad_inputs.cases import Case, command_error, data_error, data_main
 from tests.datamodules.text.fine_tuning import made
 
 _SIZES = {"vocab_limit": 200, "max_length": 20, "stride": 4, "max_query_length": 8}
@@ -182,32 +182,7 @@ def _split_of_corpus(folder: Path) -> None:
     TextPairs(str(made.write_mnli(folder / "mnli")), "mnli", val_fraction=0.3)
 
 
-def _made_cases() -> Iterator[Case]:
-    area = "Sets made of plain text"
-    cloze = ("prepare", "cloze_questions")
-    yield Case(area, "no text", data_command(*cloze, "--text", "DIR/x", "--out", "DIR/o"))
-    yield Case(area, "an empty folder", data_command(*cloze, "--text", "DIR", "--out", "DIR/o"))
-    yield Case(area, "too little text", _little)
-    yield Case(
-        area,
-        "a share above 1",
-        data_command(*cloze, "--text", "DIR", "--out", "DIR/o", "--dev_fraction", "1.5"),
-    )
-    yield Case(
-        area,
-        "`--max_sentences 2`",
-        data_command(*cloze, "--text", "DIR", "--out", "DIR/o", "--max_sentences", "2"),
-    )
-
-
-def _little(folder: Path) -> str:
-    (folder / "x.txt").write_text("One sentence of five words. And another one of six words.\n")
-    words = ["prepare", "shuffled_sentences", "--text", str(folder), "--out", str(folder / "o")]
-    return command_error(words, data_main)
-
-
 def cases() -> Iterator[Case]:
     """All of them."""
     yield from _squad_cases()
     yield from _pair_cases()
-    yield from _made_cases()

@@ -3,6 +3,8 @@
 A paragraph is a line; headings of WikiText (`= Title =`) and lines of fewer than three sentences
 are left out. Which split a paragraph belongs to, and every choice, follows from a hash of its text:
 the same text gives the same sets, and no paragraph is in two splits.
+
+    python examples/sets/of_plain_text.py cloze_questions --text PATH --out FOLDER
 """
 
 from __future__ import annotations
@@ -10,20 +12,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from jsonargparse import ArgumentParser
 
 from datamodules.core.division import check_shares, divide
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.files import expand, write_whole
 from datamodules.core.tables import read_utf8
 from datamodules.text.fine_tuning.documents import files_of, sentences_of
-
-__all__ = ["MADE", "ClozeQuestions", "ShuffledSentences"]
-
-# Name on the command line -> class.
-MADE = {"cloze_questions": "ClozeQuestions", "shuffled_sentences": "ShuffledSentences"}
 
 BLANK = "_____"
 _HEADING = re.compile(r"\s*(=|#)")
@@ -224,3 +224,26 @@ def _elsewhere(paragraphs: Sequence[list[str]], number: int, second: str) -> str
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def main(words: list[str] | None = None) -> int:
+    """Make a set; return the exit status: 0, or 1 for wrong data."""
+    kinds = {"cloze_questions": ClozeQuestions, "shuffled_sentences": ShuffledSentences}
+    parser = ArgumentParser(description="Make a set for fine-tuning of plain text.")
+    commands = parser.add_subcommands()
+    for name, kind in kinds.items():
+        own = ArgumentParser()
+        own.add_class_arguments(kind)
+        commands.add_subcommand(name, own)
+    given = parser.parse_args(words)
+    try:
+        for line in kinds[given.subcommand](**given[given.subcommand].as_dict()).make():
+            print(line)
+    except (DataError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

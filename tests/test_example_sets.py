@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from datamodules import QuestionAnswering, TextPairs
-from datamodules.__main__ import main
 from datamodules.core.errors import DataError, MissingDataError
-from datamodules.text.fine_tuning.made_sets import (
+from examples.sets.of_plain_text import (
     BLANK,
     ClozeQuestions,
     ShuffledSentences,
+    main,
     sentences_of,
 )
 from tests.datamodules.text.fine_tuning.made import CITIES, PEOPLE
@@ -135,7 +135,7 @@ def test_sentences():
 def test_the_commands_make_sets_that_data_read(tmp_path, capsys):
     text = write_text(tmp_path / "x")
     for name in ("cloze_questions", "shuffled_sentences"):
-        assert main(["prepare", name, "--text", str(text), "--out", str(tmp_path / name)]) == 0
+        assert main([name, "--text", str(text), "--out", str(tmp_path / name)]) == 0
     assert "samples of" in capsys.readouterr().out
     common = {"vocab_limit": 200, "cache_dir": str(tmp_path / "cache"), "max_length": 96}
     questions = QuestionAnswering(str(tmp_path / "cloze_questions"), **common)
@@ -144,8 +144,10 @@ def test_the_commands_make_sets_that_data_read(tmp_path, capsys):
     labelled = TextPairs(str(tmp_path / "shuffled_sentences"), **common)
     labelled.setup()
     assert labelled.classes == ["next", "other"]
-    assert main(["prepare", "cloze_questions", "--text", str(text), "--ouf", "x"]) == 2
-    assert "did you mean --out?" in capsys.readouterr().err
+    assert main(
+        ["cloze_questions", "--text", str(text), "--out", str(tmp_path / "cloze_questions")]
+    )
+    assert "exists: choose another folder" in capsys.readouterr().err
 
 
 def test_what_cannot_be_made(tmp_path):
