@@ -92,8 +92,9 @@ class AutoRule:
 
 # CPU, float32, forward and backward, head sizes 8 to 64, N from 64 to 4096: of softmax and of MGK
 # without dropout the fused reduction was the fastest, of everything else the C library's rows
-# (sMGK, FiSH and the polynomial kernel have rules of their own). Of what it does
-# not serve the reference was the fastest up to about 4 million scores, and two to three times slower than blocks from 16 million on.
+# (sMGK, FiSH and the polynomial kernel have rules of their own). Of what it does not serve the
+# reference was the fastest up to about 4 million scores, and two to three times slower than blocks
+# from 16 million on.
 # CUDA: not measured here. Kernels come first: by count of products and exponentials they beat the
 # reductions (docs/kernels.md); softmax prefers PyTorch's own fused attention where that serves. The
 # reference is left out of short calls too, for its memory.
