@@ -302,6 +302,7 @@ TABLE: dict[str, Data] = {
     "own_text": Data(
         {"path": "@/mine.txt", "batch_size": 4, "segment_len": 7},
         options(
+            seed=Option(5, {"batching": "segments"}),
             **STREAM,
             path="@/none.txt",
             tokens="words",
@@ -315,6 +316,7 @@ TABLE: dict[str, Data] = {
     "wikitext103": Data(
         {"corpus": "other", "data_dir": HERE, "batch_size": 4, "segment_len": 7},
         options(
+            seed=Option(5, {"batching": "segments"}),
             **{**STREAM, "test_stride": 3},
             corpus="wikitext-2",
             vocab_file="@/none",
@@ -335,7 +337,7 @@ TABLE: dict[str, Data] = {
             tokenizer="@/none",
         ),
         texts.write,
-        ONE_SIZE,
+        ONE_SIZE | {"val_stride", "prompts", "num_prompts", "prompt_len"},
     ),
     "uea": Data(
         {"name": "Libras", "batch_size": 4, "pad_multiple": 1, "data_dir": HERE},
