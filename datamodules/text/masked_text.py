@@ -101,7 +101,12 @@ class MaskedText(WikiText103):
             segment_len=segment_len,
             batching="segments",
             vocab_size=vocab_size,
+            # Of language models only: sequences do not overlap, and nothing is continued.
+            val_stride=None,
             test_stride=None,
+            prompts=None,
+            num_prompts=8,
+            prompt_len=32,
             **kwargs,
         )
         require_at_least(_SPECIAL, segment_len=segment_len)
