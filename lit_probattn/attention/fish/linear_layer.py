@@ -249,9 +249,7 @@ class LinearFiSHAttention(Attention):
         check_choice("lfish_mode", lfish_mode, ("kv_global", "key_global", "score_global"))
         self.lfish_mode: LFiSHMode = lfish_mode
         self.num_global_heads = count_global_heads(num_heads, num_global_heads, head_ratio)
-        super().__init__(
-            embed_dim, num_heads, num_kv_heads=None, rotary_dim=0, rotary_base=10000.0, **common
-        )
+        super().__init__(embed_dim, num_heads, num_kv_heads=None, rotary_dim=0, **common)
         self.core = LinearFiSHCore(self.layout, self._backend, **options)
 
     def head_layout(self) -> HeadLayout:

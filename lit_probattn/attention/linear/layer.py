@@ -203,7 +203,7 @@ class LinearAttention(Attention):
         feature_norm: FeatureNorm = "none",
         **common: Any,
     ) -> None:
-        super().__init__(embed_dim, num_heads, rotary_dim=0, rotary_base=10000.0, **common)
+        super().__init__(embed_dim, num_heads, rotary_dim=0, **common)
         features = FeatureMap(feature_map, feature_norm, dpfp_nu)
         self.core = self.make_core(form=self.make_form(features), num_features=num_features)
 
