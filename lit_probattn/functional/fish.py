@@ -252,7 +252,7 @@ def linear_fish_attention(
         *(query.shape[1], shared, value.shape[1], heads, query.shape[3], value.shape[3])
     )
     given = _GivenMixing(mixing.given, heads, last_bias)
-    form = LinearFiSHForm(mode, FeatureMap("elu", "none"), True, eps, 1.0)
+    form = LinearFiSHForm(mode, FeatureMap("elu", "none"), True, eps)
     core = _GivenLinearFiSH(layout, backend, given, norm_mix, form)
     common = Common(attn_mask, dropout_p, is_causal, None, False, rng)
     return call_core(core, query, key, value, common)

@@ -252,14 +252,12 @@ class LinearFiSHForm:
         features: feature map ψ.
         divides: divide by the mixed normaliser, instead of a root mean square norm per head.
         eps: added to the normaliser, or to the mean square.
-        output_factor: factor on the output.
     """
 
     mode: LFiSHMode
     features: FeatureMap
     divides: bool
     eps: float
-    output_factor: float
 
 
 class LinearFiSHState(LinearState):
@@ -375,7 +373,7 @@ def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
         out = numerator / (total + form.eps)
     else:
         out = numerator * torch.rsqrt(numerator.square().mean(-1, keepdim=True) + form.eps)
-    return out.masked_fill(empty, 0.0) * form.output_factor
+    return out.masked_fill(empty, 0.0)
 
 
 def linear_fish_triton(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
@@ -404,7 +402,6 @@ def linear_fish_triton(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
         keep=kept_values(given),
         divides=form.divides,
         eps=form.eps if form.divides else 0.0,
-        factor=form.output_factor if form.divides else 1.0,
         is_causal=masks.is_causal,
     )
     assert den is not None

@@ -73,7 +73,6 @@ class LinearFiSHCore(Core):
         noise_at_eval: bool = False,
         normalizer: Normalizer = "auto",
         eps: float = 1e-6,
-        sum_normalize: bool = False,
     ) -> None:
         super().__init__(layout, backend)
         check_choice("mixer", mixer, ("linear", "mlp"))
@@ -99,10 +98,9 @@ class LinearFiSHCore(Core):
         self.normalizer = StateNormalizer(self.mixing, normalizer)
         self.form = LinearFiSHForm(
             mode=lfish_mode,
-            features=FeatureMap("elu", "sum" if sum_normalize else "none"),
+            features=FeatureMap("elu", "none"),
             divides=self.normalizer.kind != "none",
             eps=eps,
-            output_factor=layout.head_dim**-0.5 if sum_normalize else 1.0,
         )
         self.noise_scale: NoiseScale | None = None
         if noise != "none":
@@ -203,8 +201,6 @@ class LinearFiSHAttention(Attention):
         normalizer: `tied_abs`: r = |p|; `nonneg`: softplus of parameters, 1/G at the start; `none`:
             a root mean square norm per head; `auto`: `tied_abs` for linear mixing, else `nonneg`.
         eps: added to the normaliser.
-        sum_normalize: divide features by their sum and the output by √E (released code of the
-            language model that the paper builds on).
         common: the other arguments of `Attention`, without grouped heads and rotary positions;
             `dropout` drops values, `backend`: `blockwise` is the O(N) form, `triton` (kv_global,
             mixer=linear) its kernels.
@@ -242,7 +238,6 @@ class LinearFiSHAttention(Attention):
         noise_at_eval: bool = False,
         normalizer: Normalizer = "auto",
         eps: float = 1e-6,
-        sum_normalize: bool = False,
         **common: Any,
     ) -> None:
         options = own_options(LinearFiSHCore, locals())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -31,7 +29,7 @@ VARIANTS = {
     **{f"lfish {mode}": {"lfish_mode": mode} for mode in MODES},
     **{f"lfish {mode}, own norm": {"lfish_mode": mode, "normalizer": "nonneg"} for mode in MODES},
     **{f"lfish {mode}, rms": {"lfish_mode": mode, "normalizer": "none"} for mode in MODES},
-    "lfish simplex, sums": {"mixing": "simplex", "sum_normalize": True},
+    "lfish simplex": {"mixing": "simplex"},
     "glfish": GENERAL,
     "glfish, rms, no bias": {**GENERAL, "normalizer": "none", "mixing_bias": False},
     "glfish, three layers": {**GENERAL, "mixer_ratios": [2, 3]},
@@ -54,9 +52,8 @@ def make_layer(options, **extra):
     return layer
 
 
-def psi(x, sums):
-    x = torch.where(x > 0, x + 1, x.exp())
-    return x / x.sum(-1, keepdim=True) if sums else x
+def psi(x):
+    return torch.where(x > 0, x + 1, x.exp())
 
 
 def oracle(
@@ -72,13 +69,9 @@ def oracle(
     norm_mix,
     noise=None,
     state=None,
-    sums=False,
 ):
-    """Sum over pairs, one local and one global head at a time; the mlp over states of positions.
-
-    `sums`: features divided by their sum, and the output by √E, as released.
-    """
-    q, k = psi(query, sums), psi(key, sums)
+    """Sum over pairs, one local and one global head at a time; the mlp over states of positions."""
+    q, k = psi(query), psi(key)
     batch, rows, cols = q.shape[0], q.shape[2], k.shape[2]
     visible = visible_pairs(masks, batch, 1, rows, cols)[:, 0]
     shift = torch.zeros(batch, G, HEAD, VALUE, dtype=torch.float64)
@@ -113,7 +106,7 @@ def oracle(
             out = top / (top.square().mean(-1, keepdim=True) + form.eps).sqrt()
         seen = visible.sum(-1, keepdim=True) > 0
         outputs.append(torch.where(seen, out, 0.0))
-    return torch.stack(outputs, 1) * (HEAD**-0.5 if sums else 1.0)
+    return torch.stack(outputs, 1)
 
 
 def make_call(layer, num_queries, num_keys, masked, is_causal, rng):
@@ -143,7 +136,7 @@ def test_backend_equals_the_sums(name, noise, backend, share):
     cases += [(SHAPES[0], 1, 0), (SHAPES[0], 0, 1)]
     for (rows, cols), masked, is_causal in some_of(cases, share, name, noise, backend):
         inputs, call = make_call(layer, rows, cols, bool(masked), bool(is_causal), rng)
-        use_oracle(layer, partial(oracle, sums="sum_normalize" in VARIANTS[name]))
+        use_oracle(layer, oracle)
         expected = run_with_gradients(layer, inputs, call)
         use_backend(layer, backend)
         found = run_with_gradients(layer, inputs, call)
