@@ -32,7 +32,6 @@ from lit_probattn.attention.fish.mixing import (
     MixingConstraint,
     MixingInit,
     NoiseScale,
-    SigmaParam,
     SigmaShape,
 )
 from lit_probattn.attention.functional import check_choice
@@ -69,7 +68,6 @@ class LinearFiSHCore(Core):
         noise: Literal["none", "global"] = "global",
         noise_scale: float = 0.01,
         sigma_shape: SigmaShape = "per_global",
-        sigma_param: SigmaParam = "squared",
         noise_at_eval: bool = False,
         normalizer: Normalizer = "auto",
         eps: float = 1e-6,
@@ -104,9 +102,7 @@ class LinearFiSHCore(Core):
         )
         self.noise_scale: NoiseScale | None = None
         if noise != "none":
-            self.noise_scale = NoiseScale(
-                layout.key, shape=sigma_shape, param=sigma_param, start=noise_scale
-            )
+            self.noise_scale = NoiseScale(layout.key, shape=sigma_shape, start=noise_scale)
 
     def check(self, bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
         """Refuse a bias, a scale, and caches that are not states."""
@@ -196,7 +192,6 @@ class LinearFiSHAttention(Attention):
             positions) or `none`.
         noise_scale: s at the start, positive.
         sigma_shape: one s per global head, or one for all.
-        sigma_param: what the parameter of s holds.
         noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
         normalizer: `tied_abs`: r = |p|; `nonneg`: softplus of parameters, 1/G at the start; `none`:
             a root mean square norm per head; `auto`: `tied_abs` for linear mixing, else `nonneg`.
@@ -234,7 +229,6 @@ class LinearFiSHAttention(Attention):
         noise: Literal["none", "global"] = "global",
         noise_scale: float = 0.01,
         sigma_shape: SigmaShape = "per_global",
-        sigma_param: SigmaParam = "squared",
         noise_at_eval: bool = False,
         normalizer: Normalizer = "auto",
         eps: float = 1e-6,
