@@ -110,10 +110,6 @@ FORMS = {
         *(LF.linear_fish_attention, LinearFiSHAttention),
         *({"num_global_heads": G, "mixer": "mlp", "mixing_bias": True}, lfish, {}),
     ),
-    "lfish scores": (
-        *(LF.linear_fish_attention, LinearFiSHAttention),
-        *({"num_global_heads": G, "lfish_mode": "score_global"}, lfish, {"mode": "score_global"}),
-    ),
 }
 
 
