@@ -76,7 +76,6 @@ class Attention(RenamingModule):
         dropout: probability of dropping an attention weight in training, in [0, 1).
         backend: who computes it; see `lit_probattn.attention.backends`.
         rotary_dim: entries of a head that rotary positions turn; 0 for no rotary positions.
-        rotary_base: base of the angles.
 
     Raises:
         ValueError: a size is not positive, `head_dim` is not given and H does not divide C,
@@ -105,7 +104,6 @@ class Attention(RenamingModule):
         dropout: float = 0.0,
         backend: Backend = "auto",
         rotary_dim: int = 0,
-        rotary_base: float = 10000.0,
         **unknown: Any,
     ) -> None:
         super().__init__()
@@ -135,7 +133,7 @@ class Attention(RenamingModule):
             raise ValueError(f"dropout must be in [0, 1), received {dropout}")
         self.dropout, self.use_bias = dropout, bias
         self._backend: Backend = backend
-        self.rotary = Rotary(rotary_dim, head_dim, rotary_base) if rotary_dim else None
+        self.rotary = Rotary(rotary_dim, head_dim) if rotary_dim else None
         heads = self.layout = self.head_layout()
         self.query_proj = nn.Linear(embed_dim, heads.query * head_dim, bias=bias)
         self.key_proj = nn.Linear(self.key_embed_dim, self.key_width, bias=bias)

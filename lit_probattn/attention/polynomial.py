@@ -145,7 +145,7 @@ class PolynomialAttention(Attention):
     core: PolynomialCore
 
     def __init__(self, embed_dim: int, num_heads: int, *, degree: int = 2, **common: Any) -> None:
-        super().__init__(embed_dim, num_heads, rotary_dim=0, rotary_base=10000.0, **common)
+        super().__init__(embed_dim, num_heads, rotary_dim=0, **common)
         self.core = PolynomialCore(self.layout, self._backend, degree=degree)
 
     def cost(self, seq_len: int) -> Cost:

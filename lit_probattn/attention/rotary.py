@@ -10,6 +10,7 @@ from torch import Tensor, nn
 # Where the shifts of shifted keys enter: R_j (k_j + b), R_j k_j + b, or b in unrotated dimensions
 # only, where the two are the same.
 RotaryShift = Literal["before", "after", "unrotated"]
+BASE = 10000.0  # of the angles, as in RoFormer
 
 
 class Rotary(nn.Module):
@@ -22,21 +23,18 @@ class Rotary(nn.Module):
     Args:
         rotary_dim: rotated entries of a head, even.
         head_dim: E.
-        base: base of the angles.
 
     Raises:
-        ValueError: `rotary_dim` is odd, not positive, or larger than E; `base` is not above 1.
+        ValueError: `rotary_dim` is odd, not positive, or larger than E.
     """
 
-    def __init__(self, rotary_dim: int, head_dim: int, base: float = 10000.0) -> None:
+    def __init__(self, rotary_dim: int, head_dim: int) -> None:
         super().__init__()
         if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
             raise ValueError(
                 f"rotary_dim must be even and from 2 to head_dim={head_dim}, received {rotary_dim}"
             )
-        if not base > 1:
-            raise ValueError(f"rotary_base must be above 1, received {base}")
-        self.rotary_dim, self.base = rotary_dim, base
+        self.rotary_dim = rotary_dim
 
     def forward(self, x: Tensor, first_position: int) -> Tensor:
         """Rotate (…, L, E), whose positions are first_position, first_position + 1, …"""
@@ -44,7 +42,7 @@ class Rotary(nn.Module):
         # In float64: at position 100 000 a float32 angle is off by 0.004.
         powers = torch.arange(0, size, 2, dtype=torch.float64, device=x.device) / size
         steps = torch.arange(first_position, first_position + length, device=x.device)
-        angles = steps[:, None].to(torch.float64) * self.base**-powers  # (L, size / 2)
+        angles = steps[:, None].to(torch.float64) * BASE**-powers  # (L, size / 2)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
         even, odd = x[..., :size].to(dtype).unflatten(-1, (-1, 2)).unbind(-1)
@@ -53,4 +51,4 @@ class Rotary(nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""
-        return f"rotary_dim={self.rotary_dim}, base={self.base}"
+        return f"rotary_dim={self.rotary_dim}"

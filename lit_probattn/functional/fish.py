@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.core import Core, HeadLayout
 from lit_probattn.attention.fish.layer import FiSHCore
-from lit_probattn.attention.fish.linear import LFiSHMode, LinearFiSHForm
+from lit_probattn.attention.fish.linear import LinearFiSHForm
 from lit_probattn.attention.fish.linear_layer import LinearFiSHCore
 from lit_probattn.attention.fish.mixing import Mixer, MixingValues, NoiseKind
 from lit_probattn.attention.functional import check_choice
@@ -189,7 +189,6 @@ def linear_fish_attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    mode: LFiSHMode = "kv_global",
     head_bias: Sequence[Tensor | None] | None = None,
     last_bias: Tensor | None = None,
     norm_mix: Tensor | None = None,
@@ -207,11 +206,10 @@ def linear_fish_attention(
     Departs from the source: as `LinearFiSHAttention`; it takes no mask of pairs.
 
     Args:
-        query: (B, H, N, E); (B, G, N, E) in score_global.
+        query: (B, H, N, E).
         key: (B, G, L, E).
-        value: (B, G, L, E_v) in kv_global, else (B, H, L, E_v).
-        head_mix: (H, G), or two matrices with a ReLU between them (kv_global).
-        mode: what is global; see `LinearFiSHAttention`.
+        value: (B, G, L, E_v).
+        head_mix: (H, G), or two matrices with a ReLU between them.
         head_bias: b_1, where there are two matrices.
         last_bias: b_2, (H,).
         norm_mix: r, (H, G), not negative. None means |p|, for one matrix.
@@ -223,24 +221,15 @@ def linear_fish_attention(
     Returns:
         (B, H, N, E_v).
     """
-    check_choice("mode", mode, ("kv_global", "key_global", "score_global"))
     check_heads(query, key, value)
-    shared = key.shape[1]
-    heads = value.shape[1] if mode == "score_global" else query.shape[1]
-    expected = {
-        "query": shared if mode == "score_global" else heads,
-        "value": shared if mode == "kv_global" else heads,
-    }
-    for name, tensor in (("query", query), ("value", value)):
-        if tensor.shape[1] != expected[name]:
-            raise ValueError(
-                f"{name} has {tensor.shape[1]} heads, expected {expected[name]} with mode={mode}"
-            )
+    heads, shared = query.shape[1], key.shape[1]
+    if value.shape[1] != shared:
+        raise ValueError(f"value has {value.shape[1]} heads, expected {shared}, the heads of key")
     mixing = _mixing(head_mix, head_bias, noise_scale, shared, heads)
-    if mixing.mixer == "shared" or (mixing.mixer == "mlp" and mode != "kv_global"):
+    if mixing.mixer == "shared":
         raise ValueError(
-            "linear FiSH mixes states by one matrix (heads, global heads), or by two in "
-            f"mode=kv_global; received widths {mixing.widths} with mode={mode}"
+            "linear FiSH mixes states by one matrix (heads, global heads), or by two; received "
+            f"widths {mixing.widths}"
         )
     if norm_mix is None:
         if mixing.mixer == "mlp":
@@ -252,7 +241,7 @@ def linear_fish_attention(
         *(query.shape[1], shared, value.shape[1], heads, query.shape[3], value.shape[3])
     )
     given = _GivenMixing(mixing.given, heads, last_bias)
-    form = LinearFiSHForm(mode, FeatureMap("elu", "none"), True, eps, 1.0)
+    form = LinearFiSHForm(FeatureMap("elu", "none"), True, eps)
     core = _GivenLinearFiSH(layout, backend, given, norm_mix, form)
     common = Common(attn_mask, dropout_p, is_causal, None, False, rng)
     return call_core(core, query, key, value, common)

@@ -41,6 +41,8 @@ def random_features(head_dim: int, num_features: int | None = None) -> Tensor:
 class _GivenLinear(LinearCore):
     """The core whose random features, if any, are given."""
 
+    redraws = False
+
     def __init__(
         self, layout: HeadLayout, backend: Backend, form: LinearForm, projection: Tensor | None
     ) -> None:
@@ -50,6 +52,8 @@ class _GivenLinear(LinearCore):
 
 class _GivenMLK(MLKCore):
     """The core whose priors, shifts and random features are given."""
+
+    redraws = False
 
     def __init__(
         self,
@@ -87,7 +91,7 @@ def _give(
         raise ValueError(
             f"projection has shape {tuple(projection.shape)}, expected (features, {size})"
         )
-    core.form, core.redraw_features, core.projection = form, False, projection
+    core.form, core.projection = form, projection
 
 
 def linear_attention(

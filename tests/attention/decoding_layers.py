@@ -43,12 +43,11 @@ LAYERS = {
     ),
     "mgk, equal, row eps": (ReleasedMGKAttention, {"num_heads": 3, "row_eps": 0.01}),
     "smgk": (MGKAttention, {"num_heads": 3, "shifted_keys": True}),
-    "smgk, unequal, mixtures per query": (
+    "smgk, unequal, grouped": (
         MGKAttention,
         {
             "num_heads": 6,
             "num_kv_heads": 3,
-            "mixture_heads": "query",
             "shifted_keys": True,
             "variance": "paper_main",
         },

@@ -58,10 +58,9 @@ MGK = {
         "prior_param": "softmax",
     },
     "mgk, multi-query": {"num_heads": 3, "num_kv_heads": 1},
-    "mgk, grouped, mixtures per query": {
+    "smgk, grouped": {
         "num_heads": 6,
         "num_kv_heads": 3,
-        "mixture_heads": "query",
         "shifted_keys": True,
         "variance": "code_lm",
     },

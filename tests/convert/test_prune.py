@@ -35,7 +35,7 @@ FORMS = {
     "learned variances": {"learn_variance": True, "include_log_det": True},
     "different variances": {"variance": [0.5, 1.0, 2.0]},
     "grouped": {"num_heads": 4, "num_kv_heads": 2},
-    "mixtures per query": {"num_heads": 4, "num_kv_heads": 2, "mixture_heads": "query"},
+    "grouped, shifted": {"num_heads": 4, "num_kv_heads": 2, "shifted_keys": True},
 }
 
 

@@ -47,6 +47,11 @@ def mlk(layer):
     return {"prior": layer.core.prior.probabilities(N)[..., 0], "key_shift": layer.core.key_shift}
 
 
+def favor(layer):
+    layer.core.redraws = False  # a form reads what it is given, in training too
+    return {"projection": layer.core.projection}
+
+
 def lfish(layer):
     norm = layer.core.normalizer(layer.core.mixing.weights[0])
     return {**mixing(layer), "last_bias": layer.core.mixing.last_bias, "norm_mix": norm}
@@ -96,8 +101,7 @@ FORMS = {
     ),
     "favor": (
         *(LF.linear_attention, LinearAttention),
-        *({"feature_map": "favor", "redraw_features": False},),
-        *(lambda layer: {"projection": layer.core.projection}, {"feature_map": "favor"}),
+        *({"feature_map": "favor"}, favor, {"feature_map": "favor"}),
     ),
     "mlk": (LF.mlk_attention, MLKAttention, {"num_components": K}, mlk, {}),
     "smlk": (LF.mlk_attention, MLKAttention, SHIFT, mlk, {}),
@@ -105,10 +109,6 @@ FORMS = {
     "glfish": (
         *(LF.linear_fish_attention, LinearFiSHAttention),
         *({"num_global_heads": G, "mixer": "mlp", "mixing_bias": True}, lfish, {}),
-    ),
-    "lfish scores": (
-        *(LF.linear_fish_attention, LinearFiSHAttention),
-        *({"num_global_heads": G, "lfish_mode": "score_global"}, lfish, {"mode": "score_global"}),
     ),
 }
 

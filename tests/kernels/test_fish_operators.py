@@ -152,11 +152,6 @@ def test_a_batch_without_samples_or_with_one_token_runs(name):
         ),
         (lambda: FiSHAttention(16, head_dim=129, **FISH), {}, "heads of 129"),
         (lambda: FiSHAttention(16, 40, head_dim=E, num_global_heads=17), {}, "17 global maps"),
-        (
-            lambda: LinearFiSHAttention(16, head_dim=E, **FISH, lfish_mode="key_global"),
-            {},
-            "lfish_mode=key_global",
-        ),
         (lambda: LinearFiSHAttention(16, head_dim=E, **FISH, mixer="mlp"), {}, "through a ReLU"),
         (
             lambda: MLKAttention(16, 2, head_dim=E),

@@ -49,7 +49,6 @@ from lit_probattn.attention.fish.mixing import (
     MixingInit,
     NoiseKind,
     NoiseScale,
-    SigmaParam,
     SigmaShape,
 )
 from lit_probattn.attention.functional import check_choice, compute_dtype
@@ -99,7 +98,6 @@ class FiSHCore(Core):
         noise: NoiseKind = "global",
         noise_scale: float = 0.01,
         sigma_shape: SigmaShape = "per_global",
-        sigma_param: SigmaParam = "squared",
         noise_position: NoisePosition = "raw",
         noise_at_eval: bool = False,
         scale_position: ScalePosition = "after",
@@ -128,9 +126,7 @@ class FiSHCore(Core):
         self.score_maps = 1 if mixer in ("linear", "shared") else 2
         self.noise_scale: NoiseScale | None = None
         if noise != "none":
-            self.noise_scale = NoiseScale(
-                layout.query, shape=sigma_shape, param=sigma_param, start=noise_scale
-            )
+            self.noise_scale = NoiseScale(layout.query, shape=sigma_shape, start=noise_scale)
 
     # ------------------------------------------------------------------ one call
     def choose(self, call: HeadCall, backend: str) -> Choice:
@@ -248,7 +244,6 @@ class FiSHAttention(Attention):
         noise: `global`, `local`, `local_global` or `none`.
         noise_scale: s at the start, positive.
         sigma_shape: one s per global head, or one for all.
-        sigma_param: what the parameter holds: √s (`squared`), s (`direct`) or softplus⁻¹(s).
         noise_position: noise on `raw` scores (language model) or on `scaled` ones (translation).
         noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
         scale_position: 1/√E `after` the mixing (language model) or `before` it (the rest).
@@ -294,7 +289,6 @@ class FiSHAttention(Attention):
         noise: NoiseKind = "global",
         noise_scale: float = 0.01,
         sigma_shape: SigmaShape = "per_global",
-        sigma_param: SigmaParam = "squared",
         noise_position: NoisePosition = "raw",
         noise_at_eval: bool = False,
         scale_position: ScalePosition = "after",

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.blockwise import Block
 from lit_probattn.attention.cache import LinearState, tensor_bytes
-from lit_probattn.attention.fish.functions import ScoreNoise, concatenate_heads
+from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, map_heads
 from lit_probattn.attention.functional import Heads, check_choice, compute_dtype
 from lit_probattn.attention.linear.chunkwise import causal_product
@@ -154,31 +154,6 @@ def read_states(
     return numerator, torch.cat(after, 1)
 
 
-def read_mixed(
-    rows: Tensor,
-    cols: Tensor,
-    value: Tensor,
-    masks: Masks,
-    shift: Tensor | None,
-    before: Tensor | None,
-    materialise: bool,
-) -> tuple[Tensor, Tensor]:
-    """Read states of mixed keys, (B, H or 1, L, F), and local values; `shift` joins the states."""
-    cols = cols.expand(-1, value.shape[1], -1, -1)
-    if not masks.is_causal:
-        after = cols.mT @ value
-        after = after if before is None else after + before
-        return rows @ (after if shift is None else after + shift), after
-    if materialise and before is None:
-        allowed = masks.allowed(masks.all_rows, masks.all_cols, rows.device)
-        assert allowed is not None
-        numerator = (rows @ cols.mT).masked_fill(~allowed, 0.0) @ value
-        after = cols.mT @ value
-    else:
-        numerator, after = causal_product(rows, cols, value, state=before)
-    return (numerator if shift is None else numerator + rows @ shift), after
-
-
 def read_moving_states(
     rows: Tensor,
     cols: Tensor,
@@ -240,33 +215,25 @@ def read_moving_states(
     return torch.cat(outputs, -2), state
 
 
-LFiSHMode = Literal["kv_global", "key_global", "score_global"]
-
-
 @dataclass(frozen=True)
 class LinearFiSHForm:
     """The switches of linear FiSH.
 
     Args:
-        mode: what is global; see `LinearFiSHAttention`.
         features: feature map ψ.
         divides: divide by the mixed normaliser, instead of a root mean square norm per head.
         eps: added to the normaliser, or to the mean square.
-        output_factor: factor on the output.
     """
 
-    mode: LFiSHMode
     features: FeatureMap
     divides: bool
     eps: float
-    output_factor: float
 
 
 class LinearFiSHState(LinearState):
     """States S (`sums`) and key sums z of one layer over the tokens seen so far.
 
-    Numbers per sequence, for F features, whatever the length: kv_global G·F·(E_v + 1), key_global
-    H·F·E_v + G·F, score_global H·G·F·E_v + G·F. No graph is kept.
+    Numbers per sequence, for F features, whatever the length: G·F·(E_v + 1). No graph is kept.
     """
 
     def __init__(self) -> None:
@@ -312,8 +279,7 @@ def _linear_fish(given: Heads, arguments: LinearFiSHArguments, *, materialise: b
     Source: FiSH, NeurIPS 2022, appendix A.6; the normaliser is ours:
         out[j, i] = ψ(query[j, i])ᵀ S_loc[j] / (ψ(query[j, i])ᵀ z_loc[j] + eps)
         S_k = Σ_n ψ(key[k, n]) value[k, n]ᵀ,   z_k = Σ_n ψ(key[k, n]),   z_loc = R z,  R ≥ 0
-    for mode kv_global; see `LinearFiSHAttention` for the others. Rows that see nothing give zeros.
-    `materialise` makes causal states of all positions, or pairs, at once.
+    Rows that see nothing give zeros. `materialise` makes causal states of all positions at once.
     """
     query, key, value, masks, dropout = given.precise()
     dtype, form = query.dtype, arguments.form
@@ -327,26 +293,14 @@ def _linear_fish(given: Heads, arguments: LinearFiSHArguments, *, materialise: b
     z_before = None if state is None else state.key_sums
     drawn = None if noise is None else state_noise(noise, mixing, cols, value)
     z, z_after = key_sums(cols, masks, z_before)
-    if form.mode == "kv_global" and masks.is_causal and (materialise or len(mixing.weights) > 1):
+    if masks.is_causal and (materialise or len(mixing.weights) > 1):
         positions = masks.num_queries if materialise else None
         numerator, after = read_moving_states(
             rows, cols, value, masks, mixing, last_bias, drawn, before, positions
         )
-    elif form.mode == "kv_global":
+    else:
         numerator, after = read_states(rows, cols, value, masks, mixing, last_bias, drawn, before)
-    else:
-        first = mixing.weights[0]
-        if form.mode == "key_global":
-            num_rows, num_cols = rows, map_heads(first, cols)
-            shift = None if drawn is None else map_heads(first, drawn)
-        else:
-            num_rows, num_cols = concatenate_heads(rows, cols, first)
-            shift = None if drawn is None else drawn.flatten(1, 2)[:, None]
-        numerator, after = read_mixed(num_rows, num_cols, value, masks, shift, before, materialise)
-    if form.mode == "score_global":
-        rows, z_local = concatenate_heads(rows, z, norm_mix)
-    else:
-        z_local = map_heads(norm_mix, z)
+    z_local = map_heads(norm_mix, z)
     if state is not None:
         state.replace(after, None)
         state.key_sums = z_after.detach()
@@ -375,7 +329,7 @@ def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
         out = numerator / (total + form.eps)
     else:
         out = numerator * torch.rsqrt(numerator.square().mean(-1, keepdim=True) + form.eps)
-    return out.masked_fill(empty, 0.0) * form.output_factor
+    return out.masked_fill(empty, 0.0)
 
 
 def linear_fish_triton(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
@@ -404,7 +358,6 @@ def linear_fish_triton(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
         keep=kept_values(given),
         divides=form.divides,
         eps=form.eps if form.divides else 0.0,
-        factor=form.output_factor if form.divides else 1.0,
         is_causal=masks.is_causal,
     )
     assert den is not None

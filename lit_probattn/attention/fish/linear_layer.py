@@ -17,7 +17,6 @@ from lit_probattn.attention.fish.cost import projection_flops
 from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.layer import _3_HEADS, _8_HEADS, count_global_heads, noise_key
 from lit_probattn.attention.fish.linear import (
-    LFiSHMode,
     LinearFiSHArguments,
     LinearFiSHForm,
     LinearFiSHState,
@@ -32,7 +31,6 @@ from lit_probattn.attention.fish.mixing import (
     MixingConstraint,
     MixingInit,
     NoiseScale,
-    SigmaParam,
     SigmaShape,
 )
 from lit_probattn.attention.functional import check_choice
@@ -60,7 +58,6 @@ class LinearFiSHCore(Core):
         layout: HeadLayout,
         backend: Backend = "auto",
         *,
-        lfish_mode: LFiSHMode = "kv_global",
         mixer: Literal["linear", "mlp"] = "linear",
         mixer_ratios: Sequence[float] | None = None,
         mixing: MixingConstraint = "relaxed",
@@ -69,20 +66,13 @@ class LinearFiSHCore(Core):
         noise: Literal["none", "global"] = "global",
         noise_scale: float = 0.01,
         sigma_shape: SigmaShape = "per_global",
-        sigma_param: SigmaParam = "squared",
         noise_at_eval: bool = False,
         normalizer: Normalizer = "auto",
         eps: float = 1e-6,
-        sum_normalize: bool = False,
     ) -> None:
         super().__init__(layout, backend)
         check_choice("mixer", mixer, ("linear", "mlp"))
         check_choice("noise", noise, ("none", "global"))
-        if mixer == "mlp" and lfish_mode != "kv_global":
-            raise ValueError(
-                f"mixer=mlp mixes global states, which lfish_mode={lfish_mode} does not have; use "
-                "lfish_mode=kv_global"
-            )
         if not 0.0 <= eps < 1.0:
             raise ValueError(f"eps must be in [0, 1), received {eps}")
         self.noise_kind, self.noise_at_eval = noise, noise_at_eval
@@ -98,17 +88,13 @@ class LinearFiSHCore(Core):
         )
         self.normalizer = StateNormalizer(self.mixing, normalizer)
         self.form = LinearFiSHForm(
-            mode=lfish_mode,
-            features=FeatureMap("elu", "sum" if sum_normalize else "none"),
+            features=FeatureMap("elu", "none"),
             divides=self.normalizer.kind != "none",
             eps=eps,
-            output_factor=layout.head_dim**-0.5 if sum_normalize else 1.0,
         )
         self.noise_scale: NoiseScale | None = None
         if noise != "none":
-            self.noise_scale = NoiseScale(
-                layout.key, shape=sigma_shape, param=sigma_param, start=noise_scale
-            )
+            self.noise_scale = NoiseScale(layout.key, shape=sigma_shape, start=noise_scale)
 
     def check(self, bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
         """Refuse a bias, a scale, and caches that are not states."""
@@ -140,8 +126,6 @@ class LinearFiSHCore(Core):
     def refusal(self, backend: str, call: Call) -> str | None:
         """There are no pairs to mask; kernels read global states that are mixed linearly."""
         if backend == "triton":
-            if self.form.mode != "kv_global":
-                return f"cannot read lfish_mode={self.form.mode}: it has kernels for kv_global"
             if len(self.mixing.widths) > 2:
                 return (
                     "cannot mix states through a ReLU (mixer=mlp), which every position needs anew"
@@ -166,7 +150,7 @@ class LinearFiSHCore(Core):
 
     def extra_repr(self) -> str:
         """Switches, for printing."""
-        return f"lfish_mode={self.form.mode!r}, noise={self.noise_kind!r}"
+        return f"noise={self.noise_kind!r}"
 
 
 class LinearFiSHAttention(Attention):
@@ -179,17 +163,14 @@ class LinearFiSHAttention(Attention):
         out[j, i] = ψ(query[j, i])ᵀ S_loc[j] / (ψ(query[j, i])ᵀ Σ_k r_kj z_k + eps)
         noise=none makes them Hard.
     Departs from the source: all beyond its one sentence is ours; no code was released. The
-    normaliser has weights r ≥ 0 of its own, so that it stays positive for free p. The other
-    readings are options. Attention dropout drops whole values, as in linear attention.
+    normaliser has weights r ≥ 0 of its own, so that it stays positive for free p.
+    Attention dropout drops whole values, as in linear attention.
 
     Args:
-        num_heads: H, local heads: outputs, and queries except in score_global.
-        num_global_heads: G, at most H. None means ⌈H / head_ratio⌉.
+        num_heads: H, local heads: queries and outputs.
+        num_global_heads: G, heads of keys and values, at most H. None means ⌈H / head_ratio⌉.
         head_ratio: local heads per global head, where `num_global_heads` is None.
-        lfish_mode: `kv_global`: keys and values have G heads. `key_global`: keys have G heads,
-            values H: S_loc[j] = (Σ_k p_kj ψ(key_k))ᵀ value_j. `score_global`: queries and keys have
-            G heads, values H: local maps are Σ_k p_kj ψ(query_k) ψ(key_k)ᵀ.
-        mixer: `linear`, or `mlp` (kv_global only).
+        mixer: `linear` or `mlp`.
         mixer_ratios: hidden widths of `mlp` as ⌈H / ratio⌉; None means one layer of H.
         mixing: `relaxed` or `simplex` (linear only).
         mixing_init: see `FiSHAttention`.
@@ -198,16 +179,13 @@ class LinearFiSHAttention(Attention):
             positions) or `none`.
         noise_scale: s at the start, positive.
         sigma_shape: one s per global head, or one for all.
-        sigma_param: what the parameter of s holds.
         noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
         normalizer: `tied_abs`: r = |p|; `nonneg`: softplus of parameters, 1/G at the start; `none`:
             a root mean square norm per head; `auto`: `tied_abs` for linear mixing, else `nonneg`.
         eps: added to the normaliser.
-        sum_normalize: divide features by their sum and the output by √E (released code of the
-            language model that the paper builds on).
         common: the other arguments of `Attention`, without grouped heads and rotary positions;
-            `dropout` drops values, `backend`: `blockwise` is the O(N) form, `triton` (kv_global,
-            mixer=linear) its kernels.
+            `dropout` drops values, `backend`: `blockwise` is the O(N) form, `triton`
+            (mixer=linear) its kernels.
 
     Raises:
         ValueError: more global than local heads, or choices that exclude each other; see also
@@ -229,7 +207,6 @@ class LinearFiSHAttention(Attention):
         *,
         num_global_heads: int | None = None,
         head_ratio: float = 2.0,
-        lfish_mode: LFiSHMode = "kv_global",
         mixer: Literal["linear", "mlp"] = "linear",
         mixer_ratios: Sequence[float] | None = None,
         mixing: MixingConstraint = "relaxed",
@@ -238,76 +215,47 @@ class LinearFiSHAttention(Attention):
         noise: Literal["none", "global"] = "global",
         noise_scale: float = 0.01,
         sigma_shape: SigmaShape = "per_global",
-        sigma_param: SigmaParam = "squared",
         noise_at_eval: bool = False,
         normalizer: Normalizer = "auto",
         eps: float = 1e-6,
-        sum_normalize: bool = False,
         **common: Any,
     ) -> None:
         options = own_options(LinearFiSHCore, locals())
-        check_choice("lfish_mode", lfish_mode, ("kv_global", "key_global", "score_global"))
-        self.lfish_mode: LFiSHMode = lfish_mode
         self.num_global_heads = count_global_heads(num_heads, num_global_heads, head_ratio)
-        super().__init__(
-            embed_dim, num_heads, num_kv_heads=None, rotary_dim=0, rotary_base=10000.0, **common
-        )
+        super().__init__(embed_dim, num_heads, num_kv_heads=None, rotary_dim=0, **common)
         self.core = LinearFiSHCore(self.layout, self._backend, **options)
 
     def head_layout(self) -> HeadLayout:
-        """Keys are global; values where states are, queries where scores are."""
-        local, shared = self.num_heads, self.num_global_heads
-        return replace(
-            super().head_layout(),
-            query=shared if self.lfish_mode == "score_global" else local,
-            key=shared,
-            value=shared if self.lfish_mode == "kv_global" else local,
-        )
+        """Keys and values, of which states are made, are global."""
+        shared = self.num_global_heads
+        return replace(super().head_layout(), query=self.num_heads, key=shared, value=shared)
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost of the O(N) form without a causal mask.
 
-        kv_global, multiply-adds: NC(HE + GE + GE_v + HE_v) + NGEE_v + HGEE_v (GLFiSH: its two
+        Multiply-adds: NC(HE + GE + GE_v + HE_v) + NGEE_v + HGEE_v (GLFiSH: its two
         layers) + NHEE_v + NHE + GHE. The paper gives no formula; `paper_flops` counts these parts
-        by the convention of its appendix D. key_global mixes N keys, and the noise, instead of one
-        state; score_global reads states of width G·E.
+        by the convention of its appendix D.
         """
-        n, c, c_k, mode = seq_len, self.embed_dim, self.key_embed_dim, self.lfish_mode
+        n, c, c_k = seq_len, self.embed_dim, self.key_embed_dim
         e, e_v, h, g = self.head_dim, self.value_head_dim, self.num_heads, self.num_global_heads
         widths = self.core.mixing.widths
         noise, bias = self.core.noise_kind != "none", self.core.mixing.last_bias is not None
-        query_heads = g if mode == "score_global" else h
-        value_heads = g if mode == "kv_global" else h
-        macs = n * c * (query_heads * e + h * e_v)
-        macs += n * c_k * (g * e + value_heads * e_v)
-        if mode == "kv_global":
-            mixing = sum(a * b for a, b in pairwise(widths))
-            macs += n * g * e * e_v + mixing * e * e_v + n * h * e * e_v
-        elif mode == "key_global":
-            macs += n * h * g * e + 2 * n * h * e * e_v
-            macs += h * g * e * e_v if noise else 0
-        else:
-            macs += 2 * n * h * g * e * e_v
-        macs += n * h * g * e if mode == "score_global" else n * h * e + h * g * e
-        flops = projection_flops(n, c, query_heads * e)
-        flops += projection_flops(n, c_k, g * e + value_heads * e_v)
+        macs = n * c * (h * e + h * e_v)
+        macs += n * c_k * (g * e + g * e_v)
+        mixing = sum(a * b for a, b in pairwise(widths))
+        macs += n * g * e * e_v + mixing * e * e_v + n * h * e * e_v
+        macs += n * h * e + h * g * e
+        flops = projection_flops(n, c, h * e)
+        flops += projection_flops(n, c_k, g * e + g * e_v)
         flops += projection_flops(n, h * e_v, c)
-        cells, width = e * e_v, e
-        if mode == "kv_global":
-            hidden = sum(widths[1:-1])
-            mixing = sum(b * (2 * a - 1) for a, b in pairwise(widths)) + hidden
-            mixing += sum(widths[1:]) if bias else 0
-            flops += g * cells * (2 * n - 1) + mixing * cells + (g * cells if noise else 0)
-        elif mode == "key_global":
-            flops += n * h * e * (2 * g - 1) + h * cells * (2 * n - 1)
-            flops += h * cells * 2 * g if noise else 0
-        else:
-            width = g * e
-            flops += n * h * width + h * width * e_v * (2 * n - 1)
-            flops += h * width * e_v if noise else 0
-        flops += n * h * e_v * (2 * width - 1)
-        flops += g * e * (n - 1) + n * h * (2 * width - 1) + n * h * e_v
-        flops += n * h * width if mode == "score_global" else h * e * (2 * g - 1)
+        cells = e * e_v
+        mixing = sum(b * (2 * a - 1) for a, b in pairwise(widths)) + sum(widths[1:-1])
+        mixing += sum(widths[1:]) if bias else 0
+        flops += g * cells * (2 * n - 1) + mixing * cells + (g * cells if noise else 0)
+        flops += n * h * e_v * (2 * e - 1)
+        flops += g * e * (n - 1) + n * h * (2 * e - 1) + n * h * e_v
+        flops += h * e * (2 * g - 1)
         return Cost(flops, macs, num_parameters=self.count_parameters())
 
     def extra_repr(self) -> str:

@@ -20,7 +20,6 @@ MixingInit = Literal["torch_linear", "normal_0.02", "trunc_normal_0.02", "copy"]
 MixingBias = Literal["none", "hidden", "all"]
 NoiseKind = Literal["none", "global", "local", "local_global"]
 SigmaShape = Literal["per_global", "scalar"]
-SigmaParam = Literal["squared", "direct", "softplus"]
 
 
 @dataclass(frozen=True)
@@ -254,13 +253,11 @@ class NoiseScale(nn.Module):
     """Standard deviations s_k of the score noise, one per global head or one for all.
 
     Source: FiSH, NeurIPS 2022, Eq. (8): s_k = σ_k multiplies ε.
-    Departs from the source: the released code multiplies by the square of a parameter that starts
-    at 0.1; that is the default (`squared`), and every form starts at the same s = 0.01.
+    Departs from the source: s = θ², as in the released code, where θ starts at 0.1.
 
     Args:
         num_global_heads: G.
         shape: `per_global` or `scalar`.
-        param: s = θ² (`squared`), θ (`direct`) or log(1 + e^θ) (`softplus`).
         start: s at the start.
 
     Raises:
@@ -272,31 +269,20 @@ class NoiseScale(nn.Module):
         num_global_heads: int,
         *,
         shape: SigmaShape = "per_global",
-        param: SigmaParam = "squared",
         start: float = 0.01,
     ) -> None:
         super().__init__()
         check_choice("sigma_shape", shape, ("per_global", "scalar"))
-        check_choice("sigma_param", param, ("squared", "direct", "softplus"))
         if not 0.0 < start < float("inf"):
             raise ValueError(
                 f"noise_scale must start positive, received {start}: at 0 its gradient vanishes "
                 "and it stays there; use noise=none for a model without noise"
             )
-        self.num_global_heads, self.param = num_global_heads, param
-        value = {
-            "squared": math.sqrt(start),
-            "direct": start,
-            "softplus": start + math.log(-math.expm1(-start)),
-        }[param]
+        self.num_global_heads = num_global_heads
         size = num_global_heads if shape == "per_global" else 1
-        self.theta = nn.Parameter(torch.full((size,), value))
+        self.theta = nn.Parameter(torch.full((size,), math.sqrt(start)))
 
     def forward(self) -> Tensor:
         """Return s, (G,)."""
-        scale = self.theta.to(compute_dtype(self.theta))
-        if self.param == "squared":
-            scale = scale.square()
-        elif self.param == "softplus":
-            scale = nn.functional.softplus(scale)
+        scale = self.theta.to(compute_dtype(self.theta)).square()
         return scale.expand(self.num_global_heads)

@@ -52,6 +52,7 @@ class LinearCore(Core):
     has_scores = False
     stated_backend = "blockwise"  # the O(N) form; the reference stores the maps
     kernels: ClassVar[tuple[str, ...]] = ("linear/linear",)
+    redraws = True  # random features anew in every training step, by its key
     projection: Tensor | None
 
     def __init__(
@@ -61,13 +62,12 @@ class LinearCore(Core):
         *,
         form: LinearForm,
         num_features: int | None = None,
-        redraw_features: bool = True,
     ) -> None:
         super().__init__(layout, backend)
         size = layout.head_dim
         check_feature_map(form.features, size)
         _check_form(form, num_features)
-        self.form, self.redraw_features = form, redraw_features
+        self.form = form
         projection = None
         if form.features.name == "favor":
             count = default_num_features(size) if num_features is None else num_features
@@ -108,7 +108,7 @@ class LinearCore(Core):
 
     def features(self, rng: RandomKey | None) -> Tensor | None:
         """Return the random features of a call, (F, E): this step's in training."""
-        if self.projection is None or not self.training or not self.redraw_features:
+        if self.projection is None or not self.training or not self.redraws:
             return self.projection
         sizes = self.projection.shape[0], self.layout.head_dim
         kind = self.projection.device, compute_dtype(self.projection)
@@ -175,9 +175,8 @@ class LinearAttention(Attention):
     Args:
         feature_map: `elu` (elu(x) + 1), `relu`, `dpfp`, or `favor` (random features for exp(q · k /
             √E)).
-        num_features: F of `favor`. None means E ln E.
-        redraw_features: draw `favor`'s features anew in every training step, by the step's key.
-            Evaluation always uses the ones that the layer was made with.
+        num_features: F of `favor`. None means E ln E. Training draws them anew in every step, by
+            the step's key; evaluation uses the ones that the layer was made with.
         dpfp_nu: ν of `dpfp`; F = 2 E ν.
         feature_norm: `sum` divides features by their sum.
         common: the other arguments of `Attention`, without rotary positions; `dropout` drops
@@ -200,18 +199,13 @@ class LinearAttention(Attention):
         *,
         feature_map: FeatureName = "elu",
         num_features: int | None = None,
-        redraw_features: bool = True,
         dpfp_nu: int = 1,
         feature_norm: FeatureNorm = "none",
         **common: Any,
     ) -> None:
-        super().__init__(embed_dim, num_heads, rotary_dim=0, rotary_base=10000.0, **common)
+        super().__init__(embed_dim, num_heads, rotary_dim=0, **common)
         features = FeatureMap(feature_map, feature_norm, dpfp_nu)
-        self.core = self.make_core(
-            form=self.make_form(features),
-            num_features=num_features,
-            redraw_features=redraw_features,
-        )
+        self.core = self.make_core(form=self.make_form(features), num_features=num_features)
 
     def make_form(self, features: FeatureMap) -> LinearForm:
         """Return feature map and switches."""

@@ -117,7 +117,6 @@ class MGKCore(Core):
         prior_param: PriorParam = "clamp",
         prior_floor: float = PRIOR_FLOOR,
         max_positions: int | None = None,
-        mixture_heads: Literal["kv", "query"] = "kv",
         shift_init_std: float = 1.0,
         include_log_det: bool = False,
         em_weighting: Literal["uniform", "posterior"] = "uniform",
@@ -129,7 +128,6 @@ class MGKCore(Core):
         check_components(layout, num_components, shifted_keys)
         check_choice("e_step", e_step, ("learned", "soft", "hard"))
         check_choice("score", score, ("gaussian", "dot"))
-        check_choice("mixture_heads", mixture_heads, ("kv", "query"))
         check_choice("em_weighting", em_weighting, ("uniform", "posterior"))
         check_choice("rotary_shift", rotary_shift, ("before", "after", "unrotated"))
         self.num_components, self.shifted_keys = num_components, shifted_keys
@@ -137,8 +135,7 @@ class MGKCore(Core):
         self.include_log_det, self.em_weighting = include_log_det, em_weighting
         self.rotary, self.rotary_shift = rotary, rotary_shift
         self.observes = e_step == "soft"
-        # Heads with shifts, priors and variances of their own.
-        self.num_mixtures = owners = layout.key if mixture_heads == "kv" else layout.query
+        owners = layout.key  # heads with shifts, priors and variances of their own
         multipliers = variance_multipliers(variance, num_components)
         self.variance = MixtureVariance(
             multipliers, owners, layout.head_dim, learn_variance, m_step_variance
@@ -454,7 +451,7 @@ class MGKAttention(Attention):
         attn_weights[i, j] ∝ Σ_r π_r exp(−‖query[i] − key[j, r]‖² / (2 σ²_r)),   σ²_r = c_r √E
     Departs from the source: log-space sums; variances learnable by log σ² within a factor 8 of √E;
     the M-step runs once per optimiser step over all its micro-batches and ranks, over real pairs
-    only; in grouped attention the mixture may belong to the key/value head or to the query head.
+    only; in grouped attention the mixture belongs to the key/value head (the paper's "shared").
 
     Args:
         num_heads: H. The papers halve it and keep `head_dim`.
@@ -474,8 +471,6 @@ class MGKAttention(Attention):
         prior_share: one prior per layer, per head, or per head and key position.
         prior_param: setting A keeps clamped values (the paper) or logits.
         max_positions: longest key sequence, for `head_position`.
-        mixture_heads: in grouped attention, whether shifts, priors and variances belong to the
-            key/value head (the paper's "shared") or to each query head.
         shift_init_std: standard deviation of the shifts at the start (paper 1, code 0.5).
         include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
         em_weighting: pairs count equally in the M-step (the paper), or by their attention weight.
@@ -528,8 +523,8 @@ class MGKAttention(Attention):
             ("dropout",),
         ),
         Example(
-            "smgk soft, mixtures per query head",
-            {"shifted_keys": True, "num_heads": 4, "num_kv_heads": 2, "mixture_heads": "query"},
+            "smgk soft, grouped",
+            {"shifted_keys": True, "num_heads": 4, "num_kv_heads": 2},
             ("bias",),
         ),
         Example("smgk hard", {"shifted_keys": True, "e_step": "hard"}, ("causal", "pairs")),
@@ -557,7 +552,6 @@ class MGKAttention(Attention):
         prior_share: PriorShare = "head",
         prior_param: PriorParam = "clamp",
         max_positions: int | None = None,
-        mixture_heads: Literal["kv", "query"] = "kv",
         shift_init_std: float = 1.0,
         include_log_det: bool = False,
         em_weighting: Literal["uniform", "posterior"] = "uniform",
@@ -621,7 +615,7 @@ class MGKAttention(Attention):
 
     def mixture_parameters(self) -> int:
         """Return K priors (setting A), shifts and variances (if learned) of every owner."""
-        core, owners, k = self.core, self.core.num_mixtures, self.num_components
+        core, owners, k = self.core, self.layout.key, self.num_components
         total = 0
         if core.prior is not None and core.e_step == "learned":
             positions = core.prior.value.shape[-1] if core.prior.share == "head_position" else 1
@@ -641,7 +635,7 @@ class MGKAttention(Attention):
         gaussian = core.score == "gaussian"
         pairs = PairMacs(k * e, e_v)
         if backend in ("native", "triton") and core.shares_product:
-            heads = self.num_heads + (core.num_mixtures if gaussian else 0)
+            heads = self.num_heads + (self.layout.key if gaussian else 0)
             pairs = PairMacs(e, e_v, per_token=heads * k * e)
         elif backend in ("sdpa", "blockwise"):
             parts = num_parts(backend, dtype)

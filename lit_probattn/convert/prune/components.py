@@ -18,8 +18,7 @@ from lit_probattn.convert.layer import LayerInputs
 def component_usage(layer: MGKAttention, inputs: LayerInputs) -> Tensor:
     """Return U_r of the components that can be dropped together, (R, K).
 
-    R are key heads, or with shifted keys the heads that have shifts; of query heads that share
-    them, the largest usage.
+    R are key heads; of query heads that share them, the largest usage.
     """
     total = torch.zeros(layer.num_heads, layer.num_components, dtype=torch.float64)
     for one in inputs.each():
@@ -27,7 +26,7 @@ def component_usage(layer: MGKAttention, inputs: LayerInputs) -> Tensor:
         weights, shares = layer.core.posterior(call)
         read = (weights[:, :, None] * shares).sum(-1)[0]  # (H, K, N)
         total += read[..., one.real[0]].sum(-1).double()
-    rows = layer.core.num_mixtures if layer.shifted_keys else layer.layout.key
+    rows = layer.layout.key
     return (total / int(inputs.real.sum())).unflatten(0, (rows, -1)).amax(1)
 
 
@@ -94,15 +93,14 @@ def prune_state(
         if key in state and not layer.shifted_keys:
             heads = state[key].unflatten(0, (rows, layer.num_components, layer.head_dim))
             new[key] = _taken(heads, places).flatten(0, 2)
-    of_mixtures = places.repeat_interleave(layer.core.num_mixtures // rows, 0)
     for part in ("key_shift", "variance.log_variance"):
         key = f"{name}.core.{part}"
         if key in state:
-            new[key] = _taken(state[key], of_mixtures)
+            new[key] = _taken(state[key], places)
     key, prior = f"{name}.core.prior.value", layer.core.prior
     if prior is not None:
         values = state[key]
-        kept = values[places[0]] if prior.share == "layer" else _taken(values, of_mixtures)
+        kept = values[places[0]] if prior.share == "layer" else _taken(values, places)
         # Of positions of their own, what is kept keeps its weight beside other positions.
         if prior.share != "head_position" and (prior.param == "clamp" or prior.by_m_step):
             total = kept.clamp(0.0, 1.0).sum(-1, keepdim=True)

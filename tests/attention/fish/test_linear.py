@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -25,13 +23,12 @@ BATCH, EMBED, HEAD, VALUE = 2, 11, 5, 3
 H, G = 7, 3
 SHAPES = [(13, 13), (5, 17), (17, 7), (1, 3)]
 TOLERANCE = 1e-11  # float64; normalisers divide by sums that start near 1
-MODES = ["kv_global", "key_global", "score_global"]
 GENERAL = {"mixer": "mlp"}
 VARIANTS = {
-    **{f"lfish {mode}": {"lfish_mode": mode} for mode in MODES},
-    **{f"lfish {mode}, own norm": {"lfish_mode": mode, "normalizer": "nonneg"} for mode in MODES},
-    **{f"lfish {mode}, rms": {"lfish_mode": mode, "normalizer": "none"} for mode in MODES},
-    "lfish simplex, sums": {"mixing": "simplex", "sum_normalize": True},
+    "lfish": {},
+    "lfish, own norm": {"normalizer": "nonneg"},
+    "lfish, rms": {"normalizer": "none"},
+    "lfish simplex": {"mixing": "simplex"},
     "glfish": GENERAL,
     "glfish, rms, no bias": {**GENERAL, "normalizer": "none", "mixing_bias": False},
     "glfish, three layers": {**GENERAL, "mixer_ratios": [2, 3]},
@@ -54,9 +51,8 @@ def make_layer(options, **extra):
     return layer
 
 
-def psi(x, sums):
-    x = torch.where(x > 0, x + 1, x.exp())
-    return x / x.sum(-1, keepdim=True) if sums else x
+def psi(x):
+    return torch.where(x > 0, x + 1, x.exp())
 
 
 def oracle(
@@ -72,13 +68,9 @@ def oracle(
     norm_mix,
     noise=None,
     state=None,
-    sums=False,
 ):
-    """Sum over pairs, one local and one global head at a time; the mlp over states of positions.
-
-    `sums`: features divided by their sum, and the output by √E, as released.
-    """
-    q, k = psi(query, sums), psi(key, sums)
+    """Sum over pairs, one local and one global head at a time; the mlp over states of positions."""
+    q, k = psi(query), psi(key)
     batch, rows, cols = q.shape[0], q.shape[2], k.shape[2]
     visible = visible_pairs(masks, batch, 1, rows, cols)[:, 0]
     shift = torch.zeros(batch, G, HEAD, VALUE, dtype=torch.float64)
@@ -99,12 +91,10 @@ def oracle(
     for j in range(H):
         top, total = 0.0, 0.0
         for g in range(G):
-            q_head = q[:, g] if form.mode == "score_global" else q[:, j]
-            v_head = value[:, g] if form.mode == "kv_global" else value[:, j]
-            pairs = torch.einsum("bif,bnf->bin", q_head, k[:, g]) * visible
+            pairs = torch.einsum("bif,bnf->bin", q[:, j], k[:, g]) * visible
             total = total + norm_mix[j, g] * pairs.sum(-1, keepdim=True)
             if local is None:
-                top = top + first[j, g] * (pairs @ v_head + q_head @ shift[:, g])
+                top = top + first[j, g] * (pairs @ value[:, g] + q[:, j] @ shift[:, g])
         if local is not None:
             top = torch.einsum("bif,bife->bie", q[:, j], local[j])
         if form.divides:
@@ -113,7 +103,7 @@ def oracle(
             out = top / (top.square().mean(-1, keepdim=True) + form.eps).sqrt()
         seen = visible.sum(-1, keepdim=True) > 0
         outputs.append(torch.where(seen, out, 0.0))
-    return torch.stack(outputs, 1) * (HEAD**-0.5 if sums else 1.0)
+    return torch.stack(outputs, 1)
 
 
 def make_call(layer, num_queries, num_keys, masked, is_causal, rng):
@@ -143,7 +133,7 @@ def test_backend_equals_the_sums(name, noise, backend, share):
     cases += [(SHAPES[0], 1, 0), (SHAPES[0], 0, 1)]
     for (rows, cols), masked, is_causal in some_of(cases, share, name, noise, backend):
         inputs, call = make_call(layer, rows, cols, bool(masked), bool(is_causal), rng)
-        use_oracle(layer, partial(oracle, sums="sum_normalize" in VARIANTS[name]))
+        use_oracle(layer, oracle)
         expected = run_with_gradients(layer, inputs, call)
         use_backend(layer, backend)
         found = run_with_gradients(layer, inputs, call)
@@ -161,7 +151,7 @@ def test_backend_equals_the_sums(name, noise, backend, share):
         assert grad < TOLERANCE * 10, (rows, cols, masked, is_causal)
 
 
-@pytest.mark.parametrize("options", [{}, GENERAL, {"lfish_mode": "score_global"}])
+@pytest.mark.parametrize("options", [{}, GENERAL])
 def test_chunks_of_any_size_agree(options, monkeypatch):
     layer = make_layer(options)
     inputs, call = make_call(layer, 61, 61, True, True, RandomKey(2))
@@ -198,17 +188,12 @@ def test_decoding_from_a_state_equals_the_full_pass(name, is_causal):
             start += step
     found = torch.cat(parts, 1) if is_causal else parts[-1]
     torch.testing.assert_close(found, expected[:, -found.shape[1] :], rtol=0, atol=TOLERANCE)
-    mode = layer.lfish_mode
-    if mode == "kv_global":
-        numbers = G * HEAD * (VALUE + 1)
-    else:
-        numbers = H * HEAD * VALUE * (G if mode == "score_global" else 1) + G * HEAD
-    assert sizes == {BATCH * numbers * 8}
+    assert sizes == {BATCH * G * HEAD * (VALUE + 1) * 8}
     assert state.length == 13
 
 
 def test_hard_is_noisy_without_noise_and_noise_repeats_at_evaluation():
-    for options in (VARIANTS["lfish kv_global"], GENERAL, {"lfish_mode": "score_global"}):
+    for options in (VARIANTS["lfish"], GENERAL):
         noisy = make_layer(options, noise="global")
         hard = make_layer(options, noise="none")
         hard.load_state_dict({k: v for k, v in noisy.state_dict().items() if "scale" not in k})
@@ -239,21 +224,6 @@ def test_simplex_mixing_of_equal_heads_is_linear_attention():
     out = (pairs / pairs.sum(-1, keepdim=True)) @ layer.value_proj(x)[:, None, :, :VALUE]
     expected = layer.out_proj(out.transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(x, is_causal=True), expected, rtol=0, atol=TOLERANCE)
-
-
-def test_mixed_features_are_mixed_states_for_global_keys():
-    """key_global: (Σ_k p_kj ψ(K_k))ᵀ V_j = Σ_k p_kj (ψ(K_k)ᵀ V_j)."""
-    layer = make_layer({"lfish_mode": "key_global", "noise": "none", "normalizer": "none"})
-    x = torch.randn(BATCH, 13, EMBED, dtype=torch.float64)
-    k = F.elu(layer.key_proj(x)).unflatten(-1, (G, HEAD)).transpose(1, 2) + 1
-    v = layer.value_proj(x).unflatten(-1, (H, VALUE)).transpose(1, 2)
-    q = F.elu(layer.query_proj(x)).unflatten(-1, (H, HEAD)).transpose(1, 2) + 1
-    states = torch.einsum("jk,bknf,bjne->bjfe", layer.core.mixing.weights[0], k, v)
-    out = q @ states
-    out = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    torch.testing.assert_close(
-        layer(x), layer.out_proj(out.transpose(1, 2).flatten(2)), rtol=0, atol=TOLERANCE
-    )
 
 
 def test_dropped_values_agree_between_backends():

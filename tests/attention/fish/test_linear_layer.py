@@ -65,10 +65,8 @@ def test_configs_name_working_presets(name):
     ("options", "message"),
     [
         ({"num_global_heads": 8}, "between 1 and num_heads=7"),
-        ({**GENERAL, "lfish_mode": "key_global"}, "use lfish_mode=kv_global"),
         ({**GENERAL, "normalizer": "tied_abs"}, "use nonneg"),
         ({**GENERAL, "mixing_init": "copy", "num_global_heads": 4}, "twice as wide"),
-        ({"lfish_mode": "global"}, "lfish_mode must be one of"),
         ({"noise": "local"}, "noise must be one of none, global, received 'local'"),
         ({"mixer": "shared"}, "mixer must be one of linear, mlp"),
         ({"noise_scale": 0.0}, "must start positive"),

@@ -216,9 +216,6 @@ def test_favor_is_redrawn_by_the_key_in_training_and_fixed_in_evaluation():
     copy = make("linear, favor").eval()
     copy.load_state_dict(layer.state_dict())
     assert torch.equal(copy(x), d)
-    layer.core.redraw_features = False
-    layer.train()
-    assert torch.equal(layer(x, rng=keys[0]), d)
 
 
 def test_favor_survives_keys_of_large_norm():

@@ -19,7 +19,7 @@ FORMS = [
     {},
     {"shifted_keys": True},
     {"num_components": 3, "num_kv_heads": 1},
-    {"shifted_keys": True, "num_heads": 4, "num_kv_heads": 2, "mixture_heads": "query"},
+    {"shifted_keys": True, "num_heads": 4, "num_kv_heads": 2},
     {"shifted_keys": True, "rotary_dim": 4},
     {"e_step": "hard"},
 ]
