@@ -63,7 +63,7 @@ def test_an_exported_program_holds_pytorchs_operators_only(name, train):
     assert not [found for found in names if "lit_probattn" in found]
 
 
-@pytest.mark.parametrize("name", ["smgk", "fish"])
+@pytest.mark.parametrize("name", mostly_slow(["smgk", "fish"], ["fish"]))
 def test_draws_of_an_exported_program(name):
     """A key is a constant of the program; without one it draws as the layer does."""
 

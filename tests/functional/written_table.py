@@ -55,7 +55,7 @@ def layer_of(name: str, **options: Any) -> nn.Module:
     torch.manual_seed(3)
     known = parameters_of(class_of(attention_entry(file_named("attention", name))["class_path"]))
     if "max_positions" in known:
-        options.setdefault("max_positions", max(SIZES))
+        options.setdefault("max_positions", 2 * max(SIZES))
     if "padded_len" in known:
         options.setdefault("padded_len", max(SIZES))
     return lit_probattn.create(name, WIDTH, head_dim=8, **options).eval()
@@ -73,7 +73,7 @@ def export(layer: nn.Module, size: int) -> Layer:
 
 def export_dynamic(layer: nn.Module, size: int) -> Layer:
     """torch.export for any number of positions, recorded at another one."""
-    positions = torch.export.Dim("positions", min=2, max=4096)
+    positions = torch.export.Dim("positions", min=2, max=max(SIZES))
     shapes = {"query": {1: positions}}
     return torch.export.export(layer, (inputs(48, 0),), dynamic_shapes=shapes).module()
 
