@@ -15,12 +15,13 @@ import lit_probattn
 from lit_probattn import functional as LF
 from lit_probattn.randomness import RandomKey
 from tests.functional.written_table import (
-    BOUND,
     FAST,
     FORMS,
+    LARGEST,
     PRESETS,
     PUBLIC,
     SIZES,
+    bound,
     compile_whole,
     error,
     export,
@@ -31,9 +32,14 @@ from tests.support.paths import ROOT
 from tests.support.slow import mostly_slow
 
 CELLS = [(form, name, size) for form, name, size in product(FORMS, PUBLIC, SIZES)]
+CELLS = [cell for cell in CELLS if cell[2] <= LARGEST.get(cell[1], cell[2])]
+CELLS += [(form, "ast", 160) for form in ("export", "compile")]  # some blocks, for fast tests
 CELLS += [(form, name, 512) for form, name in product(FORMS, PRESETS)]
 # One fast cell of each form and name, except ONNX, which takes seconds.
-FAST_CELLS = [(form, name, 512) for form in ("export", "compile") for name in FAST]
+FAST_CELLS = [
+    (form, name, 160 if name == "ast" else 512)
+    for form, name in product(("export", "compile"), FAST)
+]
 FAST_CELLS += [("export_dynamic", name, 32) for name in FAST if "/" not in name]
 FAST_CELLS += [("onnx", "smgk", 32)]
 
@@ -43,7 +49,7 @@ def test_a_graph_computes_what_the_layer_does(form, name, size):
     if form == "onnx":
         pytest.importorskip("onnxscript")
         pytest.importorskip("onnxruntime")
-    assert error(form, name, size) < BOUND
+    assert error(form, name, size) < bound(name, size)
 
 
 @pytest.mark.parametrize("name", ["smgk", "fish", "ast", "mgk_hard_e", "favor"])
@@ -57,7 +63,7 @@ def test_an_exported_program_holds_pytorchs_operators_only(name, train):
     assert not [found for found in names if "lit_probattn" in found]
 
 
-@pytest.mark.parametrize("name", ["smgk", "fish"])
+@pytest.mark.parametrize("name", mostly_slow(["smgk", "fish"], ["fish"]))
 def test_draws_of_an_exported_program(name):
     """A key is a constant of the program; without one it draws as the layer does."""
 
