@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from lit_probattn.attention.backends import (
@@ -53,6 +54,7 @@ from lit_probattn.attention.fish.mixing import (
 )
 from lit_probattn.attention.functional import check_choice, compute_dtype
 from lit_probattn.attention.layer import Attention, Example, own_options
+from lit_probattn.base.graphs import written
 from lit_probattn.randomness import RandomKey
 
 
@@ -375,4 +377,7 @@ def noise_key(rng: RandomKey | None, training: bool) -> RandomKey:
     """Return the key of a layer's noise; at evaluation it names seed and sample only."""
     if training:
         return key_or_fresh(rng)
-    return RandomKey(0) if rng is None else replace(rng, step=0)
+    if rng is None:  # in a compiled graph operators draw, from seeds that are tensors
+        compiled = written() == "compiled"
+        rng = RandomKey(torch.zeros(1, dtype=torch.int64, device="cpu") if compiled else 0)
+    return replace(rng, step=0)
