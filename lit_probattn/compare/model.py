@@ -7,9 +7,7 @@ the same for all rows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -20,7 +18,7 @@ from datamodules.core.base import CachedDataModule, DataModule
 from datamodules.core.errors import DataError
 from lit_probattn.base.memory import StepFunction, outlined_bytes
 from lit_probattn.compare.cells import Cell
-from lit_probattn.configs import AttentionFactory, attention_factory, class_of, link_sizes
+from lit_probattn.configs import attention_factory, class_of, link_sizes
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.randomness import RandomKey
@@ -66,19 +64,13 @@ def build_task(cell: Cell, data: DataModule) -> Task:
     model = {"class_path": entry["class_path"], "init_args": dict(entry["init_args"])}
     link_sizes(model, _sizes(cell, data), data)
     arguments = {
-        name: _attention(value["class_path"], json.dumps(value.get("init_args") or {}))
+        name: attention_factory(value["class_path"], value.get("init_args") or {})
         if isinstance(value, Mapping) and "class_path" in value
         else value
         for name, value in model["init_args"].items()
     }
     task: Task = class_of(model["class_path"])(seed=cell.seed, **arguments)
     return task
-
-
-@lru_cache
-def _attention(class_path: str, arguments: str) -> AttentionFactory:
-    """Return the factory of a configuration, read once: that takes longer than a model of it."""
-    return attention_factory(class_path, json.loads(arguments))
 
 
 def _sizes(cell: Cell, data: DataModule) -> Mapping[str, int]:
