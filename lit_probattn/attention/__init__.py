@@ -6,14 +6,16 @@ A variant is one line here.
 from types import ModuleType as _ModuleType
 
 from lit_probattn.attention.ast import ASTAttention as ASTAttention
+from lit_probattn.attention.attend import Variant as Variant
+from lit_probattn.attention.attend import attend as attend
 from lit_probattn.attention.backends import recorded_choices as recorded_choices
 from lit_probattn.attention.cache import Cache as Cache
 from lit_probattn.attention.cache import KVCache as KVCache
 from lit_probattn.attention.cache import LinearState as LinearState
 from lit_probattn.attention.cache import Memory as Memory
+from lit_probattn.attention.call import HeadCall as HeadCall
+from lit_probattn.attention.call import HeadLayout as HeadLayout
 from lit_probattn.attention.core import Core as Core
-from lit_probattn.attention.core import HeadCall as HeadCall
-from lit_probattn.attention.core import HeadLayout as HeadLayout
 from lit_probattn.attention.fish.layer import FiSHAttention as FiSHAttention
 from lit_probattn.attention.fish.linear_layer import LinearFiSHAttention as LinearFiSHAttention
 from lit_probattn.attention.layer import Attention as Attention

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import BoundedCache, Cache, CacheBound, Memory
-from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
+from lit_probattn.attention.call import HeadCall, HeadLayout, with_dropout
+from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.own.derived import DerivedCore, count_score_macs
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.base.graphs import reject_nested
 from lit_probattn.base.torch_internals import RenamingModule
-from lit_probattn.randomness import AttentionDropout, RandomKey
+from lit_probattn.randomness import RandomKey
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ class Attention(RenamingModule):
             return self.core.new_cache(capacity)
         reason = self.core.bound_refusal()
         if reason is not None:
-            raise NotImplementedError(f"{self.core.variant} {reason}: leave the bound out")
+            raise NotImplementedError(f"{self.core.name} {reason}: leave the bound out")
         return BoundedCache(bound, capacity)
 
     def cross_refusal(self) -> str | None:
@@ -330,8 +331,7 @@ class Attention(RenamingModule):
             call = self._recall(query, memory, given, rng=rng, **masks)
         if query_mask is not None:
             call = replace(call, query_mask=query_mask)
-        if self.training and self.dropout:
-            call = replace(call, dropout=AttentionDropout(self.dropout, key_or_fresh(rng)))
+        call = with_dropout(call, self.dropout if self.training else 0.0)
         result: Tensor = self.out_proj(self.core(call).transpose(1, 2).flatten(2))
         return result
 

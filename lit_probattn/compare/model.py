@@ -174,7 +174,7 @@ def counts(cell: Cell) -> dict[str, int]:
         task = build_task(cell, data).eval()
         inputs, _ = make_inputs(task, data, 1)
         for layer in attention_layers(task):
-            layer.backend = layer.core.stated_backend
+            layer.backend = layer.core.makes.stated_backend
         model = task.model
 
         def forward() -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import torch
 
 from lit_probattn.attention import Attention, variants
-from lit_probattn.attention.backends import Call
+from lit_probattn.attention.call import outline
 from lit_probattn.doctor.findings import Finding
 from lit_probattn.kernels import runtime, selftest
 from lit_probattn.kernels.cpu import selftest as library
@@ -45,15 +45,8 @@ def _layer(cls: Callable[..., Attention]) -> Attention:
 
 
 def _choose(layer: Attention, device: str, seq_len: int, dropout: bool) -> str:
-    call = Call(
-        device=device,
-        dtype=torch.float32,
-        num_scores=layer.core.num_scores(BATCH, seq_len, seq_len),
-        num_keys=seq_len,
-        dropout=dropout,
-        bias_needs_grad=False,
-    )
-    return layer.core.pick_for(call)
+    sizes = (BATCH, seq_len, seq_len)
+    return layer.core.pick(outline(layer.layout, *sizes, device=device, dropout=dropout))
 
 
 def check_kernels() -> Iterator[Finding]:
@@ -82,7 +75,7 @@ def _families() -> Iterator[str]:
     known = set()
     for cls in variants().values():
         with suppress(ValueError):  # a package that the variant needs is missing
-            for family in _layer(cls).core.kernels:
+            for family in _layer(cls).core.makes.kernels:
                 if family not in known:
                     known.add(family)
                     yield family

@@ -212,7 +212,7 @@ def _tensors(batch: dict[str, Any]) -> list[Tensor]:
 def _own_backend(layer: Attention) -> str:
     """Backend that a layer used, as far as fake tensors on the CPU can follow it."""
     calls = recorded_choices().items()
-    chosen = [name for call, name in calls if call.startswith(f"{layer.core.variant} (")]
+    chosen = [name for call, name in calls if call.startswith(f"{layer.core.name} (")]
     name = layer.backend if layer.backend != "auto" or not chosen else chosen[-1]
     return "blockwise" if name == "triton" else name  # a kernel keeps O(N) memory, as blocks do
 

@@ -285,7 +285,7 @@ def _exact(setting: Setting, layer: Attention) -> dict[Scope, CostEntry]:
             ),
             fvcore_operations=(
                 None
-                if setting.backend != layer.core.stated_backend
+                if setting.backend != layer.core.makes.stated_backend
                 else cost.macs + cost.norm_operations
             ),
             paper_operations=one.paper_flops * calls if is_attention else None,

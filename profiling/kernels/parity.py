@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lit_probattn.attention import Attention, HeadCall
-from lit_probattn.attention.functional import Heads
 from lit_probattn.attention.masks import Masks, make_masks
 from lit_probattn.configs import ConfigError
 from lit_probattn.randomness import AttentionDropout, RandomKey
@@ -149,11 +148,9 @@ def run_heads(layer: Attention, backend: str, call: HeadCall) -> Tensor:
     core = layer.core
     if backend not in core.backends:
         raise ConfigError(
-            f"{core.variant} has no backend {backend!r}; expected one of {', '.join(core.backends)}"
+            f"{core.name} has no backend {backend!r}; expected one of {', '.join(core.backends)}"
         )
-    choice, run = core.choose(call, backend), core.backends[backend]
-    heads = Heads(call.query, choice.key, call.value, call.masks, call.dropout)
-    return run(heads, choice.arguments)
+    return core.backends[backend].compute(call, core.variant(call))
 
 
 def heads_and_gradients(

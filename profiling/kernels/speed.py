@@ -135,7 +135,7 @@ def _flex(layer: Attention, call: HeadCall) -> Tensor:
     from profiling.kernels.flex import mgk_flex
 
     if not isinstance(layer, MGKAttention) or layer.core.e_step == "hard":
-        raise ConfigError(f"flex serves soft MGK only, received {layer.core.variant}")
+        raise ConfigError(f"flex serves soft MGK only, received {layer.core.name}")
     core = layer.core
     return mgk_flex(
         *(call.query, core.components(call.key), call.value),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from functools import partial
 
 import pytest
 import torch
@@ -17,16 +16,13 @@ from lit_probattn.attention import (
     HeadLayout,
     KVCache,
     SoftmaxAttention,
-    blockwise,
 )
 from lit_probattn.attention.ast import (
-    ASTArguments,
+    AST,
     ASTCore,
-    ast_blockwise,
-    ast_reference,
     entmax,
 )
-from lit_probattn.attention.functional import Heads
+from lit_probattn.attention.engines import blockwise
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import class_of
 from lit_probattn.kernels.cpu.selftest import failure
@@ -158,7 +154,7 @@ def test_dropout_draws_the_same_pairs():
 
 
 @pytest.mark.parametrize("block_rows", [1, 4, 100])
-def test_blocks_of_any_size_agree(block_rows):
+def test_blocks_of_any_size_agree(block_rows, monkeypatch):
     layer = make_layer(ASTAttention, OPTIONS["ast"], dropout=0.2)
     rng = RandomKey(0, sample_ids=torch.tensor([1, 2]))
     inputs, call = make_call(layer, 17, 17, "key+pairs+bias", True, rng)
@@ -166,7 +162,8 @@ def test_blocks_of_any_size_agree(block_rows):
     expected = run_with_gradients(layer, inputs, call)
 
     layer.backend = "blockwise"
-    layer.core.backends = {"blockwise": partial(ast_blockwise, block_rows=block_rows)}
+    budget = block_rows * AST.score_maps * len(inputs[0]) * layer.num_heads * 17
+    monkeypatch.setattr(blockwise, "BLOCK_SCORES", {"cpu": budget})
     out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
     assert max(out, grad) < 1e-12
 
@@ -276,10 +273,8 @@ def test_decoding_with_the_cache_equals_the_full_pass(step):
 
 
 def test_rows_that_see_nothing_give_zeros_and_zero_gradients():
-    for function in (ast_reference, ast_blockwise):
-        layer = ASTAttention(11, 3, head_dim=5)
-        layer.core.backends = {"reference": function}
-        layer.backend = "reference"
+    for backend in ("reference", "blockwise"):
+        layer = ASTAttention(11, 3, head_dim=5, backend=backend)
         mask = torch.ones(2, 13, dtype=torch.bool)
         mask[1] = False
         x = torch.randn(2, 13, 11, requires_grad=True)
@@ -307,7 +302,7 @@ def test_blocks_need_less_memory_for_the_backward_pass():
         return tensor
 
     masks = make_masks(1, 2, 300, 300)
-    call = (Heads(query, key, key, masks, None), ASTArguments(torch.tensor([1.2, 1.7])))
+    call = (HeadCall(query, key, key, masks), AST(torch.tensor([1.2, 1.7])))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         ast_reference(*call)
         assert max(sizes) >= 300 * 300

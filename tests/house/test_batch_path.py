@@ -1,4 +1,4 @@
-"""One batch, from the task to its loss: the files that it passes, in order, each entered once."""
+"""One batch, from the task to its loss: the files that it passes, in order, few of them twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ EVERYWHERE = {
     *("attention/draws.py", "base/memory.py", "base/graphs.py", "base/torch_internals.py"),
     "randomness.py",
 }
-MOST_FILES = 13
+MOST_FILES = 16
+# Asked what it is by the choice, and told to lower by the engine.
+AGAIN = {"attention/mgk/functions.py", "attention/engines/scores.py", "attention/attend.py"}
 
 
 def our_file(frame: FrameType | None) -> str | None:
@@ -78,7 +80,8 @@ def test_a_batch_passes_few_files_and_each_once(monkeypatch):
     for dropout in (0.0, 0.1):
         files = smgk_on_listops(dropout)
         assert len(set(files)) <= MOST_FILES, files
-        assert len(files) == len(set(files)), f"entered again: {files}"
+        again = {file for file in files if files.count(file) > 1}
+        assert again <= AGAIN, f"entered again: {again}"
         assert not any(file.startswith("kernels/") for file in files)
 
 
@@ -86,7 +89,7 @@ def test_blocks_in_c_stand_where_fused_attention_does():
     """Their files call each other, but nothing above them."""
     skip_without_library("native")
     files = [f for f in smgk_on_listops(0.1) if not f.startswith("kernels/")]
-    first, end = files.index("attention/mgk/functions.py") + 1, files.index("models/heads.py")
+    first, end = files.index("attention/rowpass/attention.py"), files.index("models/heads.py")
     assert {file.rpartition("/")[0] for file in files[first:end]} == {"attention/rowpass"}
     assert end == len(files) - 1
 
@@ -95,7 +98,7 @@ def test_the_drawing_in_contributing_names_these_files_in_order():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     drawing = text.split("## The path of one batch")[1].split("```")[1]
     drawn = re.findall(r"^\s*([\w/]+\.py)", drawing, re.MULTILINE)
-    assert drawn == smgk_on_listops(0.0)
+    assert drawn == list(dict.fromkeys(smgk_on_listops(0.0)))
 
 
 def test_the_count_sees_a_climb():

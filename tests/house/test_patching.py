@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_probattn.attention import blockwise
+from lit_probattn.attention.engines import blockwise
 from tests.support.patching import CheckedMonkeyPatch
 
 
@@ -14,7 +14,7 @@ def test_a_name_that_is_only_imported_cannot_be_patched(monkeypatch):
 
 
 def test_a_name_that_is_read_can(monkeypatch):
-    monkeypatch.setattr("lit_probattn.attention.blockwise.BLOCK_SCORES", 7)
+    monkeypatch.setattr("lit_probattn.attention.engines.blockwise.BLOCK_SCORES", 7)
     assert blockwise.BLOCK_SCORES == 7
 
 

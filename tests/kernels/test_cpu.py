@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lit_probattn.attention.rowpass.mixture import mixture_attention
 
 from lit_probattn.attention import (
     FiSHAttention,
@@ -9,10 +10,9 @@ from lit_probattn.attention import (
     SoftmaxAttention,
     recorded_choices,
 )
-from lit_probattn.attention.backends import Call
+from lit_probattn.attention.call import outline
 from lit_probattn.attention.draws import keep_pairs, normal_noise
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.rowpass.mixture import mixture_attention
 from lit_probattn.attention.rowpass.products import places
 from lit_probattn.attention.rowpass.terms import RowTerms
 from lit_probattn.kernels.cpu import library, rows, selftest
@@ -297,18 +297,18 @@ def test_auto_takes_the_library_where_it_was_faster(
     cls, options, dropout, keys, with_library, without, monkeypatch
 ):
     core = cls(64, 2, **{"head_dim": 32, **options}).core
-    call = Call("cpu", torch.float32, core.num_scores(1, keys, keys), keys, dropout, False)
+    call = outline(core.layout, 1, keys, keys, dropout=dropout)
     refusal = "lit_probattn.attention.backends.native_refusal"
     monkeypatch.setattr(refusal, lambda device: None)
-    assert core.pick_for(call) == with_library
+    assert core.pick(call) == with_library
     monkeypatch.setattr(refusal, lambda device: "cannot be found")
-    assert core.pick_for(call) == without
+    assert core.pick(call) == without
 
 
 def test_auto_serves_without_a_compiler_and_says_so_once(fresh, monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
     layer, x = MGKAttention(12, 2, head_dim=5, e_step="hard"), torch.randn(2, 7, 12)
-    layer.core.variant = "hard mgk without a compiler"
+    monkeypatch.setattr(layer.core.makes, "name", "hard mgk without a compiler")
     for _ in range(2):
         layer(x).sum().backward()
     told = [record.message for record in caplog.records if "C library" in record.message]

@@ -79,9 +79,9 @@ def attention_maps(call: LayerCall, kind: str) -> Tensor:
     """
     if kind == "probs":
         return call.weights()[0]
-    if not call.layer.core.has_scores:
+    if not call.layer.core.makes.has_scores:
         raise AnalysisError(
-            f"{call.layer.core.variant} attention has no scores before a softmax: use --maps probs"
+            f"{call.layer.core.name} attention has no scores before a softmax: use --maps probs"
         )
     return call.scores()[0]
 

@@ -14,16 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.blockwise import Block
-from lit_probattn.attention.cache import LinearState, tensor_bytes
+from lit_probattn.attention.attend import Variant
+from lit_probattn.attention.backends import Engine, kernel_refusal
+from lit_probattn.attention.cache import Cache, LinearState, tensor_bytes
+from lit_probattn.attention.call import HeadCall
+from lit_probattn.attention.engines.blockwise import Block
 from lit_probattn.attention.fish.functions import ScoreNoise
-from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, map_heads
-from lit_probattn.attention.functional import Heads, check_choice, compute_dtype
+from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues
+from lit_probattn.attention.functional import check_choice, compute_dtype, map_heads
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import (
-    LinearArguments,
+    LACKS_OF_CHUNKS,
+    LACKS_OF_STATE_KERNELS,
+    Linear,
     LinearForm,
+    check_state,
     drop_values,
     fused_features,
     kept_values,
@@ -253,8 +259,8 @@ class LinearFiSHState(LinearState):
 
 
 @dataclass(frozen=True)
-class LinearFiSHArguments:
-    """What linear FiSH needs besides heads and masks.
+class LinearFiSH(Variant):
+    """Linear attention by H local states that are mixed from G global ones.
 
     Args:
         form: the switches.
@@ -265,6 +271,11 @@ class LinearFiSHArguments:
         state: sums over earlier positions; the new ones are added to it.
     """
 
+    name = "linear_fish"
+    kind = "chunks"
+    kernels = ("linear/linear_fish",)
+    has_scores = False
+
     form: LinearFiSHForm
     mixing: MixingValues
     last_bias: Tensor | None
@@ -272,8 +283,28 @@ class LinearFiSHArguments:
     noise: ScoreNoise | None = None
     state: LinearFiSHState | None = None
 
+    def scores(self, call: HeadCall) -> Tensor:
+        """Refuse: local heads have states, and one pair has a weight per global head."""
+        raise NotImplementedError(
+            "linear FiSH mixes states, so its local heads have no attention maps; analyse "
+            "FiSHAttention or LinearAttention instead"
+        )
 
-def _linear_fish(given: Heads, arguments: LinearFiSHArguments, *, materialise: bool) -> Tensor:
+    def needs(self) -> dict[str, str]:
+        """A function of states that is no sum."""
+        return {} if self.mixing.is_linear else {"function": f"mixer={self.mixing.mixer}"}
+
+    def check(self, call: HeadCall) -> None:
+        """Refuse a bias, a scale, and caches that are not states."""
+        check_linear_fish(call.masks.bias, call.cache, call.scale)
+
+
+def check_linear_fish(bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
+    """Refuse a bias, a scale, and caches that are not states."""
+    check_state("linear FiSH", LinearFiSHState, "use FiSHAttention", bias, cache, scale)
+
+
+def _linear_fish(given: HeadCall, arguments: LinearFiSH, *, materialise: bool) -> Tensor:
     """Return linear FiSH attention, (B, H, N, E_v).
 
     Source: FiSH, NeurIPS 2022, appendix A.6; the normaliser is ours:
@@ -281,7 +312,7 @@ def _linear_fish(given: Heads, arguments: LinearFiSHArguments, *, materialise: b
         S_k = Σ_n ψ(key[k, n]) value[k, n]ᵀ,   z_k = Σ_n ψ(key[k, n]),   z_loc = R z,  R ≥ 0
     Rows that see nothing give zeros. `materialise` makes causal states of all positions at once.
     """
-    query, key, value, masks, dropout = given.precise()
+    query, key, value, masks, dropout = given.precise().heads
     dtype, form = query.dtype, arguments.form
     noise, state, last_bias = arguments.noise, arguments.state, arguments.last_bias
     rows = form.features.query(query, None)
@@ -307,12 +338,12 @@ def _linear_fish(given: Heads, arguments: LinearFiSHArguments, *, materialise: b
     return normalise(numerator, _dot(rows, z_local), form)
 
 
-def linear_fish_reference(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
+def linear_fish_reference(given: HeadCall, arguments: LinearFiSH) -> Tensor:
     """Return `_linear_fish` by the equation: causal states of all positions at once."""
     return _linear_fish(given, arguments, materialise=True)
 
 
-def linear_fish_blockwise(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
+def linear_fish_blockwise(given: HeadCall, arguments: LinearFiSH) -> Tensor:
     """Return the same with O(N) memory; causal over chunks."""
     return _linear_fish(given, arguments, materialise=False)
 
@@ -332,7 +363,7 @@ def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
     return out.masked_fill(empty, 0.0)
 
 
-def linear_fish_triton(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
+def linear_fish_triton(given: HeadCall, arguments: LinearFiSH) -> Tensor:
     """Return `linear_fish_blockwise` for global keys and values and a linear mixing.
 
     The kernels mix numerators with p and denominators with r while they read, and divide; noise,
@@ -347,7 +378,7 @@ def linear_fish_triton(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
     drawn = None
     if noise is not None:
         drawn = state_noise(noise, mixing, given.key[:, :, :1].to(dtype), given.value)
-    own = LinearArguments(LinearForm(form.features))
+    own = Linear(LinearForm(form.features))
     out, den = linear_attention(
         **fused_features(given, own),
         value=given.value,
@@ -369,3 +400,19 @@ def state_noise(noise: ScoreNoise, mixing: MixingValues, cols: Tensor, value: Te
     assert mixing.noise_scale is not None
     block = Block(range(cols.shape[-1]), range(value.shape[-1]))
     return mixing.noise_scale[:, None, None] * noise.draw(cols, block, cols.shape[1])
+
+
+_NO_PAIRS = "cannot apply attn_mask, because it forms no pairs (use key_mask, is_causal)"
+LinearFiSH.engines = {
+    "reference": Engine(linear_fish_reference, lacks={"pair mask": _NO_PAIRS}),
+    "blockwise": Engine(linear_fish_blockwise, lacks={**LACKS_OF_CHUNKS, "pair mask": _NO_PAIRS}),
+    "triton": Engine(
+        linear_fish_triton,
+        lacks={
+            **LACKS_OF_STATE_KERNELS,
+            "pair mask": _NO_PAIRS,
+            "function": "cannot mix states through a ReLU ({}), which every position needs anew",
+        },
+        missing=kernel_refusal,
+    ),
+}

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention.backends import Backend, native_refusal
-from lit_probattn.attention.blockwise import BLOCK_SCORES
+from lit_probattn.attention.engines.blockwise import BLOCK_SCORES
 from lit_probattn.attention.layer import Attention
 from lit_probattn.randomness import RandomKey
 
@@ -82,8 +82,13 @@ def cpu_backends(layer: Attention) -> list[Backend]:
 
 def serving(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
     """Return the implementations on a CPU that serve a call of self-attention."""
-    described = layer.core.describe(layer.call(x, **call))
-    return [name for name in cpu_backends(layer) if layer.core.refusal(name, described) is None]
+    made = layer.call(x, **call)
+    variant = layer.core.variant(made)
+
+    def refusal(name: str) -> str | None:
+        return variant.engines[name].refusal(made, variant)
+
+    return [name for name in cpu_backends(layer) if refusal(name) is None]
 
 
 # ---- masks -------------------------------------------------------------------------------------
@@ -164,7 +169,7 @@ def a_bias_is_added_to_the_scores(make: Make) -> None:
     hidden[:, 4] = -torch.inf
     pairs = torch.ones(N, N, dtype=torch.bool)
     pairs[:, 4] = False
-    if not layer.core.has_scores:
+    if not layer.core.makes.has_scores:
         try:
             layer(x, bias=hidden)
         except ValueError as error:
@@ -386,8 +391,8 @@ def cost_is_what_is_counted(make: Make) -> None:
     Not of linear forms, whose random features are drawn by products that no paper counts.
     """
     layer = make().eval()
-    backend = layer.core.stated_backend
-    if backend not in cpu_backends(layer) or not layer.core.has_scores:
+    backend = layer.core.makes.stated_backend
+    if backend not in cpu_backends(layer) or not layer.core.makes.has_scores:
         return
     layer.backend = backend
     for length in (7, N):

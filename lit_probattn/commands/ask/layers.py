@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lit_probattn.attention import Attention
-from lit_probattn.attention.backends import Call
+from lit_probattn.attention.call import outline
 from lit_probattn.base.config_files import ConfigError, file_named, find, list_attention
 from lit_probattn.base.memory import (
     Resident,
@@ -245,16 +245,9 @@ def choose(layer: Attention, question: Question, train: bool) -> str:
     """Return what `auto` chooses on the device; library and kernels are taken to pass tests."""
     core = layer.core.train(train)
     sizes = (question.batch_size, question.seq_len, question.seq_len)
-    call = Call(
-        device=question.kind,
-        dtype=torch.float32,
-        num_scores=core.num_scores(*sizes),
-        num_keys=question.seq_len,
-        dropout=train and question.dropout > 0.0,
-        bias_needs_grad=False,
-    )
+    dropout = train and question.dropout > 0.0
     with predicting(question.kind):
-        return core.pick_for(call)
+        return core.pick(outline(core.layout, *sizes, device=question.kind, dropout=dropout))
 
 
 def memory(known: Answer, question: Question, backend: str, train: bool) -> int:

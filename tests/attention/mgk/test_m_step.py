@@ -10,7 +10,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.mgk.functions import MGKArguments
+from lit_probattn.attention.mgk.functions import MGK
 from lit_probattn.attention.mgk.m_step import responsibility_sums
 from lit_probattn.models.transformer import Transformer
 
@@ -42,7 +42,7 @@ def test_responsibilities_equal_sums_over_real_pairs(mixture, weighting):
     numerator, denominator, _ = responsibility_sums(
         q,
         k,
-        MGKArguments(prior.log(), sigma2),
+        MGK(prior.log(), sigma2),
         masks=masks,
         query_mask=key_mask,
         weighting=weighting,

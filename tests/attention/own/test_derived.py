@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from lit_probattn.attention import Attention, Core, HeadLayout, SoftmaxAttention
+from lit_probattn.attention import Attention, Core, HeadLayout, SoftmaxAttention, Variant
 from lit_probattn.attention.layer import MissingPartError
 from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD, ContractError, small_blocks
 from lit_probattn.randomness import RandomKey
@@ -55,10 +55,8 @@ class Nothing(Attention):
 
 
 class HalfACore(Core):
-    variant = "half"
-
-    def scores(self, call):
-        return call.query @ call.key.mT
+    def variant(self, call):
+        return Variant()
 
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
@@ -138,7 +136,7 @@ def test_what_is_missing_is_named_in_one_line():
         Nothing(EMBED, 4, head_dim=HEAD)(torch.randn(2, 7, EMBED))
     with pytest.raises(NotImplementedError, match="Nothing has neither reference_scores nor"):
         Nothing(EMBED, 4, head_dim=HEAD).cost(7)
-    with pytest.raises(TypeError, match="HalfACore lacks backends, choose, which a core gives"):
+    with pytest.raises(TypeError, match="HalfACore lacks makes, which a core gives"):
         HalfACore(HeadLayout(4, 4, 4, 4, HEAD, HEAD))
     shape = r"returned shape \(2, 7, 7\), expected .* = \(2, 4, 7, 7\)"
     with pytest.raises(ValueError, match=shape):

@@ -9,8 +9,8 @@ import torch
 import yaml
 
 import lit_probattn
-from lit_probattn.attention import blockwise
 from lit_probattn.attention.backends import native_refusal
+from lit_probattn.attention.engines import blockwise
 from lit_probattn.attention.fish import linear as fish_linear
 from lit_probattn.attention.linear import chunkwise
 from lit_probattn.attention.rowpass import products
@@ -50,7 +50,7 @@ def test_numbers_are_those_of_the_layer(name):
     assert found.parameters == sum(p.numel() for p in layer.parameters())
     with torch.device("meta"):
         counted = AttentionOnly(lit_probattn.create(name, 32, head_dim=8, **found.options))
-    counted.layer.backend, counted.layer.dropout = layer.core.stated_backend, 0.0
+    counted.layer.backend, counted.layer.dropout = layer.core.makes.stated_backend, 0.0
     assert found.macs == torch_macs(counted, torch.empty(2, 64, 32, device="meta")).products
     assert 0 < found.inference_bytes < found.training_bytes
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lit_probattn.attention import HeadCall, MGKAttention
-from lit_probattn.attention.functional import Heads
 from lit_probattn.attention.masks import make_masks
 from profiling.kernels import flex
 from profiling.kernels.flex import mgk_flex
@@ -36,7 +35,7 @@ def test_three_routes_agree(variance, score, masked):
     key_mask = (torch.rand(B, L) < 0.7).to(DEVICE) if masked else None
     masks = make_masks(B, H, N, L, key_mask=key_mask, is_causal=masked)
     core = layer.core
-    arguments = core.arguments(HeadCall(query, key, value, masks))
+    arguments = core.variant(HeadCall(query, key, value, masks))
     with torch.no_grad():
         flex = mgk_flex(
             *(query, key, value),
@@ -48,9 +47,9 @@ def test_three_routes_agree(variance, score, masked):
             is_causal=masked,
         )
         exact = (query.double(), key.double(), value.double())
-        expected = core.backends["reference"](Heads(*exact, masks, None), arguments)
+        expected = core.backends["reference"].compute(HeadCall(*exact, masks), arguments)
         others = [
-            core.backends[name](Heads(query, key, value, masks, None), arguments)
+            core.backends[name].compute(HeadCall(query, key, value, masks), arguments)
             for name in ("triton", "sdpa")
         ]
         for route in (flex, *others):

@@ -43,8 +43,8 @@ def fused_attention(
     """Attend by `scaled_dot_product_attention`, (B, H, N, E_v); rows that see nothing give zeros.
 
     Args:
-        query: (B, H, N, E).
-        key: (B, H_kv, L · keys_per_position, E), position major.
+        query: (B, H, N, E), or (B, 1, N, E) for all heads.
+        key: (B, H_kv or 1, L · keys_per_position, E), position major.
         value: (B, H_kv, L · keys_per_position, E_v).
         masks: over the L positions; every key of a position shares its mask and bias.
         scale: factor on query·key.
@@ -56,6 +56,10 @@ def fused_attention(
     query, key, value = (_pad_to(x, size) for x in (query, key, value))
     if query.shape[1] != key.shape[1] and query.device.type == "cuda" and masks.has_pair_mask:
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    if value.shape[1] > 1:  # what all heads share
+        query, key = (
+            x.expand(-1, value.shape[1], -1, -1) if x.shape[1] == 1 else x for x in (query, key)
+        )
     grouped = query.shape[1] != key.shape[1]
 
     def attend(rows: Tensor, cols: int, mask: Tensor | None, is_causal: bool) -> Tensor:

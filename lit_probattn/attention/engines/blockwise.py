@@ -47,6 +47,22 @@ class Block:
     cols: range
 
 
+@dataclass(frozen=True)
+class Normaliser:
+    """What makes weights of scores in the place of the softmax, differentiable and pure.
+
+    Args:
+        function: (scores (B, H, n, l), allowed or None, *tensors) -> weights, zeros in rows that
+            see nothing.
+        tensors: what it reads beside the scores.
+        score_maps: tensors of a block's size that it keeps.
+    """
+
+    function: Callable[..., Tensor]
+    tensors: tuple[Tensor, ...] = ()
+    score_maps: int = 1
+
+
 ScoreFunction = Callable[..., Tensor]
 
 
@@ -62,6 +78,7 @@ class _Plan:
     has_bias: bool
     num_heads: int
     native: bool
+    normaliser: Normaliser | None
 
     def blocks(self) -> list[Block]:
         stops = range(0, self.masks.num_queries, self.block_rows)
@@ -76,14 +93,25 @@ class _Plan:
         return slice_block(tensor, block.rows, block.cols) if axis == "pair" else tensor
 
     def scores(self, inputs: Sequence[Tensor], block: Block) -> Tensor:
+        if self.normaliser is not None and self.normaliser.tensors:
+            inputs = inputs[: -len(self.normaliser.tensors)]
         if not self.has_bias:
             return self.score_function(block, *inputs)
         *inputs, bias = inputs
         return self.score_function(block, *inputs) + bias
 
-    def weights(self, scores: Tensor, block: Block) -> Tensor:
-        """Return the softmax of each row over what it may see; zeros where it sees nothing."""
-        allowed = self.masks.allowed(block.rows, block.cols, scores.device)
+    def allowed(self, scores: Tensor, block: Block) -> Tensor | None:
+        return self.masks.allowed(block.rows, block.cols, scores.device)
+
+    def weights(self, scores: Tensor, inputs: Sequence[Tensor], block: Block) -> Tensor:
+        """Return the weights of each row over what it may see; zeros where it sees nothing.
+
+        Of a softmax not for autograd: what can be is written in place.
+        """
+        allowed = self.allowed(scores, block)
+        if self.normaliser is not None:
+            tensors = inputs[len(inputs) - len(self.normaliser.tensors) :]
+            return self.normaliser.function(scores, allowed, *tensors)
         if allowed is not None:
             scores = scores.masked_fill(~allowed, float("-inf"))
         weights = torch.softmax(scores, -1)
@@ -120,7 +148,7 @@ class _Blockwise(torch.autograd.Function):
                 maps = weights.flatten(0, 1)
                 rows_forward(plan.terms(weights), place, [maps], maps)
             else:
-                weights = plan.weights(scores, block)
+                weights = plan.weights(scores, parts, block)
                 keep = plan.keep(weights, block)
                 if keep is not None and plan.dropout is not None:
                     weights = weights.mul_(keep).mul_(plan.dropout.scale)
@@ -169,7 +197,9 @@ def _backward_block(
             plan.slices(x, a, block).detach().requires_grad_(n)
             for x, a, n in zip(inputs, plan.axes, needed, strict=True)
         ]
-        scores = plan.scores(parts, block)
+        result = scores = plan.scores(parts, block)
+        if plan.normaliser is not None:
+            result = plan.weights(scores, parts, block)
     value_part = plan.slices(value, "col", block)
     batch, heads, num_rows, num_keys = scores.shape
     kv_heads = value.shape[1]
@@ -187,7 +217,9 @@ def _backward_block(
         if any(needed):
             _add_gradients(plan, block, parts, needed, grads, scores, grad_scores)
         return
-    weights = plan.weights(scores.detach(), block)
+    weights = result.detach()
+    if plan.normaliser is None:
+        weights = plan.weights(scores.detach(), parts, block)
     keep = plan.keep(weights, block)
     if grad_value is not None:
         dropped = weights if keep is None or plan.dropout is None else weights * keep
@@ -200,9 +232,9 @@ def _backward_block(
     grad_weights = (grad_rows @ value_part.mT).view(weights.shape)
     if keep is not None and plan.dropout is not None:
         grad_weights = grad_weights.mul_(keep).mul_(plan.dropout.scale)
-    # weights ∘ (grad_weights - δ), fused
-    grad_scores = softmax_backward(grad_weights, weights)
-    _add_gradients(plan, block, parts, needed, grads, scores, grad_scores)
+    if plan.normaliser is None:  # weights ∘ (grad_weights - δ), fused
+        grad_weights = softmax_backward(grad_weights, weights)
+    _add_gradients(plan, block, parts, needed, grads, result, grad_weights)
 
 
 def _add_gradients(
@@ -211,12 +243,12 @@ def _add_gradients(
     parts: Sequence[Tensor],
     needed: Sequence[bool],
     grads: Sequence[Tensor | None],
-    scores: Tensor,
-    grad_scores: Tensor,
+    result: Tensor,
+    grad_result: Tensor,
 ) -> None:
-    """Add the gradients of a block's inputs, by autograd through its scores."""
+    """Add the gradients of a block's inputs, by autograd through its scores or its weights."""
     wanted = [p for p, n in zip(parts, needed, strict=True) if n]
-    found = iter(torch.autograd.grad(scores, wanted, grad_scores, allow_unused=True))
+    found = iter(torch.autograd.grad(result, wanted, grad_result, allow_unused=True))
     for grad, axis, need in zip(grads, plan.axes, needed, strict=True):
         if not need or grad is None:
             continue
@@ -232,8 +264,10 @@ def blockwise_attention(
     value: Tensor,
     masks: Masks,
     dropout: AttentionDropout | None,
+    *,
     num_heads: int | None = None,
     native: bool = False,
+    normaliser: Normaliser | None = None,
 ) -> Tensor:
     """Attend block by block, with recomputation in backward; (B, H, N, E).
 
@@ -248,15 +282,29 @@ def blockwise_attention(
         dropout: drawn again in backward.
         num_heads: H. None means as many as the first input has.
         native: weights and their gradients are computed by the C library.
+        normaliser: what makes weights of scores; None means the softmax.
     """
     all_inputs, all_axes = list(inputs), list(axes)
     if masks.bias is not None:
         all_inputs.append(masks.bias.to(value.dtype))
         all_axes.append("pair")
+    further = () if normaliser is None else normaliser.tensors
+    all_inputs += further
+    all_axes += ["shared"] * len(further)
     heads = inputs[0].shape[1] if num_heads is None else num_heads
-    rows = block_length(value.shape[0] * heads * masks.num_keys, masks.num_queries, value.device)
-    has_bias = masks.bias is not None
-    plan = _Plan(score_function, tuple(all_axes), masks, dropout, rows, has_bias, heads, native)
+    maps = 1 if normaliser is None else normaliser.score_maps
+    row_scores = maps * value.shape[0] * heads * masks.num_keys
+    plan = _Plan(
+        score_function=score_function,
+        axes=tuple(all_axes),
+        masks=masks,
+        dropout=dropout,
+        block_rows=block_length(row_scores, masks.num_queries, value.device),
+        has_bias=masks.bias is not None,
+        num_heads=heads,
+        native=native,
+        normaliser=normaliser,
+    )
     if written() == "compiled":
         return _checkpointed(plan, value, all_inputs)
     result: Tensor = _Blockwise.apply(plan, value, *all_inputs)
@@ -276,7 +324,10 @@ def _checkpointed(plan: _Plan, value: Tensor, inputs: Sequence[Tensor]) -> Tenso
 
 def _attend_block(plan: _Plan, block: Block, value: Tensor, *inputs: Tensor) -> Tensor:
     scores = plan.scores(inputs, block)
-    weights = masked_softmax(scores, plan.masks.allowed(block.rows, block.cols, scores.device))
+    if plan.normaliser is None:
+        weights = masked_softmax(scores, plan.allowed(scores, block))
+    else:
+        weights = plan.weights(scores, inputs, block)
     keep = plan.keep(weights, block)
     if keep is not None and plan.dropout is not None:
         weights = weights * keep * plan.dropout.scale
