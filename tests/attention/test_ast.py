@@ -22,6 +22,7 @@ from lit_probattn.attention.ast import (
     ASTCore,
     entmax,
 )
+from lit_probattn.attention.attend import attend
 from lit_probattn.attention.engines import blockwise
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import class_of
@@ -292,7 +293,7 @@ def test_fused_backends_are_refused(backend):
         layer(torch.zeros(1, 3, 11))
 
 
-def test_blocks_need_less_memory_for_the_backward_pass():
+def test_blocks_need_less_memory_for_the_backward_pass(monkeypatch):
     """Tensors saved for backward: none of size N x N."""
     query, key = (torch.randn(1, 2, 300, 5, requires_grad=True) for _ in range(2))
     sizes = []
@@ -304,10 +305,11 @@ def test_blocks_need_less_memory_for_the_backward_pass():
     masks = make_masks(1, 2, 300, 300)
     call = (HeadCall(query, key, key, masks), AST(torch.tensor([1.2, 1.7])))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        ast_reference(*call)
+        attend(*call, "reference")
         assert max(sizes) >= 300 * 300
         sizes.clear()
-        ast_blockwise(*call, block_rows=16)
+        monkeypatch.setattr(blockwise, "BLOCK_SCORES", {"cpu": 16 * AST.score_maps * 2 * 300})
+        attend(*call, "blockwise")
         assert 0 < max(sizes) <= key.numel()
 
 

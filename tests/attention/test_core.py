@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -139,15 +140,14 @@ def test_an_m_step_is_gathered_by_the_core_alone():
     assert torch.equal(layer.core.prior_statistics(), before), "choosing gathers nothing"
 
 
-def test_auto_asks_only_the_backends_of_its_order():
+def test_auto_asks_only_the_backends_of_its_order(monkeypatch):
     asked = []
 
-    class Asked(Softmax):
-        def refusal(self, backend, call):
-            asked.append(backend)
-            return super().refusal(backend, call)
+    def asks(name):
+        return replace(Softmax.engines[name], missing=lambda *_: asked.append(name))
 
-    attend(call(), Asked())
+    monkeypatch.setattr(Softmax, "engines", {name: asks(name) for name in Softmax.engines})
+    attend(call(), Softmax())
     assert asked == ["sdpa"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lit_probattn.attention.rowpass.mixture import mixture_attention
+from lit_probattn.attention.rowpass.attention import row_attention
 
 from lit_probattn.attention import (
     FiSHAttention,
@@ -106,7 +106,7 @@ def mixture(attention, threads, dtype=torch.float64, queries=37):
 @pytest.mark.parametrize(("threads", "queries"), [(1, 37), (2, 37), (3, 37), (7, 37)])
 def test_any_number_of_threads_agrees_with_the_equation(threads, queries, nan_filled_empties):
     for found, expected in zip(
-        mixture(mixture_attention, threads, queries=queries),
+        mixture(row_attention, threads, queries=queries),
         mixture(by_the_equation, 1, queries=queries),
         strict=True,
     ):
@@ -157,7 +157,7 @@ def test_a_bias_is_read_by_all_of_its_strides(gradient):
 
 
 def by_the_equation(query, key, value, masks, dropout, *, row, col, coef=None):
-    """Return what `mixture_attention` does for a shared map, by its equation and autograd."""
+    """Return what `row_attention` does for a shared map, by its equation and autograd."""
     t = query[:, :, None] @ key.mT
     if coef is not None:
         t = t * coef[:, :, None, None]
@@ -204,7 +204,7 @@ def test_components_that_share_a_map_may_be_far_apart(row_spread, col_spread):
         spreads = row_spread, col_spread, hidden
         exact = shifted(by_the_equation, torch.float64, *spreads)
         for dtype, largest in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
-            found = shifted(mixture_attention, dtype, *spreads)
+            found = shifted(row_attention, dtype, *spreads)
             for part, expected in zip(found, exact, strict=True):
                 assert part.isfinite().all()
                 error = (part.double() - expected).abs().max()
