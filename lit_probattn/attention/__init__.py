@@ -6,8 +6,7 @@ A variant is one line here.
 from types import ModuleType as _ModuleType
 
 from lit_probattn.attention.ast import ASTAttention as ASTAttention
-from lit_probattn.attention.attend import Variant as Variant
-from lit_probattn.attention.attend import attend as attend
+from lit_probattn.attention.backends import attend as attend
 from lit_probattn.attention.backends import recorded_choices as recorded_choices
 from lit_probattn.attention.cache import Cache as Cache
 from lit_probattn.attention.cache import KVCache as KVCache
@@ -31,6 +30,7 @@ from lit_probattn.attention.mgk.as_released import ReleasedMGKAttention as Relea
 from lit_probattn.attention.mgk.layer import MGKAttention as MGKAttention
 from lit_probattn.attention.polynomial import PolynomialAttention as PolynomialAttention
 from lit_probattn.attention.softmax import SoftmaxAttention as SoftmaxAttention
+from lit_probattn.attention.variant import Variant as Variant
 
 
 def variants() -> dict[str, type[Attention]]:

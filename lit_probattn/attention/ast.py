@@ -11,15 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.attend import Variant
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, Learned
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.engines.blockwise import Normaliser
-from lit_probattn.attention.engines.scores import Scores
 from lit_probattn.attention.functional import compute_dtype, repeat_heads
 from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.variant import Normaliser, Scores, Variant
 from lit_probattn.base.graphs import is_transformed, written
 from lit_probattn.base.memory import only_shapes
 

@@ -1,8 +1,8 @@
-"""Backends: what each engine lacks, why it cannot serve a call, and which one `auto` takes.
+"""Which engine computes a call, and `attend`, which everybody calls.
 
 A variant says what it needs (`Variant.needs`, `Variant.sizes`), a call what it brings
-(`HeadCall.features`), an engine what it lacks (`Engine.lacks`, `Engine.limits`). Who serves what
-follows from these; `python -m tests.attention.backend_table` prints the table of docs/kernels.md.
+(`HeadCall.features`), an engine what it lacks (`Engine.lacks`, `Engine.limits`); who serves what
+follows from these.
 
 An explicit name never falls back: it raises and says what would work. `auto` chooses by the table
 below among the engines that serve the call. `python -m profiling kernels` measures the table's
@@ -12,21 +12,15 @@ numbers again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.draws import philox_words
-from lit_probattn.base.memory import is_predicting
-from lit_probattn.base.torch_internals import constant_in_graphs
-from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
-
-if TYPE_CHECKING:
-    from lit_probattn.attention.attend import Variant
+from lit_probattn.attention.engines.table import NORMAL_FORM
+from lit_probattn.attention.functional import autocast_off
+from lit_probattn.attention.variant import Engine, Variant
 
 logger = logging.getLogger("lit_probattn")
 
@@ -35,44 +29,33 @@ Backend = Literal["auto", "reference", "sdpa", "blockwise", "native", "triton"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 
-@dataclass(frozen=True)
-class Engine:
-    """One implementation of attention, for every variant that has it.
+def attend(call: HeadCall, variant: Variant, backend: str = "auto", kind: str = "") -> Tensor:
+    """Attend; (B, H, N, E_v) in the dtype of the queries.
 
     Args:
-        compute: returns (B, H, N, E_v) of a call and a variant, in at least the queries' dtype.
-        lacks: features of variants and calls that it cannot serve, each with what it cannot do
-            ("cannot …"); `{}` stands for the option that asks for the feature.
-        limits: largest sizes, by the names of `Variant.sizes`.
-        missing: says why it cannot run here ("cannot …"): device, compiler, self-test.
+        call: heads, masks, draws.
+        variant: how scores come about, with its numbers.
+        backend: implementation to use; one of `BACKENDS`.
+        kind: row of `AUTO`. Empty means the variant's own.
+
+    Raises:
+        ValueError: the variant has no place for the call's bias, scale or cache.
+        NotImplementedError: the requested backend cannot serve the call.
     """
-
-    compute: Callable[[HeadCall, Any], Tensor]
-    lacks: Mapping[str, str] = field(default_factory=dict)
-    limits: Mapping[str, int] = field(default_factory=dict)
-    missing: Callable[[HeadCall, Any], str | None] = lambda call, variant: None
-
-    def refusal(self, call: HeadCall, variant: Variant) -> str | None:
-        """Return why it cannot serve a call of a variant ("cannot …"), or None if it can."""
-        needs = variant.needs() | dict.fromkeys(call.features(), "")
-        for feature, reason in self.lacks.items():
-            if feature in needs:
-                return reason.format(needs[feature])
-        for name, size in variant.sizes(call).items():
-            if size > self.limits.get(name, size):
-                return f"cannot hold {size} {name}: at most {self.limits[name]}"
-        return self.missing(call, variant)
+    variant.check(call)
+    with autocast_off(call.query):
+        engine = engines_of(variant)[choose(variant, backend, call, kind)]
+        return engine.compute(call, variant).to(call.query.dtype)
 
 
-# What no engine of blocks can do.
-LACKS_OF_BLOCKS = {
-    "transform": "cannot be transformed by torch.func (vmap, grad, jvp)",
-    "dynamic": "cannot be exported for a dynamic number of positions: it counts its blocks",
-}
-LACKS_OF_OPERATORS = {
-    "transform": "cannot be transformed by torch.func (vmap, grad, jvp)",
-    "exported": "cannot be exported: it is no operation of PyTorch",
-}
+def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:
+    """Return the engines of a variant by name, whether or not they serve what it needs."""
+    kind = variant if isinstance(variant, type) else type(variant)
+    if not kind.has_scores:
+        return variant.own_engines
+    if kind.lower is Variant.lower:
+        return {"reference": NORMAL_FORM["reference"], **variant.own_engines}
+    return {**NORMAL_FORM, **variant.own_engines}
 
 
 # What `auto` takes: the first from the left that the variant has and that serves the call.
@@ -148,7 +131,7 @@ def choose(variant: Variant, requested: str, call: HeadCall, kind: str = "") -> 
         NotImplementedError: the named backend does not exist for the variant or cannot serve the
             call; the message names the ones that can.
     """
-    name, engines = variant.name, variant.engines
+    name, engines = variant.name, engines_of(variant)
     if requested not in BACKENDS:
         raise ValueError(f"unknown backend {requested!r}; expected one of {', '.join(BACKENDS)}")
     if requested == "auto":
@@ -177,82 +160,24 @@ def choose(variant: Variant, requested: str, call: HeadCall, kind: str = "") -> 
 
 def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> str:
     """Return the first name in the row's order that serves the call; others are not asked."""
+    engines = engines_of(variant)
     order = row[2] if call.device != "cpu" else row[call.dropout is not None]
     reasons = {}
     for word in (COUNTED if call.device == "meta" else order).split():
         name, _, least = word.partition(">")
-        if name == "store":
-            if call.num_scores * variant.score_maps > (TRACE_UP_TO if call.graph else STORE_UP_TO):
-                continue
+        stores = name == "store"
+        if stores:
             name = "reference"
-        if name not in variant.engines or call.num_keys < int(least or 0):
+        if name not in engines:
             continue
-        reason = variant.engines[name].refusal(call, variant)
-        if reason is None:
+        reason = engines[name].refusal(call, variant)
+        if reason is not None:
+            reasons[name] = reason
+        elif stores:
+            most = STORE_UP_TO if call.graph is None else TRACE_UP_TO
+            if call.is_dynamic or call.num_scores * variant.score_maps <= most:
+                return name
+        elif not least or call.num_keys >= int(least):
             return name
-        reasons[name] = reason
     told = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
     raise NotImplementedError(f"{variant.name}: no backend serves this call: {told}")
-
-
-# ---- what an engine of compiled code needs here -------------------------------------------------
-
-
-@constant_in_graphs
-def native_refusal(device: str) -> str | None:
-    """Return why the C library cannot serve tensors on a device ("cannot …"), or None if it can."""
-    if device != "cpu":
-        return f"cannot run on {device}: it is for the CPU"
-    if is_predicting():  # nothing would run: nothing is compiled and tested
-        from lit_probattn.kernels.cpu.library import obstacle
-
-        return obstacle()
-    from lit_probattn.kernels.cpu.selftest import failure
-
-    return failure()
-
-
-def kernel_refusal(call: HeadCall, variant: Variant, query_size: int = 0) -> str | None:
-    """Return why the variant's fused kernels cannot serve a call ("cannot …"), or None if they can.
-
-    The family's self-test runs at the first call on a GPU with this dtype and these head sizes.
-
-    Args:
-        call: the call.
-        variant: the variant, whose `kernel` is the family.
-        query_size: size of a query head in the kernel. 0 means that of the call.
-    """
-    sizes = (query_size or call.query.shape[-1], call.value.shape[-1])
-    return _refusal(variant.kernel, call.device, call.query.dtype, sizes)
-
-
-@constant_in_graphs
-def _refusal(
-    family: str, device: str, dtype: torch.dtype, head_dims: tuple[int, int]
-) -> str | None:
-    from lit_probattn.kernels.runtime import refusal
-    from lit_probattn.kernels.selftest import failure
-
-    reason = refusal(device, dtype, *head_dims)
-    if reason is None and device == "cuda" and not is_predicting():
-        reason = failure(family, dtype, head_dims)
-    return reason
-
-
-def pair_arguments(call: HeadCall) -> dict[str, Any]:
-    """Return masks, bias and dropout as the kernels take them."""
-    masks, dropout = call.masks, call.dropout
-    draw = None if dropout is None else draw_words(dropout.key, STREAM_DROPOUT, call.query)
-    return {
-        "bias": masks.bias,
-        "key_mask": masks.key_mask,
-        "pair_mask": masks.attn_mask,
-        "is_causal": masks.is_causal,
-        "draw": draw,
-        "threshold": 0 if dropout is None else dropout.threshold,
-    }
-
-
-def draw_words(key: RandomKey, stream: int, like: Tensor) -> Tensor:
-    """Return what a kernel draws a stream of a batch from, (2 + B,) int64, where `like` is."""
-    return philox_words(key, stream, like.shape[0], like.device)

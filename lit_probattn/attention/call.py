@@ -120,13 +120,18 @@ class HeadCall:
         """Who records the call into a graph, if anybody does."""
         return written()
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether a graph of the call is for any number of positions: nothing can be counted."""
+        return is_symbol(self.masks.num_queries) or is_symbol(self.masks.num_keys)
+
     def features(self) -> list[str]:
         """Return what the call needs that not every engine has; see `backends.Engine.lacks`."""
-        cache, sizes = self.cache, (self.masks.num_queries, self.masks.num_keys)
+        cache = self.cache
         found = {
             "transform": is_transformed(),
             "exported": self.graph == "exported",
-            "dynamic": any(is_symbol(size) for size in sizes),
+            "dynamic": self.is_dynamic,
             "dropout": self.dropout is not None,
             "bias gradient": self.bias_needs_grad,
             "pair mask": self.masks.attn_mask is not None,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.attend import Variant, attend
-from lit_probattn.attention.backends import BACKENDS, Backend, Engine, choose
+from lit_probattn.attention.backends import BACKENDS, Backend, attend, choose, engines_of
 from lit_probattn.attention.cache import (
     BoundedCache,
     Cache,
@@ -32,6 +31,7 @@ from lit_probattn.attention.functional import (
     grouped_values,
     masked_softmax,
 )
+from lit_probattn.attention.variant import Engine, Variant
 
 # With a cache, calls with at most this many new tokens read it part by part.
 STEP_QUERIES = 16
@@ -172,7 +172,7 @@ class Core(nn.Module):
         """The engines, by name, that serve the variant in its present mode, if not every call."""
         variant = self.variant(outline(self.layout, 1, 1, 1))
         needs = variant.needs().keys()
-        return {n: engine for n, engine in variant.engines.items() if not needs & engine.lacks}
+        return {n: engine for n, engine in engines_of(variant).items() if not needs & engine.lacks}
 
     def clear_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
         """Return the pairs whose gradient no rounding decides, (B, H, N, L); None means all."""

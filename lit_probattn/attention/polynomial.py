@@ -12,15 +12,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.attend import Variant
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.engines.blockwise import Block
-from lit_probattn.attention.engines.scores import MapFunction, Scores
 from lit_probattn.attention.functional import grouped_scores, repeat_heads
 from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.masks import Block
+from lit_probattn.attention.variant import MapFunction, Scores, Variant
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.
 FLOOR = 1e-12

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.attend import Variant
-from lit_probattn.attention.backends import Backend, pair_arguments
+from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, Gaussians
 from lit_probattn.attention.cost import (
@@ -24,8 +23,8 @@ from lit_probattn.attention.cost import (
     mixture_terms,
     num_parts,
 )
-from lit_probattn.attention.engines.normal_form import NORMAL_FORM
-from lit_probattn.attention.engines.scores import Scores
+from lit_probattn.attention.engines.kernels import pair_arguments
+from lit_probattn.attention.engines.table import NORMAL_FORM
 from lit_probattn.attention.functional import (
     compute_dtype,
     grouped_scores,
@@ -33,6 +32,7 @@ from lit_probattn.attention.functional import (
     squared_distance,
 )
 from lit_probattn.attention.layer import Attention, Example
+from lit_probattn.attention.variant import Scores, Variant
 
 Score = Literal["dot", "gaussian"]
 
@@ -98,8 +98,7 @@ def softmax_triton(call: HeadCall, variant: Softmax) -> Tensor:
     )
 
 
-Softmax.engines = {
-    **NORMAL_FORM,
+Softmax.own_engines = {
     "triton": replace(NORMAL_FORM["triton"], compute=softmax_triton),
 }
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lit_probattn.attention.attend import attend
-from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.backends import Backend, attend
 from lit_probattn.attention.call import key_or_fresh
 from lit_probattn.attention.fish.functions import FiSH, ScoreNoise
 from lit_probattn.attention.fish.linear import LinearFiSH, LinearFiSHForm

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.attend import attend
-from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.backends import Backend, attend
 from lit_probattn.attention.linear.features import (
     FeatureMap,
     FeatureName,

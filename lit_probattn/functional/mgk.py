@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.attend import attend
-from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.backends import Backend, attend
 from lit_probattn.attention.functional import check_choice
 from lit_probattn.attention.mgk.functions import MGK, Score
 from lit_probattn.functional.call import Common, by_head, layout_of, make_call

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lit_probattn.attention.attend import attend
-from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.backends import Backend, attend
 from lit_probattn.attention.polynomial import Polynomial
 from lit_probattn.functional.call import Common, layout_of, make_call
 from lit_probattn.randomness import RandomKey

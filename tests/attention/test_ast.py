@@ -22,8 +22,8 @@ from lit_probattn.attention.ast import (
     ASTCore,
     entmax,
 )
-from lit_probattn.attention.attend import attend
-from lit_probattn.attention.engines import blockwise
+from lit_probattn.attention.backends import attend
+from lit_probattn.attention.engines import blocks
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import class_of
 from lit_probattn.kernels.cpu.selftest import failure
@@ -164,7 +164,7 @@ def test_blocks_of_any_size_agree(block_rows, monkeypatch):
 
     layer.backend = "blockwise"
     budget = block_rows * AST.score_maps * len(inputs[0]) * layer.num_heads * 17
-    monkeypatch.setattr(blockwise, "BLOCK_SCORES", {"cpu": budget})
+    monkeypatch.setattr(blocks, "BLOCK_SCORES", {"cpu": budget})
     out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
     assert max(out, grad) < 1e-12
 
@@ -308,7 +308,7 @@ def test_blocks_need_less_memory_for_the_backward_pass(monkeypatch):
         attend(*call, "reference")
         assert max(sizes) >= 300 * 300
         sizes.clear()
-        monkeypatch.setattr(blockwise, "BLOCK_SCORES", {"cpu": 16 * AST.score_maps * 2 * 300})
+        monkeypatch.setattr(blocks, "BLOCK_SCORES", {"cpu": 16 * AST.score_maps * 2 * 300})
         attend(*call, "blockwise")
         assert 0 < max(sizes) <= key.numel()
 
@@ -350,7 +350,7 @@ def test_without_the_package_the_layer_says_what_to_install(monkeypatch):
 
 def test_the_first_training_step_of_a_process_may_draw_dropout_in_a_checkpoint(monkeypatch):
     """The library's self-test saves tensors of its own while a checkpoint counts those saved."""
-    monkeypatch.setitem(blockwise.BLOCK_SCORES, "cpu", 1 << 10)
+    monkeypatch.setitem(blocks.BLOCK_SCORES, "cpu", 1 << 10)
     failure.cache_clear()
     layer = ASTAttention(8, 2, backend="blockwise", dropout=0.1)
     layer(torch.randn(2, 37, 8)).sum().backward()

@@ -18,7 +18,8 @@ from lit_probattn.attention import (
     SoftmaxAttention,
     variants,
 )
-from lit_probattn.attention.backends import STORE_UP_TO, native_refusal
+from lit_probattn.attention.backends import STORE_UP_TO
+from lit_probattn.attention.engines.rows import native_refusal
 from lit_probattn.attention.functional import repeat_heads
 from lit_probattn.attention.own.contract import CHECKS
 from lit_probattn.randomness import RandomKey

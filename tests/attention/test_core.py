@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, HeadCall, HeadLayout, MGKAttention
-from lit_probattn.attention.attend import attend
+from lit_probattn.attention.backends import attend, engines_of
 from lit_probattn.attention.fish.layer import FiSHCore
 from lit_probattn.attention.linear.layer import LinearAttention
 from lit_probattn.attention.masks import make_masks
@@ -144,9 +144,10 @@ def test_auto_asks_only_the_backends_of_its_order(monkeypatch):
     asked = []
 
     def asks(name):
-        return replace(Softmax.engines[name], missing=lambda *_: asked.append(name))
+        return replace(engines[name], missing=lambda *_: asked.append(name))
 
-    monkeypatch.setattr(Softmax, "engines", {name: asks(name) for name in Softmax.engines})
+    engines = engines_of(Softmax)
+    monkeypatch.setattr(Softmax, "own_engines", {name: asks(name) for name in engines})
     attend(call(), Softmax())
     assert asked == ["sdpa"]
 

@@ -75,7 +75,7 @@ def smgk_on_listops(dropout: float) -> list[str]:
 
 def test_a_batch_passes_few_files_and_each_once(monkeypatch):
     """Where the C library of the CPU is not; it has a way of its own."""
-    refusal = "lit_probattn.attention.backends.native_refusal"
+    refusal = "lit_probattn.attention.engines.rows.native_refusal"
     monkeypatch.setattr(refusal, lambda device: "cannot be found")
     for dropout in (0.0, 0.1):
         files = smgk_on_listops(dropout)

@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.analysis.studies.likelihood import query_nll
 from lit_probattn.attention import MGKAttention
-from lit_probattn.attention.engines.blockwise import Block
 from lit_probattn.attention.fish.functions import ScoreNoise, local_scores
 from lit_probattn.attention.fish.mixing import MixingValues
+from lit_probattn.attention.masks import Block
 from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.compare.tables import FOLDER, read_published
 from lit_probattn.models.images import replace_attention

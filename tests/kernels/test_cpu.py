@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from lit_probattn.attention.rowpass.attention import row_attention
 
 from lit_probattn.attention import (
     FiSHAttention,
@@ -13,6 +12,7 @@ from lit_probattn.attention import (
 from lit_probattn.attention.call import outline
 from lit_probattn.attention.draws import keep_pairs, normal_noise
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.rowpass.attention import row_attention
 from lit_probattn.attention.rowpass.products import places
 from lit_probattn.attention.rowpass.terms import RowTerms
 from lit_probattn.kernels.cpu import library, rows, selftest
@@ -298,7 +298,7 @@ def test_auto_takes_the_library_where_it_was_faster(
 ):
     core = cls(64, 2, **{"head_dim": 32, **options}).core
     call = outline(core.layout, 1, keys, keys, dropout=dropout)
-    refusal = "lit_probattn.attention.backends.native_refusal"
+    refusal = "lit_probattn.attention.engines.rows.native_refusal"
     monkeypatch.setattr(refusal, lambda device: None)
     assert core.pick(call) == with_library
     monkeypatch.setattr(refusal, lambda device: "cannot be found")

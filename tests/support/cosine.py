@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_probattn.attention.attend import Variant
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, Learned
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.engines.scores import Scores
 from lit_probattn.attention.functional import compute_dtype, grouped_scores, repeat_heads
 from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.variant import Scores, Variant
 
 
 @dataclass(frozen=True)

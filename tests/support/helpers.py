@@ -78,7 +78,7 @@ def cpu_backends(layer: Attention) -> list[str]:
 
 
 def _no_library() -> str | None:
-    from lit_probattn.attention.backends import native_refusal
+    from lit_probattn.attention.engines.rows import native_refusal
 
     return native_refusal("cpu")
 
@@ -98,14 +98,14 @@ def use_oracle(layer: Attention, oracle: Callable[..., Tensor]) -> None:
         oracle: takes query, key, value, and by name masks, dropout and the variant's own arguments;
             those that it does not name must have their defaults.
     """
-    from lit_probattn.attention.backends import Engine
+    from lit_probattn.attention.variant import Engine
 
     core, engine = layer.core, Engine(as_backend(oracle))
     made = type(core).variant
 
     def variant(call):
         found = made(core, call)
-        object.__setattr__(found, "engines", {"reference": engine})
+        object.__setattr__(found, "own_engines", {"reference": engine})
         return found
 
     core.variant = variant

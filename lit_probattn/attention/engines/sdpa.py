@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.functional import repeat_heads
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.variant import Scores
 from lit_probattn.base.graphs import (
     is_symbol,
     reject_second_derivative,
@@ -29,6 +31,24 @@ _Attend = Callable[[Tensor, int, Tensor | None, bool], Tensor]
 _BLOCK_ROWS = 256
 # Head size below which PyTorch's kernel for the CPU slows down.
 LEAST_SIZE = 16
+
+
+def by_sdpa(call: HeadCall, scores: Scores) -> Tensor:
+    """One softmax over K·L keys, by PyTorch's fused attention.
+
+    Exact for the sum over components: Σ_r exp(t_ijr) v_j is a sum over the pairs (j, r), each with
+    its own key and the value of its position.
+    """
+    query, key = scores.as_dots()
+    components, value = key.shape[2], call.value
+    if components > 1:
+        value = repeat_heads(value, key.shape[1]).repeat_interleave(components, 2)
+    return fused_attention(
+        *(query, key.transpose(2, 3).flatten(2, 3), value),
+        masks=call.masks,
+        scale=scores.scale,
+        keys_per_position=components,
+    )
 
 
 def fused_attention(

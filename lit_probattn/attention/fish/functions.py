@@ -11,14 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.attend import Variant
 from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.engines.blockwise import Block
-from lit_probattn.attention.engines.scores import Layers, MapFunction, Noise, Scores
-from lit_probattn.attention.engines.scores import ScoreNoise as ScoreNoise
 from lit_probattn.attention.fish.mixing import MixingValues, NoiseKind
 from lit_probattn.attention.functional import compute_dtype, map_heads
-from lit_probattn.attention.masks import span
+from lit_probattn.attention.masks import Block, span
+from lit_probattn.attention.variant import Layers, MapFunction, Noise, Scores, Variant
+from lit_probattn.attention.variant import ScoreNoise as ScoreNoise
 
 ScalePosition = Literal["before", "after"]
 

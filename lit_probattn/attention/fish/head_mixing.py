@@ -11,8 +11,6 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, Learned
-from lit_probattn.attention.engines.blockwise import Block
-from lit_probattn.attention.engines.scores import Scores
 from lit_probattn.attention.fish.functions import local_scores
 from lit_probattn.attention.fish.mixing import (
     HeadMixing,
@@ -23,8 +21,9 @@ from lit_probattn.attention.fish.mixing import (
     MixingValues,
 )
 from lit_probattn.attention.functional import compute_dtype, grouped_scores
-from lit_probattn.attention.masks import span
+from lit_probattn.attention.masks import Block, span
 from lit_probattn.attention.softmax import Softmax
+from lit_probattn.attention.variant import Scores
 
 MixOn = Literal["scores", "query", "key"]
 

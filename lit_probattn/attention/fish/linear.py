@@ -14,11 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.attend import Variant
-from lit_probattn.attention.backends import Engine, kernel_refusal
 from lit_probattn.attention.cache import Cache, LinearState, tensor_bytes
 from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.engines.blockwise import Block
+from lit_probattn.attention.engines.kernels import kernel_refusal
 from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues
 from lit_probattn.attention.functional import check_choice, compute_dtype, map_heads
@@ -35,7 +33,8 @@ from lit_probattn.attention.linear.functions import (
     kept_values,
     real_keys,
 )
-from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.masks import Block, Masks
+from lit_probattn.attention.variant import Engine, Variant
 from lit_probattn.base.memory import device_type, telling
 
 Normalizer = Literal["auto", "tied_abs", "nonneg", "none"]
@@ -403,7 +402,7 @@ def state_noise(noise: ScoreNoise, mixing: MixingValues, cols: Tensor, value: Te
 
 
 _NO_PAIRS = "cannot apply attn_mask, because it forms no pairs (use key_mask, is_causal)"
-LinearFiSH.engines = {
+LinearFiSH.own_engines = {
     "reference": Engine(linear_fish_reference, lacks={"pair mask": _NO_PAIRS}),
     "blockwise": Engine(linear_fish_blockwise, lacks={**LACKS_OF_CHUNKS, "pair mask": _NO_PAIRS}),
     "triton": Engine(

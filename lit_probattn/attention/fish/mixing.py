@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.core import Learned
-from lit_probattn.attention.engines.scores import NoiseKind as NoiseKind
 from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.variant import NoiseKind as NoiseKind
 
 Mixer = Literal["linear", "shared", "mlp", "relu_sum"]
 MixingConstraint = Literal["relaxed", "simplex"]

@@ -14,20 +14,16 @@ from typing import Literal, TypedDict
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.attend import Variant
-from lit_probattn.attention.backends import (
-    LACKS_OF_BLOCKS,
-    LACKS_OF_OPERATORS,
-    Engine,
-    kernel_refusal,
-)
 from lit_probattn.attention.cache import Cache, LinearState
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import keep_pairs
+from lit_probattn.attention.engines.kernels import kernel_refusal
+from lit_probattn.attention.engines.table import LACKS_OF_BLOCKS, LACKS_OF_OPERATORS
 from lit_probattn.attention.functional import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.masks import Masks, span
+from lit_probattn.attention.variant import Engine, Variant
 from lit_probattn.randomness import AttentionDropout
 
 Mix = Literal["after", "before"]
@@ -404,7 +400,7 @@ def kept_values(given: HeadCall) -> Tensor | None:
 LACKS_OF_CHUNKS = {"transform": LACKS_OF_BLOCKS["transform"]}
 LACKS_OF_STATE_KERNELS = {**LACKS_OF_OPERATORS, "state": "cannot continue from a state"}
 _NO_PAIRS = "cannot apply attn_mask, because it forms no pairs"
-Linear.engines = {
+Linear.own_engines = {
     "reference": Engine(linear_reference, lacks={"state": "cannot continue from a state"}),
     "blockwise": Engine(linear_blockwise, lacks={**LACKS_OF_CHUNKS, "pair mask": _NO_PAIRS}),
     "triton": Engine(

@@ -17,11 +17,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from lit_probattn.attention.attend import Variant
-from lit_probattn.attention.backends import pair_arguments
 from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.engines.normal_form import NORMAL_FORM
-from lit_probattn.attention.engines.scores import Scores
+from lit_probattn.attention.engines.kernels import pair_arguments
+from lit_probattn.attention.engines.table import NORMAL_FORM
 from lit_probattn.attention.functional import (
     compute_dtype,
     first_maximum,
@@ -29,6 +27,7 @@ from lit_probattn.attention.functional import (
     repeat_rows,
     squared_distance,
 )
+from lit_probattn.attention.variant import Scores, Variant
 
 Score = Literal["gaussian", "dot"]
 
@@ -298,8 +297,7 @@ def mgk_triton(call: HeadCall, variant: MGK) -> Tensor:
 
 
 _TRITON = NORMAL_FORM["triton"]
-MGK.engines = {
-    **NORMAL_FORM,
+MGK.own_engines = {
     "triton": replace(
         _TRITON,
         compute=mgk_triton,

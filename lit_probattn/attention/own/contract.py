@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_probattn.attention.backends import Backend, native_refusal
-from lit_probattn.attention.engines.blockwise import BLOCK_SCORES
+from lit_probattn.attention.backends import Backend, engines_of
+from lit_probattn.attention.engines.blocks import BLOCK_SCORES
+from lit_probattn.attention.engines.rows import native_refusal
 from lit_probattn.attention.layer import Attention
 from lit_probattn.randomness import RandomKey
 
@@ -86,7 +87,7 @@ def serving(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
     variant = layer.core.variant(made)
 
     def refusal(name: str) -> str | None:
-        return variant.engines[name].refusal(made, variant)
+        return engines_of(variant)[name].refusal(made, variant)
 
     return [name for name in cpu_backends(layer) if refusal(name) is None]
 

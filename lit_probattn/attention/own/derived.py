@@ -11,19 +11,20 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.attend import Variant
-from lit_probattn.attention.backends import LACKS_OF_BLOCKS, Backend, Engine
+from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.draws import keep_pairs
-from lit_probattn.attention.engines.blockwise import Block, block_length
-from lit_probattn.attention.engines.normal_form import NORMAL_FORM
+from lit_probattn.attention.engines.blocks import block_length
+from lit_probattn.attention.engines.table import LACKS_OF_BLOCKS
 from lit_probattn.attention.functional import (
     biased,
     grouped_values,
     masked_softmax,
     repeat_heads,
 )
+from lit_probattn.attention.masks import Block
+from lit_probattn.attention.variant import Engine, Variant
 
 __all__ = ["DerivedCore", "OwnScores", "count_score_macs"]
 
@@ -80,8 +81,7 @@ class OwnVariant(Variant):
             blocks.
     """
 
-    engines: ClassVar[Mapping[str, Engine]] = {
-        "reference": NORMAL_FORM["reference"],
+    own_engines: ClassVar[Mapping[str, Engine]] = {
         "blockwise": Engine(
             in_blocks,
             lacks={

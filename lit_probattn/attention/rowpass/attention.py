@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.engines.blockwise import Block
-from lit_probattn.attention.engines.scores import ScoreNoise
 from lit_probattn.attention.functional import autocast_off, repeat_heads
-from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.masks import Block, Masks
 from lit_probattn.attention.rowpass.native import rows_backward, rows_forward
 from lit_probattn.attention.rowpass.operators import (
     DrawnKey,
@@ -33,6 +31,7 @@ from lit_probattn.attention.rowpass.products import (
     product,
 )
 from lit_probattn.attention.rowpass.terms import Buffers, Place, Reduction, RowGrads, RowTerms
+from lit_probattn.attention.variant import ScoreNoise
 from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.base.memory import is_predicting
 from lit_probattn.randomness import AttentionDropout

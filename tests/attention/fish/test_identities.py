@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, SoftmaxAttention
-from lit_probattn.attention.engines.scores import concatenate_heads
+from lit_probattn.attention.variant import concatenate_heads
 from lit_probattn.randomness import RandomKey
 
 BATCH, LENGTH, EMBED, HEAD = 2, 13, 11, 5
@@ -133,7 +133,7 @@ def test_5_local_noise_is_hard_fish_plus_a_bias():
 
 
 def block(rows, cols):
-    from lit_probattn.attention.engines.blockwise import Block
+    from lit_probattn.attention.masks import Block
 
     return Block(range(rows), range(cols))
 

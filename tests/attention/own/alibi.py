@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention import HeadCall, MGKAttention
-from lit_probattn.attention.engines.scores import Scores
 from lit_probattn.attention.functional import compute_dtype, repeat_heads
 from lit_probattn.attention.mgk.functions import MGK
 from lit_probattn.attention.mgk.layer import MGKCore
+from lit_probattn.attention.variant import Scores
 
 
 def ramp(num_heads: int, num_keys: int, like: Tensor, first: int = 0) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 import yaml
 
 import lit_probattn
-from lit_probattn.attention.backends import native_refusal
-from lit_probattn.attention.engines import blockwise
+from lit_probattn.attention.engines import blocks
+from lit_probattn.attention.engines.rows import native_refusal
 from lit_probattn.attention.fish import linear as fish_linear
 from lit_probattn.attention.linear import chunkwise
 from lit_probattn.attention.rowpass import products
@@ -119,8 +119,8 @@ NATIVE = ["smgk", "fish", "softmax", "mgk", "mgk_multi_query", "hard_fish", "gfi
 @pytest.mark.parametrize("name", mostly_slow([*NATIVE, "ast"], ["smgk", "fish"]))
 def test_memory_is_what_the_backend_allocates(name, is_causal, monkeypatch):
     """Blocks are made small, so that there are many; the rest is single numbers."""
-    for blocks in (blockwise.BLOCK_SCORES, products.BLOCK_SCORES):
-        monkeypatch.setitem(blocks, "cpu", 1 << (18 if name == "ast" else 13))
+    for most in (blocks.BLOCK_SCORES, products.BLOCK_SCORES):
+        monkeypatch.setitem(most, "cpu", 1 << (18 if name == "ast" else 13))
     question = Question(32, 331, num_heads=4, batch_size=3, is_causal=is_causal)
     for train in (True, False):
         backend, found, measured = made(name, question, train, measured=True)

@@ -23,11 +23,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import autocast_off, grouped_values, masked_softmax
-from lit_probattn.attention.masks import Masks, slice_block
+from lit_probattn.attention.masks import Block, Masks, slice_block
 from lit_probattn.attention.rowpass.native import rows_backward, rows_forward
 from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowTerms
+from lit_probattn.attention.variant import MapFunction, Normaliser, Scores
 from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.base.memory import device_type, telling
 from lit_probattn.base.torch_internals import softmax_backward
@@ -39,31 +41,57 @@ Axis = Literal["row", "col", "pair", "shared"]
 BLOCK_SCORES = {"cpu": 1 << 20, "cuda": 1 << 25}
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block of scores: the queries and the prefix of keys that it covers."""
-
-    rows: range
-    cols: range
-
-
-@dataclass(frozen=True)
-class Normaliser:
-    """What makes weights of scores in the place of the softmax, differentiable and pure.
-
-    Args:
-        function: (scores (B, H, n, l), allowed or None, *tensors) -> weights, zeros in rows that
-            see nothing.
-        tensors: what it reads beside the scores.
-        score_maps: tensors of a block's size that it keeps.
-    """
-
-    function: Callable[..., Tensor]
-    tensors: tuple[Tensor, ...] = ()
-    score_maps: int = 1
-
-
 ScoreFunction = Callable[..., Tensor]
+
+
+def by_blocks(call: HeadCall, scores: Scores, native: bool = False) -> Tensor:
+    """Block by block, gradients of the scores by autograd, O(N · block) memory.
+
+    Weights of a block come from the C library if `native`.
+    """
+    reduce, noise = scores.reduce, scores.noise
+    named: dict[str, tuple[Tensor | None, Axis]] = {
+        "query": (scores.query * scores.scale, "row"),
+        "key": (scores.key.flatten(1, 2), "col"),
+        "coef": (scores.coef, "shared"),
+        "row": (scores.row, "row"),
+        "col": (None if scores.col is None else scores.col[..., None, :], "pair"),
+        "noise": (None if noise is None else noise.scale, "shared"),
+    }
+    function = reduce if isinstance(reduce, MapFunction) else None
+    further = () if function is None else function.tensors
+    names = [name for name, (tensor, _) in named.items() if tensor is not None]
+    products = scores.key.shape[2]
+    heads = call.value.shape[1]  # of a sum; else the queries', or more local heads of a function
+    heads = heads if reduce == "sum" else max(heads, scores.query.shape[1])
+
+    def block_scores(block: Block, *parts: Tensor) -> Tensor:
+        found: dict[str, Any] = dict(zip(names, parts[: len(names)], strict=True))
+        found["key"] = found["key"].unflatten(1, (-1, products))
+        if "col" in found:
+            found["col"] = found["col"].squeeze(-2)
+        if noise is not None:
+            found["noise"] = replace(noise, scale=found["noise"])
+        found["reduce"] = reduce
+        if function is not None:
+            found["reduce"] = replace(function, tensors=parts[len(names) :])
+        return Scores(**found).reduced(block).expand(-1, heads, -1, -1)
+
+    axes: list[Axis] = [named[name][1] for name in names]
+    axes += ["shared"] * len(further)
+    tensors = (named[name][0] for name in names)
+    inputs = [*(tensor for tensor in tensors if tensor is not None), *further]
+    return blockwise_attention(
+        block_scores,
+        inputs,
+        axes,
+        call.value,
+        call.masks,
+        call.dropout,
+        num_heads=heads,
+        native=native,
+        normaliser=scores.normaliser,
+    )
 
 
 @dataclass(frozen=True)

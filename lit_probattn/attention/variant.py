@@ -1,4 +1,6 @@
-"""Scores before a softmax in one normal form.
+"""What a variant of attention and the engines say to each other.
+
+A variant gives its equation, and the same scores in one normal form:
 
     t_ijr = c query[i] · key[j, r]                     products of R pairs of vectors
     l_ij = log Σ_r exp(c_r t_ijr + a_ir + β_jr)        reduce = soft
@@ -7,30 +9,144 @@
            f(t_ij1 … t_ijR)                            reduce = a function of such maps
     attn_weights[i, j] ∝ exp(l_ij)
 
-A variant says once how its scores come to this (`Variant.lower`); no engine knows a variant.
+No engine knows a variant. A variant says what it needs, an engine what it lacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import normal_noise, philox_words
-from lit_probattn.attention.engines.blockwise import Block, Normaliser
 from lit_probattn.attention.functional import (
     first_maximum,
     grouped_scores,
     log_sum_exp,
     map_heads,
+    masked_softmax,
+    reference_weights,
     repeat_heads,
     split_precision,
 )
-from lit_probattn.attention.masks import span
+from lit_probattn.attention.masks import Block, span
+from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import STREAM_NOISE, RandomKey
+
+# Widest value head of PyTorch's kernels on CUDA: values of heads that share a map are split to fit.
+WIDEST_VALUE = 256
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One implementation of attention, for every variant that has it.
+
+    Args:
+        compute: returns (B, H, N, E_v) of a call and a variant, in at least the queries' dtype.
+        lacks: features of variants and calls that it cannot serve, each with what it cannot do
+            ("cannot …"); `{}` stands for the option that asks for the feature.
+        limits: largest sizes, by the names of `Variant.sizes`.
+        missing: says why it cannot run here ("cannot …"): device, compiler, self-test.
+    """
+
+    compute: Callable[[HeadCall, Any], Tensor]
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    missing: Callable[[HeadCall, Any], str | None] = lambda call, variant: None
+
+    def refusal(self, call: HeadCall, variant: Variant) -> str | None:
+        """Return why it cannot serve a call of a variant ("cannot …"), or None if it can."""
+        needs = variant.needs() | dict.fromkeys(call.features(), "")
+        for feature, reason in self.lacks.items():
+            if feature in needs:
+                return reason.format(needs[feature])
+        for name, size in variant.sizes(call).items():
+            if size > self.limits.get(name, size):
+                return f"cannot hold {size} {name}: at most {self.limits[name]}"
+        return self.missing(call, variant)
+
+
+class Variant:
+    """Base of every variant: a frozen value of its tensors and switches; it owns no parameters.
+
+    One gives a `name`, its equation in `scores`, and its normal form in `lower`: then all engines
+    serve it that do not lack what it `needs`. Without a normal form the reference serves it, or the
+    `own_engines` that it names.
+    """
+
+    name: ClassVar[str]
+    # Engines of its own, or in the place of the common ones; `backends.engines_of` has all.
+    own_engines: ClassVar[Mapping[str, Engine]] = {}
+    # Row of `backends.AUTO`.
+    kind: str = "mixture"
+    # Score tensors per head that the reference stores; for the choice of backend.
+    score_maps: int = 1
+    # Added to the sum of exponentials of every row, by the reference only.
+    row_eps: float = 0.0
+    # Families of fused kernels, as folder/family below `kernels/`; the defaults' first.
+    kernels: ClassVar[tuple[str, ...]] = ()
+    # Whether there are scores before a softmax.
+    has_scores: ClassVar[bool] = True
+    # The implementation whose products `cost` states.
+    stated_backend: ClassVar[str] = "reference"
+
+    def __init_subclass__(cls) -> None:
+        if "lower" in vars(cls) and "own_engines" not in vars(cls):
+            cls.own_engines = {}  # those of a parent know other scores
+
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return the scores before bias, mask and softmax by the equation, (B, H, N, L).
+
+        Query and key have the dtype of scores and sums, at least float32.
+        """
+        raise NotImplementedError(f"{self.name} has no scores")
+
+    def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
+        """Return the scores in normal form, up to what is constant in a row.
+
+        Query and key have the dtype of the call's, and terms are those of the rounded vectors in at
+        least float32. With `own_keys` every component has its key, and there are no coefficients.
+        """
+        raise NotImplementedError(f"{self.name} has no normal form")
+
+    def needs(self) -> dict[str, str]:
+        """Return what not every engine has, each with the option that asks for it.
+
+        Names are those of `Engine.lacks`: `maximum`, `function` and `function without
+        layers` of several maps, `map noise`, `head noise`, `row_eps`, `normaliser`.
+        """
+        return {}
+
+    def sizes(self, call: HeadCall) -> dict[str, int]:
+        """Return what an engine may have limits for, by the names of `Engine.limits`."""
+        return {}
+
+    def normalise(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
+        """Return weights of scores (B, H, N, L) over what is allowed, zeros in empty rows."""
+        return masked_softmax(scores, allowed, self.row_eps)
+
+    def check(self, call: HeadCall) -> None:
+        """Refuse what the variant has no place for.
+
+        Raises:
+            ValueError: it says what the variant takes instead.
+        """
+
+    def weights(self, call: HeadCall) -> Tensor:
+        """Return the maps (B, H, N, L) by the equation, without dropout."""
+        return reference_weights(self.scores(call.precise()), call.masks, self.normalise)
+
+    @property
+    def kernel(self) -> str:
+        """The family of `kernels` that serves these numbers."""
+        return self.kernels[0] if self.kernels else ""
+
+
+# ---- the normal form -----------------------------------------------------------------------------
 
 NoiseKind = Literal["none", "global", "local", "local_global"]
 
@@ -112,6 +228,22 @@ class Layers(NamedTuple):
     bias: Tensor | None
     second: Tensor
     noise: Noise | None = None
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """What makes weights of scores in the place of the softmax, differentiable and pure.
+
+    Args:
+        function: (scores (B, H, n, l), allowed or None, *tensors) -> weights, zeros in rows that
+            see nothing.
+        tensors: what it reads beside the scores.
+        score_maps: tensors of a block's size that it keeps.
+    """
+
+    function: Callable[..., Tensor]
+    tensors: tuple[Tensor, ...] = ()
+    score_maps: int = 1
 
 
 @dataclass(frozen=True)
@@ -234,3 +366,64 @@ def concatenate_heads(query: Tensor, key: Tensor, weight: Tensor) -> tuple[Tenso
     """
     per_head = query.transpose(1, 2)[:, None] * weight[None, :, None, :, None]
     return per_head.flatten(3).to(query.dtype), key.transpose(1, 2).flatten(2)[:, None]
+
+
+# ---- heads that share one map share one softmax -------------------------------------------------
+
+
+def wide_heads(scores: Scores, call: HeadCall, widest: int | None = None) -> int:
+    """Return how many heads may share one map and one softmax: 1 unless all are alike.
+
+    Their values side by side are at most `widest` wide; None means what PyTorch's kernels take.
+    """
+    own_maps = not scores.heads_are_alike or call.dropout is not None
+    for pairs in (call.masks.bias, call.masks.attn_mask):
+        own_maps = own_maps or (pairs is not None and pairs.shape[1] > 1)
+    if own_maps:
+        return 1
+    heads, head_dim = call.value.shape[1], call.value.shape[3]
+    if widest is None and device_type(call.value.device) == "cpu":
+        return heads
+    widest = WIDEST_VALUE if widest is None else widest
+    fitting = [g for g in range(1, heads + 1) if heads % g == 0 and g * head_dim <= widest]
+    return fitting[-1] if fitting else 1
+
+
+def merge_values(value: Tensor, wide: int) -> Tensor:
+    """(B, H, L, E_v) -> (B, H/wide, L, wide·E_v)."""
+    if wide == 1:
+        return value
+    return value.unflatten(1, (-1, wide)).transpose(2, 3).flatten(3)
+
+
+def split_values(out: Tensor, wide: int) -> Tensor:
+    """(B, H/wide, N, wide·E_v) -> (B, H, N, E_v)."""
+    if wide == 1:
+        return out
+    return out.unflatten(-1, (wide, -1)).transpose(2, 3).flatten(1, 2)
+
+
+def lowered(
+    compute: Callable[[HeadCall, Scores], Tensor],
+    *,
+    precise: bool = False,
+    own_keys: bool = False,
+    widest: int | None = None,
+) -> Callable[[HeadCall, Any], Tensor]:
+    """Return an engine's `compute` from a function of what a variant lowers to.
+
+    Args:
+        compute: attends by scores in normal form.
+        precise: heads come in the dtype of scores and sums.
+        own_keys: every component has its key, and there are no coefficients.
+        widest: see `wide_heads`.
+    """
+
+    def engine(call: HeadCall, variant: Any) -> Tensor:
+        call = call.precise() if precise else call
+        scores = variant.lower(call, own_keys=own_keys)
+        wide = wide_heads(scores, call, widest)
+        out = compute(replace(call, value=merge_values(call.value, wide)), scores)
+        return split_values(out, wide)
+
+    return engine
