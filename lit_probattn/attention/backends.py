@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Literal, get_args
 
 from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.table import NORMAL_FORM
 from lit_probattn.attention.functional import autocast_off
+from lit_probattn.attention.variant import BACKENDS as BACKENDS
+from lit_probattn.attention.variant import Backend as Backend
 from lit_probattn.attention.variant import Engine, Variant
 
 logger = logging.getLogger("lit_probattn")
-
-Backend = Literal["auto", "reference", "sdpa", "blockwise", "native", "triton"]
-
-BACKENDS: tuple[str, ...] = get_args(Backend)
 
 
 def attend(call: HeadCall, variant: Variant, backend: str = "auto", kind: str = "") -> Tensor:

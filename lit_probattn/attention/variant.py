@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -36,6 +36,10 @@ from lit_probattn.attention.functional import (
 from lit_probattn.attention.masks import Block, span
 from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import STREAM_NOISE, RandomKey
+
+Backend = Literal["auto", "reference", "sdpa", "blockwise", "native", "triton"]
+
+BACKENDS: tuple[str, ...] = get_args(Backend)
 
 # Widest value head of PyTorch's kernels on CUDA: values of heads that share a map are split to fit.
 WIDEST_VALUE = 256
@@ -92,7 +96,7 @@ class Variant:
     # Whether there are scores before a softmax.
     has_scores: ClassVar[bool] = True
     # The implementation whose products `cost` states.
-    stated_backend: ClassVar[str] = "reference"
+    stated_backend: ClassVar[Backend] = "reference"
 
     def __init_subclass__(cls) -> None:
         if "lower" in vars(cls) and "own_engines" not in vars(cls):
