@@ -37,7 +37,7 @@ from lit_probattn.attention.masks import Block, span
 from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import STREAM_NOISE, RandomKey
 
-Backend = Literal["auto", "reference", "sdpa", "blockwise", "native", "triton"]
+Backend = Literal["auto", "reference", "sdpa", "blockwise", "native", "flex", "triton"]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lit_probattn.attention import Attention, HeadCall, MGKAttention
+from lit_probattn.attention import HeadCall
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import ConfigError, build_attention
 from lit_probattn.randomness import AttentionDropout, RandomKey
@@ -105,11 +105,8 @@ def side_function(
         masks = make_masks(*sizes, is_causal=config.is_causal)
         query, key, value = inputs
         call = HeadCall(query, key, value, masks, dropout=dropout, rng=rng)
-        if side.backend == "flex":
-            forward = partial(_flex, layer, call)
-        else:
-            chosen = layer.core.pick(call) if side.backend == "auto" else side.backend
-            forward = partial(run_heads, layer, chosen, call)
+        chosen = layer.core.pick(call) if side.backend == "auto" else side.backend
+        forward = partial(run_heads, layer, chosen, call)
     with torch.no_grad():
         grad_out = make(*forward().shape)
 
@@ -128,23 +125,6 @@ def _sdpa(sdpa: TorchSdpa, inputs: list[Tensor], is_causal: bool) -> Tensor:
     with nullcontext() if chosen is None else sdpa_kernel([chosen]):
         query, key, value = inputs
         return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-
-
-def _flex(layer: Attention, call: HeadCall) -> Tensor:
-    """FlexAttention over the expanded keys; for comparison only, layers have no such backend."""
-    from profiling.kernels.flex import mgk_flex
-
-    if not isinstance(layer, MGKAttention) or layer.core.e_step == "hard":
-        raise ConfigError(f"flex serves soft MGK only, received {layer.core.name}")
-    core = layer.core
-    return mgk_flex(
-        *(call.query, core.components(call.key), call.value),
-        precision=1.0 / core.variance(),
-        offset=None if core.prior is None else core.prior(call.key.shape[-2]),
-        gaussian=core.score == "gaussian",
-        equal_precision=core.variance.is_equal,
-        is_causal=call.masks.is_causal,
-    )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.blocks import by_blocks
+from lit_probattn.attention.engines.flex import by_flex, missing_backward
 from lit_probattn.attention.engines.kernels import WIDEST_IN_KERNEL, by_kernels, kernel_refusal
 from lit_probattn.attention.engines.rows import by_rows, missing_library
 from lit_probattn.attention.engines.sdpa import by_sdpa
@@ -63,6 +64,22 @@ NORMAL_FORM: Mapping[str, Engine] = {
         lowered(by_rows, precise=True),
         lacks={**LACKS_OF_OPERATORS, "row_eps": _ROW_EPS, "normaliser": _NORMALISER},
         missing=missing_library,
+    ),
+    "flex": Engine(
+        lowered(by_flex),
+        lacks={
+            "transform": LACKS_OF_BLOCKS["transform"],
+            "exported": "cannot be exported: it is compiled by itself",
+            "dropout": "cannot draw the counter-based attention dropout",
+            "bias gradient": "cannot give a gradient to the additive bias",
+            "maximum": "cannot take the maximum over components ({})",
+            "function": "cannot take a function of several maps ({})",
+            "map noise": "cannot add noise to the scores ({})",
+            "head noise": "cannot add noise to the scores ({})",
+            "row_eps": _ROW_EPS,
+            "normaliser": _NORMALISER,
+        },
+        missing=missing_backward,
     ),
     "triton": Engine(
         lowered(by_kernels, widest=WIDEST_IN_KERNEL),
