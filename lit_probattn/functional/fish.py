@@ -171,7 +171,7 @@ def linear_fish_attention(
         norm_mix = mixing.weights[0].abs()
     if norm_mix.shape != (heads, shared):
         raise ValueError(f"norm_mix has shape {tuple(norm_mix.shape)}, expected {(heads, shared)}")
-    form = LinearFiSHForm(FeatureMap("elu", "none"), True, eps)
+    form = LinearFiSHForm(FeatureMap("elu", "none"), eps)
     common = Common(attn_mask, dropout_p, is_causal, None, False, rng)
     call, noise = make_call(query, key, value, heads, common), None
     if noise_scale is not None:

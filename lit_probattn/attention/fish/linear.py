@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.kernels import kernel_refusal
 from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues
-from lit_probattn.attention.functional import check_choice, compute_dtype, map_heads
+from lit_probattn.attention.functional import compute_dtype, map_heads
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import (
@@ -37,53 +37,31 @@ from lit_probattn.attention.masks import Block, Masks
 from lit_probattn.attention.variant import Engine, Variant
 from lit_probattn.base.memory import device_type, telling
 
-Normalizer = Literal["auto", "tied_abs", "nonneg", "none"]
-
 
 class StateNormalizer(nn.Module):
     """Weights r_kj ≥ 0 of the normaliser z_loc[j] = Σ_k r_kj z_k.
 
     Source: ours; with free mixing weights p the mixed normaliser Σ_k p_kj z_k could be negative.
+    A linear mixing has r = |p|, which is exact for weights on the simplex; others softplus of
+    parameters, 1/G at the start.
 
     Args:
         mixing: the mixing of the states.
-        kind: `tied_abs`: r = |p|, which is exact for weights on the simplex; `nonneg`: softplus of
-            parameters, 1/G at the start; `none`: outputs are not divided; `auto`: `tied_abs` for a
-            linear mixing, else `nonneg`.
-
-    Raises:
-        ValueError: `tied_abs` without a linear mixing.
     """
 
-    def __init__(self, mixing: HeadMixing, kind: Normalizer) -> None:
+    def __init__(self, mixing: HeadMixing) -> None:
         super().__init__()
-        check_choice("normalizer", kind, ("auto", "tied_abs", "nonneg", "none"))
-        if kind == "auto":
-            kind = "tied_abs" if mixing.mixer == "linear" else "nonneg"
-        if kind == "tied_abs" and mixing.mixer != "linear":
-            raise ValueError(
-                f"normalizer=tied_abs takes |p| of a linear mixing, received mixer={mixing.mixer}; "
-                "use nonneg"
-            )
-        self.kind: Normalizer = kind
-        self.shape = mixing.num_heads, mixing.num_global_heads
         self.weight: nn.Parameter | None = None
-        if kind == "nonneg":
+        if mixing.mixer != "linear":
             start = math.log(math.expm1(1.0 / mixing.num_global_heads))
-            self.weight = nn.Parameter(torch.full(self.shape, start))
+            shape = mixing.num_heads, mixing.num_global_heads
+            self.weight = nn.Parameter(torch.full(shape, start))
 
     def forward(self, first_weight: Tensor) -> Tensor:
         """Return r, (H, G), given the first weight of the mixing."""
         if self.weight is not None:
             return nn.functional.softplus(self.weight.to(first_weight.dtype))
-        if self.kind == "tied_abs":
-            return first_weight.abs()
-        # Divides nothing, but tells rows that see nothing from the others.
-        return first_weight.new_full(self.shape, 1.0 / self.shape[1])
-
-    def extra_repr(self) -> str:
-        """The kind, for printing."""
-        return f"kind={self.kind!r}"
+        return first_weight.abs()
 
 
 # Numbers in the states of all positions of one chunk, where every position needs its own mixing.
@@ -226,12 +204,10 @@ class LinearFiSHForm:
 
     Args:
         features: feature map ψ.
-        divides: divide by the mixed normaliser, instead of a root mean square norm per head.
-        eps: added to the normaliser, or to the mean square.
+        eps: added to the normaliser.
     """
 
     features: FeatureMap
-    divides: bool
     eps: float
 
 
@@ -353,21 +329,15 @@ def _dot(rows: Tensor, z: Tensor) -> Tensor:
 
 
 def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
-    """Divide by the normaliser, or by the root mean square of each head's output."""
-    empty = total == 0
-    if form.divides:
-        out = numerator / (total + form.eps)
-    else:
-        out = numerator * torch.rsqrt(numerator.square().mean(-1, keepdim=True) + form.eps)
-    return out.masked_fill(empty, 0.0)
+    """Divide by the normaliser."""
+    return (numerator / (total + form.eps)).masked_fill(total == 0, 0.0)
 
 
 def linear_fish_triton(given: HeadCall, arguments: LinearFiSH) -> Tensor:
     """Return `linear_fish_blockwise` for global keys and values and a linear mixing.
 
     The kernels mix numerators with p and denominators with r while they read, and divide; noise,
-    the same for all positions, is what states begin with. Heads that are normalised by their root
-    mean square are so outside.
+    the same for all positions, is what states begin with.
     """
     from lit_probattn.kernels.linear.operators import linear_attention
 
@@ -378,7 +348,7 @@ def linear_fish_triton(given: HeadCall, arguments: LinearFiSH) -> Tensor:
     if noise is not None:
         drawn = state_noise(noise, mixing, given.key[:, :, :1].to(dtype), given.value)
     own = Linear(LinearForm(form.features))
-    out, den = linear_attention(
+    out, _ = linear_attention(
         **fused_features(given, own),
         value=given.value,
         weight=mixing.weights[0],
@@ -386,12 +356,11 @@ def linear_fish_triton(given: HeadCall, arguments: LinearFiSH) -> Tensor:
         state=drawn,
         key_mask=masks.key_mask,
         keep=kept_values(given),
-        divides=form.divides,
-        eps=form.eps if form.divides else 0.0,
+        divides=True,
+        eps=form.eps,
         is_causal=masks.is_causal,
     )
-    assert den is not None
-    return out if form.divides else normalise(out, den[..., None], form)
+    return out
 
 
 def state_noise(noise: ScoreNoise, mixing: MixingValues, cols: Tensor, value: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from lit_probattn.attention.fish.linear import (
     LinearFiSH,
     LinearFiSHForm,
     LinearFiSHState,
-    Normalizer,
     StateNormalizer,
     check_linear_fish,
 )
@@ -56,7 +55,6 @@ class LinearFiSHCore(Core):
         noise_scale: float = 0.01,
         sigma_shape: SigmaShape = "per_global",
         noise_at_eval: bool = False,
-        normalizer: Normalizer = "auto",
         eps: float = 1e-6,
     ) -> None:
         super().__init__(layout, backend)
@@ -75,10 +73,9 @@ class LinearFiSHCore(Core):
             last_bias_matters=True,
             ratios=(1.0,) if mixer_ratios is None else tuple(mixer_ratios),
         )
-        self.normalizer = StateNormalizer(self.mixing, normalizer)
+        self.normalizer = StateNormalizer(self.mixing)
         self.form = LinearFiSHForm(
             features=FeatureMap("elu", "none"),
-            divides=self.normalizer.kind != "none",
             eps=eps,
         )
         self.noise_scale: NoiseScale | None = None
@@ -131,7 +128,8 @@ class LinearFiSHAttention(Attention):
         out[j, i] = ψ(query[j, i])ᵀ S_loc[j] / (ψ(query[j, i])ᵀ Σ_k r_kj z_k + eps)
         noise=none makes them Hard.
     Departs from the source: all beyond its one sentence is ours; no code was released. The
-    normaliser has weights r ≥ 0 of its own, so that it stays positive for free p.
+    normaliser has weights r ≥ 0 of its own, so that it stays positive for free p: |p| where mixer
+    is linear, else softplus of parameters, 1/G at the start.
     Attention dropout drops whole values, as in linear attention.
 
     Args:
@@ -148,8 +146,6 @@ class LinearFiSHAttention(Attention):
         noise_scale: s at the start, positive.
         sigma_shape: one s per global head, or one for all.
         noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
-        normalizer: `tied_abs`: r = |p|; `nonneg`: softplus of parameters, 1/G at the start; `none`:
-            a root mean square norm per head; `auto`: `tied_abs` for linear mixing, else `nonneg`.
         eps: added to the normaliser.
         common: the other arguments of `Attention`, without grouped heads and rotary positions;
             `dropout` drops values, `backend`: `blockwise` is the O(N) form, `triton`
@@ -164,7 +160,6 @@ class LinearFiSHAttention(Attention):
     kernel_examples = (
         Example("linear fish hard", {**_3_HEADS, "noise": "none"}, ("causal", "key")),
         Example("linear fish", _3_HEADS, ("causal",)),
-        Example("linear fish, own normaliser", {**_3_HEADS, "normalizer": "nonneg"}),
     )
     kernel_forms = (Example("linear fish, 2 of 8", {**_8_HEADS, "noise": "none"}),)
 
@@ -184,7 +179,6 @@ class LinearFiSHAttention(Attention):
         noise_scale: float = 0.01,
         sigma_shape: SigmaShape = "per_global",
         noise_at_eval: bool = False,
-        normalizer: Normalizer = "auto",
         eps: float = 1e-6,
         **common: Any,
     ) -> None:
