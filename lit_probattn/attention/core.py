@@ -88,6 +88,8 @@ class Core(nn.Module):
     steps_over_cache: ClassVar[bool] = False
     # Added to the sum of exponentials of every row; presets of released code set it.
     row_eps: float = 0.0
+    # Whether scores depend on positions, so that a query by itself gives something else.
+    knows_positions: bool = False
     # Whether training calls go to `observe` first.
     observes: bool = False
     # Whether `gaussians` and `posterior` exist.

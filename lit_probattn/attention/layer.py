@@ -86,7 +86,7 @@ class Attention(RenamingModule):
     """
 
     core: Core
-    # Whether each of the `reference_scores` depends on its query and its key alone.
+    # Whether each of the `reference_scores` depends on its query, key and positions alone.
     pairwise: ClassVar[bool] = True
     # What the fused kernels are compared with, and each of their forms once, to be compiled.
     kernel_examples: ClassVar[tuple[Example, ...]] = ()
@@ -152,12 +152,16 @@ class Attention(RenamingModule):
         h, h_kv = self.num_heads, self.num_kv_heads
         return HeadLayout(h, h_kv, h_kv, h, self.head_dim, self.value_head_dim)
 
-    def reference_scores(self, query: Tensor, key: Tensor) -> Tensor:
+    def reference_scores(self, query: Tensor, key: Tensor, *positions: Tensor) -> Tensor:
         """Return the scores before mask and softmax, (B, H, N, L), of a variant without a core.
+
+        A variant that knows positions defines it with two more arguments: `reference_scores(self,
+        query, key, query_positions, key_positions)`. Decoding goes on from the cached positions.
 
         Args:
             query: (B, H, N, E), in at least float32.
             key: (B, H, L, E), likewise; keys that heads share are repeated.
+            positions: of the queries, (N,), and of the keys, (L,), where the variant takes them.
         """
         raise NotImplementedError(_what_is_missing(type(self)))
 

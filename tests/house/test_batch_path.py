@@ -18,13 +18,13 @@ from tests.support.paths import ROOT
 PACKAGE = f"{ROOT}/lit_probattn/"
 # Small mathematics that every file uses.
 EVERYWHERE = {
-    *("attention/masks.py", "attention/functional.py"),
+    *("attention/masks.py", "attention/functional.py", "attention/call.py"),
     *("attention/draws.py", "base/memory.py", "base/graphs.py", "base/torch_internals.py"),
     "randomness.py",
 }
 MOST_FILES = 16
 # Asked what it is by the choice, and told to lower by the engine.
-AGAIN = {"attention/mgk/functions.py", "attention/engines/scores.py", "attention/attend.py"}
+AGAIN = {"attention/mgk/functions.py", "attention/variant.py"}
 
 
 def our_file(frame: FrameType | None) -> str | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import Parameter
 from typing import Any, ClassVar
 
 import torch
@@ -23,18 +25,40 @@ from lit_probattn.attention.functional import (
     masked_softmax,
     repeat_heads,
 )
-from lit_probattn.attention.masks import Block
+from lit_probattn.attention.masks import Block, span
 from lit_probattn.attention.variant import Engine, Variant
 
 __all__ = ["DerivedCore", "OwnScores", "count_score_macs"]
 
-# From queries (B, H, N, E) and keys (B, H, L, E) to scores (B, H, N, L).
-OwnScores = Callable[[Tensor, Tensor], Tensor]
+# From queries (B, H, N, E) and keys (B, H, L, E) to scores (B, H, N, L); two more arguments are the
+# positions of queries (N,) and of keys (L,).
+OwnScores = Callable[..., Tensor]
 
 
-def checked_scores(scores: OwnScores, query: Tensor, key: Tensor) -> Tensor:
-    """Return the scores, every query head with its key head; a ValueError for another shape."""
-    found = scores(query, repeat_heads(key, query.shape[1]))
+def takes_positions(scores: OwnScores) -> bool:
+    """Whether scores take positions of queries and keys beside these."""
+    named = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
+    return sum(p.kind in named for p in inspect.signature(scores).parameters.values()) >= 4
+
+
+def checked_scores(
+    variant: OwnVariant, query: Tensor, key: Tensor, rows: range, first_row: int
+) -> Tensor:
+    """Return the scores, every query head with its key head; a ValueError for another shape.
+
+    Args:
+        variant: whose scores.
+        query: (B, H, n, E), those of `rows`.
+        key: (B, H_kv, l, E), the first l.
+        rows: which queries of the call these are.
+        first_row: position of the call's first query.
+    """
+    places: tuple[Tensor, ...] = ()
+    if variant.positions:
+        device = query.device
+        at = torch.arange(rows.start + first_row, rows.stop + first_row, device=device)
+        places = at, torch.arange(key.shape[-2], device=device)
+    found = variant.function(query, repeat_heads(key, query.shape[1]), *places)
     expected = (*query.shape[:3], key.shape[-2])
     if tuple(found.shape) != expected:
         raise ValueError(
@@ -52,7 +76,8 @@ def in_blocks(call: HeadCall, variant: OwnVariant) -> Tensor:
 
     def attend(block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rows, cols = block.rows, block.cols
-        found = biased(checked_scores(variant.function, query, key), masks, rows, cols)
+        found = checked_scores(variant, query, key, rows, call.first_row)
+        found = biased(found, masks, rows, cols)
         weights = masked_softmax(found, masks.allowed(rows, cols, query.device))
         if dropout is not None:
             batch, heads = weights.shape[:2]
@@ -77,8 +102,9 @@ class OwnVariant(Variant):
     Args:
         function: from queries and keys to scores.
         name: for messages.
-        pairwise: whether a score depends on its query and its key alone; without, there are no
-            blocks.
+        pairwise: whether a score depends on its query, its key and their positions alone; without,
+            there are no blocks.
+        positions: whether the function takes positions.
     """
 
     own_engines: ClassVar[Mapping[str, Engine]] = {
@@ -94,10 +120,12 @@ class OwnVariant(Variant):
     function: OwnScores
     name: str = "own variant"  # type: ignore[misc]
     pairwise: bool = True
+    positions: bool = False
 
     def scores(self, call: HeadCall) -> Tensor:
         """Return the scores of a call."""
-        return checked_scores(self.function, call.query, call.key)
+        rows = span(0, call.query.shape[2])
+        return checked_scores(self, call.query, call.key, rows, call.first_row)
 
     def needs(self) -> dict[str, str]:
         """Scores that depend on more than their pair cannot be cut."""
@@ -120,7 +148,8 @@ class DerivedCore(Core):
         self, layout: HeadLayout, backend: Backend, scores: OwnScores, name: str, pairwise: bool
     ) -> None:
         super().__init__(layout, backend)
-        self._variant = OwnVariant(scores, name, pairwise)
+        self.knows_positions = takes_positions(scores)
+        self._variant = OwnVariant(scores, name, pairwise, self.knows_positions)
 
     @property
     def name(self) -> str:
@@ -150,5 +179,6 @@ def _score_macs(layer: Any, length: int) -> int:
     heads = torch.zeros(1, layer.num_heads, length, layer.head_dim)
     heads = heads.to(weight.device, weight.dtype)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        layer.reference_scores(heads, heads)
+        places = [torch.arange(length, device=weight.device)] * 2
+        layer.reference_scores(heads, heads, *(places if layer.core.knows_positions else []))
     return int(counter.get_total_flops()) // 2

@@ -37,6 +37,15 @@ class Dots(Attention):
         return query @ key.mT * query.shape[-1] ** -0.5
 
 
+class Distances(Dots):
+    """ALiBi (Press et al., 2022) by scores that know positions."""
+
+    def reference_scores(self, query, key, query_positions, key_positions):
+        slopes = 2.0 ** -torch.arange(1, query.shape[1] + 1).to(query)
+        apart = (query_positions[:, None] - key_positions).abs()
+        return super().reference_scores(query, key) - slopes[:, None, None] * apart
+
+
 class OverKeys(Dots):
     """Scores that are divided by their spread over the keys: a pair depends on the others."""
 
@@ -110,6 +119,27 @@ def test_copies_have_scores_of_their_own():
         with torch.no_grad():
             other.log_sharpness.zero_()
         assert not torch.equal(other(x), layer(x))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_scores_that_know_positions_keep_every_promise(check):
+    torch.manual_seed(0)
+    with small_blocks():
+        CHECKS[check].run(partial(Distances, EMBED, 4, head_dim=HEAD))
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_positions_are_those_of_queries_and_keys(backend):
+    layer = Distances(EMBED, 4, head_dim=HEAD, backend=backend).double()
+    plain = Dots(EMBED, 4, head_dim=HEAD).double()
+    plain.load_state_dict(layer.state_dict())
+    x, at = torch.randn(2, 13, EMBED, dtype=torch.float64), torch.arange(13)
+    slopes = 2.0 ** -torch.arange(1, 5, dtype=torch.float64)
+    bias = -slopes[:, None, None] * (at[:, None] - at).abs()
+    with small_blocks():
+        found = layer(x, is_causal=True)
+    torch.testing.assert_close(found, plain(x, is_causal=True, bias=bias), rtol=0, atol=1e-12)
+    assert not torch.allclose(found, plain(x, is_causal=True))
 
 
 def test_scores_over_keys_break_named_promises_and_are_not_cut():
