@@ -40,6 +40,8 @@ from lit_probattn.randomness import STREAM_NOISE, RandomKey
 Backend = Literal["auto", "reference", "sdpa", "blockwise", "native", "flex", "triton"]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
+# Those that are for CUDA alone.
+GPU_BACKENDS = ("flex", "triton")
 
 # Widest value head of PyTorch's kernels on CUDA: values of heads that share a map are split to fit.
 WIDEST_VALUE = 256

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, recorded_choices
+from lit_probattn.attention.backends import GPU_BACKENDS
 from lit_probattn.base.memory import predicted_bytes
 from lit_probattn.base.torch_internals import with_child
 
@@ -214,7 +215,7 @@ def _own_backend(layer: Attention) -> str:
     calls = recorded_choices().items()
     chosen = [name for call, name in calls if call.startswith(f"{layer.core.name} (")]
     name = layer.backend if layer.backend != "auto" or not chosen else chosen[-1]
-    return "blockwise" if name == "triton" else name  # a kernel keeps O(N) memory, as blocks do
+    return "blockwise" if name in GPU_BACKENDS else name  # a kernel keeps O(N) memory, as blocks do
 
 
 def _backends_in_use(task: nn.Module) -> list[str]:

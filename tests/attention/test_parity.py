@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.attention.backends import engines_of
+from lit_probattn.attention.backends import GPU_BACKENDS, engines_of
 from lit_probattn.attention.mgk.layer import MGKCore
 from lit_probattn.attention.softmax import SoftmaxCore
 from lit_probattn.randomness import RandomKey
@@ -88,7 +88,7 @@ PAIRS = [
     for case in CASES
     for backend in engines_of(CORES[case[0]].makes)
     if not (backend == "sdpa" and case[3].get("e_step") == "hard")
-    if backend != "triton"  # no float64 in kernels; they have tests of their own
+    if backend not in GPU_BACKENDS  # no float64 in kernels; they have tests of their own
 ]
 
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.functional import repeat_heads
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.variant import Scores
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 @lru_cache
@@ -29,6 +31,8 @@ def _compiled(*sizes: int) -> Callable[..., Tensor]:
     One function for all would reach the compiler's limit of recompilations after some sizes, from
     which on it runs without being fused.
     """
+    from torch.nn.attention.flex_attention import flex_attention
+
     torch.compiler.reset()
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
     return compiled
@@ -36,6 +40,8 @@ def _compiled(*sizes: int) -> Callable[..., Tensor]:
 
 def by_flex(call: HeadCall, scores: Scores) -> Tensor:
     """Attend by FlexAttention, (B, H, N, E_v); sums of components, and of maps without noise."""
+    from torch.nn.attention.flex_attention import flex_attention
+
     value, scale = call.value, scores.scale
     query, key, coef = scores.query, scores.key, scores.coef
     if scores.reduce == "sum":
@@ -80,6 +86,8 @@ def _block_mask(
     """Return which pairs a query may see, or None where it sees all."""
     if not masks.has_pair_mask:
         return None
+    from torch.nn.attention.flex_attention import create_block_mask
+
     key_mask, pairs, offset = masks.key_mask, masks.attn_mask, masks.causal_offset
     if pairs is not None:
         pairs = pairs.expand(batch, heads, -1, -1)
@@ -95,8 +103,6 @@ def _block_mask(
     return create_block_mask(visible, batch, heads, *sizes, device=str(device))
 
 
-def missing_backward(call: HeadCall, variant: Any) -> str | None:
-    """Return why FlexAttention cannot serve here: off CUDA it has no backward."""
-    if call.device != "cuda" and torch.is_grad_enabled():
-        return f"cannot run backward on {call.device}: FlexAttention is for CUDA"
-    return None
+def missing_gpu(call: HeadCall, variant: Any) -> str | None:
+    """Return why FlexAttention cannot serve here: elsewhere it has no backward and is not fused."""
+    return None if call.device == "cuda" else f"cannot run on {call.device}: it is for CUDA"

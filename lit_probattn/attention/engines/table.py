@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.blocks import by_blocks
-from lit_probattn.attention.engines.flex import by_flex, missing_backward
+from lit_probattn.attention.engines.flex import by_flex, missing_gpu
 from lit_probattn.attention.engines.kernels import WIDEST_IN_KERNEL, by_kernels, kernel_refusal
 from lit_probattn.attention.engines.rows import by_rows, missing_library
 from lit_probattn.attention.engines.sdpa import by_sdpa
@@ -79,7 +79,7 @@ NORMAL_FORM: Mapping[str, Engine] = {
             "row_eps": _ROW_EPS,
             "normaliser": _NORMALISER,
         },
-        missing=missing_backward,
+        missing=missing_gpu,
     ),
     "triton": Engine(
         lowered(by_kernels, widest=WIDEST_IN_KERNEL),

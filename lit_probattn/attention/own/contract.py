@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_probattn.attention.backends import Backend, engines_of
+from lit_probattn.attention.backends import GPU_BACKENDS, Backend, engines_of
 from lit_probattn.attention.engines.blocks import BLOCK_SCORES
 from lit_probattn.attention.engines.rows import native_refusal
 from lit_probattn.attention.layer import Attention
@@ -77,7 +77,7 @@ def close(found: Tensor, expected: Tensor, what: str, atol: float = TOLERANCE) -
 
 def cpu_backends(layer: Attention) -> list[Backend]:
     """Return the implementations that run on this CPU in float64."""
-    absent = {"triton"} if native_refusal("cpu") is None else {"triton", "native"}
+    absent = {*GPU_BACKENDS, *(() if native_refusal("cpu") is None else ("native",))}
     return [cast(Backend, name) for name in layer.core.backends if name not in absent]
 
 
