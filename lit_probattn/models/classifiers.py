@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.layer import AttentionFactory
+from lit_probattn.base.arguments import takes
 from lit_probattn.models.embeddings import TokenEmbedding, TokenPositions
 from lit_probattn.models.heads import PairClassifierHead, PooledClassifier, Pooling
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
+
+# What the source's encoder does not leave open.
+_FIXED = ("norm_first", "activation", "activation_dropout", "cross_attention", "norm_eps")
 
 
 class Classifier(nn.Module):
@@ -23,12 +27,22 @@ class Classifier(nn.Module):
     2 pre-norm layers, mlp_dim 128, head 64 -> 128 -> classes; its options of tied layers, a class
     token and fixed positions.
 
-    The arguments are those of `lit_probattn.tasks.SequenceClassifier`.
+    Args:
+        vocab_size: number of token ids.
+        num_classes: number of labels.
+        max_seq_len: N, the padded length.
+        mlp_dim: width of the hidden layer in each block and in the head.
+        dropout: dropout of embeddings and of both branches of a block. Attention dropout is the
+            attention's own argument.
+        pooling: how (B, N, C) becomes (B, C): `mean` over `max_seq_len`, `mean_valid` over real
+            tokens, or `cls`, the last layer's vector of a class token that stands in front.
+        positions: `learned`, or `sinusoidal`: fixed sines and cosines.
     """
 
     # The head; a model of other samples names another one with the same arguments.
     head_class: ClassVar[Callable[..., nn.Module]] = PooledClassifier
 
+    @takes(Transformer, without=_FIXED, dropout=0.1)
     def __init__(
         self,
         attention: AttentionFactory,
@@ -36,36 +50,23 @@ class Classifier(nn.Module):
         vocab_size: int,
         num_classes: int,
         max_seq_len: int,
-        embed_dim: int,
-        head_dim: int,
-        num_layers: int,
-        mlp_dim: int,
-        dropout: float = 0.1,
         pooling: Pooling = "mean",
-        activation_checkpointing: bool = False,
         positions: TokenPositions = "learned",
-        share_layers: bool = False,
+        **stack: Any,
     ) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(
             vocab_size,
             max_seq_len,
-            embed_dim,
-            dropout,
+            stack["embed_dim"],
+            stack["dropout"],
             positions=positions,
             class_token=pooling == "cls",
         )
-        self.encoder = Transformer(
-            attention,
-            embed_dim,
-            head_dim,
-            num_layers,
-            mlp_dim,
-            dropout,
-            activation_checkpointing=activation_checkpointing,
-            share_layers=share_layers,
+        self.encoder = Transformer(attention, **stack)
+        self.head = self.head_class(
+            stack["embed_dim"], stack["mlp_dim"], num_classes, max_seq_len, pooling
         )
-        self.head = self.head_class(embed_dim, mlp_dim, num_classes, max_seq_len, pooling)
 
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None

@@ -118,7 +118,14 @@ class PairModel(nn.Module):
         super().__init__()
         self.max_seq_len = max_seq_len
         self.embedding = TokenEmbedding(vocab_size, max_seq_len, embed_dim, dropout)
-        self.encoder = Transformer(attention, embed_dim, head_dim, num_layers, mlp_dim, dropout)
+        self.encoder = Transformer(
+            attention,
+            embed_dim=embed_dim,
+            head_dim=head_dim,
+            num_layers=num_layers,
+            mlp_dim=mlp_dim,
+            dropout=dropout,
+        )
         self.stacks = ("encoder",)
         self.head = PooledClassifier(4 * embed_dim, mlp_dim, num_classes, 1)
 

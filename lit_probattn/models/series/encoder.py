@@ -96,7 +96,7 @@ class SeriesBlock(nn.Module):
         self.attention = attention
         self.dropout = nn.Dropout(dropout)
         self.norm1 = make_norm(embed_dim, norm, norm_positions)
-        self.mlp = MLP(embed_dim, mlp_dim, dropout, activation)
+        self.mlp = MLP(embed_dim=embed_dim, mlp_dim=mlp_dim, dropout=dropout, activation=activation)
         self.norm2 = make_norm(embed_dim, norm, norm_positions)
 
     def forward(
@@ -158,7 +158,25 @@ class SeriesTransformer(nn.Module):
     attention_init=default, final_norm=True` (its 1×1 convolutions are the MLP's linear layers).
     Departs from the source: layers start independently; there, as copies of one.
 
-    The arguments are those of `lit_probattn.tasks.SeriesClassifier`.
+    Args:
+        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
+        num_features: dimensions of a series.
+        num_classes: number of labels.
+        max_seq_len: N, the longest series.
+        embed_dim: C, width of the residual stream.
+        head_dim: E, size of a head; independent of embed_dim and the number of heads.
+        num_layers: number of blocks.
+        mlp_dim: width of the hidden layer of the MLPs.
+        dropout: dropout of embedding, both branches of a block, and head. Attention dropout is the
+            attention's own argument.
+        norm: `batch` (mvts) or `layer` (Flowformer).
+        norm_positions: steps that count in batch norm: `real`, or `all` as in the source, which
+            needs `pad_to=max` of the data.
+        final_norm: a layer norm after the last block (Flowformer).
+        positions: `learnable` or `fixed` positions.
+        attention_init: projections start as those of nn.MultiheadAttention (`xavier`, mvts) or of
+            nn.Linear (`default`).
+        activation: of the MLPs and of the head.
 
     Raises:
         ValueError: fewer than one layer, or an unknown choice.

@@ -1,0 +1,123 @@
+"""Constructors that pass arguments on to their parts: each is declared and documented by its part.
+
+    class LanguageModeling(Task):
+        @takes(LanguageModel, Task, lr=5e-4)
+        def __init__(self, *, top_k: int | None = None, **options: Any) -> None:
+            super().__init__(**arguments_of(Task, options))
+            self.model = LanguageModel(**arguments_of(LanguageModel, options))
+
+The signature has every argument with its type and default, so parsers, `help` and configurations
+show them; the constructor receives a value for each. A type checker sees the bodies of the parts,
+not the names at the calls of the whole, which are checked when it is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature
+from itertools import takewhile
+from typing import Any, TypeVar, get_type_hints
+
+from lit_probattn.base.config_files import nearest
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def takes(*parts: type, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[_Init], _Init]:
+    """Give a constructor the arguments of its parts, as `**options`.
+
+    Args:
+        parts: classes whose arguments it passes on. Of two that share an argument, the first
+            documents it.
+        without: arguments of the parts that the constructor sets by itself.
+        defaults: defaults that are not those of the part.
+
+    Raises:
+        TypeError: parts declare an argument differently, a part does not name its arguments, or no
+            part has one that is named here.
+    """
+
+    def decorate(init: _Init) -> _Init:
+        signature = _signature(init, parts, without, defaults)
+
+        @functools.wraps(init)
+        def construct(*args: Any, **given: Any) -> None:
+            try:
+                bound = signature.bind(*args, **given)
+            except TypeError as error:
+                unknown = [name for name in given if name not in signature.parameters]
+                known = [name for name in signature.parameters if name != "self"]
+                hint = nearest(unknown[0], known) if unknown else ""
+                raise TypeError(f"{init.__qualname__}() {error}{hint}") from None
+            bound.apply_defaults()
+            init(**bound.arguments)
+
+        hints = {name: found.annotation for name, found in signature.parameters.items()}
+        made: Any = construct
+        made.__signature__ = signature
+        made.__annotations__ = {k: v for k, v in hints.items() if v is not Parameter.empty}
+        made.__doc__ = "\n".join(filter(None, [init.__doc__, _described(parts)]))
+        return made
+
+    return decorate
+
+
+def arguments_of(part: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a part takes."""
+    names = inspect.signature(part).parameters
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _signature(
+    init: Callable[..., None],
+    parts: tuple[Any, ...],
+    without: tuple[str, ...],
+    defaults: Mapping[str, Any],
+) -> Signature:
+    """Return the signature of a constructor that takes the arguments of its parts."""
+    own = inspect.signature(init).parameters
+    shown = {name: p for name, p in _typed(init, own).items() if p.kind is not p.VAR_KEYWORD}
+    taken: dict[str, Parameter] = {}
+    for part in parts:
+        for name, found in _typed(part.__init__, inspect.signature(part).parameters).items():
+            if found.kind in (found.VAR_KEYWORD, found.VAR_POSITIONAL):
+                raise TypeError(f"{part.__name__} does not name its arguments: use `takes` there")
+            if name in defaults:
+                found = found.replace(default=defaults[name])
+            if name in shown or name in without:
+                continue
+            if taken.setdefault(name, found).replace(kind=found.kind) != found:
+                raise TypeError(f"{init.__qualname__}: two parts declare {name} differently")
+    absent = {*without, *defaults} - {
+        name for part in parts for name in inspect.signature(part).parameters
+    }
+    if absent or shown.keys() & {*without, *defaults}:
+        raise TypeError(
+            f"{init.__qualname__}: {', '.join(absent) or 'its own argument'} is not taken"
+        )
+    # Of one kind, those without a default come first, then the parts' before its own.
+    ordered = sorted(
+        [*(p for p in shown.values() if p.kind is not p.KEYWORD_ONLY), *taken.values()]
+        + [p for p in shown.values() if p.kind is p.KEYWORD_ONLY],
+        key=lambda p: (p.kind, p.kind is not p.KEYWORD_ONLY and p.default is not p.empty),
+    )
+    return Signature(ordered)
+
+
+def _typed(init: Any, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """Return parameters with their types in place of the names of these."""
+    hints = get_type_hints(init)
+    return {n: p.replace(annotation=hints.get(n, p.annotation)) for n, p in parameters.items()}
+
+
+def _described(parts: tuple[type, ...]) -> str:
+    """Return the descriptions of the parts' arguments, as a section of a docstring."""
+    blocks: list[str] = []
+    for part in reversed(parts):  # of two descriptions a parser takes the last
+        for cls in reversed(part.__mro__[:-1]):
+            for text in (getattr(vars(cls).get("__init__"), "__doc__", None), cls.__doc__):
+                lines = inspect.cleandoc(text or "").partition("Args:\n")[2].splitlines()
+                blocks += takewhile(lambda line: line.startswith(" "), lines)
+    return "\n".join(["Args:", *blocks]) if blocks else ""
