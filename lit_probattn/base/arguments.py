@@ -44,13 +44,14 @@ def takes(*parts: type, without: tuple[str, ...] = (), **defaults: Any) -> Calla
 
         @functools.wraps(init)
         def construct(*args: Any, **given: Any) -> None:
+            known = [name for name in signature.parameters if name != "self"]
+            for name in given.keys() - known:
+                told = f"got an unexpected keyword argument {name!r}{nearest(name, known)}"
+                raise TypeError(f"{init.__qualname__}() {told}")
             try:
                 bound = signature.bind(*args, **given)
             except TypeError as error:
-                unknown = [name for name in given if name not in signature.parameters]
-                known = [name for name in signature.parameters if name != "self"]
-                hint = nearest(unknown[0], known) if unknown else ""
-                raise TypeError(f"{init.__qualname__}() {error}{hint}") from None
+                raise TypeError(f"{init.__qualname__}() {error}") from None
             bound.apply_defaults()
             init(**bound.arguments)
 
@@ -58,7 +59,7 @@ def takes(*parts: type, without: tuple[str, ...] = (), **defaults: Any) -> Calla
         made: Any = construct
         made.__signature__ = signature
         made.__annotations__ = {k: v for k, v in hints.items() if v is not Parameter.empty}
-        made.__doc__ = "\n".join(filter(None, [init.__doc__, _described(parts)]))
+        made.__doc__ = f"{inspect.cleandoc(init.__doc__ or '')}\n{_described(parts)}"
         return made
 
     return decorate
