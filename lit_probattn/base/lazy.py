@@ -5,7 +5,7 @@
 in a package's `__init__.py`; the `__init__.pyi` beside it has a line for each name, which type
 checkers and editors read too:
 
-    from lit_probattn.attention.ast import ASTAttention as ASTAttention
+    from lit_probattn.attention.cache import KVCache as KVCache
 """
 
 from __future__ import annotations

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.layer import AttentionFactory
-from lit_probattn.base.arguments import takes
-from lit_probattn.models.embeddings import TokenEmbedding, TokenPositions
-from lit_probattn.models.heads import PairClassifierHead, PooledClassifier, Pooling
+from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.models.embeddings import TokenEmbedding
+from lit_probattn.models.heads import PairClassifierHead, PooledClassifier
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
 
@@ -28,45 +27,27 @@ class Classifier(nn.Module):
     token and fixed positions.
 
     Args:
-        vocab_size: number of token ids.
-        num_classes: number of labels.
-        max_seq_len: N, the padded length.
         mlp_dim: width of the hidden layer in each block and in the head.
         dropout: dropout of embeddings and of both branches of a block. Attention dropout is the
             attention's own argument.
-        pooling: how (B, N, C) becomes (B, C): `mean` over `max_seq_len`, `mean_valid` over real
-            tokens, or `cls`, the last layer's vector of a class token that stands in front.
-        positions: `learned`, or `sinusoidal`: fixed sines and cosines.
     """
 
     # The head; a model of other samples names another one with the same arguments.
     head_class: ClassVar[Callable[..., nn.Module]] = PooledClassifier
 
-    @takes(Transformer, without=_FIXED, dropout=0.1)
-    def __init__(
-        self,
-        attention: AttentionFactory,
-        *,
-        vocab_size: int,
-        num_classes: int,
-        max_seq_len: int,
-        pooling: Pooling = "mean",
-        positions: TokenPositions = "learned",
-        **stack: Any,
-    ) -> None:
+    @takes(
+        *(Transformer, TokenEmbedding, PooledClassifier),
+        without=("init_std", "class_token", "hidden_dim", *_FIXED),
+        dropout=0.1,
+    )
+    def __init__(self, **options: Any) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(
-            vocab_size,
-            max_seq_len,
-            stack["embed_dim"],
-            stack["dropout"],
-            positions=positions,
-            class_token=pooling == "cls",
+            class_token=options["pooling"] == "cls", **arguments_of(TokenEmbedding, options)
         )
-        self.encoder = Transformer(attention, **stack)
-        self.head = self.head_class(
-            stack["embed_dim"], stack["mlp_dim"], num_classes, max_seq_len, pooling
-        )
+        self.encoder = Transformer(**arguments_of(Transformer, options))
+        head = arguments_of(PooledClassifier, options)
+        self.head = self.head_class(hidden_dim=options["mlp_dim"], **head)
 
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
