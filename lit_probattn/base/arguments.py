@@ -8,7 +8,7 @@
 
 The signature has every argument with its type and default, so parsers, `help` and configurations
 show them; the constructor receives a value for each. A type checker sees the bodies of the parts,
-not the names at the calls of the whole, which are checked when it is called.
+not the arguments at calls of the whole: these are checked when it is called.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
 from itertools import takewhile
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 from lit_probattn.base.config_files import nearest
 
-_Init = TypeVar("_Init", bound=Callable[..., None])
+Constructor = Callable[..., None]
 
 
-def takes(*parts: type, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[_Init], _Init]:
+def takes(
+    *parts: type, without: tuple[str, ...] = (), **defaults: Any
+) -> Callable[[Constructor], Constructor]:
     """Give a constructor the arguments of its parts, as `**options`.
 
     Args:
@@ -39,7 +41,7 @@ def takes(*parts: type, without: tuple[str, ...] = (), **defaults: Any) -> Calla
             part has one that is named here.
     """
 
-    def decorate(init: _Init) -> _Init:
+    def decorate(init: Constructor) -> Constructor:
         signature = _signature(init, parts, without, defaults)
 
         @functools.wraps(init)
@@ -72,7 +74,7 @@ def arguments_of(part: type, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _signature(
-    init: Callable[..., None],
+    init: Constructor,
     parts: tuple[Any, ...],
     without: tuple[str, ...],
     defaults: Mapping[str, Any],
@@ -89,6 +91,8 @@ def _signature(
                 found = found.replace(default=defaults[name])
             if name in shown or name in without:
                 continue
+            if found.default is not found.empty:
+                found = found.replace(kind=found.KEYWORD_ONLY)
             if taken.setdefault(name, found).replace(kind=found.kind) != found:
                 raise TypeError(f"{init.__qualname__}: two parts declare {name} differently")
     absent = {*without, *defaults} - {
@@ -98,12 +102,9 @@ def _signature(
         raise TypeError(
             f"{init.__qualname__}: {', '.join(absent) or 'its own argument'} is not taken"
         )
-    # Of one kind, those without a default come first, then the parts' before its own.
-    ordered = sorted(
-        [*(p for p in shown.values() if p.kind is not p.KEYWORD_ONLY), *taken.values()]
-        + [p for p in shown.values() if p.kind is p.KEYWORD_ONLY],
-        key=lambda p: (p.kind, p.kind is not p.KEYWORD_ONLY and p.default is not p.empty),
-    )
+    positional = [p for p in shown.values() if p.kind is not p.KEYWORD_ONLY]
+    own_options = [p for p in shown.values() if p.kind is p.KEYWORD_ONLY]
+    ordered = sorted([*positional, *taken.values(), *own_options], key=lambda p: p.kind)
     return Signature(ordered)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.base.arguments import takes
-from lit_probattn.models.adaptive_softmax import MAX_LOGITS, FullSoftmax
+from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.models.adaptive_softmax import FullSoftmax
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.text_encoder import TextEncoder
 from lit_probattn.randomness import STREAM_MASKING, RandomKey, philox4x32
@@ -75,7 +75,6 @@ class MaskedLanguageModel(TextEncoder):
     Departs from the source: nothing is pre-trained; sizes are arguments.
 
     Args:
-        max_logits: largest number of logits that exist at a time in the loss.
         next_sentence: whether the model tells too if the second part of a sequence follows on the
             first; batches then have `elsewhere` (B,), 1 where it does not.
 
@@ -83,12 +82,11 @@ class MaskedLanguageModel(TextEncoder):
         ValueError: fewer than four token ids.
     """
 
-    @takes(TextEncoder)
+    @takes(TextEncoder, FullSoftmax, without=("bias",))
     def __init__(
         self,
         *,
         vocab_size: int,
-        max_logits: int = MAX_LOGITS,
         next_sentence: bool = False,
         **options: Any,
     ) -> None:
@@ -96,14 +94,14 @@ class MaskedLanguageModel(TextEncoder):
             raise ValueError(
                 f"vocab_size must exceed the {NUM_SPECIAL} special tokens, received {vocab_size}"
             )
-        super().__init__(vocab_size=vocab_size, **options)
+        super().__init__(vocab_size=vocab_size, **arguments_of(TextEncoder, options))
         embed_dim = options["embed_dim"]
         self.head = nn.Sequential(
             nn.Linear(embed_dim, embed_dim),
             nn.GELU(),
             nn.LayerNorm(embed_dim, eps=options["norm_eps"]),
         )
-        self.output = FullSoftmax(vocab_size, max_logits=max_logits)
+        self.output = FullSoftmax(vocab_size, max_logits=options["max_logits"])
         self.pooler = nn.Linear(embed_dim, embed_dim) if next_sentence else None
         self.next_sentence = nn.Linear(embed_dim, 2) if next_sentence else None
         self._initialise()

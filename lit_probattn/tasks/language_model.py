@@ -37,9 +37,6 @@ class LanguageModeling(Task):
 
     Args:
         max_new_tokens: tokens that `predict` adds to a prompt.
-        temperature: how `predict` draws them; 0 takes the likeliest.
-        top_k: draw among the k likeliest only.
-        top_p: draw among the fewest tokens whose probabilities sum to at least p.
     """
 
     logged: ClassVar[tuple[str, ...]] = (
@@ -51,20 +48,12 @@ class LanguageModeling(Task):
 
     model: LanguageModel
 
-    @takes(LanguageModel, Task)
-    def __init__(
-        self,
-        *,
-        max_new_tokens: int = 64,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        **options: Any,
-    ) -> None:
+    @takes(LanguageModel, Sampling, Task)
+    def __init__(self, *, max_new_tokens: int = 64, **options: Any) -> None:
         super().__init__(**arguments_of(Task, options))
         self.keep_arguments()
         self.max_new_tokens = max_new_tokens
-        self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
+        self.sampling = Sampling(**arguments_of(Sampling, options))
         self.model = self.make_model(options)
         self.cache_bound: CacheBound | None = None  # of `predict`
         self._scores: dict[str, Tensor] = {}  # form -> (sum of losses, tokens, those of words: two)

@@ -99,13 +99,8 @@ class Translation(Task):
         label_smoothing: ε, probability that the target gives to the other words.
         bleu: form of `val/bleu` and `test/bleu`.
         beam_size: hypotheses that the search keeps, in `test` and `predict`; 1 is greedy.
-        length_penalty: exponent of the length that a hypothesis' log-probability is divided by.
-        max_length_a, max_length_b: a hypothesis has at most a · source tokens + b tokens.
-        n_best: hypotheses that `predict` writes of a sentence.
         val_beam_size: hypotheses that the search keeps in validations; 0 leaves BLEU out.
         temperature: with a value above 0, `predict` draws tokens instead of searching.
-        top_k: draw among the k likeliest only.
-        top_p: draw among the fewest tokens whose probabilities sum to at least p.
 
     Raises:
         ValueError: a value is out of range.
@@ -119,9 +114,8 @@ class Translation(Task):
     model: EncoderDecoder
 
     @takes(
-        EncoderDecoder,
-        Task,
-        without=("attention_bias",),
+        *(EncoderDecoder, Beam, Sampling, Task),
+        without=("attention_bias", "size", "min_length"),
         lr=5e-4,
         betas=(0.9, 0.98),
         eps=1e-8,
@@ -135,14 +129,7 @@ class Translation(Task):
         label_smoothing: float = 0.1,
         bleu: BLEUForm = "detokenised",
         beam_size: int = 5,
-        length_penalty: float = 1.0,
-        max_length_a: float = 1.2,
-        max_length_b: int = 10,
-        n_best: int = 1,
         val_beam_size: int = 5,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**arguments_of(Task, options))
@@ -153,15 +140,9 @@ class Translation(Task):
         self.keep_arguments()
         self.label_smoothing, self.max_logits = label_smoothing, max_logits
         self.bleu_form: BLEUForm = bleu
-        self.beam = Beam(
-            size=beam_size,
-            length_penalty=length_penalty,
-            max_length_a=max_length_a,
-            max_length_b=max_length_b,
-            n_best=n_best,
-        )
+        self.beam = Beam(size=beam_size, **arguments_of(Beam, options))
         self.val_beam_size = val_beam_size
-        self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
+        self.sampling = Sampling(**arguments_of(Sampling, options))
         self.model = EncoderDecoder(**arguments_of(EncoderDecoder, options))
         self.provenance: dict[str, Any] = {}
         self._plain: list[Tensor] = []  # losses without smoothing since the last step

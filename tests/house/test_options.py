@@ -15,8 +15,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch import nn
-
 from lit_probattn import attention, models, tasks
 from tests.commands.help_texts import FOLDER
 
@@ -59,7 +57,7 @@ def options() -> list[str]:
     layers = [attention.Attention, *attention.variants().values()]
     for kind, found in (
         ("layer", layers),
-        ("model", [c for c in classes_of(models) if issubclass(c, nn.Module)]),
+        ("model", classes_of(models)),
         ("task", [c for c in classes_of(tasks) if issubclass(c, tasks.Task)]),
     ):
         lines |= {line for cls in found for line in declared(kind, cls)}
