@@ -275,8 +275,11 @@ def test_classifiers_are_scored_by_their_errors():
     torch.manual_seed(0)
     sizes = {"embed_dim": C, "head_dim": E, "num_layers": 1, "mlp_dim": 9}
     task = SequenceClassifier(
-        *(VARIANTS["softmax"],),
-        **{"vocab_size": VOCAB, "num_classes": 3, "max_seq_len": LENGTH, "dropout": 0.0},
+        VARIANTS["softmax"],
+        vocab_size=VOCAB,
+        num_classes=3,
+        max_seq_len=LENGTH,
+        dropout=0.0,
         **sizes,
     ).eval()
     data = [{**b, "target": torch.tensor([0, 1, 2])} for b in batches(3)]
