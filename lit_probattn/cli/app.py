@@ -43,7 +43,12 @@ from lit_probattn.cli.files import (
 from lit_probattn.cli.jsonargparse_internals import failure_of_link
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
 from lit_probattn.cli.parser import Instantiator, RunParser, refuse_more_arguments, refuse_nulls
-from lit_probattn.configs import SIZES_OF_DATA, SIZES_OF_SOME_DATA, only_allowed_code
+from lit_probattn.configs import (
+    SIZES_OF_DATA,
+    SIZES_OF_SOME_DATA,
+    load_classes,
+    only_allowed_code,
+)
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.callbacks import (
     FinalValidation,
@@ -103,6 +108,7 @@ class RunCLI(BareCLI):
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = list(arguments)
         words = with_initial_weights(with_named_files(take_flags(self.arguments)))
+        load_classes(words)
         self.files = read_config_files(config_files(words))
         for word in words:
             if word.startswith("--"):

@@ -134,7 +134,7 @@ def add(copy: Path) -> None:
     path = "lit_probattn.attention.CosineAttention"
     (copy / "configs/attention/cosine.yaml").write_text(CONFIG.format(path=path))
     (copy / "tests/attention/test_cosine.py").write_text(INSIDE_TEST)
-    init = copy / "lit_probattn/attention/__init__.py"
+    init = copy / "lit_probattn/attention/__init__.pyi"
     text = init.read_text()
     place = text.index("from lit_probattn.attention.fish.layer")
     init.write_text(text[:place] + LINE + text[place:])

@@ -23,7 +23,8 @@ sys.modules["fcntl"] = sys.modules["resource"] = None
 """
 PROGRAM = f"""{WITHOUT}
 from pathlib import Path
-import lit_probattn.tasks, lit_probattn.cli.app, lit_probattn.compare.own, lit_probattn.quickstart
+from lit_probattn.tasks import *
+import lit_probattn.cli.app, lit_probattn.compare.own, lit_probattn.quickstart
 import profiling.cli, profiling.studies.running_text, profiling.sweep.run
 from lit_probattn.cli.shards import fork_context
 from lit_probattn.configs import ConfigError

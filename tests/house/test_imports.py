@@ -237,6 +237,7 @@ import sys
 import torch
 assert not [name for name in {HEAVY!r} if name in sys.modules], "PyTorch's own"
 import lit_probattn.attention, lit_probattn.functional
+lit_probattn.attention.variants()
 from lit_probattn import create, swap
 model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, batch_first=True), 2)
 model, report = swap(model, "mgk", heads=0.5)

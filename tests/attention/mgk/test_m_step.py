@@ -102,7 +102,7 @@ def test_m_step_ignores_evaluation_and_recomputation():
         torch.manual_seed(1)
         return Transformer(
             lambda c, head_dim: MGKAttention(c, H, head_dim=head_dim, e_step="soft"),
-            *(C, E, 2, 7),
+            **{"embed_dim": C, "head_dim": E, "num_layers": 2, "mlp_dim": 7},
             activation_checkpointing=checkpointing,
         ).double()
 
