@@ -40,7 +40,7 @@ __all__ = [
     "open_cache",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _META = "meta.json"
 _log = logging.getLogger("datamodules")
 

@@ -22,7 +22,7 @@ from datamodules.core.division import check_shares, divide
 from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import expand
 
-__all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "by_split", "class_lines"]
+__all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "beginning", "by_split", "class_lines"]
 __all__ += ["length_line", "required_path", "split_of", "told_ignored"]
 
 _log = logging.getLogger("datamodules")
@@ -407,6 +407,12 @@ def _require_learnable(splits: dict[str, Rows]) -> None:
                     f"{place}: class {label!r} is not in the training split, so it cannot be "
                     f"learned; add samples of it there, or remove it here"
                 )
+
+
+def beginning(text: str, most: int) -> str:
+    """Return the first characters of a text, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]} …"
 
 
 def length_line(lengths: np.ndarray[Any, Any], split: Any = None) -> str:

@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any, get_args
 
 from datamodules.core.base import Split
-from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
-from datamodules.core.own import OwnSamples, Rows
-from datamodules.core.sequences import TokenSplit, write_sequences
-from datamodules.core.tables import TABLES, labels_of, read_table
+from datamodules.core.cache import Cache
+from datamodules.core.errors import require_at_least, require_one_of
+from datamodules.core.sequences import TokenSplit
 from datamodules.text.choice import TokenChoice, Unit
+from datamodules.text.table import Encoded, Texts, TextTable
 from datamodules.text.tokens import Tokens
 
-__all__ = ["LABEL_GUESSES", "TEXT_GUESSES", "LabelledTexts"]
-
-# Usual names of columns, the likeliest first.
-TEXT_GUESSES: tuple[str, ...] = (
-    "text",
-    "sentence",
-    "review",
-    "content",
-    "document",
-    "body",
-    "message",
-    "comment",
-)
-TEXT_GUESSES += ("tweet", "question", "utterance", "description", "title")
-LABEL_GUESSES: tuple[str, ...] = (
-    "label",
-    "labels",
-    "class",
-    "target",
-    "category",
-    "sentiment",
-    "intent",
-    "topic",
-)
-LABEL_GUESSES += ("rating", "y")
-_SHOWN = 70  # characters of a sample
+__all__ = ["LabelledTexts"]
 
 
-class LabelledTexts(OwnSamples):
+class LabelledTexts(TextTable):
     """Texts and their class, from a CSV, TSV, JSON lines or Parquet file.
 
     Ids: 0 padding, then the tokens; a line of the text ends with `<eos>` (a newline where tokens
@@ -63,8 +36,6 @@ class LabelledTexts(OwnSamples):
     """
 
     task = "own_texts"
-    what = "texts"
-    suffixes = TABLES
     max_seq_len: int
 
     def __init__(
@@ -81,68 +52,33 @@ class LabelledTexts(OwnSamples):
         super().__init__(path, **kwargs)
         require_at_least(1, max_length=max_length)
         require_one_of(get_args(Unit), tokens=tokens)
-        self.text_column, self.label_column = text_column, label_column
-        self._choice = TokenChoice(tokens, vocab_limit, min_count)
+        self.columns = {"text_column": text_column, "label_column": label_column}
+        self.choice = TokenChoice(tokens, vocab_limit, min_count)
         self.max_seq_len = max_length
-        self._vocabulary: Tokens | None = None
 
-    @property
+    @cached_property
     def vocabulary(self) -> Tokens:
         """Tokens and their ids, which are one less than those of a batch."""
-        if self._vocabulary is None:
-            self._vocabulary = Tokens.from_text(self.facts["vocabulary"])
-        return self._vocabulary
+        return TokenChoice.read(self.cache)
 
     @property
     def vocab_size(self) -> int:
         """Rows of the model's embedding table: the vocabulary and the padding."""
         return len(self.vocabulary) + 1
 
-    def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
-        columns = {"text_column": self.text_column, "label_column": self.label_column}
-        return {**super().settings(), **columns, **self._choice.settings()}
-
     def must_name(self) -> dict[str, Any]:
         """The files, and what is not the default."""
-        given = {"text_column": self.text_column, "label_column": self.label_column}
-        named = {name: value for name, value in given.items() if value is not None}
-        return {**super().must_name(), **named, **self._choice.settings()}
+        named = {name: value for name, value in self.columns.items() if value is not None}
+        return {**super().must_name(), **named, **self.choice.settings()}
 
-    def read(self, path: Path) -> Rows:
-        """Read a table."""
-        table = read_table(path)
-        text = table.column(self.text_column, "text_column", TEXT_GUESSES)
-        label = table.column(self.label_column, "label_column", LABEL_GUESSES)
-        if text == label:
-            raise DataError(f"text_column and label_column are both {text!r}; name two columns")
-        notes = list(table.notes)
-        if None in (self.text_column, self.label_column):
-            notes.append(
-                f"{path.name}: texts from column {text!r}, labels from {label!r}; text_column and "
-                f"label_column name others"
-            )
-        texts = table.strings(text)
-        places = [table.place(row) for row in range(len(texts))]
-        return Rows(texts, labels_of(table, label), places, notes)
+    def cleaned(self, text: str) -> str:
+        """Return a text as whole lines, each ended by a newline."""
+        return text.strip().replace("\r\n", "\n").replace("\r", "\n") + "\n"
 
-    def key(self, value: str) -> bytes:
-        """Return the text itself, without the blanks around it."""
-        return value.strip().encode("utf-8", "surrogatepass")
-
-    def store(
-        self, writer: CacheWriter, parts: dict[str, list[Any]], targets: dict[str, list[int]]
-    ) -> dict[str, Any]:
-        """Make the vocabulary of the training split, and tokenise."""
-        lines = {name: [_lines(text) for text in texts] for name, texts in parts.items()}
-        vocabulary = self._choice.make_from(lines["train"])
-        unknown = {}
-        for name, texts in lines.items():
-            encoded = [vocabulary.encode(text) for text in texts]
-            ids = [tokens for tokens, _ in encoded]
-            unknown[name] = [sum(count for _, count in encoded), sum(map(len, ids))]
-            write_sequences(writer, name, ids, map(len, ids), targets[name])
-        return {"vocabulary": vocabulary.text, "unknown": unknown}
+    def encoded(self, tokens: Tokens, texts: Texts) -> Encoded:
+        """Return the tokens of a text; those that are unknown are counted."""
+        ids, unknown = tokens.encode(self.cleaned(str(texts[0])))
+        return Encoded(ids, len(ids), unknown)
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits."""
@@ -154,22 +90,11 @@ class LabelledTexts(OwnSamples):
         """Turn ids of a batch into text, without padding."""
         return self.vocabulary.decode([int(i) - 1 for i in ids if i > 0])
 
-    def shown(self, name: str, index: int) -> str:
-        """Return the beginning of a text, as the model sees it."""
-        ids = self.splits[name][index].values[: 4 * _SHOWN]
-        text = " ".join(self.decode(ids).split())
-        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
-
     def size_lines(self) -> Iterator[str]:
         """Yield what a report says of the splits, and how much is unknown."""
-        yield f"tokens: {self._choice.unit}, vocabulary {len(self.vocabulary)}"
+        yield f"tokens: {self.choice.unit}, vocabulary {len(self.vocabulary)}"
         yield from super().size_lines()
-        for name in self.splits:
-            unknown, all_tokens = self.facts["unknown"][name]
-            share = unknown / max(1, all_tokens)
-            yield f"<unk> in {name}: {unknown} of {all_tokens} tokens ({100 * share:.2f} %)"
-
-
-def _lines(text: str) -> str:
-    """Return a text as whole lines, each ended by a newline."""
-    return text.strip().replace("\r\n", "\n").replace("\r", "\n") + "\n"
+        for name, unknown in self.facts["counts"].items():
+            total = int(self.splits[name].lengths.sum())
+            share = 100 * unknown / max(1, total)
+            yield f"<unk> in {name}: {unknown} of {total} tokens ({share:.2f} %)"

@@ -17,14 +17,10 @@ from datamodules.core.own import length_line
 from datamodules.core.report import compare_size
 from datamodules.core.token_order import Lengths
 from datamodules.text.choice import TokenChoice, of_running_text
+from datamodules.text.releases import HELD_OUT_SHARDS, lm1b
 from datamodules.text.running import OwnText
 from datamodules.text.sentences.batches import SentenceCollate, Sentences, ends_of
-from datamodules.text.sentences.release import (
-    HELD_OUT_SHARDS,
-    PUBLISHED,
-    SentenceText,
-    find_release,
-)
+from datamodules.text.sentences.release import SentenceText, find_release
 from datamodules.text.source import TextSource
 from datamodules.text.stream import TextStream
 from datamodules.text.token_batches import TokenBatches
@@ -51,7 +47,7 @@ class LM1B(TokenBatches, TextStream):
     `datamodules.text.sentences.batches.SentenceCollate`.
 
     Args:
-        corpus: `lm1b` is the release (`datamodules.text.sentences.release.find_release`); `other`
+        corpus: `lm1b` is the release (`datamodules.text.releases.lm1b`); `other`
             any text in `data_dir`, a file or a folder, as `datamodules.OwnText` reads it: files
             called train, val and test, or files that are divided by a hash.
         subwords: Number of byte-level sub-words to train on the training text. Needs the package
@@ -272,7 +268,7 @@ class LM1B(TokenBatches, TextStream):
         if self.test_shards + self.val_shards == HELD_OUT_SHARDS:
             found["held out"] = len(self.split("val")) + len(self.split("test"))
         for name, count in found.items():
-            expected = PUBLISHED[name]
+            expected = lm1b().counts[name]
             yield compare_size(f"sentences ({name})", expected, count, count == expected)
 
 

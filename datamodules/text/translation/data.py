@@ -19,20 +19,14 @@ from datamodules.core.errors import (
     require_one_of,
 )
 from datamodules.core.files import expand
-from datamodules.core.own import length_line, required_path
+from datamodules.core.own import beginning, length_line, required_path
 from datamodules.core.report import compare_size
 from datamodules.core.token_order import Lengths
+from datamodules.text.releases import ARCHIVES, extract, is_archive
 from datamodules.text.token_batches import TokenBatches
 from datamodules.text.translation.batches import PairCollate, SentencePairs
 from datamodules.text.translation.coder import Cutter, Method, TextCoder
-from datamodules.text.translation.files import (
-    ARCHIVES,
-    EmptyLines,
-    Release,
-    extract,
-    find_plain,
-    is_archive,
-)
+from datamodules.text.translation.files import EmptyLines, ParallelText, find_plain
 from datamodules.text.translation.job import LineJob
 from datamodules.text.translation.moses import Moses
 from datamodules.text.translation.preparation import (
@@ -145,7 +139,7 @@ class Translation(TokenBatches, CachedDataModule):
         self.max_seq_len = max_length
         self._coder: TextCoder | None = None
 
-    # ---- the release -------------------------------------------------------------------------
+    # ---- the files ---------------------------------------------------------------------------
 
     def place(self) -> Path:
         """Return the folder or archive of the text; a MissingDataError if there is none."""
@@ -161,7 +155,7 @@ class Translation(TokenBatches, CachedDataModule):
         names = [end for language in self.languages for end in (f".{language}", f".{language}.txt")]
         return name.startswith("code") or name.endswith(tuple(names))
 
-    def find(self, folder: Path) -> Release:
+    def find(self, folder: Path) -> ParallelText:
         """Find the text in a folder; a MissingDataError says what is missing."""
         inner = sorted(p for p in folder.rglob("*") if p.is_dir()) if is_archive(folder) else []
         for place in [folder, *inner]:
@@ -227,12 +221,12 @@ class Translation(TokenBatches, CachedDataModule):
         job = LineJob(self.cache_dir / f".{spec.name}.partial", [spec.settings, files])
         if job.is_resumed:
             _log.warning("resuming an interrupted preparation in %s", job.folder)
-        release = self.find(self.folder_for(job))
+        text = self.find(self.folder_for(job))
         Preparation(
             job,
-            release,
-            self._cutter(release),
-            Cleaning() if release.cleaned else self.cleaning,
+            text,
+            self._cutter(text),
+            Cleaning() if text.cleaned else self.cleaning,
             self.empty_lines,
             self.merges,
             self.joint_dictionary,
@@ -247,9 +241,9 @@ class Translation(TokenBatches, CachedDataModule):
         place = self.place()
         return extract(place, job.folder, self.wanted) if is_archive(place) else place
 
-    def _cutter(self, release: Release) -> Cutter:
-        codes = expand(self.codes_file) if self.codes_file is not None else release.codes
-        train = release.splits["train"].source
+    def _cutter(self, text: ParallelText) -> Cutter:
+        codes = expand(self.codes_file) if self.codes_file is not None else text.codes
+        train = text.splits["train"].source
         method = self.tokens
         if method == "auto":
             uncut = "moses_bpe" if codes is not None else self.default_tokens
@@ -265,7 +259,7 @@ class Translation(TokenBatches, CachedDataModule):
                 "moses_bpe, or leave out codes_file"
             )
         source, target = (
-            Moses(language, self.lower, release.aggressive) for language in self.languages
+            Moses(language, self.lower, text.aggressive) for language in self.languages
         )
         if codes is None or method == "subwords":
             return Cutter(method, source, target)
@@ -434,7 +428,7 @@ class Translation(TokenBatches, CachedDataModule):
         yield f"padding in training batches: {told}"
         lines = zip(self.source_lines("test"), self.references("test"), strict=True)
         for number, pair in zip(range(_SHOWN_PAIRS), lines, strict=False):
-            cut = (text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …" for text in pair)
+            cut = (beginning(text, _SHOWN) for text in pair)
             yield f"test pair {number + 1}: {' | '.join(cut)}"
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
