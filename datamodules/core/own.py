@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import shlex
 from abc import abstractmethod
@@ -310,7 +309,7 @@ class OwnSamples(ClassMap, CachedDataModule):
         targets = {name: [numbers[x] for x in part.labels] for name, part in splits.items()}
         facts = {"classes": classes, "notes": [*notes, *moved]}
         facts |= self.store(writer, parts, targets)
-        writer.add("facts", np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8))
+        writer.add_facts(facts)
 
     def _divided(self, rows: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
         """Divide off the splits that have no file; a class keeps something to train on."""
@@ -358,8 +357,7 @@ class OwnSamples(ClassMap, CachedDataModule):
     @property
     def facts(self) -> dict[str, Any]:
         """What the cache says of its content."""
-        facts: dict[str, Any] = json.loads(np.asarray(self.cache.array("facts")).tobytes())
-        return facts
+        return self.cache.facts
 
     # ---- sizes ---------------------------------------------------------------------------------
 

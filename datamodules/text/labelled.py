@@ -28,7 +28,7 @@ class LabelledTexts(TextTable):
         text_column: Column of the texts. None takes the first usual name, and says which.
         label_column: Column of the labels, words or numbers. None likewise.
         tokens: What a token is: bytes, characters, words (as blanks separate them), or subwords
-            (byte-level pair encoding; needs the package `tokenizers`).
+            (byte-level pair encoding).
         vocab_limit: Most tokens of the vocabulary, the most frequent ones; the number of sub-words.
         min_count: Words that are rarer in the training split become `<unk>`.
         max_length: Texts are cut off after so many tokens; the model's max_seq_len.

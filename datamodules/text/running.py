@@ -122,7 +122,7 @@ class OwnText(TextStream):
             depth. Files called train, val and test are the splits. Otherwise text is divided by a
             hash: whole files where there are 20 or more, pieces of some lines otherwise.
         tokens: What a token is: bytes, characters, words (as blanks separate them), or subwords
-            (byte-level pair encoding; needs the package `tokenizers`).
+            (byte-level pair encoding).
         vocab_limit: Most tokens of the vocabulary, the most frequent ones; the number of sub-words.
         min_count: Words that are rarer in the training text become `<unk>`.
         val_fraction: Share of the pieces that is divided off for validation.

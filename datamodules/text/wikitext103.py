@@ -38,7 +38,6 @@ class WikiText103(TextStream):
         vocab_file: Use this vocabulary, one word per line in the order of the ids, `<eos>` among
             them. Other words become `<unk>`. None makes it of the training text.
         subwords: Number of byte-level sub-words to train on the training text, in place of words.
-            Needs the package `tokenizers`.
         tokenizer_file: Use the sub-words of this tokenizer.json, `<eos>` among them.
         test_stride: Tokens from one test window to the next. None means segment_len, which gives
             independent segments; 1 is the sliding window of the papers.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from datamodules.core.files import expand
 from datamodules.core.own import length_line
 from datamodules.core.progress import progress
 from datamodules.core.sequences import ragged_writer
-from datamodules.text.choice import as_array
 from datamodules.text.fine_tuning.documents import (
     DIVISIONS,
     Division,
@@ -117,7 +115,7 @@ class PretrainingText(EncodedTexts):
         unknown = {
             name: _write_split(writer, name, part, tokeniser) for name, part in parts.items()
         }
-        writer.add("facts", as_array(json.dumps({"unknown": unknown})))
+        writer.add_facts({"unknown": unknown})
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits; a DataError if one has too little text for a sequence."""
@@ -151,7 +149,7 @@ class PretrainingText(EncodedTexts):
 
     def size_lines(self) -> Iterator[str]:
         """Yield what a report says of the splits."""
-        unknown = json.loads(self.cache.array("facts").tobytes())["unknown"]
+        unknown = self.cache.facts["unknown"]
         yield f"tokens: vocabulary {self.vocab_size}, in the manner of {self.tokeniser.pairs}"
         for name in _SPLITS:
             split: Any = self.split(name)

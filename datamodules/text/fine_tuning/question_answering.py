@@ -17,7 +17,6 @@ from datamodules.core.own import beginning, length_line
 from datamodules.core.progress import progress
 from datamodules.core.report import compare_size
 from datamodules.core.sequences import ragged_writer
-from datamodules.text.choice import as_array
 from datamodules.text.fine_tuning.batches import WindowSplit
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets, read_squad
@@ -147,7 +146,7 @@ class QuestionAnswering(EncodedTexts):
         for name, part in read.items():
             _write_split(writer, name, part, tokeniser, windows)
         notes = [note for part in read.values() for note in part.notes]
-        writer.add("facts", as_array(json.dumps({"notes": notes, "files": list(read)})))
+        writer.add_facts({"notes": notes, "files": list(read)})
 
     def _windows(self, tokeniser: Tokens) -> Windows:
         num_special = tokeniser.num_special(pair=True)
@@ -155,7 +154,7 @@ class QuestionAnswering(EncodedTexts):
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits."""
-        facts = json.loads(cache.array("facts").tobytes())
+        facts = cache.facts
         self.notes = list(facts["notes"])
         own = {name: name if name in facts["files"] else "val" for name in _SPLITS}
         return {name: WindowSplit.from_cache(cache, origin) for name, origin in own.items()}
@@ -170,9 +169,9 @@ class QuestionAnswering(EncodedTexts):
     def questions(self, split: str) -> Sequence[Question]:
         """Return the questions of a split as they were asked, by index; read once."""
         if split not in self._texts:
-            facts = json.loads(self.cache.array("facts").tobytes())
+            facts = self.cache.facts
             origin = split if split in facts["files"] else "val"
-            stored = json.loads(self.cache.array(f"{origin}_asked").tobytes())
+            stored = json.loads(self.cache.text(f"{origin}_asked"))
             self._texts[split] = [
                 Question(name, question, stored["contexts"][paragraph], answers)
                 for name, question, paragraph, answers in stored["questions"]
@@ -265,4 +264,4 @@ def _write_split(
         [a.id, a.question, a.paragraph, [text for text, _ in a.answers]] for a in part.questions
     ]
     stored = {"contexts": part.contexts, "questions": asked_texts}
-    writer.add(f"{name}_asked", as_array(json.dumps(stored, ensure_ascii=False)))
+    writer.add_text(f"{name}_asked", json.dumps(stored, ensure_ascii=False))

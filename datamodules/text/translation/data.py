@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -71,14 +70,10 @@ class Translation(TokenBatches, CachedDataModule):
             other are left out. None keeps them.
         max_words: Training pairs of which one side has more words are left out.
         empty_lines: Whether a pair with an empty side is an error or left out.
-        max_tokens: Tokens of one optimiser step, over all ranks and accumulation steps: of the
-            larger side, padding included.
-        eval_max_tokens: The same for one evaluation batch of one rank. None means max_tokens,
-            divided by the number of micro-batches of a step. Results do not depend on it.
         max_length: Most tokens of a side, `</s>` included; the model's max_seq_len.
         too_long: Whether a longer sentence is an error or cut off.
-        pad_multiple: Padded lengths are rounded up to a multiple of this.
-        **kwargs: Arguments of DataModule.
+        **kwargs: Arguments of TokenBatches, where tokens are those of the larger side, and of
+            DataModule.
     """
 
     task = "translation"
@@ -101,27 +96,18 @@ class Translation(TokenBatches, CachedDataModule):
         max_ratio: float | None = None,
         max_words: int | None = None,
         empty_lines: EmptyLines = "error",
-        max_tokens: int = 4096,
-        eval_max_tokens: int | None = None,
         max_length: int = 1024,
         too_long: Literal["error", "cut"] = "error",
-        pad_multiple: int = 1,
         **kwargs: Any,
     ) -> None:
         if kwargs.get("data_dir") is None and path:
             place = expand(path)
             kwargs["data_dir"] = str(place if place.is_dir() else place.parent)
-        super().__init__(
-            batch_size=1,
-            eval_batch_size=None,
-            pad_to="longest",
-            pad_multiple=pad_multiple,
-            **kwargs,
-        )
+        super().__init__(**kwargs)
         require_one_of(get_args(Tokens), tokens=tokens)
         require_one_of(get_args(EmptyLines), empty_lines=empty_lines)
         require_one_of(("error", "cut"), too_long=too_long)
-        require_at_least(1, merges=merges, max_tokens=max_tokens, eval_max_tokens=eval_max_tokens)
+        require_at_least(1, merges=merges)
         require_at_least(5, dictionary_limit=dictionary_limit)
         require_at_least(2, max_length=max_length)
         if source_language == target_language:
@@ -135,7 +121,6 @@ class Translation(TokenBatches, CachedDataModule):
         self.joint_dictionary, self.dictionary_limit = joint_dictionary, dictionary_limit
         self.lower, self.empty_lines, self.too_long = lower, empty_lines, too_long
         self.cleaning = Cleaning(max_ratio, max_words, self.cleaning_by_pieces)
-        self.max_tokens, self.eval_max_tokens = max_tokens, eval_max_tokens
         self.max_seq_len = max_length
         self._coder: TextCoder | None = None
 
@@ -271,7 +256,7 @@ class Translation(TokenBatches, CachedDataModule):
     def coder(self) -> TextCoder:
         """Turns text into ids and back; the text is prepared if it has not been."""
         if self._coder is None:
-            self._coder = TextCoder.from_text(self.cache.array("coder").tobytes().decode())
+            self._coder = TextCoder.from_text(self.cache.text("coder"))
         return self._coder
 
     @property
@@ -326,7 +311,7 @@ class Translation(TokenBatches, CachedDataModule):
 
     def _lines(self, split: str, side: str) -> list[str]:
         require_one_of(("val", "test"), split=split)
-        return self.cache.array(f"{split}_{side}_lines").tobytes().decode().split("\n")
+        return self.cache.text(f"{split}_{side}_lines").split("\n")
 
     # ---- splits ------------------------------------------------------------------------------
 
@@ -358,8 +343,7 @@ class Translation(TokenBatches, CachedDataModule):
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(self.cache.array("facts").tobytes())
-        return facts
+        return self.cache.facts
 
     # ---- batches -----------------------------------------------------------------------------
 

@@ -127,8 +127,8 @@ class Preparation:
             "shared": shared,
             "method": self.cutter.method,
         }
-        writer.add("coder", _bytes(coder.text))
-        writer.add("facts", _bytes(json.dumps(facts)))
+        writer.add_text("coder", coder.text)
+        writer.add_facts(facts)
 
     # ---- words and pieces --------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class Preparation:
             self._refuse_other_dictionary(name, side, *counts[side])
             if name != "train":
                 shown = itertools.compress(self._shown(origin, side), chosen)
-                writer.add(f"{name}_{side}_lines", _bytes("\n".join(shown)))
+                writer.add_text(f"{name}_{side}_lines", "\n".join(shown))
         return counts
 
     def _shown(self, name: str, side: Side) -> Iterator[str]:
@@ -286,7 +286,3 @@ def read_text(path: Path) -> str:
         raise DataError(f"{shown_name(path)}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{shown_name(path)} is not UTF-8: {error}") from None
-
-
-def _bytes(text: str) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(text.encode(), dtype=np.uint8)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from datamodules import TextPairs
+from datamodules import LabelledTexts, TextPairs
 from datamodules.core.errors import DataError, MissingDataError
 from datamodules.text.fine_tuning.corpora import CORPORA, read_corpus
 from tests.datamodules.text.fine_tuning import made
@@ -138,3 +138,13 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
     path.write_text("sentence\tlabel\tlabel\nthe dogs ran\t0\t1\n")
     with pytest.raises(DataError, match=r"train\.tsv: column 'label' is there twice"):
         read_corpus(CORPORA["sst2"], path)
+
+
+def test_tokens_of_running_text_are_no_tokeniser_of_an_encoder(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("text,label\n" + "".join(f"it rains {i},{'ab'[i % 2]}\n" for i in range(40)))
+    words = LabelledTexts(str(path), tokens="words", cache_dir=str(tmp_path / "words"))
+    words.prepare_data()
+    folder = words.open().folder
+    with pytest.raises(DataError, match=rf"{folder}: the tokens of this cache .* set tokenizer"):
+        TextPairs(str(path), tokenizer=str(folder), cache_dir=str(tmp_path)).prepare_data()
