@@ -70,19 +70,19 @@ class Table:
                 return lower[guess]
         raise DataError(f"{self.path}: which column? set {setting} to one of {listed}")
 
-    def strings(self, name: str, empty: bool = False) -> list[str]:
-        """Return a column of texts; a DataError names the first that is no text.
+    def strings(self, name: str, released: bool = False) -> list[str]:
+        """Return a column of texts; a DataError names the first that is no text, or empty.
 
         Args:
-            empty: Whether a text may be empty.
+            released: Whether the table is that of a release: columns are given, texts may be empty.
         """
+        remedy = "correct the row" if released else "set another column, or correct the row"
         for row, value in enumerate(self.columns[name]):
             if not isinstance(value, str):
                 raise DataError(
-                    f"{self.place(row)}: {name} is {_kind(value)}, expected text; correct the row, "
-                    "or name another column of a table of your own"
+                    f"{self.place(row)}: {name} is {_kind(value)}, expected text; {remedy}"
                 )
-            if not empty and not value.strip():
+            if not released and not value.strip():
                 raise DataError(f"{self.place(row)}: {name} is empty; remove the row or fill it")
             if not value.isascii() and value != value.encode("utf-8", "ignore").decode():
                 raise DataError(f"{self.place(row)}: {name} is not valid Unicode; correct the row")

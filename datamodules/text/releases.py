@@ -89,8 +89,7 @@ class Release:
         shown = ", ".join(shown_name(Path(name)) for name in names[:_SHOWN])
         more = f" and {len(names) - _SHOWN} more files" if len(names) > _SHOWN else ""
         raise MissingDataError(
-            f"{self.title}: found {shown_name(first)}, but not {shown}{more}; unpack or copy the "
-            f"release again"
+            f"{self.title}: found {shown_name(first)}, but not {shown}{more}; add what is missing"
         )
 
 

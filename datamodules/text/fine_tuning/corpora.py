@@ -66,7 +66,7 @@ def read_corpus(corpus: Corpus, path: Path) -> tuple[Rows, int]:
     named = [name for name in corpus.label_columns if name in table.columns]
     label_column = named[0] if named else corpus.label_columns[0]
     columns = [table.column(name, "", ()) for name in (*corpus.columns, label_column)]
-    *texts, labels = (table.strings(name, empty=True) for name in columns)
+    *texts, labels = (table.strings(name, released=True) for name in columns)
     written = dict(corpus.written)
     rows = Rows([], [], [], notes=[])
     for number, label in enumerate(labels):

@@ -112,7 +112,7 @@ def test_missing_and_short_shards_are_named(tmp_path):
     gone = folder / TRAINING / "news.en-00042-of-00100"
     text = gone.read_bytes()
     gone.unlink()
-    with pytest.raises(MissingDataError, match=r"but not .*/news.en-00042-of-00100; unpack"):
+    with pytest.raises(MissingDataError, match=r"but not .*/news.en-00042-of-00100; add"):
         made(folder)
     for damaged in (b"", text[:-1]):
         gone.write_bytes(damaged)
@@ -120,7 +120,7 @@ def test_missing_and_short_shards_are_named(tmp_path):
             made(folder)
     gone.write_bytes(text)
     (folder / HELD_OUT / "news.en.heldout-00007-of-00050").unlink()
-    with pytest.raises(MissingDataError, match=r"but not .*heldout-00007-of-00050; unpack"):
+    with pytest.raises(MissingDataError, match=r"but not .*heldout-00007-of-00050; add"):
         made(folder)
     assert len(made(folder, test_shards=5, val_shards=2).split("test")) == 1 + 2 + 3 + 1 + 2
 
