@@ -8,7 +8,7 @@ from pathlib import Path
 from datamodules.core.errors import DataError, MissingDataError, nearest
 from datamodules.core.files import expand
 from datamodules.core.tables import TABLES, read_table
-from datamodules.text.translation.files import is_archive
+from datamodules.text.releases import is_archive
 
 __all__ = ["KINDS", "kind_of"]
 

@@ -40,8 +40,9 @@ __all__ = [
     "open_cache",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _META = "meta.json"
+_FACTS = "facts"
 _log = logging.getLogger("datamodules")
 
 
@@ -88,6 +89,16 @@ class Cache:
         """Open one array, memory-mapped and read-only."""
         return np.load(self.folder / f"{name}.npy", mmap_mode="r")
 
+    def text(self, name: str) -> str:
+        """Return what `CacheWriter.add_text` stored."""
+        return np.asarray(self.array(name)).tobytes().decode("utf-8", "surrogatepass")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the maker of the cache said of its content, stored by `CacheWriter.add_facts`."""
+        facts: dict[str, Any] = json.loads(self.text(_FACTS))
+        return facts
+
 
 class _MappedFile(NamedTuple):
     """Stands for a memory-mapped array while its owner is pickled."""
@@ -125,6 +136,14 @@ class CacheWriter:
             file.write(whole.data)  # errors have a number, which those of NumPy's writer lack
             sync(file)
         self.files[path.name] = _describe(path)
+
+    def add_text(self, name: str, text: str) -> None:
+        """Write a text, not empty, as an array of bytes."""
+        self.add(name, np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8))
+
+    def add_facts(self, facts: dict[str, Any]) -> None:
+        """Write facts about the content; plain JSON values."""
+        self.add_text(_FACTS, json.dumps(facts))
 
     @contextmanager
     def stream(self, name: str, dtype: npt.DTypeLike) -> Iterator[Callable[[npt.ArrayLike], None]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import shlex
 from abc import abstractmethod
@@ -22,7 +21,7 @@ from datamodules.core.division import check_shares, divide
 from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import expand
 
-__all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "by_split", "class_lines"]
+__all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "beginning", "by_split", "class_lines"]
 __all__ += ["length_line", "required_path", "split_of", "told_ignored"]
 
 _log = logging.getLogger("datamodules")
@@ -310,7 +309,7 @@ class OwnSamples(ClassMap, CachedDataModule):
         targets = {name: [numbers[x] for x in part.labels] for name, part in splits.items()}
         facts = {"classes": classes, "notes": [*notes, *moved]}
         facts |= self.store(writer, parts, targets)
-        writer.add("facts", np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8))
+        writer.add_facts(facts)
 
     def _divided(self, rows: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
         """Divide off the splits that have no file; a class keeps something to train on."""
@@ -358,8 +357,7 @@ class OwnSamples(ClassMap, CachedDataModule):
     @property
     def facts(self) -> dict[str, Any]:
         """What the cache says of its content."""
-        facts: dict[str, Any] = json.loads(np.asarray(self.cache.array("facts")).tobytes())
-        return facts
+        return self.cache.facts
 
     # ---- sizes ---------------------------------------------------------------------------------
 
@@ -407,6 +405,12 @@ def _require_learnable(splits: dict[str, Rows]) -> None:
                     f"{place}: class {label!r} is not in the training split, so it cannot be "
                     f"learned; add samples of it there, or remove it here"
                 )
+
+
+def beginning(text: str, most: int) -> str:
+    """Return the first characters of a text, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]} …"
 
 
 def length_line(lengths: np.ndarray[Any, Any], split: Any = None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -164,12 +163,11 @@ class UEA(CachedDataModule):
             "version": files.version,
             "num_missing": num_missing,
         }
-        writer.add("facts", np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8))
+        writer.add_facts(facts)
 
     @property
     def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(np.asarray(self.cache.array("facts")).tobytes())
-        return facts
+        return self.cache.facts
 
     # ---- splits --------------------------------------------------------------------------------
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datamodules import REGISTRY, Synthetic
-from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError
 from datamodules.lra import aan, cifar, imdb, listops_release, pathfinder_release
 from datamodules.pictures.files import find_root
 from datamodules.series.archive import ARCHIVES, BUNDLED, find_archive
-from datamodules.text.fine_tuning import pairs
-from datamodules.text.fine_tuning.question_answering import find_questions
-from datamodules.text.sentences import release as lm1b
-from datamodules.text.translation.published import iwslt14, wmt14
-from datamodules.text.wikitext_release import find_release
+from datamodules.text import releases
 from datamodules.trajectories.environments import ENVIRONMENTS, QUALITIES, environment_named
 from datamodules.trajectories.files import find_file
 from lit_probattn.doctor.findings import Finding, size
@@ -60,6 +56,7 @@ def _release(find: Callable[[Path], Any]) -> Look:
         except DataError as error:
             return False, str(error)
         place = next(iter(found.values())) if isinstance(found, dict) else found
+        place = place[0] if isinstance(place, list) else place
         return True, f"found, {getattr(place, 'name', place)}"
 
     return look
@@ -80,6 +77,10 @@ def _several(find: Callable[[str, Path], Any], *parts: str) -> Look:
         return bool(present), f"found {', '.join(present)}" if present else missing
 
     return look
+
+
+def _table(table: Mapping[str, releases.Release]) -> Look:
+    return _several(lambda name, data: table[name].find(data), *table)
 
 
 def _listops(data: Path) -> tuple[bool, str]:
@@ -104,24 +105,9 @@ def _trajectories(part: str, data: Path) -> Path:
     return find_file(environment_named(env), quality, data)
 
 
-def _squad(version: str, data: Path) -> Path:
-    found = find_questions(version, data / "squad")  # type: ignore[arg-type]
-    if found is None:
-        raise MissingDataError(f"no squad/train-v{version}.json under {data}")
-    return found["train"]
-
-
-def _corpus(name: str, data: Path) -> Path:
-    release = pairs.CORPORA[name]
-    found = pairs.find_corpus(name, data / release.folder)  # type: ignore[arg-type]
-    if found is None:
-        raise MissingDataError(f"no {release.folder}/{release.files[0]['train']} under {data}")
-    return found["train"]
-
-
 _LOOK: dict[str, Look] = {
-    "question_answering": _several(_squad, "1.1", "2.0"),
-    "text_pairs": _several(_corpus, *pairs.CORPORA),
+    "question_answering": _table(releases.SQUAD),
+    "text_pairs": _table(releases.PAIRS),
     "listops": _listops,
     "text": _release(imdb.find_release),
     "retrieval": _release(aan.find_release),
@@ -130,15 +116,12 @@ _LOOK: dict[str, Look] = {
         _pathfinder, *(f"{side} {d}" for side in (32, 128) for d in pathfinder_release.FOLDERS)
     ),
     "imagenet": _release(find_root),
-    "lm1b": _release(lambda data: lm1b.find_release(data, 1, lm1b.HELD_OUT_SHARDS - 1)),
+    "lm1b": _release(releases.lm1b().find),
     "uea": _uea,
-    "iwslt14": _release(iwslt14.find_release),
-    "wmt14": _release(wmt14.find_release),
+    "iwslt14": _release(releases.IWSLT14.find),
+    "wmt14": _release(releases.wmt14().find),
     "trajectories": _several(
         _trajectories, *(f"{env} {quality}" for env in ENVIRONMENTS for quality in QUALITIES)
     ),
-    "wikitext103": _several(
-        lambda name, data: find_release(data, corpus=name),  # type: ignore[arg-type]
-        *("wikitext-103", "wikitext-2"),
-    ),
+    "wikitext103": _table({k: v for k, v in releases.WIKITEXT.items() if k != "other"}),
 }

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.text.translation.files import Release, find_plain
+from datamodules.text.translation.files import ParallelText, find_plain
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
 from lit_probattn.cli.errors import CommandError, exit_status, quieten
@@ -162,17 +162,17 @@ def run(options: argparse.Namespace) -> None:
     trained = open_translator(options)
     set_search(trained.task, options)
     target, source = trained.data.languages
-    release = find_plain("--parallel", options.parallel, source, target)
-    if release is None:
+    text = find_plain("--parallel", options.parallel, source, target)
+    if text is None:
         raise CommandError(
             f"--parallel {options.parallel} has no train.{source} and train.{target}; the reverse "
             f"model translates from {target} into {source}"
         )
-    make = _Pairs(trained, noise, Filter(options.max_words, options.max_ratio), options, release)
+    make = _Pairs(trained, noise, Filter(options.max_words, options.max_ratio), options, text)
     options.out.mkdir(parents=True, exist_ok=True)
     job = LineJob(options.out / ".synthetic", make.identity)
     path = job.lines("pairs", lines_of(options.monolingual), total, make, "back-translating")
-    added = _assemble(release, lines_of(path), options.out, (source, target), options.upsample)
+    added = _assemble(text, lines_of(path), options.out, (source, target), options.upsample)
     (options.out / "train.done").touch()
     job.remove()
     print(f"{added} of {total} lines became pairs; text: {options.out}")
@@ -182,11 +182,11 @@ class _Pairs:
     """Turns monolingual lines into `noisy source<tab>target`, empty for pairs that are left out."""
 
     def __init__(
-        self, trained: Any, noise: Noise, keep: Filter, options: Any, release: Release
+        self, trained: Any, noise: Noise, keep: Filter, options: Any, text: ParallelText
     ) -> None:
         self.trained, self.noise, self.keep = trained, noise, keep
         self.max_tokens, self.seed = options.max_tokens, options.seed
-        self.in_pieces = is_prepared(release.splits["train"].source)
+        self.in_pieces = is_prepared(text.splits["train"].source)
         coder = trained.data.coder
         if self.in_pieces and coder.cutter.method not in ("moses_bpe", "prepared"):
             raise CommandError(
@@ -233,18 +233,18 @@ def _count(path: Path) -> int:
 
 
 def _assemble(
-    release: Release, pairs: Iterable[str], out: Path, languages: tuple[str, str], upsample: int
+    text: ParallelText, pairs: Iterable[str], out: Path, languages: tuple[str, str], upsample: int
 ) -> int:
     """Write the folder; return the number of pairs that were added."""
     for name, stem in (("val", "valid"), ("test", "test")):
-        split = release.splits[name]
+        split = text.splits[name]
         for side, language in zip((split.source, split.target), languages, strict=True):
             _write(out / f"{stem}.{language}", iter(side))
-    if release.codes is not None:
-        shutil.copy(release.codes, out / "code")
-    for language, path in release.dictionaries.items():
+    if text.codes is not None:
+        shutil.copy(text.codes, out / "code")
+    for language, path in text.dictionaries.items():
         shutil.copy(path, out / f"dict.{language}.txt")
-    train, added = release.splits["train"], 0
+    train, added = text.splits["train"], 0
     places = [out / f"train.{language}" for language in languages]
     with (
         places[0].open("w", encoding="utf-8") as first,

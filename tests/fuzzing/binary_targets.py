@@ -26,7 +26,7 @@ from datamodules.lra import cifar, imdb
 from datamodules.lra.pathfinder_release import Entry, pictures
 from datamodules.pictures.samples import open_picture
 from datamodules.text.source import ParquetText, PlainText, TextSource
-from datamodules.text.wikitext_release import find_release
+from datamodules.text.wikitext103 import find_release
 from lit_probattn.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from tests.datamodules.lra.files import cifar_batch, pathfinder_picture, python2_pickle
 from tests.fuzzing.mutations import Edit, apply, edits

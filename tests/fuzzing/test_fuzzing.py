@@ -18,7 +18,7 @@ from datamodules.lra.pathfinder_release import Entry, pictures
 from datamodules.pictures.samples import open_picture
 from datamodules.series.ts_file import read_ts
 from datamodules.text.source import ParquetText, PlainText
-from datamodules.text.wikitext_release import find_release
+from datamodules.text.wikitext103 import find_release
 from lit_probattn.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from tests.datamodules.lra.files import python2_pickle
 from tests.datamodules.series.test_ts_file import GOOD as GOOD_TS

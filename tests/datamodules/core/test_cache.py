@@ -129,7 +129,7 @@ DAMAGES = {
     remove: "a.npy is missing",
     remove_meta: "meta.json is missing",
     cut_meta: "meta.json is missing or unreadable",
-    other_version: "format 99, expected 2",
+    other_version: "format 99, expected 3",
     other_settings: "made for other settings",
     other_kind: "meta.json is unreadable",
     no_size: "meta.json is unreadable",
