@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lit_probattn.attention.engines.table import NORMAL_FORM
-from tests.attention.backend_table import NEEDS, table
+from tests.attention.engines.backend_table import NEEDS, table
 from tests.support.paths import ROOT
 
 

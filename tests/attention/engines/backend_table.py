@@ -1,4 +1,4 @@
-"""`python -m tests.attention.backend_table`: which engine serves what, for docs/kernels.md."""
+"""`python -m tests.attention.engines.backend_table`: which engine serves what, for docs/kernels.md."""
 
 from __future__ import annotations
 
