@@ -28,6 +28,7 @@ from lit_probattn.attention.rowpass.products import (
     places,
     product,
 )
+from lit_probattn.attention.rowpass.tiled import tiled_attention
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowTerms
 from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.base.memory import is_predicting
@@ -213,30 +214,15 @@ def mixed_attention(
     Returns:
         (B, H, N, E_v).
     """
-    batch, heads = value.shape[:2]
-    bias = None if masks.bias is None else masks.bias.to(query.dtype)
-    common = RowTerms(
-        replace(masks, bias=None if bias is None else bias.detach()),
-        dropout,
-        heads,
-        "sum",
-        query.shape[1],
-        common=True,
-        samples=None if dropout is None else dropout.key.samples(batch, query.device),
+    return tiled_attention(
+        *(query, key[:, None], value, masks, dropout),
+        reduction="sum",
+        heads=value.shape[1],
+        components=query.shape[1],
+        coef=mixing,
+        noise_scale=noise_scale,
+        noise=None if draw is None else (draw.key, draw.first_row),
     )
-    inputs = [x.contiguous() for x in (query, key, value.flatten(0, 1), mixing)]
-    tensors = (*inputs, noise_scale, bias)
-    out: Tensor
-    if written() == "compiled":
-        words, first_row = None, 0
-        if draw is not None:
-            words = philox_words(draw.key, STREAM_NOISE, batch, query.device)
-            first_row = draw.first_row
-        pairs = PairCall.of(common, batch, query.device)
-        out = _operator(*tensors, words, *pairs, first_row)
-    else:
-        out = _Mixed.apply(common, draw, *tensors)
-    return out.unflatten(0, (batch, heads))
 
 
 class _Inputs(NamedTuple):

@@ -25,6 +25,7 @@ from lit_probattn.attention.rowpass.products import (
     places,
     product,
 )
+from lit_probattn.attention.rowpass.tiled import tiled_attention
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowTerms
 from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.randomness import AttentionDropout
@@ -156,32 +157,19 @@ def mixture_attention(
     Returns:
         (B, H, N, E_v).
     """
-    batch, heads = query.shape[:2]
+    heads = query.shape[1]
     components = next(
         (x.shape[d] for x, d in ((coef, 1), (row, 3), (col, 2)) if x is not None), key.shape[2]
     )
-    flat = [repeat_heads(x, heads).flatten(0, 1).contiguous() for x in (query, key, value)]
-    terms = [None if x is None else x.flatten(0, 1).contiguous() for x in (row, col)]
-    common = RowTerms(
-        masks,
-        dropout,
-        heads,
-        "hard" if hard else "soft",
-        components,
-        shared=flat[1].shape[1] == 1 and components > 1,
-        samples=None if dropout is None else dropout.key.samples(batch, query.device),
+    return tiled_attention(
+        *(query, key, value, masks, dropout),
+        reduction="hard" if hard else "soft",
+        heads=heads,
+        components=components,
+        coef=coef,
+        row=row,
+        col=col,
     )
-    coef = None if coef is None else coef.contiguous()
-    bias = None if masks.bias is None else masks.bias.to(query.dtype)
-    common = replace(common, masks=replace(masks, bias=None if bias is None else bias.detach()))
-    tensors = (*flat, coef, *terms, bias)
-    out: Tensor
-    if written() == "compiled":
-        pairs = PairCall.of(common, batch, query.device)
-        out = _operator(*tensors, *pairs, hard, components)
-    else:
-        out = _Mixture.apply(common, *tensors)
-    return out.unflatten(0, (batch, heads))
 
 
 class _Inputs(NamedTuple):

@@ -1,0 +1,58 @@
+"""The one place where attention meets the tiles of the C library, `kernels/cpu/tiles.py`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.draws import philox_words
+from lit_probattn.attention.functional import autocast_off
+from lit_probattn.attention.masks import Masks
+from lit_probattn.kernels.cpu.tiles import KINDS, Inputs, Reduction, attend
+from lit_probattn.randomness import STREAM_DROPOUT, STREAM_NOISE, AttentionDropout, RandomKey
+
+
+def tiled_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    *,
+    reduction: Reduction,
+    heads: int,
+    components: int,
+    coef: Tensor | None = None,
+    row: Tensor | None = None,
+    col: Tensor | None = None,
+    noise_scale: Tensor | None = None,
+    noise: tuple[RandomKey, int] | None = None,
+    layers: tuple[Tensor, Tensor | None, Tensor | None] = (None, None, None),  # type: ignore[assignment]
+    scale: float = 1.0,
+) -> Tensor:
+    """Attend by tiles; see `kernels.cpu.tiles.Inputs`.
+
+    Args:
+        noise: key, and position of query 0 among all tokens.
+        layers: first, its bias, second.
+    """
+    draw = drawn = None
+    batch, device = query.shape[0], query.device
+    if dropout is not None:
+        draw = philox_words(dropout.key, STREAM_DROPOUT, batch, device)
+    if noise is not None:
+        drawn = philox_words(noise[0], STREAM_NOISE, batch, device)
+    call = Inputs(
+        *(query, key, value, coef, row, col),
+        None if masks.bias is None else masks.bias.to(query.dtype),
+        *(noise_scale, *layers, masks.key_mask, masks.attn_mask, draw, drawn),
+        kind=KINDS.index(reduction),
+        heads=heads,
+        components=components,
+        is_causal=masks.is_causal,
+        threshold=0 if dropout is None else dropout.threshold,
+        first_row=0 if noise is None else noise[1],
+        scale=scale,
+    )
+    with autocast_off(query):
+        return attend(call)
