@@ -13,8 +13,6 @@ from lit_probattn.attention.backends import Call
 from lit_probattn.attention.draws import keep_pairs, normal_noise
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.rowpass.mixture import mixture_attention
-from lit_probattn.attention.rowpass.products import places
-from lit_probattn.attention.rowpass.terms import RowTerms
 from lit_probattn.kernels.cpu import library, rows, selftest
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from lit_probattn.randomness import normal_noise as torch_noise
@@ -209,24 +207,6 @@ def test_components_that_share_a_map_may_be_far_apart(row_spread, col_spread):
                 assert part.isfinite().all()
                 error = (part.double() - expected).abs().max()
                 assert error <= largest * expected.abs().max().clamp_min(1.0), dtype
-
-
-@pytest.mark.parametrize(
-    ("num_keys", "causal", "expected"),
-    [
-        (300, False, 300),  # two whole heads
-        (512, False, 512),
-        (1024, False, 512),
-        (2048, False, 512),
-        (2048, True, 128),
-        (16_384, False, 64),
-    ],
-)
-def test_blocks_have_many_rows_unless_they_are_causal(num_keys, causal, expected):
-    terms = RowTerms(Masks(num_keys, num_keys, is_causal=causal), None, num_heads=2)
-    blocks = list(places(terms, 2, CPU))
-    assert len(blocks[0].rows) == expected
-    assert sum(block.count * len(block.rows) for block in blocks) == 2 * num_keys
 
 
 @needs_library

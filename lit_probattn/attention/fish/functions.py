@@ -19,9 +19,10 @@ from lit_probattn.attention.draws import normal_noise
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, NoiseKind, map_heads
 from lit_probattn.attention.functional import Heads, compute_dtype, reference_output
 from lit_probattn.attention.masks import Masks, span
-from lit_probattn.attention.rowpass.mixed import Draw, mixed_attention
+from lit_probattn.attention.rowpass.tiled import draws_noise, tiled_attention
 from lit_probattn.attention.sdpa import fused_attention
 from lit_probattn.base.memory import device_type
+from lit_probattn.kernels.cpu.tiles import MOST
 from lit_probattn.randomness import STREAM_NOISE, AttentionDropout, RandomKey
 
 ScalePosition = Literal["before", "after"]
@@ -257,28 +258,39 @@ def fish_blockwise(given: Heads, arguments: FiSHArguments, native: bool = False)
 
 
 def fish_native(given: Heads, arguments: FiSHArguments) -> Tensor:
-    """Return the same as `fish_blockwise`, with the rows of a block in C.
-
-    They mix the maps too where the mixing is linear and noise, if any, is one map per global head.
-    """
+    """Return the same as `fish_blockwise` by tiles in C, where `mixes_by_tiles`; else its rows."""
     noise = arguments.noise
-    per_head = noise is not None and noise.kind != "global"
-    if arguments.mixing.mixer != "linear" or per_head:
-        return fish_blockwise(given, arguments, native=True)
     query, key, value, masks, dropout = given.precise()
+    drawn = noise is None or (query.dtype == torch.float32 and draws_noise())
+    if not mixes_by_tiles(arguments.mixing) or not drawn:
+        return fish_blockwise(given, arguments, native=True)
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
     mixing = arguments.mixing.to(query.dtype).scaled(on_local, on_noise)
-
-    return mixed_attention(
-        query * on_global,
-        key,
-        value,
-        masks,
-        dropout,
-        mixing=mixing.weights[0],
-        noise_scale=None if noise is None else mixing.noise_scale,
-        draw=None if noise is None else Draw(noise.key, noise.first_row),
+    first, *rest = mixing.weights
+    per_unit = noise is not None and noise.kind != "global"
+    scale = None if noise is None else mixing.noise_scale
+    if noise is not None and scale is not None and per_unit:
+        scale = local_deviation(first, scale, noise.kind)
+    layers = per_unit or bool(rest)
+    if noise is not None and rest and not per_unit:  # noise of the maps, through two layers
+        return fish_blockwise(given, arguments, native=True)
+    return tiled_attention(
+        *(query, key[:, None], value, masks, dropout),
+        reduction="layers" if layers else "sum",
+        heads=arguments.num_heads,
+        components=1 if layers else query.shape[1],
+        coef=None if layers else first,
+        noise_scale=scale,
+        noise=None if noise is None else (noise.key, noise.first_row),
+        layers=(first, mixing.biases[0] if rest else None, *rest) if layers else (),
+        scale=on_global,
     )
+
+
+def mixes_by_tiles(mixing: MixingValues) -> bool:
+    """Whether the C library mixes maps, by one layer or two of sizes that it holds."""
+    linear = mixing.mixer == "linear" or (mixing.mixer == "mlp" and len(mixing.weights) == 2)
+    return linear and max(size for weight in mixing.weights for size in weight.shape) <= MOST
 
 
 def wide_heads(

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from lit_probattn.attention.draws import philox_words
 from lit_probattn.attention.functional import autocast_off
 from lit_probattn.attention.masks import Masks
+from lit_probattn.base.memory import is_predicting
+from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.kernels.cpu.tiles import KINDS, Inputs, Reduction, attend
 from lit_probattn.randomness import STREAM_DROPOUT, STREAM_NOISE, AttentionDropout, RandomKey
+
+
+@constant_in_graphs
+def draws_noise() -> bool:
+    """Whether tiles draw the noise that torch draws on this machine; they do so in float32."""
+    if is_predicting():
+        return True
+    from lit_probattn.kernels.cpu import selftest
+
+    return selftest.draws_noise()
 
 
 def tiled_attention(
@@ -27,14 +38,14 @@ def tiled_attention(
     col: Tensor | None = None,
     noise_scale: Tensor | None = None,
     noise: tuple[RandomKey, int] | None = None,
-    layers: tuple[Tensor, Tensor | None, Tensor | None] = (None, None, None),  # type: ignore[assignment]
+    layers: tuple[Tensor | None, ...] = (),
     scale: float = 1.0,
 ) -> Tensor:
     """Attend by tiles; see `kernels.cpu.tiles.Inputs`.
 
     Args:
         noise: key, and position of query 0 among all tokens.
-        layers: first, its bias, second.
+        layers: first, its bias, second; or the first, None.
     """
     draw = drawn = None
     batch, device = query.shape[0], query.device
@@ -45,7 +56,14 @@ def tiled_attention(
     call = Inputs(
         *(query, key, value, coef, row, col),
         None if masks.bias is None else masks.bias.to(query.dtype),
-        *(noise_scale, *layers, masks.key_mask, masks.attn_mask, draw, drawn),
+        *(
+            noise_scale,
+            *(*layers, None, None, None)[:3],
+            masks.key_mask,
+            masks.attn_mask,
+            draw,
+            drawn,
+        ),
         kind=KINDS.index(reduction),
         heads=heads,
         components=components,

@@ -7,7 +7,7 @@ become the score of a head; tiles.c writes that down.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -132,6 +132,17 @@ class _Call(ctypes.Structure):
     ]
 
 
+def _check(call: Inputs) -> None:
+    most = max(
+        call.components, call.key.shape[2], *([] if call.first is None else call.first.shape)
+    )
+    if most > MOST or (call.first is not None and call.heads > MOST):
+        raise NotImplementedError(
+            f"attention by tiles holds at most {MOST} components or maps of a head, received "
+            f"{most}; use backend='blockwise'"
+        )
+
+
 def _put(block: _Call, name: str, tensor: Tensor | None) -> None:
     """Note where a tensor lies, and its strides where the C side reads them."""
     if tensor is None:
@@ -201,9 +212,7 @@ def _forward(call: Inputs) -> tuple[Tensor, Tensor]:
     items = (batch if call.common else batch * call.heads) * -(-rows // _TALL)
     jobs = min(items, torch.get_num_threads() * (4 if torch.get_num_threads() > 1 else 1))
     stops = [items * n // jobs for n in range(jobs + 1)]
-    run_jobs(
-        lambda n: function(ctypes.byref(block), stops[n], stops[n + 1]), range(jobs)
-    )
+    run_jobs(lambda n: function(ctypes.byref(block), stops[n], stops[n + 1]), range(jobs))
     del alive
     return out, sums
 
@@ -268,7 +277,12 @@ def _backward(
 
 
 def attend(call: Inputs) -> Tensor:
-    """Return (B, H, N, E_v), differentiable; float32 or float64 on the CPU."""
+    """Return (B, H, N, E_v), differentiable; float32 or float64 on the CPU.
+
+    Raises:
+        NotImplementedError: more components or maps than tiles hold.
+    """
+    _check(call)
     if written() == "compiled":
         return _operator(*call)[0]  # type: ignore[no-any-return]
     out: Tensor = _Attention.apply(*call)
