@@ -1,8 +1,8 @@
 """The C library of the CPU path: compiled at first use, kept outside the repository, loaded once.
 
-The system's C compiler ($CC, cc, gcc or clang) makes it in a second or two. Its file is named by a
-hash of the sources, the flags, the compiler and the processor, and appears by a rename, so that any
-number of processes may start at once. It ends with its own SHA-256, and lies in a folder that no
+The system's C compiler ($CC, cc, gcc or clang) makes it in some five seconds of two cores. Its file
+is named by a hash of the sources, the flags, the compiler and the processor, and appears by a
+rename, so that any number of processes may start at once. It ends with its own SHA-256, and lies in a folder that no
 other user can write: nothing else is loaded. It includes no header of Python or torch.
 """
 
@@ -239,7 +239,7 @@ def _kept(compiler: list[str], folder: Path, name: str) -> Library:
             with _turn(folder):
                 found = _sound(handle, name)  # another process may have made it meanwhile
                 if found is None:
-                    logger.info("compiling %s", folder / name)
+                    logger.info("compiling %s: some seconds, once", folder / name)
                     _clear(folder)
                     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
                         content = _compiled(compiler, Path(scratch))
