@@ -1,5 +1,10 @@
 """Attention by tiles: every form, mask and edge of a tile against its equation in float64."""
 
+import os
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -211,3 +216,19 @@ def test_more_components_than_tiles_hold_are_refused():
     call, *_ = made("soft", 3, 4, 0, torch.float64, terms=True, dropped=False, **options)
     with pytest.raises(NotImplementedError, match="at most 16 components"):
         attend(call)
+
+
+# Narrower registers of the same source; without flags of its own, a compiler takes the widest.
+NARROWER = {"AVX2": "-mno-avx512f", "SSE": "-mno-avx512f -mno-avx2 -mno-avx -mno-fma"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")
+@pytest.mark.parametrize("target", NARROWER)
+def test_narrower_registers_pass_the_self_test(target, tmp_path):
+    code = "from lit_probattn.kernels.cpu.selftest import failure; print(failure())"
+    chosen = {"CC": f"cc {NARROWER[target]}", "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | chosen, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "None", done.stdout + done.stderr

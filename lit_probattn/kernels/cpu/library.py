@@ -34,23 +34,23 @@ _FOLDER = Path(__file__).parent
 _HEADERS = ("philox.h", "rows.h", "vectors.h", "keep.h", "mixing.h")
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 # -O3 would write a copy of every loop for every switch: three times the time, none of the speed.
-_TILES = (
+_COMMON = (
     *("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic"),
     *("-fopenmp-simd", "-fno-signed-zeros"),
 )
 # -ffast-math only where it is compiled, never where it is linked: linked with it, a library sets
 # flush-to-zero for the whole process.
 _SOURCES = {
-    "rows.o": ("rows.c", "-fopenmp-simd", "-fno-signed-zeros"),
+    "rows.o": ("rows.c", *_COMMON),
     "noise.o": ("noise.c", "-ffast-math"),
-    "tiles_float.o": ("tiles.c", *_TILES),
-    "tiles_double.o": ("tiles.c", *_TILES, "-DDOUBLE"),
+    "tiles_float.o": ("tiles.c", *_COMMON),
+    "tiles_double.o": ("tiles.c", *_COMMON, "-DDOUBLE"),
 }
 # Vectors of 512 bits, where the processor has them and the compiler knows the flag.
 _WIDE = "-mprefer-vector-width=512"
 _SECONDS = 120
 # How long to wait for another process that compiles: it may be stopped.
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 # Age in seconds of what a killed compilation left.
 _LEFT = 3600
 _SEAL = b"sha256:"
