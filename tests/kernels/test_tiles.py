@@ -179,8 +179,10 @@ OPTIONS = st.fixed_dictionaries(
 )
 def test_double_precision_is_exact(form, rows, cols, seed, options):
     call, masks, dropout = made(form, rows, cols, seed, torch.float64, **options)
-    for error, _, size in compared(call, masks, dropout):
-        assert error <= 1e-13 * (1.0 + size)
+    found = compared(call, masks, dropout)
+    largest = max(size for *_, size in found)  # a gradient of zero is a sum of others' size
+    for error, *_ in found:
+        assert error <= 1e-13 * (1.0 + largest)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -3,7 +3,8 @@
 The system's C compiler ($CC, cc, gcc or clang) makes it in some five seconds of two cores. Its file
 is named by a hash of the sources, the flags, the compiler and the processor, and appears by a
 rename, so that any number of processes may start at once. It ends with its own SHA-256, and lies in
-a folder that no other user can write: nothing else is loaded. It includes no header of Python or torch.
+a folder that no other user can write: nothing else is loaded. It includes no header of Python or
+torch.
 """
 
 from __future__ import annotations
