@@ -228,11 +228,11 @@ class MapFunction:
 
 
 class Layers(NamedTuple):
-    """W₂ ReLU(W₁ maps + noise + bias): first (U, R), bias (U,) or None, second (H, U)."""
+    """W₂ ReLU(W₁ maps + noise + bias): first (U, R), bias (U,) or None, second (H, U) or None."""
 
     first: Tensor
     bias: Tensor | None
-    second: Tensor
+    second: Tensor | None
     noise: Noise | None = None
 
 

@@ -191,7 +191,6 @@ def test_dropout_draws_the_same_pairs(cls, oracle, options, backend):
     ("backend", "budget"),
     [
         ("blockwise", "lit_probattn.attention.engines.blocks.BLOCK_SCORES"),
-        ("native", "lit_probattn.attention.rowpass.products.BLOCK_SCORES"),
     ],
 )
 @pytest.mark.parametrize(

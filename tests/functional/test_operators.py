@@ -9,8 +9,8 @@ from tests.functional.written_table import inputs, layer_of
 
 # Operator, the layer whose graph holds it, its backend.
 HOLDERS = [
-    ("rows", "smgk", "auto"),
-    ("rows", "fish", "native"),
+    ("tiles", "smgk", "auto"),
+    ("tiles", "fish", "native"),
     ("entmax", "ast", "auto"),
     ("keep_pairs", "ast", "auto"),
     ("normal_noise", "fish", "auto"),

@@ -75,7 +75,7 @@ def smgk_on_listops(dropout: float) -> list[str]:
 
 def test_a_batch_passes_few_files_and_each_once(monkeypatch):
     """Where the C library of the CPU is not; it has a way of its own."""
-    refusal = "lit_probattn.attention.engines.rows.native_refusal"
+    refusal = "lit_probattn.attention.engines.native.native_refusal"
     monkeypatch.setattr(refusal, lambda device: "cannot be found")
     for dropout in (0.0, 0.1):
         files = smgk_on_listops(dropout)
@@ -85,13 +85,13 @@ def test_a_batch_passes_few_files_and_each_once(monkeypatch):
         assert not any(file.startswith("kernels/") for file in files)
 
 
-def test_blocks_in_c_stand_where_fused_attention_does():
-    """Their files call each other, but nothing above them."""
+def test_tiles_in_c_stand_where_fused_attention_does():
     skip_without_library("native")
-    files = [f for f in smgk_on_listops(0.1) if not f.startswith("kernels/")]
-    first, end = files.index("attention/rowpass/attention.py"), files.index("models/heads.py")
-    assert {file.rpartition("/")[0] for file in files[first:end]} == {"attention/rowpass"}
-    assert end == len(files) - 1
+    without, found = (
+        [f for f in dict.fromkeys(smgk_on_listops(p)) if not f.startswith("kernels/")]
+        for p in (0.0, 0.1)
+    )
+    assert [f.replace("native.py", "sdpa.py") for f in found] == without
 
 
 def test_the_drawing_in_contributing_names_these_files_in_order():

@@ -78,7 +78,7 @@ def cpu_backends(layer: Attention) -> list[str]:
 
 
 def _no_library() -> str | None:
-    from lit_probattn.attention.engines.rows import native_refusal
+    from lit_probattn.attention.engines.native import native_refusal
 
     return native_refusal("cpu")
 

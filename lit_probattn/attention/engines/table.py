@@ -11,7 +11,7 @@ from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.blocks import by_blocks
 from lit_probattn.attention.engines.flex import by_flex, missing_gpu
 from lit_probattn.attention.engines.kernels import WIDEST_IN_KERNEL, by_kernels, kernel_refusal
-from lit_probattn.attention.engines.rows import by_rows, missing_library
+from lit_probattn.attention.engines.native import by_library, missing_library
 from lit_probattn.attention.engines.sdpa import by_sdpa
 from lit_probattn.attention.functional import reference_output
 from lit_probattn.attention.variant import Engine, lowered
@@ -61,7 +61,7 @@ NORMAL_FORM: Mapping[str, Engine] = {
         lowered(by_blocks, precise=True), lacks={**LACKS_OF_BLOCKS, "row_eps": _ROW_EPS}
     ),
     "native": Engine(
-        lowered(by_rows, precise=True),
+        by_library,
         lacks={**LACKS_OF_OPERATORS, "row_eps": _ROW_EPS, "normaliser": _NORMALISER},
         missing=missing_library,
     ),
@@ -92,7 +92,6 @@ NORMAL_FORM: Mapping[str, Engine] = {
         # Score tiles of all maps, and all hidden units, are written out in a program; queries of a
         # tile stay in shared memory.
         limits={
-            "layers of the mixing": 2,
             "global maps": 16,
             "entries of all global maps": 1024,
             "hidden units": 32,

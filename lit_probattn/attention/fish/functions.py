@@ -104,8 +104,10 @@ class FiSH(Variant):
         mixer = f"mixer={self.mixing.mixer}"
         if not self.mixing.is_linear:
             found["function"] = mixer
-        if self.mixing.mixer == "relu_sum":
-            found["function without layers"] = f"{mixer}; mixer=mlp has two layers"
+            if self.mixing.mixer == "relu_sum" or len(self.mixing.weights) > 2:
+                found["function without layers"] = f"{mixer}, {len(self.mixing.weights)} matrices"
+        if self.mixing.mixer == "shared":
+            found["one map"] = mixer
         if self.noise is not None:
             kind = self.noise.kind
             found["map noise" if kind == "global" else "head noise"] = f"noise={kind}"
@@ -115,7 +117,6 @@ class FiSH(Variant):
         """Numbers of layers, maps and units."""
         widths = self.mixing.widths
         return {
-            "layers of the mixing": len(widths) - 1,
             "global maps": widths[0],
             "entries of all global maps": widths[0] * call.query.shape[-1],
             "hidden units": widths[1] if len(widths) == 3 else 0,

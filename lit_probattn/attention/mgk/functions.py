@@ -113,6 +113,10 @@ class MGK(Variant):
         }
         return {name: option for name, (option, needed) in found.items() if needed}
 
+    def sizes(self, call: HeadCall) -> dict[str, int]:
+        """K."""
+        return {"components": self.variance.shape[1]}
+
     def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
         """Return the scores in normal form.
 

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention.backends import GPU_BACKENDS, Backend, engines_of
 from lit_probattn.attention.engines.blocks import BLOCK_SCORES
-from lit_probattn.attention.engines.rows import native_refusal
+from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.layer import Attention
 from lit_probattn.randomness import RandomKey
 

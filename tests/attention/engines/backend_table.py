@@ -1,4 +1,4 @@
-"""`python -m tests.attention.engines.backend_table`: which engine serves what, for docs/kernels.md."""
+"""`python -m tests.attention.engines.backend_table`: what each engine serves, for the docs."""
 
 from __future__ import annotations
 

@@ -10,10 +10,9 @@ import yaml
 
 import lit_probattn
 from lit_probattn.attention.engines import blocks
-from lit_probattn.attention.engines.rows import native_refusal
+from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.fish import linear as fish_linear
 from lit_probattn.attention.linear import chunkwise
-from lit_probattn.attention.rowpass import products
 from lit_probattn.commands.ask import layers
 from lit_probattn.commands.ask.command import main, ranked, table
 from lit_probattn.commands.ask.layers import Answer, Question, answer
@@ -119,7 +118,7 @@ NATIVE = ["smgk", "fish", "softmax", "mgk", "mgk_multi_query", "hard_fish", "gfi
 @pytest.mark.parametrize("name", mostly_slow([*NATIVE, "ast"], ["smgk", "fish"]))
 def test_memory_is_what_the_backend_allocates(name, is_causal, monkeypatch):
     """Blocks are made small, so that there are many; the rest is single numbers."""
-    for most in (blocks.BLOCK_SCORES, products.BLOCK_SCORES):
+    for most in (blocks.BLOCK_SCORES,):
         monkeypatch.setitem(most, "cpu", 1 << (18 if name == "ast" else 13))
     question = Question(32, 331, num_heads=4, batch_size=3, is_causal=is_causal)
     for train in (True, False):

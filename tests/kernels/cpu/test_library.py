@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 NAMES = ("rows_forward_float", "rows_forward_double", "rows_backward_float")
-NAMES += ("rows_backward_double", "keep_block", "noise_block")
+NAMES += ("rows_backward_double", "keep_block", "noise_tile", "tiles_forward_float")
+NAMES += ("tiles_forward_double", "tiles_backward_float", "tiles_backward_double")
 LOAD = "from lit_probattn.kernels.cpu import library; print(library.load().path)"
 
 # A compiler in no time: copies a library that lies beside it to where -o says, and counts.
