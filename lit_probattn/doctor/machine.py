@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from lit_probattn.doctor.data import folders
 from lit_probattn.doctor.findings import Finding, size
 from lit_probattn.records.provenance import hardware
-from lit_probattn.training.memory import available_bytes
+from profiling.measure.memory import available_bytes
 
 PACKAGE = "lit-probattn"
 _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")

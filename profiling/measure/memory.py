@@ -96,3 +96,14 @@ def nvml_handle(device: torch.device) -> Any:
     """Return NVML's handle of a CUDA device by its unique id; an NVMLError without a driver."""
     pynvml.nvmlInit()
     return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Return the memory that is free now on a device, or None if that is unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else None
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None

@@ -25,7 +25,7 @@ from lit_probattn.records.provenance import (
     versions,
 )
 from lit_probattn.records.tables import markdown_lines
-from lit_probattn.training.memory import available_bytes
+from profiling.measure.memory import available_bytes
 from profiling.measure.rows import ProfileRow, append_rows, repair, without, write_tables
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import Point, make_plan
