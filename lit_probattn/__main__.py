@@ -52,7 +52,6 @@ COMMANDS = {
     "export": Command("lit_probattn.convert.to_safetensors", (), "write weights as safetensors"),
     "data": Command("lit_probattn.commands.data", (), "prepare or check a data set"),
     "check": Command("lit_probattn.commands.check", (), "check an attention layer of your own"),
-    "doctor": Command("lit_probattn.doctor.__main__", (), "check this machine before a run"),
     "list": Command("lit_probattn.commands.listing", (), "names: tasks, attention, tables, …"),
 }
 
@@ -73,7 +72,7 @@ PyTorch Lightning experiments with probabilistic and head-sharing attention.
 commands (each has --help):
 {shown}
 
-  --version   versions of this package and of what it runs on
+  --version   versions of this package and of what it runs on; --verbose adds the machine
   --print-completion bash|zsh|tcsh   a script for the shell's tab key
 """
 
@@ -104,12 +103,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         if not words:
             print("error: no command was given: name one of these", file=sys.stderr)
         return 0 if words else 2
-    if words == ["--version"]:
-        from lit_probattn import __version__
-        from lit_probattn.records.provenance import RUN_PACKAGES, git_revision, versions
-
-        found = versions(tuple(name for name in RUN_PACKAGES if name != "lit-probattn"))
-        print(f"lit_probattn {__version__}, {found}; revision {git_revision()}")
+    if words in (["--version"], ["--version", "--verbose"]):
+        _print_version(verbose="--verbose" in words)
         return 0
     if words[0] == "--print-completion":
         others = {name: command.help for name, command in COMMANDS.items()}
@@ -141,6 +136,22 @@ def _run(arguments: Sequence[str] | None) -> int:
     from lit_probattn.cli.app import main as run
 
     return run(arguments)
+
+
+def _print_version(verbose: bool) -> None:
+    """Print versions; `verbose` adds PyTorch's account of the machine and the C library's state."""
+    from lit_probattn import __version__
+    from lit_probattn.records.provenance import RUN_PACKAGES, git_revision, versions
+
+    found = versions(tuple(name for name in RUN_PACKAGES if name != "lit-probattn"))
+    print(f"lit_probattn {__version__}, {found}; revision {git_revision()}")
+    if verbose:
+        from torch.utils import collect_env
+
+        from lit_probattn.kernels.cpu import selftest
+
+        print(f"backend native: {selftest.failure() or 'passes its self-test'}")
+        print(collect_env.get_pretty_env_info())
 
 
 def _unknown_name(words: Sequence[str]) -> str | None:

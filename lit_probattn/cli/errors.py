@@ -46,7 +46,7 @@ _STORAGE = {
 }
 
 _LOGGERS = ("wandb", "mlflow")  # packages that raise errors of their own
-_NO_GPU = " Use --trainer.accelerator cpu, or look at `python -m lit_probattn.doctor`"
+_NO_GPU = " Use --trainer.accelerator cpu, or look at `lit-probattn --version --verbose`"
 
 _WORKER = re.compile(r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed|exited unexpectedly)")
 DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"

@@ -474,7 +474,7 @@ def _run_cells(
     if options.accelerator in ("gpu", "cuda") and not torch.accelerator.is_available():
         raise ConfigError(
             f"--accelerator {options.accelerator}, but there is no GPU here: use --accelerator "
-            "cpu, or look at `python -m lit_probattn.doctor`"
+            "cpu, or look at `lit-probattn --version --verbose`"
         )
     if out is not None:
         output_folder(out)  # before anything is trained

@@ -105,6 +105,12 @@ def test_the_version(capsys):
     assert re.search(r", lightning \d.*; revision \S+$", told)
     assert len(re.findall("lit.probattn", told)) == 1
     assert re.match(r"\d+\.\d+", lit_probattn.__version__)
+    assert main(["--version", "--verbose"]) == 0
+    first, library, *machine = capsys.readouterr().out.splitlines()
+    assert first == told.strip()
+    assert library.startswith("backend native: ")
+    assert any(line.startswith("PyTorch version: ") for line in machine)
+    assert main(["--version", "--loud"]) == 2
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = lit_probattn.no_such_name
 

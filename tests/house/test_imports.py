@@ -22,7 +22,7 @@ FLOORS = (
     ("lit_probattn/compare",),
     ("lit_probattn/commands",),
     ("profiling",),
-    ("lit_probattn/analysis", "lit_probattn/doctor"),
+    ("lit_probattn/analysis",),
     ("lit_probattn/cli", "lit_probattn/__main__.py"),
     ("lit_probattn/convert",),
     ("lit_probattn/training",),
@@ -40,7 +40,7 @@ FLOORS = (
 )
 # The only rooms that may name the data modules, which themselves import nothing of ours.
 KNOW_DATA = (
-    *("lit_probattn/reproduce", "lit_probattn/compare", "lit_probattn/doctor"),
+    *("lit_probattn/reproduce", "lit_probattn/compare"),
     *("lit_probattn/commands", "profiling/studies"),
 )
 # Single-device code: knows no rank, no strategy.
