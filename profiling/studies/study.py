@@ -1,7 +1,8 @@
 """What all studies share: flags, timing of all sides in one run, table, picture, report.
 
-A study is a file of this folder with a place in `STUDIES`. It says what is measured: `run` turns
-flags into a `Report`, and `main = command(...)` prints it and, with `--out`, writes it.
+A study is a file of this folder with a place in `STUDIES`, or one of `examples/studies/`. It says
+what is measured: `run` turns flags into a `Report`, and `main = command(...)` prints it and, with
+`--out`, writes it.
 """
 
 from __future__ import annotations
@@ -30,10 +31,7 @@ from profiling.measure.memory import peak_bytes
 from profiling.measure.processes import RanksError
 from profiling.measure.timing import Side, round_ratios, spread, time_sides
 
-STUDIES = (
-    *("ddp_overhead", "decoding", "fish_memory", "layouts", "linear_scaling"),
-    *("running_text", "step_ratio", "swapped", "swin_step"),
-)
+STUDIES = ("ddp_overhead", "fish_memory", "layouts", "step_ratio")
 
 
 class Parser(argparse.ArgumentParser):
@@ -147,23 +145,26 @@ Run = Callable[[argparse.Namespace], Report]
 def command(
     module: str,
     description: str | None,
-    run: Run | Mapping[str, Run],
+    run: Run,
     flags: Mapping[str, dict[str, Any]],
 ) -> Callable[..., int]:
     """Return the `main` of a study, which takes arguments and returns the exit status.
 
     Args:
         module: `__name__` of the study; if that is the program, `main` runs now.
-        run: makes the report; of several parts by name, the first argument chooses one.
+        run: makes the report.
     """
     is_program = module == "__main__"
     name = Path(sys.argv[0]).stem if is_program else module.rpartition(".")[2]
+    is_ours = module.startswith("profiling.")
+    start = [
+        "python",
+        *(["-m", "profiling", "study", name] if is_ours else [f"examples/studies/{name}.py"]),
+    ]
 
     def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if arguments is None else list(arguments)
-        parser = Parser(prog=f"python -m profiling study {name}", description=description)
-        if isinstance(run, Mapping):
-            parser.add_argument("part", choices=run)
+        parser = Parser(prog=" ".join(start), description=description)
         for word, values in flags.items():
             parser.add_argument(f"--{word}", **values)
         parser.add_argument("--out", type=Path, help="report folder; without it, only printed")
@@ -178,12 +179,11 @@ def command(
             if options.out is not None:
                 files = (options.out / f for f in ("report.md", "rows.csv", "ratios.csv"))
                 provenance.refuse_to_replace(files, options.out / "report.md")
-            report = (run[options.part] if isinstance(run, Mapping) else run)(options)
+            report = run(options)
         except (ConfigError, DataError, RanksError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        line = shlex.join(["python", "-m", "profiling", "study", name, *arguments])
-        facts = provenance.facts(line, device)
+        facts = provenance.facts(shlex.join([*start, *arguments]), device)
         print(report.text(facts))
         if options.out is not None:
             report.write(options.out, facts)

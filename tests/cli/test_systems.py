@@ -24,7 +24,7 @@ sys.modules["fcntl"] = sys.modules["resource"] = None
 PROGRAM = f"""{WITHOUT}
 from pathlib import Path
 import lit_probattn.tasks, lit_probattn.cli.app, lit_probattn.compare.own, lit_probattn.quickstart
-import profiling.cli, profiling.studies.running_text, profiling.sweep.run
+import profiling.cli, profiling.studies.step_ratio, profiling.sweep.run
 from lit_probattn.cli.shards import fork_context
 from lit_probattn.configs import ConfigError
 from lit_probattn.kernels.cpu import library

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import csv
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from examples.studies import decoding
 from lit_probattn.models.search import Hypothesis, greedy
-from profiling.studies import decoding, study
+from profiling.studies import study
+from tests.support.paths import ROOT
 
 SMALL = ["--lengths", "2", "5", "--tokens", "4", "--source", "6", "--batch", "2"]
 SMALL += ["--train_batch", "2", "--embed_dim", "16", "--layers", "1", "--vocab", "23"]
@@ -82,3 +86,9 @@ def test_every_translation_is_as_long_as_asked():
     beam = decoding.of_length(7, 3)
     assert beam.limits(torch.tensor([1, 90]), 64).tolist() == [7, 7]
     assert (beam.size, beam.min_length) == (3, 7)
+
+
+def test_the_script_is_a_program():
+    words = [sys.executable, str(ROOT / "examples/studies/decoding.py"), "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "usage: python examples/studies/decoding.py" in done.stdout

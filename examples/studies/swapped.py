@@ -1,6 +1,6 @@
 """Is swapping useful? A trained model with half the attention heads, beside a fresh start.
 
-    python -m profiling study swapped --threads 1 --out FOLDER
+    python examples/studies/swapped.py --threads 1 --out FOLDER
 
 A small encoder of PyTorch's own layers (`nn.TransformerEncoder`, softmax, 4 heads) learns nested
 MIN and MAX of digits, made on the spot. Then, for every seed, with half the heads and two keys in

@@ -1,6 +1,6 @@
 """Speed of an encoder-decoder: decoding with caches, beam search, and a training step.
 
-    python -m profiling study decoding --threads 1 --out FOLDER
+    python examples/studies/decoding.py --threads 1 --out FOLDER
 
 cache  greedy decoding of N tokens from caches, beside a full pass over all tokens for each
 beam   beam search with 5 partial translations of N tokens, beside greedy decoding

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from datamodules.expressions import batches, draw
-from profiling.studies import swapped
+from examples.studies import swapped
 
 SMALL = ["--seeds", "0", "1", "--steps", "25", "--tune_steps", "4", "--at", "0", "2"]
 NAME = "MGK, 2 heads"
