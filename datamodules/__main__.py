@@ -8,14 +8,13 @@ compares it with the published sizes and prints lengths and checksums. Nothing i
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 import os
 import re
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from datamodules import REGISTRY
 from datamodules.core.errors import DataError, nearest
@@ -74,11 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(command: str, name: str, options: list[str]) -> int:
     from datamodules.core.report import compare, describe, outline
 
-    data, maker = _make(command, name, options)
+    data = _make(command, name, options)
     own = name in KINDS.values()  # nothing is published of it
     start = time.monotonic()
-    if maker is not None:
-        maker.prepare(data)
     if command == "prepare" or own:
         data.prepare_data()
     data.splits = _load(data)
@@ -136,17 +133,14 @@ def _load(data: DataModule) -> dict[str, Split]:
     return data.load_splits()
 
 
-def _make(command: str, name: str, options: list[str]) -> tuple[DataModule, Any]:
-    """Build the DataModule from options, and what makes its files where `prepare` does."""
+def _make(command: str, name: str, options: list[str]) -> DataModule:
+    """Build the DataModule from options."""
     module, class_name = REGISTRY[name]
     data_class = getattr(importlib.import_module(module), class_name)
-    maker = data_class.maker if command == "prepare" else None
     parser = _parser(command, name, data_class)
-    own = [] if maker is None else parser.add_class_arguments(maker)
     _refuse_unknown(parser, options)
-    values = parser.parse_args(_with_truth(options, maker)).as_dict()
-    made = None if maker is None else maker(**{key: values.pop(key) for key in own})
-    return data_class(**values), made
+    made: DataModule = data_class(**parser.parse_args(options).as_dict())
+    return made
 
 
 def _refuse_unknown(parser: ArgumentParser, options: list[str]) -> None:
@@ -156,17 +150,6 @@ def _refuse_unknown(parser: ArgumentParser, options: list[str]) -> None:
         flag = option.split("=", 1)[0]
         if re.match(r"-(?![\d.])", flag) and flag not in known:
             raise _UsageError(f"unknown option {flag}{nearest(flag, known)}")
-
-
-def _with_truth(options: list[str], maker: type | None) -> list[str]:
-    """Write the flags of a maker that stand without a value as true."""
-    fields = {} if maker is None else inspect.signature(maker).parameters
-    flags = {f"--{name}" for name, field in fields.items() if isinstance(field.default, bool)}
-    following = [*options[1:], "--"][: len(options)]
-    return [
-        f"{word}=true" if word in flags and after.startswith("--") else word
-        for word, after in zip(options, following, strict=True)
-    ]
 
 
 def _parser(command: str, name: str, data_class: type) -> ArgumentParser:

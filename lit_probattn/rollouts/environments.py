@@ -14,8 +14,7 @@ import numpy as np
 
 from lit_probattn.records.provenance import package_versions
 
-# Names of D4RL's data -> those of today's environments.
-ENVIRONMENTS = {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "walker2d": "Walker2d-v5"}
+VERSION = "v5"  # of gymnasium's environments, where a name has none
 OLDER_PHYSICS = (
     "D4RL's v2 data were recorded with older physics (gym's -v2 environments and older MuJoCo "
     "bindings): scores of {name} are not scores of the published environments"
@@ -47,22 +46,11 @@ class EnvironmentMissingError(ValueError):
 
 
 def environment_id(name: str) -> str:
-    """Return the full name in gymnasium of an environment, such as `Hopper-v5` of `hopper`.
+    """Return the full name in gymnasium of an environment, such as `Hopper-v5` of `Hopper`.
 
     A name with a version is taken as it is.
-
-    Raises:
-        EnvironmentMissingError: unknown name.
     """
-    if "-v" in name or name in OWN:
-        return name
-    plain = name.lower().replace("_", "").replace("-", "")
-    if plain not in ENVIRONMENTS:
-        raise EnvironmentMissingError(
-            f"unknown environment {name!r}: expected one of {', '.join(ENVIRONMENTS)}, or a full "
-            "name such as Hopper-v5"
-        )
-    return ENVIRONMENTS[plain]
+    return name if "-v" in name or name in OWN else f"{name}-{VERSION}"
 
 
 def make_environment(name: str, **options: Any) -> Environment:
