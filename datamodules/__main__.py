@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from datamodules import REGISTRY
-from datamodules.core.errors import DataError, nearest
 from datamodules.own_data import KINDS, kind_of
+from lit_probattn.base.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -39,10 +39,6 @@ _PURPOSE = {
 }
 
 
-class _UsageError(Exception):
-    """The command line is wrong; the message is one line."""
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. Returns the exit status: 0, 1 for wrong data, 2 for wrong usage."""
     logging.basicConfig(format="%(message)s")
@@ -59,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _check_path(arguments[1], arguments[2:])
         name = _one_of(REGISTRY, arguments[1], "data set")
         return _run(command, name, arguments[2:])
-    except _UsageError as error:
+    except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (DataError, OSError) as error:
@@ -149,7 +145,7 @@ def _refuse_unknown(parser: ArgumentParser, options: list[str]) -> None:
     for option in options:
         flag = option.split("=", 1)[0]
         if re.match(r"-(?![\d.])", flag) and flag not in known:
-            raise _UsageError(f"unknown option {flag}{nearest(flag, known)}")
+            raise ConfigError(f"unknown option {flag}{nearest(flag, known, lists=False)}")
 
 
 def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
@@ -158,7 +154,7 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
     class OneLineParser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             text = " ".join(str(message).split())
-            raise _UsageError(_WRONG_VALUE.sub(r"--\1: expected \2, received '\3'", text))
+            raise ConfigError(_WRONG_VALUE.sub(r"--\1: expected \2, received '\3'", text))
 
     parser = OneLineParser(
         prog=f"{_PROGRAM} {command} {name}",
@@ -173,8 +169,8 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
 def _one_of(valid: Iterable[str], given: str, what: str) -> str:
     names = list(valid)
     if given not in names:
-        hint = nearest(given, names)
-        raise _UsageError(f"unknown {what} {given!r}; valid are {', '.join(names)}{hint}")
+        hint = nearest(given, names, lists=False)
+        raise ConfigError(f"unknown {what} {given!r}; valid are {', '.join(names)}{hint}")
     return given
 
 

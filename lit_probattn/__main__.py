@@ -156,7 +156,8 @@ def _print_version(verbose: bool) -> None:
 
 def _unknown_name(words: Sequence[str]) -> str | None:
     """Say which task, attention or trainer has no file, before seconds of imports; None if none."""
-    from lit_probattn.base.config_files import ConfigError, file_named
+    from lit_probattn.base.config_files import file_named
+    from lit_probattn.base.errors import ConfigError
 
     for position, word in enumerate(words):
         flag, equals, name = word.partition("=")

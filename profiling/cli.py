@@ -11,10 +11,9 @@ from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import output_folder
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.shards import add_shard_flags, shard_of
-from lit_probattn.configs import ConfigError
 from profiling.kernels.command import add_arguments as add_kernels_arguments
-from profiling.measure.rows import RowsError
 from profiling.studies.study import STUDIES, Parser
 
 REPORT_FILES = ("report.md", "rows.csv", "ratios.csv", "report.html")
@@ -78,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
         return status
-    except (ConfigError, RowsError) as error:
+    except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:

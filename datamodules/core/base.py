@@ -25,7 +25,6 @@ from datamodules.core.cache import (
     hash_sources,
     open_cache,
 )
-from datamodules.core.errors import DataError, MissingDataError, require_at_least
 from datamodules.core.files import expand
 from datamodules.core.loaders import (
     Batch,
@@ -36,6 +35,7 @@ from datamodules.core.loaders import (
 )
 from datamodules.core.order import EvaluationOrder, TrainingOrder
 from datamodules.core.sequences import PadCollate
+from lit_probattn.base.errors import DataError, MissingDataError, require_at_least
 
 __all__ = ["CachedDataModule", "DataModule", "Published", "Split"]
 

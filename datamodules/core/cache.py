@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import expand, sync, write_whole
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = [
     "Cache",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 
 __all__ = ["check_shares", "divide"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from datamodules.core.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["DAMAGED", "expand", "find_set", "not_found", "read_tar", "sync", "write_whole"]
 

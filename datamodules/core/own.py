@@ -19,8 +19,8 @@ import numpy as np
 from datamodules.core.base import CachedDataModule
 from datamodules.core.cache import CacheWriter
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import expand
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "by_split", "class_lines"]
 __all__ += ["length_line", "required_path", "split_of", "told_ignored"]

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.processes import num_useful
 from datamodules.core.progress import progress
 from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
@@ -25,6 +24,7 @@ from datamodules.lra.listops_generator import (
     GeneratorSettings,
     generate_chunks,
 )
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["ListOps"]
 

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image as PilImage
 
-from datamodules.core.errors import DataError
 from datamodules.core.files import write_whole
 from datamodules.core.processes import job_of_worker, workers
 from datamodules.lra.pathfinder_contours import (
@@ -33,6 +32,7 @@ from datamodules.lra.pathfinder_contours import (
     GeneratorSettings,
     marker,
 )
+from lit_probattn.base.errors import DataError
 
 __all__ = ["PICTURES_PER_FILE", "Picture", "draw_picture", "serve", "write_pictures"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["SUFFIXES", "PictureFiles", "find_root", "pictures_of_classes", "read_train", "read_val"]
 __all__ += ["subfolders"]

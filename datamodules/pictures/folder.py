@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError
 from datamodules.core.own import (
     SHOWN_SAMPLES,
     by_split,
@@ -22,6 +21,7 @@ from datamodules.core.own import (
 from datamodules.pictures.files import SUFFIXES, PictureFiles, pictures_of_classes, subfolders
 from datamodules.pictures.imagenet import ImageNet
 from datamodules.pictures.samples import open_picture
+from lit_probattn.base.errors import DataError
 
 __all__ = ["PictureFolder"]
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from timm.data import create_transform
 
 from datamodules.core.base import DataModule, Published, Split
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.files import expand, write_whole
 from datamodules.core.loaders import EvaluationOrders, TrainingOrders
 from datamodules.core.order import TrainingOrder, choose_per_class
@@ -21,6 +20,7 @@ from datamodules.core.report import compare_size
 from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
 from datamodules.pictures.files import PictureFiles, find_root, read_train, read_val
 from datamodules.pictures.samples import PictureError, PictureSplit, keep_no_bits, open_picture
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
 
 __all__ = ["ImageNet"]
 

@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.files import DAMAGED
 from datamodules.core.own import OwnSamples, Rows
 from datamodules.core.sequences import write_sequences
 from datamodules.core.tables import TABLES, Table, labels_of, read_table
 from datamodules.series.samples import Normalization, Normalizer, SeriesSplit
 from datamodules.series.ts_file import read_ts
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
 
 __all__ = ["OwnSeries"]
 

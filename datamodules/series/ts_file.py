@@ -11,7 +11,7 @@ from typing import TextIO
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 
 __all__ = ["TsFile", "TsHeader", "check_ts", "read_ts"]
 

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.order import choose_per_class
 from datamodules.core.sequences import Ragged, write_sequences
 from datamodules.series.archive import ARCHIVES, ArchiveSource, find_archive
 from datamodules.series.samples import Normalization, Normalizer, SeriesSplit
 from datamodules.series.ts_file import TsFile, read_ts
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
 
 __all__ = ["UEA"]
 

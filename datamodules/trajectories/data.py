@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from datamodules.core.base import CachedDataModule, DataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, MissingDataError, require_at_least, require_one_of
 from datamodules.core.files import expand
 from datamodules.core.order import permutation
 from datamodules.trajectories.environments import (
@@ -31,6 +30,7 @@ from datamodules.trajectories.files import (
 )
 from datamodules.trajectories.minari_sets import MINARI, read_minari
 from datamodules.trajectories.segments import SegmentCollate, Segments
+from lit_probattn.base.errors import DataError, MissingDataError, require_at_least, require_one_of
 
 __all__ = ["Evaluation", "Trajectories", "TrajectoryModule"]
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import not_found
 from datamodules.trajectories.environments import (
     ENVIRONMENTS,
     Environment,
     environment_named,
 )
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = [
     "RELEASE",

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.trajectories.environments import Environment
 from datamodules.trajectories.files import Steps, check_actions, check_finite
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["MINARI", "read_minari"]
 

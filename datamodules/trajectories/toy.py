@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.core.errors import require_at_least
 from datamodules.trajectories.data import TrajectoryModule
 from datamodules.trajectories.environments import Environment
 from datamodules.trajectories.episodes import Episodes
 from datamodules.trajectories.files import Steps
 from datamodules.trajectories.toy_environment import TOY, ToyEnvironment
+from lit_probattn.base.errors import require_at_least
 
 __all__ = ["ToyTrajectories"]
 
@@ -62,12 +62,12 @@ class ToyTrajectories(TrajectoryModule):
             _play(number / self.num_episodes, (self.data_seed, number))
             for number in range(self.num_episodes)
         ]
-        observations, actions, rewards, terminated = zip(*played, strict=True)
-        ends = np.cumsum([len(each) for each in rewards]) - 1
-        joined = (
-            np.concatenate(each).astype(np.float32) for each in (observations, actions, rewards)
+        observations, actions, rewards = (
+            np.concatenate([each[place] for each in played]).astype(np.float32)
+            for place in range(3)
         )
-        return Steps(*joined, ends, np.array(terminated))
+        ends = np.cumsum([len(each[2]) for each in played]) - 1
+        return Steps(observations, actions, rewards, ends, np.array([each[3] for each in played]))
 
 
 def _play(skill: float, key: tuple[int, ...]) -> tuple[Any, Any, Any, bool]:
@@ -88,4 +88,5 @@ def _play(skill: float, key: tuple[int, ...]) -> tuple[Any, Any, Any, bool]:
         after, reward, terminated, truncated, _ = environment.step(action)
         rows.append((seen, action, reward))
         seen = after
-    return *map(np.array, zip(*rows, strict=True)), terminated
+    observations, actions, rewards = (np.array(each) for each in zip(*rows, strict=True))
+    return observations, actions, rewards, terminated

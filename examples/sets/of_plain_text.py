@@ -20,10 +20,10 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.files import expand, write_whole
 from datamodules.core.tables import read_utf8
 from datamodules.text.fine_tuning.documents import files_of, sentences_of
+from lit_probattn.base.errors import DataError, require_at_least
 
 BLANK = "_____"
 _HEADING = re.compile(r"\s*(=|#)")

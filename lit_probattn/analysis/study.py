@@ -43,7 +43,7 @@ class Study(ABC):
         """Make the study; `command` among its flags is the command line, for the text.
 
         Raises:
-            ValueError: what a user got wrong (AnalysisError, for example).
+            ValueError: what a user got wrong (ConfigError, for example).
         """
         for flag in cls.flags:
             flag.check(options)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
 
 _DEATH_SIGNAL, _SIGKILL = 1, 9  # PR_SET_PDEATHSIG of prctl
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.config_files import ConfigError
+from lit_probattn.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from lit_probattn.attention import Attention

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.core.base import CachedDataModule, DataModule
-from datamodules.core.errors import DataError
 from lit_probattn.base.config_files import run_stem
+from lit_probattn.base.errors import DataError
 from lit_probattn.compare.protocol import (
     Options,
     attention_option,

@@ -20,11 +20,10 @@ from typing import Any
 import pandas as pd
 import torch
 
-from datamodules.core.errors import DataError
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import file_named, find, output_folder
+from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.cli.app import check_arguments
-from lit_probattn.cli.errors import CommandError
 from lit_probattn.cli.shards import add_shard_flags, duration, shard_of
 from lit_probattn.compare.cells import (
     Cell,
@@ -55,7 +54,6 @@ from lit_probattn.compare.protocol import (
 from lit_probattn.compare.report import Report, refuse_file, refuse_foreign_files, unfinished_label
 from lit_probattn.compare.runner import Runner
 from lit_probattn.compare.tables import Table
-from lit_probattn.configs import ConfigError
 from lit_probattn.records.tables import markdown_lines
 
 _PLAN = (
@@ -301,7 +299,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
         if options.settings or options.trainer or place.flags or cell.row.overrides:
             try:
                 check_arguments(cell.fit_arguments())
-            except CommandError as error:
+            except ConfigError as error:
                 raise ConfigError(f"{cell.task.name}, {cell.row.label}: {error}") from None
 
 

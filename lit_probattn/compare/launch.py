@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.shards import child_options
-from lit_probattn.configs import ConfigError
 
 # What torchrun, SLURM and submitit tell their own processes; a cell's command has its own ranks.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")

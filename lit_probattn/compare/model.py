@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from datamodules.core.base import CachedDataModule, DataModule
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 from lit_probattn.base.memory import StepFunction, outlined_bytes
 from lit_probattn.compare.cells import Cell
 from lit_probattn.configs import attention_factory, class_of, link_sizes

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lit_probattn.base.config_files import ConfigError
+from lit_probattn.base.errors import ConfigError
 
 try:
     import fcntl

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
 
-from lit_probattn.base.config_files import ConfigError
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.markdown import unescaped
 from lit_probattn.records.provenance import GENERATOR
 

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lit_probattn.base.config_files import ConfigError
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.markdown import code_span, one_line
 
 # Packages that decide a measured cost, and those that decide a training.

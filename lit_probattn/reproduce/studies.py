@@ -30,10 +30,10 @@ import pandas as pd
 
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.results import shown_command
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.launch import child_environment, start
 from lit_probattn.compare.runner import GRACE_SECONDS, stopped_by_sigterm
-from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.records.locks import claim
 
 MODULE = "lit_probattn.analysis"

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.provenance import package_versions
 
 VERSION = "v5"  # of gymnasium's environments, where a name has none
@@ -41,10 +42,6 @@ class Environment(Protocol):
         ...
 
 
-class EnvironmentMissingError(ValueError):
-    """An environment cannot be made; the message is one line with the remedy."""
-
-
 def environment_id(name: str) -> str:
     """Return the full name in gymnasium of an environment, such as `Hopper-v5` of `Hopper`.
 
@@ -57,7 +54,7 @@ def make_environment(name: str, **options: Any) -> Environment:
     """Make an environment by the name of its data.
 
     Raises:
-        EnvironmentMissingError: unknown name, or gymnasium or MuJoCo is missing.
+        ConfigError: unknown name, or gymnasium or MuJoCo is missing.
     """
     full = environment_id(name)
     if full in OWN:
@@ -66,14 +63,14 @@ def make_environment(name: str, **options: Any) -> Environment:
     try:
         import gymnasium
     except ImportError:
-        raise EnvironmentMissingError(_missing(full, "gymnasium")) from None
+        raise ConfigError(_missing(full, "gymnasium")) from None
     try:
         with _quiet():
             made: Environment = gymnasium.make(full, disable_env_checker=True, **options)
     except gymnasium.error.DependencyNotInstalled:
-        raise EnvironmentMissingError(_missing(full, "mujoco")) from None
+        raise ConfigError(_missing(full, "mujoco")) from None
     except gymnasium.error.Error as error:
-        raise EnvironmentMissingError(f"gymnasium cannot make {full}: {error}") from error
+        raise ConfigError(f"gymnasium cannot make {full}: {error}") from error
     return made
 
 

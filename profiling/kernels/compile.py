@@ -20,8 +20,8 @@ from unittest import mock
 
 import torch
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.torch_internals import outside_modes
-from lit_probattn.configs import ConfigError
 from lit_probattn.kernels.runtime import (
     Launch,
     Launched,

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from lit_probattn.attention import Attention, HeadCall
 from lit_probattn.attention.functional import Heads
 from lit_probattn.attention.masks import Masks, make_masks
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.kernels.cases import Case, draw_heads
 

@@ -19,7 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_probattn.attention import Attention, HeadCall, MGKAttention
 from lit_probattn.attention.masks import make_masks
-from lit_probattn.configs import ConfigError, build_attention
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.configs import build_attention
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from lit_probattn.records.provenance import device_name, git_revision, versions
 from lit_probattn.records.rows import RowStore

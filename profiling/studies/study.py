@@ -21,14 +21,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from datamodules.core.errors import DataError
 from lit_probattn.analysis.drawing import CHEAPER
 from lit_probattn.attention import recorded_choices
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ChildError, ConfigError, DataError
 from lit_probattn.records import provenance
 from lit_probattn.records.tables import markdown_lines, panels, save_png
 from profiling.measure.memory import peak_bytes
-from profiling.measure.processes import RanksError
 from profiling.measure.timing import Side, round_ratios, spread, time_sides
 
 STUDIES = ("ddp_overhead", "fish_memory", "layouts", "step_ratio")
@@ -180,7 +178,7 @@ def command(
                 files = (options.out / f for f in ("report.md", "rows.csv", "ratios.csv"))
                 provenance.refuse_to_replace(files, options.out / "report.md")
             report = run(options)
-        except (ConfigError, DataError, RanksError) as error:
+        except (ConfigError, DataError, ChildError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
         facts = provenance.facts(shlex.join([*start, *arguments]), device)

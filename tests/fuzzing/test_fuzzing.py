@@ -12,13 +12,13 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image as PilImage
 
-from datamodules.core.errors import DataError
 from datamodules.lra import cifar
 from datamodules.lra.pathfinder_release import Entry, pictures
 from datamodules.pictures.samples import open_picture
 from datamodules.series.ts_file import read_ts
 from datamodules.text.source import ParquetText, PlainText
 from datamodules.text.wikitext_release import find_release
+from lit_probattn.base.errors import DataError
 from lit_probattn.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from tests.datamodules.lra.files import python2_pickle
 from tests.datamodules.series.test_ts_file import GOOD as GOOD_TS

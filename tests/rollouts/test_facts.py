@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.rollouts.environments import (
-    EnvironmentMissingError,
     check_sizes,
     describe_environment,
     environment_id,
@@ -89,7 +89,7 @@ def test_full_names(name, full):
 
 def test_an_unknown_name_is_refused():
     pytest.importorskip("gymnasium")
-    with pytest.raises(EnvironmentMissingError, match="cannot make Nothing-v5"):
+    with pytest.raises(ConfigError, match="cannot make Nothing-v5"):
         make_environment("Nothing")
 
 
@@ -100,7 +100,7 @@ def test_a_missing_package_is_one_line_with_the_remedy(monkeypatch, package):
         for name in [n for n in sys.modules if n.startswith("gymnasium.envs.mujoco")]:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(EnvironmentMissingError) as error:
+    with pytest.raises(ConfigError) as error:
         make_environment("Hopper")
     text = str(error.value)
     assert text.startswith(f"Hopper-v5 needs the package {package}")

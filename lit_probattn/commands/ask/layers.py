@@ -14,7 +14,8 @@ import torch
 
 from lit_probattn.attention import Attention
 from lit_probattn.attention.backends import Call
-from lit_probattn.base.config_files import ConfigError, file_named, find, list_attention
+from lit_probattn.base.config_files import file_named, find, list_attention
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.memory import (
     Resident,
     StepFunction,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lit_probattn.base.config_files import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.interop.swap.door import swap
 from lit_probattn.interop.swap.report import Report
 from profiling.measure.counters import torch_flops_by_module

@@ -17,7 +17,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_probattn.base.config_files import ConfigError
+from lit_probattn.base.errors import ConfigError
 
 OUT = Path("runs/demo")
 SECONDS = 25.0

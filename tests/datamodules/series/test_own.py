@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from datamodules import OwnSeries
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 from tests.datamodules.series.test_ts_file import GOOD
 
 NAMES = ("train", "val", "test")

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.core.errors import DataError
 from datamodules.series.ts_file import check_ts, read_ts
+from lit_probattn.base.errors import DataError
 
 HEADER = """# a comment
 @problemName Tiny

@@ -12,10 +12,10 @@ import torch
 
 from datamodules import UEA
 from datamodules.__main__ import main
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.order import FILL
 from datamodules.series.archive import ARCHIVES
 from datamodules.series.samples import Normalizer, fill_missing
+from lit_probattn.base.errors import DataError, MissingDataError
 
 pytest.importorskip("aeon")
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
 from profiling.kernels import picture, speed
 from profiling.kernels.config import KernelsConfig, Side, load_kernels, narrowed, points
 from profiling.kernels.speed import (

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lit_probattn.base import torch_internals
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.memory import predicted_bytes, resident_bytes
-from lit_probattn.configs import ConfigError
 from profiling.measure.memory import measured_cpu_bytes
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import make_step

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
-from lit_probattn.configs import ConfigError, read_yaml
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.configs import read_yaml
 from profiling import cli
 from profiling.studies import ddp_overhead, fish_memory, layouts, study
 from profiling.studies.study import STUDIES, TIMED, Report, command, flag, measure_sides, shown

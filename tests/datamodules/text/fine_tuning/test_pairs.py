@@ -7,8 +7,8 @@ import json
 import pytest
 
 from datamodules import TextPairs
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.text.fine_tuning.pairs import read_corpus
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.text.fine_tuning import made
 
 
