@@ -141,7 +141,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _print_version(verbose: bool) -> None:
     """Print versions; `verbose` adds PyTorch's account of the machine and the C library's state."""
     from lit_probattn import __version__
-    from lit_probattn.records.provenance import RUN_PACKAGES, git_revision, versions
+    from lit_probattn.base.provenance import RUN_PACKAGES, git_revision, versions
 
     found = versions(tuple(name for name in RUN_PACKAGES if name != "lit-probattn"))
     print(f"lit_probattn {__version__}, {found}; revision {git_revision()}")

@@ -115,7 +115,8 @@ def _sweep(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     if options.index is not None:
         return _index(options)
-    from lit_probattn.records.provenance import command_line, refuse_to_replace
+    from lit_probattn.base.files import refuse_to_replace
+    from lit_probattn.base.provenance import command_line
     from profiling.report.compare import compare_sweeps
     from profiling.report.page import write_report
     from profiling.sweep.config import load_sweep
@@ -161,7 +162,7 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    from lit_probattn.records.provenance import refuse_to_replace
+    from lit_probattn.base.files import refuse_to_replace
     from profiling.kernels.command import refuse_flags_not_read, run, write
     from profiling.kernels.config import load_kernels, narrowed
     from profiling.kernels.speed import run_kernels

@@ -5,8 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import os
-import secrets
 import tarfile
 import zipfile
 import zlib
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.files import replace_text, sync
 
 __all__ = ["DAMAGED", "expand", "find_set", "not_found", "read_tar", "sync", "write_whole"]
 
@@ -95,16 +94,6 @@ def read_tar(path: Path, take: Callable[[tarfile.TarInfo, tarfile.TarFile], None
         raise DataError(f"{path}: the archive is damaged or cut off ({error})") from error
 
 
-def sync(file: Any) -> None:
-    """Have what was written to a file on the disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def write_whole(path: Path, text: str) -> None:
-    """Write atomically: a temporary file beside the place, then a rename."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with temporary.open("x", encoding="utf-8") as file:
-        file.write(text)
-        sync(file)
-    temporary.replace(path)
+    """Write atomically, as `replace_text` does, and have it on the disk."""
+    replace_text(path, text, durable=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shlex
@@ -20,6 +19,7 @@ from datamodules.core.base import CachedDataModule
 from datamodules.core.cache import CacheWriter
 from datamodules.core.division import check_shares, divide
 from datamodules.core.files import expand
+from lit_probattn.base.digests import fingerprint
 from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "by_split", "class_lines"]
@@ -343,7 +343,7 @@ class OwnSamples(ClassMap, CachedDataModule):
         first: dict[tuple[str, str], tuple[str, str]] = {}
         for name, part in splits.items():
             for value, place in zip(part.values, part.places, strict=True):
-                digest = hashlib.blake2b(self.key(value), digest_size=16).digest()
+                digest = fingerprint(self.key(value))
                 other, where = seen.setdefault(digest, (name, place))
                 if other != name:
                     count[other, name] += 1

@@ -12,9 +12,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import refuse_to_replace, replace_text
+from lit_probattn.base.provenance import machine
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.records.markdown import code_span, escaped, one_line
-from lit_probattn.records.provenance import machine, refuse_to_replace, replace_text
 from lit_probattn.records.tables import save_png
 from lit_probattn.training.trained import Trained
 

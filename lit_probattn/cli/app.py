@@ -30,6 +30,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from lit_probattn.base.allowed_code import take_flags
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import replace_text
 from lit_probattn.cli.errors import DEBUG_VARIABLE, exit_status, quieten
 from lit_probattn.cli.files import (
     config_files,
@@ -45,7 +46,6 @@ from lit_probattn.cli.jsonargparse_internals import failure_of_link
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
 from lit_probattn.cli.parser import Instantiator, RunParser, refuse_more_arguments, refuse_nulls
 from lit_probattn.configs import SIZES_OF_DATA, SIZES_OF_SOME_DATA, only_allowed_code
-from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.callbacks import (
     FinalValidation,
     PredictionWriter,

@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lit_probattn.attention import Attention
 from lit_probattn.base.allowed_code import OUR_PACKAGES
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.provenance import is_first_rank, rank
+from lit_probattn.base.provenance import is_first_rank, rank
 from lit_probattn.tasks.finite import NonFiniteError
 from lit_probattn.training import peers
 from lit_probattn.training.checkpoints import CheckpointError

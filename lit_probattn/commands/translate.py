@@ -220,7 +220,7 @@ def _printed(line: Translated, n_best: int) -> Iterator[str]:
 def _write(lines: list[Translated], path: Path) -> None:
     import pandas as pd
 
-    from lit_probattn.records.provenance import replacing
+    from lit_probattn.base.files import replacing
 
     rows = [
         {"line": x.number, "source": x.text, "rank": rank, "score": score, "translation": text}

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import ChildError
+from lit_probattn.base.locks import claim
 from lit_probattn.cli.shards import Progress
 from lit_probattn.compare.cells import Cell, portable
 from lit_probattn.compare.launch import child_environment, start
 from lit_probattn.compare.results import checked
-from lit_probattn.records.locks import claim
 from lit_probattn.training.checkpoints import newest_good_checkpoint, step_of
 from lit_probattn.training.logs import FILE_NAME as METRICS
 from lit_probattn.training.run_record import read_starts

@@ -18,7 +18,6 @@ Source: Edunov et al., 2018, noise of section 3; FiSH, NeurIPS 2022, section 3.7
 from __future__ import annotations
 
 import argparse
-import hashlib
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +30,7 @@ import numpy as np
 from datamodules.text.translation.files import Release, find_plain
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
+from lit_probattn.base.digests import digest
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.errors import exit_status, quieten
 from lit_probattn.commands.opened import add_run, add_search, set_search
@@ -73,8 +73,8 @@ class Noise:
         Words are left out, then replaced, then moved: word i is sorted by i + u, for u uniform on
         [0, swap + 1), so that none moves further than `swap` places.
         """
-        digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
-        generator = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+        key = bytes.fromhex(digest(f"{seed}\0{name}", 16))
+        generator = np.random.default_rng(int.from_bytes(key, "little"))
         draws = generator.random((3, len(words)))
         kept = [word for word, u in zip(words, draws[0], strict=True) if u >= self.deletion]
         kept = kept or list(words[:1])

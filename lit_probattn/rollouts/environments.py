@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.provenance import package_versions
+from lit_probattn.base.provenance import package_versions
 
 VERSION = "v5"  # of gymnasium's environments, where a name has none
 OLDER_PHYSICS = (

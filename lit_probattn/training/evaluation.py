@@ -9,7 +9,6 @@ The test split may be scored at every validation of a training too, for curves: 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections import Counter
@@ -26,6 +25,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
+from lit_probattn.base.digests import digest
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
 from lit_probattn.tasks.base import Task
@@ -76,7 +76,7 @@ class Scope:
         if not any(about.values()):
             return folder / f"{stem}{ending}"
         text = json.dumps(about, sort_keys=True, default=str)
-        return folder / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}{ending}"
+        return folder / f"{stem}-{digest(text, 8)}{ending}"
 
     def note(self, folder: Path) -> str:
         """Return a line for the user; empty for a run's own configuration."""

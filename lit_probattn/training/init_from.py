@@ -6,7 +6,6 @@ belongs to a task, may have another shape, anything else may not.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from lit_probattn.base.digests import file_digest
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
 
@@ -197,7 +197,7 @@ def _match(source: Path, step: int | None, state: Mapping[str, Tensor], task: An
         )
     left = [name for name in state if name not in own]
     new = [name for name in own if name not in state]
-    return Taken(source, _digest(source), step, taken, left, new, other)
+    return Taken(source, file_digest(source), step, taken, left, new, other)
 
 
 def _refusal(
@@ -220,8 +220,3 @@ def _refusal(
         f"--init_from {source}: {name} has shape {tuple(there_shape)}, the model's has "
         f"{tuple(here_shape)}{more}: {told}"
     )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

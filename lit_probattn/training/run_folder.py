@@ -23,8 +23,8 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.locks import hold, release
 from lit_probattn.configs import default_argument, read_text, read_yaml
-from lit_probattn.records.locks import hold, release
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.checkpoints import (
     CheckpointError,

@@ -21,6 +21,7 @@ from unittest import mock
 import torch
 
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.provenance import device_name, versions
 from lit_probattn.base.torch_internals import outside_modes
 from lit_probattn.kernels.runtime import (
     Launch,
@@ -33,7 +34,6 @@ from lit_probattn.kernels.runtime import (
     target_capability,
     write_tuned,
 )
-from lit_probattn.records.provenance import device_name, versions
 from profiling.kernels.cases import Case
 from profiling.kernels.parity import heads_and_gradients, make_inputs
 from profiling.measure.timing import lost_gpu, replayed, summarise, time_once

@@ -20,10 +20,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lit_probattn.attention import Attention, HeadCall, MGKAttention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.provenance import device_name, git_revision, versions
+from lit_probattn.base.rows import RowStore
 from lit_probattn.configs import build_attention
 from lit_probattn.randomness import AttentionDropout, RandomKey
-from lit_probattn.records.provenance import device_name, git_revision, versions
-from lit_probattn.records.rows import RowStore
 from lit_probattn.records.tables import counted, markdown_lines
 from profiling.kernels.cases import draw_heads
 from profiling.kernels.command import header

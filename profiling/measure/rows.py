@@ -12,8 +12,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.records.provenance import replace_text, replacing
-from lit_probattn.records.rows import append_lines
+from lit_probattn.base.files import append_lines, replace_text, replacing
 
 Source = Literal["measured", "predicted", "analytic"]
 Status = Literal["ok", "failed", "skipped", "mismatch"]

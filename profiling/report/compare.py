@@ -8,8 +8,9 @@ import pandas as pd
 
 from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import replace_text
+from lit_probattn.base.provenance import command_line
 from lit_probattn.records.markdown import code_span, one_line
-from lit_probattn.records.provenance import command_line, replace_text
 from lit_probattn.records.tables import markdown_lines
 from profiling.measure.rows import to_frame
 from profiling.report.page import load_results

@@ -23,8 +23,10 @@ import torch
 
 from lit_probattn.analysis.drawing import CHEAPER
 from lit_probattn.attention import recorded_choices
+from lit_probattn.base import provenance
 from lit_probattn.base.errors import ChildError, ConfigError, DataError
-from lit_probattn.records import provenance
+from lit_probattn.base.files import refuse_to_replace, replace_text
+from lit_probattn.records.markdown import head_lines
 from lit_probattn.records.tables import markdown_lines, panels, save_png
 from profiling.measure.memory import peak_bytes
 from profiling.measure.timing import Side, round_ratios, spread, time_sides
@@ -93,7 +95,7 @@ class Report:
 
     def text(self, facts: Mapping[str, str]) -> str:
         """Return the report as Markdown."""
-        lines = [f"# {self.title}", "", *provenance.head_lines(facts)]
+        lines = [f"# {self.title}", "", *head_lines(facts)]
         lines += [f"- {note}" for note in self.notes]
         lines += ["", f"Finding: {self.finding}"] if self.finding else []
         for caption, table in self.tables.items():
@@ -108,12 +110,12 @@ class Report:
             save_png(self.drawn(), out / name, " | ".join(facts.values()))
             text += f"\n![{self.title}]({name})\n"
         out.mkdir(parents=True, exist_ok=True)
-        provenance.replace_text(out / "report.md", text)
-        provenance.replace_text(out / "rows.csv", self.rows.assign(**facts).to_csv(index=False))
+        replace_text(out / "report.md", text)
+        replace_text(out / "rows.csv", self.rows.assign(**facts).to_csv(index=False))
         if any("_over_" in name for name in self.rows):
             kept = [n for n in self.rows if not n.endswith(("_s", "_bytes", "_repeats"))]
             ratios = self.rows[kept].to_csv(index=False, float_format="%.4f")
-            provenance.replace_text(out / "ratios.csv", ratios)
+            replace_text(out / "ratios.csv", ratios)
 
     def drawn(self) -> Any:
         """Return the figure."""
@@ -175,8 +177,8 @@ def command(
             if device.startswith("cuda") and not torch.cuda.is_available():
                 raise ConfigError(f"--device {device}: this machine has no CUDA device")
             if options.out is not None:
-                files = (options.out / f for f in ("report.md", "rows.csv", "ratios.csv"))
-                provenance.refuse_to_replace(files, options.out / "report.md")
+                made = (options.out / f for f in ("report.md", "rows.csv", "ratios.csv"))
+                refuse_to_replace(made, options.out / "report.md")
             report = run(options)
         except (ConfigError, DataError, ChildError) as error:
             print(f"error: {error}", file=sys.stderr)

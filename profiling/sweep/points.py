@@ -17,8 +17,8 @@ from lit_probattn.base.memory import (
     predicted_bytes,
     resident_bytes,
 )
+from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
 from lit_probattn.configs import attention_factory
-from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
 from profiling.cost.count import CostEntry, Setting, count_costs
 from profiling.cost.exact import ModelShape
 from profiling.cost.models import (

@@ -14,16 +14,10 @@ import pandas as pd
 import torch
 
 from lit_probattn.base.errors import ChildError, ConfigError
+from lit_probattn.base.files import refuse_to_replace, replace_text
+from lit_probattn.base.locks import claim
+from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
 from lit_probattn.cli.shards import Progress
-from lit_probattn.records.locks import claim
-from lit_probattn.records.provenance import (
-    command_line,
-    device_name,
-    git_revision,
-    refuse_to_replace,
-    replace_text,
-    versions,
-)
 from lit_probattn.records.tables import markdown_lines
 from profiling.measure.memory import available_bytes
 from profiling.measure.rows import ProfileRow, append_rows, repair, without, write_tables

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lit_probattn.base.errors import ChildError
-from lit_probattn.records.provenance import git_revision
+from lit_probattn.base.provenance import git_revision
 from profiling.measure.rows import ProfileRow
 from profiling.sweep.plan import Point
 

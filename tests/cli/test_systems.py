@@ -28,7 +28,7 @@ import profiling.cli, profiling.studies.step_ratio, profiling.sweep.run
 from lit_probattn.cli.shards import fork_context
 from lit_probattn.configs import ConfigError
 from lit_probattn.kernels.cpu import library
-from lit_probattn.records.locks import claim
+from lit_probattn.base.locks import claim
 platform.system = lambda: "Windows"  # the C library asks; PyTorch has been imported
 words = sys.argv[1:]
 assert lit_probattn.cli.app.main(words) == 0

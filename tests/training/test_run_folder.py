@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.locks import claim, hold, release
 from lit_probattn.cli.app import main
-from lit_probattn.records.locks import claim, hold, release
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.run_folder import LOCK, RunPlan, RunSettings, plan_fit
 from lit_probattn.training.run_record import read_starts, remove_left_overs, write_record

@@ -19,8 +19,9 @@ from lit_probattn.analysis.options import Flag
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.study import Study
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import refuse_to_replace, replace_text
+from lit_probattn.base.provenance import machine
 from lit_probattn.records.markdown import code_span, escaped
-from lit_probattn.records.provenance import machine, refuse_to_replace, replace_text
 from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.run_record import read_starts
 

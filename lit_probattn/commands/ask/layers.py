@@ -16,6 +16,7 @@ from lit_probattn.attention import Attention
 from lit_probattn.attention.backends import Call
 from lit_probattn.base.config_files import file_named, find, list_attention
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import MADE_BY, refuse_to_replace, replace_text
 from lit_probattn.base.memory import (
     Resident,
     StepFunction,
@@ -27,7 +28,6 @@ from lit_probattn.configs import attention_entry, class_of
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
 from lit_probattn.kernels.runtime import recording
 from lit_probattn.randomness import RandomKey
-from lit_probattn.records.provenance import MADE_BY, refuse_to_replace, replace_text
 from profiling.cost.exact import NoFormulaError, attention_cost
 
 BASELINE = "softmax"

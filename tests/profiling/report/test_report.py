@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.provenance import command_line
+from lit_probattn.base.provenance import command_line
 from profiling.measure.rows import append_rows, read_rows, to_frame
 from profiling.report.compare import compare_sweeps
 from profiling.report.page import agreement, unequal_lines, write_report

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from lit_probattn.base.errors import ChildError, ConfigError
+from lit_probattn.base.locks import claim
 from lit_probattn.cli.shards import parse_shard
-from lit_probattn.records.locks import claim
 from profiling.measure.rows import read_rows
 from profiling.report.page import load_results
 from profiling.sweep.config import load_sweep

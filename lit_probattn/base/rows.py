@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lit_probattn.records.provenance import replace_text
-
-
-def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Append lines in one write and wait until they are on disk."""
-    block = "".join(f"{line}\n" for line in lines).encode()
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        view = memoryview(block)
-        while view:
-            view = view[os.write(handle, view) :]
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+from lit_probattn.base.files import append_lines, replace_text
 
 
 class RowStore:

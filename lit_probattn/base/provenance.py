@@ -1,21 +1,17 @@
-"""Where a result was made: revision, command, versions, hardware; and atomic writes."""
+"""Where a result was made: revision, command, versions, hardware."""
 
 from __future__ import annotations
 
 import os
 import platform
-import secrets
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
-
-from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.markdown import code_span, one_line
+from typing import Any
 
 # Packages that decide a measured cost, and those that decide a training.
 COST_PACKAGES = ("torch", "triton", "fvcore", "lit-probattn")
@@ -120,15 +116,6 @@ def facts(command: str, device: str) -> dict[str, str]:
     return {**made, "command": command}
 
 
-def head_lines(made: Mapping[str, str]) -> list[str]:
-    """Return the lines that open a report, from its `facts`."""
-    return [
-        f"- Command: {code_span(made['command'])}",
-        f"- Hardware: {one_line(made['device'])}",
-        one_line(f"- Versions: {made['versions']}; revision {made['git_revision']}"),
-    ]
-
-
 def machine() -> str:
     """Return one sentence about hardware, versions and revision."""
     place = ", ".join(gpu["name"] for gpu in _gpus()) or device_name("cpu")
@@ -212,80 +199,3 @@ def rank() -> str:
 def is_first_rank() -> bool:
     """Whether this is rank 0, or a process alone."""
     return rank() == "0"
-
-
-@contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Write atomically: a temporary file, renamed to `path` once the block ends well.
-
-    What stood under the name is untouched otherwise; the temporary file's name is random and new.
-
-    Args:
-        path: its folder is made if needed.
-        durable: whether file and name are on the disk, not only in its cache, before this returns.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    file = temporary.open("x+b")  # fails where anything has this name, a link too
-    try:
-        with file:
-            yield file
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        temporary.replace(path)
-        if durable:
-            _sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a text atomically: a temporary file, then a rename."""
-    with replacing(path, durable=False) as file:
-        file.write(text.encode("utf-8"))
-
-
-# What the first lines of files that our commands write say: reports, pages, settings of a sweep. Of
-# one of these all must stand there.
-GENERATOR = '<meta name="generator" content="lit_probattn">'
-MADE_BY = "# Made by `lit-probattn"
-_SIGNATURES = (("command: `", "revision"), (GENERATOR,), (MADE_BY,), ('"point_timeout_s":',))
-_HEAD_BYTES = 1 << 16
-
-
-def refuse_to_replace(paths: Iterable[Path], *beside: Path) -> None:
-    """Refuse to write over files that no command of ours has written, before any work is done.
-
-    Args:
-        paths: what is to be written.
-        beside: files written with them that say so for all; a table cannot say it for itself.
-
-    Raises:
-        ConfigError: it names the file.
-    """
-    known = any(map(_is_ours, beside))
-    for path in paths:
-        if (path.exists() or path.is_symlink()) and not known and not _is_ours(path):
-            raise ConfigError(
-                f"{path} exists, and no command of this package wrote it: choose another place, or "
-                "remove it"
-            )
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether a file says in its first lines that one of our commands wrote it."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES).decode("utf-8", errors="replace").lower()
-    return any(all(part.lower() in head for part in signature) for signature in _SIGNATURES)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
