@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.progress import progress
 from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
 from datamodules.lra import ArenaData, listops_release
 from datamodules.lra.listops_generator import (
@@ -25,6 +24,7 @@ from datamodules.lra.listops_generator import (
 from lit_probattn.base.digests import fingerprint
 from lit_probattn.base.errors import DataError, require_at_least
 from lit_probattn.base.processes import num_useful
+from lit_probattn.base.progress import progress
 
 __all__ = ["ListOps"]
 

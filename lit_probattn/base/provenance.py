@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.base.processes import capture
+
 # Packages that decide a measured cost, and those that decide a training.
 COST_PACKAGES = ("torch", "triton", "fvcore", "lit-probattn")
 RUN_PACKAGES = (
@@ -71,9 +73,7 @@ def git_revision() -> str:
 def _git(*arguments: str) -> str | None:
     """Return what git prints in the package's folder; None if it fails."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(_PACKAGE), *arguments], capture_output=True, text=True, timeout=30
-        )
+        done = capture(["git", "-C", str(_PACKAGE), *arguments], timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -23,8 +23,9 @@ import torch
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import file_named, find, output_folder
 from lit_probattn.base.errors import ConfigError, DataError
+from lit_probattn.base.progress import duration
 from lit_probattn.cli.app import check_arguments
-from lit_probattn.cli.shards import add_shard_flags, duration, shard_of
+from lit_probattn.cli.shards import add_shard_flags, shard_of
 from lit_probattn.compare.cells import (
     Cell,
     Place,

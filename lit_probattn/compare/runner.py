@@ -21,7 +21,7 @@ from typing import Any
 
 from lit_probattn.base.errors import ChildError
 from lit_probattn.base.locks import claim
-from lit_probattn.cli.shards import Progress
+from lit_probattn.base.progress import Progress
 from lit_probattn.compare.cells import Cell, portable
 from lit_probattn.compare.launch import child_environment, start
 from lit_probattn.compare.results import checked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lit_probattn.attention import Attention, HeadCall, MGKAttention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.processes import capture
 from lit_probattn.base.provenance import device_name, git_revision, versions
 from lit_probattn.base.rows import RowStore
 from lit_probattn.configs import build_attention
@@ -183,7 +183,7 @@ def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
     if missing:
         return False, f"parity tests not found: {', '.join(missing)}"
     command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", *config.parity_tests]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = capture(command, cwd=root)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     return done.returncode == 0, lines[-1] if lines else f"pytest exit status {done.returncode}"
 

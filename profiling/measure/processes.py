@@ -17,7 +17,7 @@ import torch
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from lit_probattn.base.errors import ChildError
-from lit_probattn.cli.shards import fork_context
+from lit_probattn.base.processes import fork_context
 
 FAILED = 70  # exit status of work that raised
 

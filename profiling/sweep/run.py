@@ -16,8 +16,8 @@ import torch
 from lit_probattn.base.errors import ChildError, ConfigError
 from lit_probattn.base.files import refuse_to_replace, replace_text
 from lit_probattn.base.locks import claim
+from lit_probattn.base.progress import Progress
 from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
-from lit_probattn.cli.shards import Progress
 from lit_probattn.records.tables import markdown_lines
 from profiling.measure.memory import available_bytes
 from profiling.measure.rows import ProfileRow, append_rows, repair, without, write_tables

@@ -48,26 +48,21 @@ class Worker:
 
     def _start(self) -> None:
         # Imported here: the worker itself needs no command line.
-        from lit_probattn.cli.shards import child_options
+        from lit_probattn.base.processes import start, with_our_code
 
         if os.name != "posix":
             raise ChildError("memory and time are measured on POSIX systems only, such as Linux")
         receive, send = os.pipe()
-        environment = dict(
-            os.environ, PROFILING_COMMAND=self.command, PROFILING_REVISION=git_revision()
-        )
-        folder = str(Path(__file__).parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join(
-            p for p in (folder, environment.get("PYTHONPATH")) if p
-        )
+        environment = {**with_our_code(), "PROFILING_COMMAND": self.command}
+        environment["PROFILING_REVISION"] = git_revision()
         limit = str(self.memory_limit_bytes or 0)
-        self.process = subprocess.Popen(
+        self.process = start(
             [sys.executable, "-m", "profiling.sweep.worker", str(send), limit],
+            send,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=environment,
-            **child_options(send),
         )
         os.close(send)
         self.replies = os.fdopen(receive, "rb")

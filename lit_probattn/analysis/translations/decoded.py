@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lit_probattn.analysis.studies.curves import name_of, read_run, split_label
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.progress import Progress, duration
 from lit_probattn.base.rows import RowStore
-from lit_probattn.cli.shards import Progress, duration
 from lit_probattn.models.decoding import Sampling
 from lit_probattn.tasks.bleu import FORMS, BLEUForm
 from lit_probattn.training.checkpoints import find_file
