@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -119,9 +118,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         status: int = import_module(command.module).main([*command.words, *words[1:]])
         return status
     if not words[0].startswith("-") and words[0] not in RUN:
-        close = difflib.get_close_matches(words[0], [*RUN, *COMMANDS], n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "`lit-probattn --help` names all"
-        print(f"error: unknown command {words[0]!r}; {hint}", file=sys.stderr)
+        from lit_probattn.base.errors import nearest
+
+        hint = nearest(words[0], [*RUN, *COMMANDS])
+        print(f"error: unknown command {words[0]!r}{hint}", file=sys.stderr)
         return 2
     for name in _NUMBERS:
         value = os.environ.get(name, "0")

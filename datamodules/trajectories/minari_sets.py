@@ -29,7 +29,9 @@ def read_minari(path: str, environment: Environment) -> Steps:
     try:
         import minari
     except ImportError:
-        raise DataError(f"{path} needs the package minari: pip install minari h5py") from None
+        raise DataError(
+            f"{path} needs the package minari: pip install 'lit-probattn[minari]'"
+        ) from None
     try:
         data = minari.load_dataset(name)
     except FileNotFoundError:

@@ -130,11 +130,11 @@ def test_help_and_version_import_nothing_heavy(words):
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("fitt", "did you mean 'fit'?"), ("zzz", "`lit-probattn --help` names all")]
+    ("word", "hint"), [("fitt", "did you mean 'fit'?"), ("zzz", "valid: analyse, ask, check, ")]
 )
 def test_an_unknown_command_is_one_line(word, hint, capsys):
     assert main([word]) == 2
-    assert capsys.readouterr().err == f"error: unknown command {word!r}; {hint}\n"
+    assert capsys.readouterr().err.startswith(f"error: unknown command {word!r}; {hint}")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes of a shell")

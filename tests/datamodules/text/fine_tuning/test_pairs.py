@@ -94,7 +94,7 @@ def test_roberta_has_two_separators_and_one_type(tmp_path):
     [
         (
             {"gold_label": "neutrall"},
-            r"line 3: label 'neutrall' is not one of .*did you mean neutral",
+            r"line 3: label 'neutrall' is not one of .*did you mean 'neutral'",
         ),
         ({"sentence2": None}, "line 3: 'sentence2' is missing"),
         ({"sentence1": 5}, "line 3: 'sentence1' is not text"),
