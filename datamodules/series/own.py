@@ -41,7 +41,7 @@ class OwnSeries(OwnSamples):
     day. Otherwise it is wide: a row is a series of one feature, and every column but
     the label is a step; missing values at its end are not part of it. A `.npz` has `x`, (series,
     steps) or (series, steps, features), and `y`, the labels. Missing values (NaN, empty) are
-    interpolated within each series. `.ts` files need the optional package aeon.
+    interpolated within each series.
 
     Args:
         label_column: Column of the labels. None takes the first usual name, and says which.

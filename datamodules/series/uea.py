@@ -33,8 +33,7 @@ class UEA(CachedDataModule):
     numbered in the order of the training file's header; `classes` maps numbers to labels.
 
     Files are `<data_dir>/<name>/<name>_{TRAIN,TEST}.ts`, or the same below `UEA` or
-    `Multivariate_ts`, or directly in data_dir. Reading them needs the optional package aeon, once:
-    the values are kept in a cache.
+    `Multivariate_ts`, or directly in data_dir. The values are kept in a cache.
 
     Source: the loaders of mvts and Flowformer, as in FiSH (NeurIPS 2022). Departs from the source:
     validation is a part of the training file by default; `select_on=test` gives the papers'

@@ -69,7 +69,7 @@ def test_collection_has_thirty_names_of_which_aeon_knows_all():
     [("JapanesVowels", "JapaneseVowels"), ("heartbeat", "Heartbeat"), ("PEMS", "PEMS-SF")],
 )
 def test_unknown_name_is_told_the_nearest(name, nearest):
-    with pytest.raises(DataError, match=f"unknown archive {name!r}.*did you mean {nearest}"):
+    with pytest.raises(DataError, match=f"unknown archive {name!r}.*did you mean {nearest!r}"):
         UEA(name)
 
 
