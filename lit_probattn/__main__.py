@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_probattn.base.streams import replace_unprintable
+from lit_probattn.base.progress import replace_unprintable
 
 # What launchers tell their processes; Lightning reads some of it while it is imported.
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")

@@ -1,7 +1,8 @@
-"""Progress of long work: how much is done and how long the rest will take."""
+"""What a terminal shows: progress, lengths of time, and only characters that it can show."""
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -84,3 +85,10 @@ def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None
             shown.show(done, passed / done * (total - done), title)
 
     yield advance
+
+
+def replace_unprintable() -> None:
+    """Have stdout and stderr print `?` for characters that their encoding does not have."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

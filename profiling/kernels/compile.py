@@ -34,9 +34,9 @@ from lit_probattn.kernels.runtime import (
     target_capability,
     write_tuned,
 )
+from lit_probattn.measure.timing import lost_gpu, replayed, summarise, time_once
 from profiling.kernels.cases import Case
 from profiling.kernels.parity import heads_and_gradients, make_inputs
-from profiling.measure.timing import lost_gpu, replayed, summarise, time_once
 
 # Shared memory that one program may use, in bytes.
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}

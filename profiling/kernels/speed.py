@@ -23,16 +23,9 @@ from lit_probattn.base.processes import capture
 from lit_probattn.base.provenance import device_name, git_revision, versions
 from lit_probattn.base.rows import RowStore
 from lit_probattn.configs import build_attention
-from lit_probattn.randomness import AttentionDropout, RandomKey
-from lit_probattn.records.tables import counted, markdown_lines
-from profiling.kernels.cases import draw_heads
-from profiling.kernels.command import header
-from profiling.kernels.config import Comparison, KernelsConfig, Side, TorchSdpa, points
-from profiling.kernels.parity import run_heads
-from profiling.kernels.picture import time_picture
-from profiling.measure.counters import UncountedOperationError, torch_flops
-from profiling.measure.memory import peak_bytes
-from profiling.measure.timing import (
+from lit_probattn.measure.counters import UncountedOperationError, torch_flops
+from lit_probattn.measure.memory import peak_bytes
+from lit_probattn.measure.timing import (
     NotCapturedError,
     captured,
     lost_gpu,
@@ -42,6 +35,13 @@ from profiling.measure.timing import (
     time_once,
     time_sides,
 )
+from lit_probattn.randomness import AttentionDropout, RandomKey
+from lit_probattn.records.tables import counted, markdown_lines
+from profiling.kernels.cases import draw_heads
+from profiling.kernels.command import header
+from profiling.kernels.config import Comparison, KernelsConfig, Side, TorchSdpa, points
+from profiling.kernels.parity import run_heads
+from profiling.kernels.picture import time_picture
 from profiling.sweep.run import missing_device
 
 _SDPA = {

@@ -12,11 +12,11 @@ import pandas as pd
 from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.base.files import replace_text
+from lit_probattn.measure.counters import CONVENTION
 from lit_probattn.records.markdown import code_span, escaped, one_line
 from lit_probattn.records.pages import page, read_report, title_of
 from lit_probattn.records.tables import markdown_lines, unequal_sides
 from profiling.cost.exact import layer_of_row
-from profiling.measure.counters import CONVENTION
 from profiling.measure.rows import ProfileRow, read_rows, to_frame
 from profiling.report.claims import Judged, judge
 from profiling.report.figures import draw_figures

@@ -26,10 +26,10 @@ from lit_probattn.attention import recorded_choices
 from lit_probattn.base import provenance
 from lit_probattn.base.errors import ChildError, ConfigError, DataError
 from lit_probattn.base.files import refuse_to_replace, replace_text
+from lit_probattn.measure.memory import peak_bytes
+from lit_probattn.measure.timing import Side, round_ratios, spread, time_sides
 from lit_probattn.records.markdown import head_lines
 from lit_probattn.records.tables import markdown_lines, panels, save_png
-from profiling.measure.memory import peak_bytes
-from profiling.measure.timing import Side, round_ratios, spread, time_sides
 
 STUDIES = ("ddp_overhead", "fish_memory", "layouts", "step_ratio")
 

@@ -18,8 +18,8 @@ from lit_probattn.base.files import refuse_to_replace, replace_text
 from lit_probattn.base.locks import claim
 from lit_probattn.base.progress import Progress
 from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.measure.memory import available_bytes
 from lit_probattn.records.tables import markdown_lines
-from profiling.measure.memory import available_bytes
 from profiling.measure.rows import ProfileRow, append_rows, repair, without, write_tables
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import Point, make_plan

@@ -19,9 +19,9 @@ PACKAGES = ("lit_probattn", "datamodules", "profiling")
 # a string and imported when they are called are no arrows.
 FLOORS = (
     ("lit_probattn/reproduce", "lit_probattn/quickstart.py"),
-    ("lit_probattn/compare",),
     ("lit_probattn/commands",),
     ("profiling",),
+    ("lit_probattn/compare",),
     ("lit_probattn/analysis",),
     ("lit_probattn/cli", "lit_probattn/__main__.py"),
     ("lit_probattn/convert",),
@@ -35,7 +35,7 @@ FLOORS = (
     ("lit_probattn/attention",),
     ("lit_probattn/kernels",),
     ("lit_probattn/randomness.py",),
-    ("lit_probattn/records",),
+    ("lit_probattn/records", "lit_probattn/measure"),
     ("lit_probattn/base",),
     ("lit_probattn/__init__.py",),
 )

@@ -24,7 +24,7 @@ LONG = (
 
 LIMITED = """
 import resource, sys
-import profiling.measure.memory  # loaded before the limit, as a GPU would find it
+import lit_probattn.measure.memory  # loaded before the limit, as a GPU would find it
 from lit_probattn.cli.app import main
 with open("/proc/self/status") as file:
     used = next(int(line.split()[1]) for line in file if line.startswith("VmData"))

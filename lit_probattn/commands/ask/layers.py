@@ -235,8 +235,8 @@ def operations(layer: Attention, seq_len: int) -> int:
     try:
         return attention_cost(layer, seq_len).macs
     except NoFormulaError:
+        from lit_probattn.measure.counters import torch_macs
         from profiling.cost.models import AttentionOnly
-        from profiling.measure.counters import torch_macs
 
         inputs = torch.empty(1, seq_len, layer.embed_dim, device="meta")
         return torch_macs(AttentionOnly(layer), inputs).products

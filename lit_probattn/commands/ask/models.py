@@ -13,7 +13,7 @@ from torch import nn
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.interop.swap.door import swap
 from lit_probattn.interop.swap.report import Report
-from profiling.measure.counters import torch_flops_by_module
+from lit_probattn.measure.counters import torch_flops_by_module
 
 LIBRARIES = ("timm", "hf")
 # Sizes that a configuration of transformers is built with: its layers are alike, and words and the

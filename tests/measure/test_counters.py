@@ -7,7 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from profiling.measure.counters import UncountedOperationError, fvcore_macs, torch_flops, torch_macs
+from lit_probattn.measure.counters import (
+    UncountedOperationError,
+    fvcore_macs,
+    torch_flops,
+    torch_macs,
+)
 
 
 class Calls(nn.Module):

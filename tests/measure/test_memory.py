@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lit_probattn.base import torch_internals
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.memory import predicted_bytes, resident_bytes
-from profiling.measure.memory import measured_cpu_bytes
+from lit_probattn.measure.memory import measured_cpu_bytes
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import make_step
 from profiling.sweep.run import memory_table

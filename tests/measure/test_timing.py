@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from profiling.measure.timing import NotCapturedError, captured, lost_gpu, replayed
+from lit_probattn.measure.timing import NotCapturedError, captured, lost_gpu, replayed
 
 CUDA = torch.device("cuda")
 LOST = "CUDA error: an illegal memory access was encountered"
