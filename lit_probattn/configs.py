@@ -20,7 +20,8 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from lit_probattn.attention import Attention, AttentionFactory
 from lit_probattn.base import allowed_code
-from lit_probattn.base.config_files import ConfigError, file_named, files_in, find, nearest
+from lit_probattn.base.config_files import file_named, files_in, find
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.models.per_layer import in_full
 
 KEY = re.compile(r'Parser key "([^"]+)"')  # where jsonargparse found something wrong

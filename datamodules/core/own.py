@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shlex
 from abc import abstractmethod
@@ -18,8 +17,9 @@ import numpy as np
 from datamodules.core.base import CachedDataModule
 from datamodules.core.cache import CacheWriter
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import expand
+from lit_probattn.base.digests import fingerprint
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "beginning", "by_split", "class_lines"]
 __all__ += ["length_line", "required_path", "split_of", "told_ignored"]
@@ -342,7 +342,7 @@ class OwnSamples(ClassMap, CachedDataModule):
         first: dict[tuple[str, str], tuple[str, str]] = {}
         for name, part in splits.items():
             for value, place in zip(part.values, part.places, strict=True):
-                digest = hashlib.blake2b(self.key(value), digest_size=16).digest()
+                digest = fingerprint(self.key(value))
                 other, where = seen.setdefault(digest, (name, place))
                 if other != name:
                     count[other, name] += 1

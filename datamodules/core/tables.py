@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datamodules.core.errors import DataError, MissingDataError, nearest
+from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
 __all__ = ["TABLES", "Table", "labels_of", "read_released", "read_table", "read_utf8"]
 
@@ -61,7 +61,7 @@ class Table:
             if given not in names:
                 raise DataError(
                     f"{self.path} has no column {given!r}, its columns are {listed}"
-                    f"{nearest(given, names)}"
+                    f"{nearest(given, names, lists=False)}"
                 )
             return given
         lower = {name.strip().lower(): name for name in reversed(names)}

@@ -11,13 +11,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.files import expand
-from datamodules.core.progress import progress
 from datamodules.text import learn
 from datamodules.text.source import TextSource
 from datamodules.text.token_files import read_encoder, read_subwords, read_words
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.progress import progress
 
 __all__ = ["Kind", "TokenChoice", "Unit", "of_running_text"]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from datamodules.core.errors import MissingDataError
 from datamodules.core.files import expand, not_found, read_tar
+from lit_probattn.base.errors import MissingDataError
 
 __all__ = ["ARCHIVES", "HELD_OUT_SHARDS", "IWSLT14", "IWSLT14_TESTS", "IWSLT14_TRAIN", "PAIRS"]
 __all__ += ["SQUAD", "WIKITEXT", "WMT14_CORPORA", "WMT14_PIECES", "Release", "extract"]

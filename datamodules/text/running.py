@@ -12,12 +12,12 @@ from typing import Any, get_args
 import numpy as np
 
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError, MissingDataError, require_one_of
 from datamodules.core.files import expand
 from datamodules.core.own import SHOWN_SAMPLES, beginning, required_path, split_of
 from datamodules.text.choice import TokenChoice, Unit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
+from lit_probattn.base.errors import DataError, MissingDataError, require_one_of
 
 __all__ = ["DividedText", "OwnText"]
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from datamodules.core.cache import Mapped
-from datamodules.core.errors import DataError
 from datamodules.core.order import FILL
 from datamodules.core.sequences import padded
+from lit_probattn.base.errors import DataError
 
 __all__ = ["IGNORE", "ColumnSplit", "PromptSplit", "StreamCollate", "StreamSample", "WindowSplit"]
 

@@ -12,16 +12,16 @@ import numpy as np
 
 from datamodules.core.base import CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import EvaluationOrder
-from datamodules.core.progress import progress
 from datamodules.core.report import compare_size
 from datamodules.text.choice import TokenChoice
 from datamodules.text.job import TokenisationJob
 from datamodules.text.segments import ColumnSplit, PromptSplit, StreamCollate, WindowSplit
 from datamodules.text.source import TextSource
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.progress import progress
 
 __all__ = ["TextCounts", "TextStream"]
 

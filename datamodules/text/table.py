@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.own import OwnSamples, Rows, beginning
-from datamodules.core.progress import progress
 from datamodules.core.sequences import TokenSplit, ragged_writer
 from datamodules.core.tables import TABLES, Table, labels_of, read_table
 from datamodules.text.choice import TokenChoice, Unit
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.progress import progress
 
 __all__ = ["Encoded", "LabelledTexts", "TextTable", "Texts"]
 

@@ -6,13 +6,13 @@ from functools import cached_property
 from typing import Any
 
 from datamodules.core.base import DataModule
-from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.token_order import (
     Lengths,
     TokenBatchOrder,
     TokenEvaluationOrder,
     evaluation_tokens,
 )
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["TokenBatches"]
 

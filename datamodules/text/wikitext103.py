@@ -7,12 +7,12 @@ import zipfile
 from pathlib import Path
 from typing import Any, Literal
 
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import DAMAGED
 from datamodules.text.choice import TokenChoice, of_running_text
 from datamodules.text.releases import WIKITEXT
 from datamodules.text.source import ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["WikiText103", "find_release"]
 

@@ -18,7 +18,6 @@ Source: Edunov et al., 2018, noise of section 3; FiSH, NeurIPS 2022, section 3.7
 from __future__ import annotations
 
 import argparse
-import hashlib
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +30,9 @@ import numpy as np
 from datamodules.text.translation.files import ParallelText, find_plain
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
-from lit_probattn.cli.errors import CommandError, exit_status, quieten
+from lit_probattn.base.digests import digest
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.cli.errors import exit_status, quieten
 from lit_probattn.commands.opened import add_run, add_search, set_search
 from lit_probattn.commands.translate import translated
 from lit_probattn.training.trained import open_translator
@@ -51,7 +52,7 @@ class Noise:
         swap: words move by at most so many places; 0 leaves them.
 
     Raises:
-        CommandError: a number is out of range.
+        ConfigError: a number is out of range.
     """
 
     deletion: float = 0.1
@@ -62,9 +63,9 @@ class Noise:
     def __post_init__(self) -> None:
         for name in ("deletion", "filler"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise CommandError(f"--{name} must be in [0, 1), received {getattr(self, name)}")
+                raise ConfigError(f"--{name} must be in [0, 1), received {getattr(self, name)}")
         if self.swap < 0:
-            raise CommandError(f"--swap must be at least 0, received {self.swap}")
+            raise ConfigError(f"--swap must be at least 0, received {self.swap}")
 
     def __call__(self, words: Sequence[str], seed: int, name: str) -> list[str]:
         """Return noisy words, at least one; a pure function of the seed and the sentence's name.
@@ -72,8 +73,8 @@ class Noise:
         Words are left out, then replaced, then moved: word i is sorted by i + u, for u uniform on
         [0, swap + 1), so that none moves further than `swap` places.
         """
-        digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
-        generator = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+        key = bytes.fromhex(digest(f"{seed}\0{name}", 16))
+        generator = np.random.default_rng(int.from_bytes(key, "little"))
         draws = generator.random((3, len(words)))
         kept = [word for word, u in zip(words, draws[0], strict=True) if u >= self.deletion]
         kept = kept or list(words[:1])
@@ -150,13 +151,13 @@ def run(options: argparse.Namespace) -> None:
     """Translate, make noisy, and write the folder.
 
     Raises:
-        CommandError: a flag is wrong, or languages or forms of text do not go together.
+        ConfigError: a flag is wrong, or languages or forms of text do not go together.
     """
     noise = Noise(options.deletion, options.filler, options.swap, options.filler_token)
     if options.upsample < 0:
-        raise CommandError(f"--upsample must be at least 0, received {options.upsample}")
+        raise ConfigError(f"--upsample must be at least 0, received {options.upsample}")
     if (options.out / "train.done").is_file():
-        raise CommandError(f"--out {options.out} is complete: name another folder, or remove it")
+        raise ConfigError(f"--out {options.out} is complete: name another folder, or remove it")
     total = _count(options.monolingual)
     options.checkpoint = options.reverse
     trained = open_translator(options)
@@ -164,7 +165,7 @@ def run(options: argparse.Namespace) -> None:
     target, source = trained.data.languages
     text = find_plain("--parallel", options.parallel, source, target)
     if text is None:
-        raise CommandError(
+        raise ConfigError(
             f"--parallel {options.parallel} has no train.{source} and train.{target}; the reverse "
             f"model translates from {target} into {source}"
         )
@@ -189,7 +190,7 @@ class _Pairs:
         self.in_pieces = is_prepared(text.splits["train"].source)
         coder = trained.data.coder
         if self.in_pieces and coder.cutter.method not in ("moses_bpe", "prepared"):
-            raise CommandError(
+            raise ConfigError(
                 f"--parallel is cut into pieces of BPE, the reverse model reads "
                 f"{coder.cutter.method}: train it on the same pieces, or give plain text"
             )
@@ -226,9 +227,9 @@ def _count(path: Path) -> int:
         with path.open("rb") as file:
             total = sum(1 for _ in file)
     except OSError as error:
-        raise CommandError(f"--monolingual {path}: {error.strerror}") from error
+        raise ConfigError(f"--monolingual {path}: {error.strerror}") from error
     if not total:
-        raise CommandError(f"--monolingual {path} is empty")
+        raise ConfigError(f"--monolingual {path} is empty")
     return total
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,7 +25,8 @@ from torch.overrides import TorchFunctionMode
 
 from lit_probattn.attention import Attention, HeadCall
 from lit_probattn.attention.masks import Masks, make_masks
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.processes import capture
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.kernels.cases import Case, draw_heads
 
@@ -251,7 +251,7 @@ def losses(
     environment = {**os.environ, "TRITON_DEFAULT_FP_FUSION": "1"}
     if device == "cpu":
         environment["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = capture(command, env=environment)
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
         raise ConfigError(f"the run with backend {backend} failed: {' '.join(last)}")

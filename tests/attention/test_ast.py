@@ -27,8 +27,8 @@ from lit_probattn.attention.engines import blocks
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import class_of
 from lit_probattn.kernels.cpu.selftest import failure
+from lit_probattn.measure.counters import torch_flops
 from lit_probattn.randomness import RandomKey
-from profiling.measure.counters import torch_flops
 from tests.attention.mgk.oracles import visible_pairs
 from tests.attention.test_parity import BATCH, EMBED, MASKS, SHAPES, make_call, make_layer
 from tests.support.helpers import (

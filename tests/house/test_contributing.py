@@ -118,8 +118,9 @@ def test_a_variant_needs_only_what_the_recipe_says():
 
 
 def test_every_declared_dependency_has_its_constraint():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, tools = content["project"], content["dependency-groups"].values()
+    groups = [project["dependencies"], *project["optional-dependencies"].values(), *tools]
     declared = {canonicalize_name(Requirement(line).name) for group in groups for line in group}
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {canonicalize_name(line.split("==")[0]) for line in lines}

@@ -11,8 +11,8 @@ from lit_probattn.attention.fish.cost import mixing_macs
 from lit_probattn.kernels import runtime
 from lit_probattn.kernels.fish.operators import fish_forward
 from lit_probattn.kernels.linear.operators import linear_forward
+from lit_probattn.measure.counters import torch_flops
 from lit_probattn.randomness import RandomKey
-from profiling.measure.counters import torch_flops
 from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

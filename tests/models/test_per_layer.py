@@ -11,8 +11,9 @@ import torch
 import yaml
 
 from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.protocol import attention_option, draws_noise_at_eval
-from lit_probattn.configs import ConfigError, attention_factory, canonical
+from lit_probattn.configs import attention_factory, canonical
 from lit_probattn.models.encoder_decoder import EncoderDecoder
 from lit_probattn.models.images.replace import replace_attention
 from lit_probattn.models.per_layer import CLASS_PATH, layer_factories, per_layer

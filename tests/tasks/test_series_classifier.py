@@ -286,7 +286,7 @@ def test_loss_that_is_not_finite_on_one_rank_stops_both(tmp_path, monkeypatch, c
 def test_wrong_archive_is_one_line(tmp_path, capsys):
     assert main(command("fit", tmp_path, "--data.init_args.name", "JapaneseVowel")) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error")]
-    assert "did you mean JapaneseVowels?" in line
+    assert "did you mean 'JapaneseVowels'?" in line
     assert main(command("fit", tmp_path, "--data.init_args.source", "released")) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error")]
     assert "JapaneseVowels_TRAIN.ts" in line

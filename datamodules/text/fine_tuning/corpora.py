@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from datamodules.core.errors import DataError, nearest
 from datamodules.core.own import Rows
 from datamodules.core.tables import read_released
+from lit_probattn.base.errors import DataError, nearest
 
 __all__ = ["CORPORA", "Corpus", "CorpusName", "read_corpus"]
 
@@ -77,7 +77,7 @@ def read_corpus(corpus: Corpus, path: Path) -> tuple[Rows, int]:
             valid = [*corpus.labels, *written]
             raise DataError(
                 f"{table.place(number)}: label {label!r} is not one of {', '.join(valid)}"
-                f"{nearest(label, valid)}"
+                f"{nearest(label, valid, lists=False)}"
             )
         values = [column[number] for column in texts]
         rows.values.append((values[0], values[1] if len(values) > 1 else None))

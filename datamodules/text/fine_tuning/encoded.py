@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import Any, get_args
 
 from datamodules.core.base import CachedDataModule
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.text.choice import Kind, TokenChoice
 from datamodules.text.fine_tuning.batches import TypedCollate
 from datamodules.text.fine_tuning.order import BucketOrder
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
 
 __all__ = ["EncodedTexts"]
 

@@ -11,10 +11,8 @@ import numpy as np
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError, require_one_of
 from datamodules.core.files import expand
 from datamodules.core.own import length_line
-from datamodules.core.progress import progress
 from datamodules.core.sequences import ragged_writer
 from datamodules.text.fine_tuning.documents import (
     DIVISIONS,
@@ -25,6 +23,8 @@ from datamodules.text.fine_tuning.documents import (
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.sequences import DocumentSplit, MaskedCollate
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError, require_one_of
+from lit_probattn.base.progress import progress
 
 __all__ = ["PretrainingText"]
 

@@ -11,10 +11,8 @@ import numpy as np
 
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import MissingDataError, require_at_least, require_one_of
 from datamodules.core.files import expand
 from datamodules.core.own import beginning, length_line
-from datamodules.core.progress import progress
 from datamodules.core.report import compare_size
 from datamodules.core.sequences import ragged_writer
 from datamodules.text.fine_tuning.batches import WindowSplit
@@ -23,6 +21,8 @@ from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets,
 from datamodules.text.fine_tuning.windows import Windows, token_span
 from datamodules.text.releases import SQUAD
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import MissingDataError, require_at_least, require_one_of
+from lit_probattn.base.progress import progress
 
 __all__ = ["Question", "QuestionAnswering"]
 

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 
 from datamodules.core.base import DataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_one_of
 from datamodules.core.files import expand
 from datamodules.core.own import OwnFiles, Rows
 from datamodules.text.fine_tuning.batches import TextPairSplit
@@ -17,6 +16,7 @@ from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.releases import PAIRS
 from datamodules.text.table import Encoded, Texts, TextTable
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError, require_one_of
 
 __all__ = ["TextPairs"]
 

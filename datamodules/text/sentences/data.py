@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.own import length_line
 from datamodules.core.report import compare_size
 from datamodules.core.token_order import Lengths
@@ -24,6 +23,7 @@ from datamodules.text.sentences.release import SentenceText, find_release
 from datamodules.text.source import TextSource
 from datamodules.text.stream import TextStream
 from datamodules.text.token_batches import TokenBatches
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
 
 __all__ = ["LM1B"]
 

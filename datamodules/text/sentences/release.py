@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datamodules.core.errors import DataError
 from datamodules.text.fine_tuning.documents import is_heading, sentences_of
 from datamodules.text.releases import lm1b
 from datamodules.text.source import Block, PlainText, TextSource
+from lit_probattn.base.errors import DataError
 
 __all__ = ["SentenceText", "find_release"]
 

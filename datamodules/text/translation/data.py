@@ -11,12 +11,6 @@ from typing import Any, Literal, get_args
 
 from datamodules.core.base import CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import (
-    DataError,
-    MissingDataError,
-    require_at_least,
-    require_one_of,
-)
 from datamodules.core.files import expand
 from datamodules.core.own import beginning, length_line, required_path
 from datamodules.core.report import compare_size
@@ -33,6 +27,12 @@ from datamodules.text.translation.preparation import (
     Preparation,
     is_prepared,
     read_codes,
+)
+from lit_probattn.base.errors import (
+    DataError,
+    MissingDataError,
+    require_at_least,
+    require_one_of,
 )
 
 __all__ = ["Translation"]

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.text.releases import shown_name
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["EmptyLines", "Lines", "Pair", "ParallelText", "check_pair", "find_plain"]
 

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.cache import CacheWriter
-from datamodules.core.errors import DataError, require_at_least
 from datamodules.text.releases import shown_name
 from datamodules.text.translation.batches import write_sentences
 from datamodules.text.translation.bpe import MARK, Codes, joined
@@ -23,6 +22,7 @@ from datamodules.text.translation.dictionary import Dictionary
 from datamodules.text.translation.files import EmptyLines, Lines, ParallelText, check_pair
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.moses import Moses
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["Cleaning", "Preparation", "is_prepared", "read_text"]
 

@@ -14,7 +14,9 @@ import torch
 
 from lit_probattn.attention import Attention
 from lit_probattn.attention.call import outline
-from lit_probattn.base.config_files import ConfigError, file_named, find, list_attention
+from lit_probattn.base.config_files import file_named, find, list_attention
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import MADE_BY, refuse_to_replace, replace_text
 from lit_probattn.base.memory import (
     Resident,
     StepFunction,
@@ -26,7 +28,6 @@ from lit_probattn.configs import attention_entry, class_of
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
 from lit_probattn.kernels.runtime import recording
 from lit_probattn.randomness import RandomKey
-from lit_probattn.records.provenance import MADE_BY, refuse_to_replace, replace_text
 from profiling.cost.exact import NoFormulaError, attention_cost
 
 BASELINE = "softmax"
@@ -234,8 +235,8 @@ def operations(layer: Attention, seq_len: int) -> int:
     try:
         return attention_cost(layer, seq_len).macs
     except NoFormulaError:
+        from lit_probattn.measure.counters import torch_macs
         from profiling.cost.models import AttentionOnly
-        from profiling.measure.counters import torch_macs
 
         inputs = torch.empty(1, seq_len, layer.embed_dim, device="meta")
         return torch_macs(AttentionOnly(layer), inputs).products

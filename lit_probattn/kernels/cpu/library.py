@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-from lit_probattn.records.provenance import replacing
+from lit_probattn.base.files import replacing
 
 logger = logging.getLogger("lit_probattn")
 
@@ -211,7 +211,7 @@ def _turn(folder: Path) -> Iterator[None]:
 
     After `_PATIENCE` seconds it is left to chance: what is compiled twice is equal.
     """
-    from lit_probattn.records.locks import claim
+    from lit_probattn.base.locks import claim
 
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):

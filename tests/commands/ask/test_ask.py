@@ -20,11 +20,11 @@ from lit_probattn.commands.ask.models import KNOWN, changes
 from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
 from lit_probattn.kernels.cpu.selftest import failure
+from lit_probattn.measure.counters import torch_macs
+from lit_probattn.measure.memory import measured_cpu_bytes
 from lit_probattn.randomness import RandomKey
 from profiling.cli import main as profiling_main
 from profiling.cost.models import AttentionOnly
-from profiling.measure.counters import torch_macs
-from profiling.measure.memory import measured_cpu_bytes
 from profiling.measure.rows import append_rows
 from profiling.sweep.config import load_sweep
 from profiling.sweep.plan import make_plan

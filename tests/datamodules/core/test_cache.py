@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from datamodules.core.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
-from datamodules.core.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.support.paths import ROOT
 
 SPEC = CacheSpec("numbers", {"count": 7})

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from datamodules import LabelledTexts
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 

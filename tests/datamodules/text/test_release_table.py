@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from datamodules.core.errors import MissingDataError
 from datamodules.text.releases import IWSLT14, PAIRS, SQUAD, WIKITEXT, Release, lm1b, wmt14
+from lit_probattn.base.errors import MissingDataError
 
 RELEASES = [*WIKITEXT.values(), *PAIRS.values(), *SQUAD.values(), IWSLT14, wmt14("de"), lm1b(2)]
 FORMS = [

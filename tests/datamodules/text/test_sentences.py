@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from datamodules import LM1B
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.order import FILL
 from datamodules.text.releases import HELD_OUT_SHARDS, lm1b
 from datamodules.text.segments import IGNORE
+from lit_probattn.base.errors import DataError, MissingDataError
 
 RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
 TRAINING = f"{RELEASE}/training-monolingual.tokenized.shuffled"

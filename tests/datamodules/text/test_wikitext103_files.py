@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamodules.__main__ import main
-from datamodules.core.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.text import made as made_text
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from datamodules.core.errors import MissingDataError, require_one_of
 from datamodules.text.releases import Release, is_archive
 from datamodules.text.translation.coder import Method
 from datamodules.text.translation.data import Translation
 from datamodules.text.translation.files import Lines, Pair, ParallelText
+from lit_probattn.base.errors import MissingDataError, require_one_of
 
 __all__ = ["PublishedTranslation"]
 

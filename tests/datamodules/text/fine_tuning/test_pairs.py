@@ -7,8 +7,8 @@ import json
 import pytest
 
 from datamodules import LabelledTexts, TextPairs
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.text.fine_tuning.corpora import CORPORA, read_corpus
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.text.fine_tuning import made
 
 
@@ -94,7 +94,7 @@ def test_roberta_has_two_separators_and_one_type(tmp_path):
     [
         (
             {"gold_label": "neutrall"},
-            r"line 3: label 'neutrall' is not one of .*did you mean neutral",
+            r"line 3: label 'neutrall' is not one of .*did you mean 'neutral'",
         ),
         ({"sentence2": None}, "line 3: sentence2 is missing"),
         ({"sentence1": 5}, "line 3: sentence1 is a number, expected text"),

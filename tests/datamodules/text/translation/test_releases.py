@@ -10,8 +10,8 @@ import pytest
 
 from datamodules import IWSLT14, WMT14
 from datamodules.__main__ import main
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.text.translation.moses import Moses
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.text.translation import made
 
 _XML_ORDER = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
