@@ -53,17 +53,23 @@ def tiled_attention(
         draw = philox_words(dropout.key, STREAM_DROPOUT, batch, device)
     if noise is not None:
         drawn = philox_words(noise[0], STREAM_NOISE, batch, device)
+    first, first_bias, second = (*layers, None, None, None)[:3]
     call = Inputs(
-        *(query, key, value, coef, row, col),
-        None if masks.bias is None else masks.bias.to(query.dtype),
-        *(
-            noise_scale,
-            *(*layers, None, None, None)[:3],
-            masks.key_mask,
-            masks.attn_mask,
-            draw,
-            drawn,
-        ),
+        query=query,
+        key=key,
+        value=value,
+        coef=coef,
+        row=row,
+        col=col,
+        bias=None if masks.bias is None else masks.bias.to(query.dtype),
+        noise_scale=noise_scale,
+        first=first,
+        first_bias=first_bias,
+        second=second,
+        key_mask=masks.key_mask,
+        pair_mask=masks.attn_mask,
+        draw=draw,
+        noise=drawn,
         kind=KINDS.index(reduction),
         heads=heads,
         components=components,
