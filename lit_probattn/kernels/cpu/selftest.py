@@ -94,7 +94,11 @@ def _tiles_error(kind: int) -> float:
         given |= {"first": draw(4, 2), "first_bias": draw(4), "second": draw(heads, 4)}
     else:
         given["coef"] = draw(heads, 2)
-    switches = {"kind": kind, "heads": heads, "components": 1 if "first" in given else 2}
+    switches: dict[str, Any] = {
+        "kind": kind,
+        "heads": heads,
+        "components": 1 if "first" in given else 2,
+    }
     switches |= {"is_causal": True, "threshold": 0, "first_row": 0, "scale": 0.5}
     exact = {name: x.detach().double().requires_grad_() for name, x in given.items()}
     query, key = exact["query"], exact["key"]

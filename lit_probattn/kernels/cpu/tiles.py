@@ -284,7 +284,7 @@ def attend(call: Inputs) -> Tensor:
     """
     _check(call)
     if written() == "compiled":
-        return _operator(*call)[0]  # type: ignore[no-any-return]
+        return _operator(*call)[0]
     out: Tensor = _Attention.apply(*call)
     return out
 
