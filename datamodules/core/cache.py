@@ -26,9 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.files import expand
-from lit_probattn.base.digests import digest, file_digest
 from lit_probattn.base.errors import DataError, MissingDataError
-from lit_probattn.base.files import replace_text, sync
+from lit_probattn.base.files import digest, file_digest, replace_text, sync
 from lit_probattn.base.locks import claim
 
 __all__ = [

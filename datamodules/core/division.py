@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lit_probattn.base.digests import fingerprint
 from lit_probattn.base.errors import DataError
+from lit_probattn.base.files import fingerprint
 
 __all__ = ["check_shares", "divide"]
 

@@ -18,8 +18,8 @@ from datamodules.core.base import CachedDataModule
 from datamodules.core.cache import CacheWriter
 from datamodules.core.division import check_shares, divide
 from datamodules.core.files import expand
-from lit_probattn.base.digests import fingerprint
 from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.files import fingerprint
 
 __all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "beginning", "by_split", "class_lines"]
 __all__ += ["length_line", "required_path", "split_of", "told_ignored"]

@@ -21,8 +21,8 @@ from datamodules.lra.listops_generator import (
     GeneratorSettings,
     generate_chunks,
 )
-from lit_probattn.base.digests import fingerprint
 from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.files import fingerprint
 from lit_probattn.base.processes import num_useful
 from lit_probattn.base.progress import progress
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lit_probattn.base.digests import digest_of
 from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.files import digest_of
 
 __all__ = ["SUFFIXES", "PictureFiles", "find_root", "pictures_of_classes", "read_train", "read_val"]
 __all__ += ["subfolders"]

@@ -20,8 +20,8 @@ from datamodules.core.own import (
 from datamodules.pictures.files import SUFFIXES, PictureFiles, pictures_of_classes, subfolders
 from datamodules.pictures.imagenet import ImageNet
 from datamodules.pictures.samples import open_picture
-from lit_probattn.base.digests import fingerprint
 from lit_probattn.base.errors import DataError
+from lit_probattn.base.files import fingerprint
 
 __all__ = ["PictureFolder"]
 

@@ -19,9 +19,8 @@ from datamodules.core.report import compare_size
 from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
 from datamodules.pictures.files import PictureFiles, find_root, read_train, read_val
 from datamodules.pictures.samples import PictureError, PictureSplit, keep_no_bits, open_picture
-from lit_probattn.base.digests import digest
 from lit_probattn.base.errors import DataError, require_at_least, require_one_of
-from lit_probattn.base.files import replace_text
+from lit_probattn.base.files import digest, replace_text
 
 __all__ = ["ImageNet"]
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ConfigError(ValueError):
@@ -67,3 +71,17 @@ def nearest(word: str, candidates: Iterable[str], most: int = 1, *, lists: bool 
         *others, last = (repr(names[name]) for name in close)
         return f"; did you mean {' or '.join([', '.join(others), last] if others else [last])}?"
     return f"; valid: {', '.join(names.values())}" if lists and 0 < len(names) <= 40 else ""
+
+
+def nan_among(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Say which of the named tensors is the first that holds NaN ("… holds NaN"), or None.
+
+    Infinities pass, as masks may hold them; tensors without memory have no numbers.
+    """
+    for name, tensor in tensors:
+        if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        bad = int(tensor.isnan().sum())
+        if bad:
+            return f"{name} holds NaN in {bad} of {tensor.numel()} numbers"
+    return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.core.base import CachedDataModule, DataModule
-from lit_probattn.base import digests
+from lit_probattn.base import files as digests
 from lit_probattn.base.config_files import run_stem
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import replace_text

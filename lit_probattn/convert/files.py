@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.attention.layer import PROJECTIONS
-from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.finite import nan_among
+from lit_probattn.base.errors import ConfigError, nan_among
 from lit_probattn.training.checkpoints import save_checkpoint
 
 # What belongs to the run that wrote the checkpoint and not to the new weights.

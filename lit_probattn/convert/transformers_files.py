@@ -11,9 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, nan_among
 from lit_probattn.base.files import replacing
-from lit_probattn.base.finite import nan_among
 from lit_probattn.training.checkpoints import code_needed
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

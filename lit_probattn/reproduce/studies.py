@@ -29,8 +29,8 @@ import pandas as pd
 
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.results import shown_command
-from lit_probattn.base.digests import digest
 from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.files import digest
 from lit_probattn.base.locks import claim
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.launch import child_environment, start

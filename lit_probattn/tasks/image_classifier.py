@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lit_probattn.base.arguments import arguments_of, takes
-from lit_probattn.base.finite import nan_among
+from lit_probattn.base.errors import nan_among
 from lit_probattn.models.images import ImageModel, load_timm_state_dict
 from lit_probattn.tasks.base import Batch, Split
 from lit_probattn.tasks.parameter_order import ordered_parameters

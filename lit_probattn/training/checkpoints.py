@@ -20,9 +20,8 @@ from lightning.fabric.plugins.io import CheckpointIO
 from safetensors.torch import save
 from torch import Tensor
 
-from lit_probattn.base.digests import digest_of
-from lit_probattn.base.files import replacing
-from lit_probattn.base.finite import nan_among
+from lit_probattn.base.errors import nan_among
+from lit_probattn.base.files import digest_of, replacing
 
 Kind = Literal["step", "best"]
 _NAME = re.compile(r"(step|best|average-\d+)-(\d{8})\.ckpt")

@@ -25,8 +25,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from lit_probattn.base.digests import digest
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import digest
 from lit_probattn.configs import read_yaml
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import gather_objects

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lit_probattn.base.digests import file_digest
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import file_digest
 from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lit_probattn.attention import Attention, HeadCall
+from lit_probattn.attention.backends import engines_of
 from lit_probattn.attention.masks import Masks, make_masks
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.processes import capture
@@ -146,11 +147,12 @@ def make_inputs(
 def run_heads(layer: Attention, backend: str, call: HeadCall) -> Tensor:
     """Return the heads' output of a call on one backend; keys are shifted or combined inside."""
     core = layer.core
-    if backend not in core.backends:
+    engines = engines_of(core.makes)
+    if backend not in engines:
         raise ConfigError(
-            f"{core.name} has no backend {backend!r}; expected one of {', '.join(core.backends)}"
+            f"{core.name} has no backend {backend!r}; expected one of {', '.join(engines)}"
         )
-    return core.backends[backend].compute(call, core.variant(call))
+    return engines[backend].compute(call, core.variant(call))
 
 
 def heads_and_gradients(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.config_files import find
-from lit_probattn.base.digests import digest
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import digest
 from lit_probattn.configs import read_yaml
 from profiling.measure.rows import Quantity
 from profiling.sweep.config import ModelConfig, SweepConfig

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from lit_probattn.base.digests import digest
+from lit_probattn.base.files import digest
 from lit_probattn.base.memory import predicted_bytes
 from profiling.sweep.plan import Point
 from profiling.sweep.points import make_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from lit_probattn.base.digests import digest, digest_of, file_digest, fingerprint
+from lit_probattn.base.files import digest, digest_of, file_digest, fingerprint
 
 
 def test_digests_are_those_of_the_standard_library(tmp_path):

@@ -89,8 +89,8 @@ def call_types(root: Path) -> Found:
 
 
 def cells(root: Path) -> Found:
-    """Entries of the tables `backends`, `engines` or `NORMAL_FORM` of attention/: a variant times a
-    backend, written by hand. A table made of the one of a class has as many; one that is only
+    """Entries of the tables `backends`, `own_engines` or `NORMAL_FORM` of attention/: a variant times
+    a backend, written by hand. A table made of the one of a class has as many; one that is only
     named counts where it is written.
     """
     tables: dict[str, list[str]] = {}
@@ -105,7 +105,7 @@ def cells(root: Path) -> Found:
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             name = ast.unparse(target).rpartition(".")[2]
             owner = owners.get(node, ast.unparse(target).rpartition(".")[0] or path)
-            if name not in ("backends", "engines", "NORMAL_FORM"):
+            if name not in ("backends", "engines", "own_engines", "NORMAL_FORM"):
                 continue
             if isinstance(node.value, ast.Dict):
                 keys = [ast.unparse(key) for key in node.value.keys if key is not None]

@@ -148,7 +148,7 @@ def test_a_batch_without_samples_or_with_one_token_runs(name):
         (
             lambda: FiSHAttention(16, head_dim=E, **FISH, mixer="mlp", mixer_ratios=[1, 1]),
             {},
-            "more than two layers",
+            "3 matrices",
         ),
         (lambda: FiSHAttention(16, head_dim=129, **FISH), {}, "heads of 129"),
         (lambda: FiSHAttention(16, 40, head_dim=E, num_global_heads=17), {}, "17 global maps"),
@@ -161,7 +161,7 @@ def test_a_batch_without_samples_or_with_one_token_runs(name):
         (
             lambda: LinearAttention(16, 2, head_dim=64, feature_map="favor"),
             {},
-            "states of 267 features",
+            "267 features of a state",
         ),
     ],
 )

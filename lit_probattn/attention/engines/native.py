@@ -14,7 +14,6 @@ from lit_probattn.attention.functional import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Layers, MapFunction, Scores, Variant, lowered
 from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import constant_in_graphs
-from lit_probattn.kernels.cpu.tiles import KINDS, MOST, Inputs, attend
 from lit_probattn.randomness import STREAM_DROPOUT
 
 
@@ -29,6 +28,8 @@ def by_library(call: HeadCall, variant: Variant) -> Tensor:
 
 def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
     """Attend by tiles, (B, H, N, E_v); see `kernels.cpu.tiles.Inputs`."""
+    from lit_probattn.kernels.cpu.tiles import KINDS, Inputs, attend
+
     query, masks, dropout = scores.query, call.masks, call.dropout
     layers, coef = _layers(scores), scores.coef
     noise = scores.noise if layers is None else layers.noise
@@ -80,6 +81,8 @@ def _layers(scores: Scores) -> Layers | None:
 
 def tiles_hold(call: HeadCall, variant: Variant) -> bool:
     """Whether tiles hold what a variant needs; else the library serves blocks."""
+    from lit_probattn.kernels.cpu.tiles import MOST
+
     needs, sizes = variant.needs().keys(), variant.sizes(call)
     drawn = bool(needs & {"map noise", "head noise"})
     if needs & {"function without layers", "one map"} or {"function", "map noise"} <= needs:

@@ -21,8 +21,7 @@ from lit_probattn.analysis.__main__ import main as analyse
 from lit_probattn.analysis.approximation.compare import Compare
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.results import shown_command
-from lit_probattn.base.digests import digest
-from lit_probattn.base.files import replace_text
+from lit_probattn.base.files import digest, replace_text
 from lit_probattn.compare.cells import Cell
 from lit_probattn.records.markdown import code_span
 from lit_probattn.records.tables import markdown_lines

@@ -51,7 +51,9 @@ def test_numbers_are_those_of_the_layer(name):
         counted = AttentionOnly(lit_probattn.create(name, 32, head_dim=8, **found.options))
     counted.layer.backend, counted.layer.dropout = layer.core.makes.stated_backend, 0.0
     assert found.macs == torch_macs(counted, torch.empty(2, 64, 32, device="meta")).products
-    assert 0 < found.inference_bytes < found.training_bytes
+    assert found.inference_bytes > 0
+    # Tiles hold less than PyTorch's fused attention, which serves without dropout.
+    assert found.inference_bytes < found.training_bytes or "native" in found.backends
 
 
 def test_every_variant_has_equal_dropout_and_the_share_of_heads_of_its_file():
