@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST ?= .venv-oldest
+# Extras that the tests need.
+EXTRAS := completion,entmax,interop,rl,series,slurm,text
 # Threads of the numerical libraries inside each test process.
 export OMP_NUM_THREADS ?= 1
 
@@ -19,13 +21,14 @@ help:
 
 install: $(STAMP)
 
-# uv installs in about half a minute; if it is not available, pip takes about two.
+# uv installs in about half a minute; if it is not available, a new pip takes about two.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt uv \
 		&& $(BIN)/python -m uv pip install --python $(BIN)/python --compile-bytecode \
-			-c constraints.txt -e ".[dev,series,entmax]" \
-		|| $(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,series,entmax]"
+			-c constraints.txt --group dev -e ".[$(EXTRAS)]" \
+		|| { $(BIN)/python -m pip install -q --upgrade "pip>=25.1" \
+			&& $(BIN)/python -m pip install -q -c constraints.txt --group dev -e ".[$(EXTRAS)]"; }
 	@touch $(STAMP)
 
 quickstart: install
@@ -51,14 +54,15 @@ test-full: lint
 $(OLDEST)/.installed: pyproject.toml | install
 	$(BIN)/python -m uv venv -q --clear --python $(PYTHON) $(OLDEST)
 	$(BIN)/python -m uv pip install --python $(OLDEST)/bin/python --compile-bytecode \
-		--resolution lowest-direct -e ".[dev,series,entmax]"
+		--resolution lowest-direct --group dev -e ".[$(EXTRAS)]"
 	@touch $@
 
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n 2 -m "not slow"
 
 $(VENV)/.docs: $(STAMP)
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
+	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install -q -c constraints.txt --group docs
 	@touch $@
 
 docs: $(VENV)/.docs

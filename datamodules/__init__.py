@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from datamodules.text.fine_tuning.pretraining import PretrainingText
     from datamodules.text.fine_tuning.question_answering import QuestionAnswering
     from datamodules.text.fine_tuning.text_pairs import TextPairs
-    from datamodules.text.labelled import LabelledTexts
     from datamodules.text.masked_text import MaskedText
     from datamodules.text.running import OwnText
     from datamodules.text.sentences.data import LM1B
+    from datamodules.text.table import LabelledTexts
     from datamodules.text.translation.data import Translation
     from datamodules.text.translation.published.iwslt14 import IWSLT14
     from datamodules.text.translation.published.wmt14 import WMT14
@@ -59,7 +59,7 @@ REGISTRY = {
     "own_pictures": ("datamodules.pictures.folder", "PictureFolder"),
     "own_series": ("datamodules.series.own", "OwnSeries"),
     "own_text": ("datamodules.text.running", "OwnText"),
-    "own_texts": ("datamodules.text.labelled", "LabelledTexts"),
+    "own_texts": ("datamodules.text.table", "LabelledTexts"),
     "pathfinder": ("datamodules.lra.pathfinder", "Pathfinder"),
     "pretraining_text": ("datamodules.text.fine_tuning.pretraining", "PretrainingText"),
     "question_answering": (

@@ -8,18 +8,17 @@ compares it with the published sizes and prints lengths and checksums. Nothing i
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 import os
 import re
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from datamodules import REGISTRY
-from datamodules.core.errors import DataError, nearest
 from datamodules.own_data import KINDS, kind_of
+from lit_probattn.base.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -40,10 +39,6 @@ _PURPOSE = {
 }
 
 
-class _UsageError(Exception):
-    """The command line is wrong; the message is one line."""
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. Returns the exit status: 0, 1 for wrong data, 2 for wrong usage."""
     logging.basicConfig(format="%(message)s")
@@ -60,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _check_path(arguments[1], arguments[2:])
         name = _one_of(REGISTRY, arguments[1], "data set")
         return _run(command, name, arguments[2:])
-    except _UsageError as error:
+    except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (DataError, OSError) as error:
@@ -74,11 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(command: str, name: str, options: list[str]) -> int:
     from datamodules.core.report import compare, describe, outline
 
-    data, maker = _make(command, name, options)
+    data = _make(command, name, options)
     own = name in KINDS.values()  # nothing is published of it
     start = time.monotonic()
-    if maker is not None:
-        maker.prepare(data)
     if command == "prepare" or own:
         data.prepare_data()
     data.splits = _load(data)
@@ -136,17 +129,14 @@ def _load(data: DataModule) -> dict[str, Split]:
     return data.load_splits()
 
 
-def _make(command: str, name: str, options: list[str]) -> tuple[DataModule, Any]:
-    """Build the DataModule from options, and what makes its files where `prepare` does."""
+def _make(command: str, name: str, options: list[str]) -> DataModule:
+    """Build the DataModule from options."""
     module, class_name = REGISTRY[name]
     data_class = getattr(importlib.import_module(module), class_name)
-    maker = data_class.maker if command == "prepare" else None
     parser = _parser(command, name, data_class)
-    own = [] if maker is None else parser.add_class_arguments(maker)
     _refuse_unknown(parser, options)
-    values = parser.parse_args(_with_truth(options, maker)).as_dict()
-    made = None if maker is None else maker(**{key: values.pop(key) for key in own})
-    return data_class(**values), made
+    made: DataModule = data_class(**parser.parse_args(options).as_dict())
+    return made
 
 
 def _refuse_unknown(parser: ArgumentParser, options: list[str]) -> None:
@@ -155,18 +145,7 @@ def _refuse_unknown(parser: ArgumentParser, options: list[str]) -> None:
     for option in options:
         flag = option.split("=", 1)[0]
         if re.match(r"-(?![\d.])", flag) and flag not in known:
-            raise _UsageError(f"unknown option {flag}{nearest(flag, known)}")
-
-
-def _with_truth(options: list[str], maker: type | None) -> list[str]:
-    """Write the flags of a maker that stand without a value as true."""
-    fields = {} if maker is None else inspect.signature(maker).parameters
-    flags = {f"--{name}" for name, field in fields.items() if isinstance(field.default, bool)}
-    following = [*options[1:], "--"][: len(options)]
-    return [
-        f"{word}=true" if word in flags and after.startswith("--") else word
-        for word, after in zip(options, following, strict=True)
-    ]
+            raise ConfigError(f"unknown option {flag}{nearest(flag, known, lists=False)}")
 
 
 def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
@@ -175,7 +154,7 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
     class OneLineParser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             text = " ".join(str(message).split())
-            raise _UsageError(_WRONG_VALUE.sub(r"--\1: expected \2, received '\3'", text))
+            raise ConfigError(_WRONG_VALUE.sub(r"--\1: expected \2, received '\3'", text))
 
     parser = OneLineParser(
         prog=f"{_PROGRAM} {command} {name}",
@@ -190,8 +169,8 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
 def _one_of(valid: Iterable[str], given: str, what: str) -> str:
     names = list(valid)
     if given not in names:
-        hint = nearest(given, names)
-        raise _UsageError(f"unknown {what} {given!r}; valid are {', '.join(names)}{hint}")
+        hint = nearest(given, names, lists=False)
+        raise ConfigError(f"unknown {what} {given!r}; valid are {', '.join(names)}{hint}")
     return given
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from datamodules.core.errors import DataError, MissingDataError, nearest
 from datamodules.core.files import expand
 from datamodules.core.tables import TABLES, read_table
-from datamodules.text.translation.files import is_archive
+from datamodules.text.releases import is_archive
+from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
 __all__ = ["KINDS", "kind_of"]
 
@@ -28,9 +28,8 @@ def kind_of(path: str, given: str | None = None) -> str:
         DataError: `given` is no kind, or the kind cannot be told.
     """
     if given is not None and given not in KINDS:
-        raise DataError(
-            f"--kind {given}: expected one of {', '.join(KINDS)}{nearest(given, KINDS)}"
-        )
+        hint = nearest(given, KINDS, lists=False)
+        raise DataError(f"--kind {given}: expected one of {', '.join(KINDS)}{hint}")
     place = expand(path)
     if not place.exists():
         raise MissingDataError(f"{path}: no such file or folder, and no data set has this name")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from datamodules.core.base import DataModule, Split
-from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.order import hashes
 from datamodules.core.sequences import Ragged, TokenSplit
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["Synthetic"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_probattn.base.streams import replace_unprintable
+from lit_probattn.base.progress import replace_unprintable
 
 # What launchers tell their processes; Lightning reads some of it while it is imported.
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
@@ -52,7 +51,6 @@ COMMANDS = {
     "export": Command("lit_probattn.convert.to_safetensors", (), "write weights as safetensors"),
     "data": Command("lit_probattn.commands.data", (), "prepare or check a data set"),
     "check": Command("lit_probattn.commands.check", (), "check an attention layer of your own"),
-    "doctor": Command("lit_probattn.doctor.__main__", (), "check this machine before a run"),
     "list": Command("lit_probattn.commands.listing", (), "names: tasks, attention, tables, …"),
 }
 
@@ -73,7 +71,7 @@ PyTorch Lightning experiments with probabilistic and head-sharing attention.
 commands (each has --help):
 {shown}
 
-  --version   versions of this package and of what it runs on
+  --version   versions of this package and of what it runs on; --verbose adds the machine
   --print-completion bash|zsh|tcsh   a script for the shell's tab key
 """
 
@@ -104,12 +102,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         if not words:
             print("error: no command was given: name one of these", file=sys.stderr)
         return 0 if words else 2
-    if words == ["--version"]:
-        from lit_probattn import __version__
-        from lit_probattn.records.provenance import RUN_PACKAGES, git_revision, versions
-
-        found = versions(tuple(name for name in RUN_PACKAGES if name != "lit-probattn"))
-        print(f"lit_probattn {__version__}, {found}; revision {git_revision()}")
+    if words in (["--version"], ["--version", "--verbose"]):
+        _print_version(verbose="--verbose" in words)
         return 0
     if words[0] == "--print-completion":
         others = {name: command.help for name, command in COMMANDS.items()}
@@ -124,9 +118,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         status: int = import_module(command.module).main([*command.words, *words[1:]])
         return status
     if not words[0].startswith("-") and words[0] not in RUN:
-        close = difflib.get_close_matches(words[0], [*RUN, *COMMANDS], n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "`lit-probattn --help` names all"
-        print(f"error: unknown command {words[0]!r}; {hint}", file=sys.stderr)
+        from lit_probattn.base.errors import nearest
+
+        hint = nearest(words[0], [*RUN, *COMMANDS])
+        print(f"error: unknown command {words[0]!r}{hint}", file=sys.stderr)
         return 2
     for name in _NUMBERS:
         value = os.environ.get(name, "0")
@@ -143,9 +138,26 @@ def _run(arguments: Sequence[str] | None) -> int:
     return run(arguments)
 
 
+def _print_version(verbose: bool) -> None:
+    """Print versions; `verbose` adds PyTorch's account of the machine and the C library's state."""
+    from lit_probattn import __version__
+    from lit_probattn.base.provenance import RUN_PACKAGES, git_revision, versions
+
+    found = versions(tuple(name for name in RUN_PACKAGES if name != "lit-probattn"))
+    print(f"lit_probattn {__version__}, {found}; revision {git_revision()}")
+    if verbose:
+        from torch.utils import collect_env
+
+        from lit_probattn.kernels.cpu import selftest
+
+        print(f"backend native: {selftest.failure() or 'passes its self-test'}")
+        print(collect_env.get_pretty_env_info())
+
+
 def _unknown_name(words: Sequence[str]) -> str | None:
     """Say which task, attention or trainer has no file, before seconds of imports; None if none."""
-    from lit_probattn.base.config_files import ConfigError, file_named
+    from lit_probattn.base.config_files import file_named
+    from lit_probattn.base.errors import ConfigError
 
     for position, word in enumerate(words):
         flag, equals, name = word.partition("=")

@@ -10,7 +10,7 @@ import inspect
 import re
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from lit_probattn.attention import Attention, AttentionFactory
 from lit_probattn.base import allowed_code
-from lit_probattn.base.config_files import ConfigError, file_named, files_in, find, nearest
+from lit_probattn.base.config_files import file_named, files_in, find
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.models.per_layer import in_full
 
 KEY = re.compile(r'Parser key "([^"]+)"')  # where jsonargparse found something wrong
@@ -260,6 +261,7 @@ def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[st
 # ---- names of classes --------------------------------------------------------------------------
 
 # Packages that export their classes, whichever module of theirs a class is written in.
+_EXPORTING = ("lit_probattn.attention", "lit_probattn.tasks")
 _PUBLIC = re.compile(r"(lit_probattn\.(?:attention|tasks)|datamodules)\.[\w.]+\.(\w+)")
 
 
@@ -297,7 +299,23 @@ def public_path(cls: type) -> str:
     return _public_name(f"{cls.__module__}.{cls.__qualname__}")
 
 
+def load_classes(words: Collection[str]) -> None:
+    """Import the public classes that words call by their name alone, as a parser knows only those.
+
+    A help, which lists the classes of a kind, imports all of them.
+    """
+    every = not {"--help", "-h"}.isdisjoint(words)
+    named = {word.rpartition("=")[2] for word in words}
+    for package in map(importlib.import_module, _EXPORTING):
+        for name in package.__all__:
+            if every or name in named:
+                getattr(package, name)
+
+
 def _public_name(class_path: str) -> str:
+    for package in _EXPORTING:
+        if class_path in importlib.import_module(package).__all__:
+            return f"{package}.{class_path}"
     found = _PUBLIC.fullmatch(class_path)
     if found and found[2] in importlib.import_module(found[1]).__all__:
         return f"{found[1]}.{found[2]}"

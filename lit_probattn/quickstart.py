@@ -18,10 +18,10 @@ from typing import ClassVar
 
 import torch
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.command import add_flags, run
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
-from lit_probattn.configs import ConfigError
 
 MODULE = "lit_probattn.quickstart"
 # Not kept by git: the committed report is an example.

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import output_folder
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.shards import add_shard_flags, shard_of
-from lit_probattn.configs import ConfigError
 from profiling.kernels.command import add_arguments as add_kernels_arguments
-from profiling.measure.rows import RowsError
 from profiling.studies.study import STUDIES, Parser
 
 REPORT_FILES = ("report.md", "rows.csv", "ratios.csv", "report.html")
@@ -78,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
         return status
-    except (ConfigError, RowsError) as error:
+    except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
@@ -116,7 +115,8 @@ def _sweep(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     if options.index is not None:
         return _index(options)
-    from lit_probattn.records.provenance import command_line, refuse_to_replace
+    from lit_probattn.base.files import refuse_to_replace
+    from lit_probattn.base.provenance import command_line
     from profiling.report.compare import compare_sweeps
     from profiling.report.page import write_report
     from profiling.sweep.config import load_sweep
@@ -162,7 +162,7 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    from lit_probattn.records.provenance import refuse_to_replace
+    from lit_probattn.base.files import refuse_to_replace
     from profiling.kernels.command import refuse_flags_not_read, run, write
     from profiling.kernels.config import load_kernels, narrowed
     from profiling.kernels.speed import run_kernels

@@ -11,7 +11,8 @@ import yaml
 
 import lit_probattn
 from lit_probattn.attention import Attention, MGKAttention
-from lit_probattn.configs import ConfigError, build_attention, class_of
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.configs import build_attention, class_of
 from tests.support.paths import CONFIGS, ROOT
 from tests.support.slow import mostly_slow
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from datamodules import QuestionAnswering, TextPairs
-from datamodules.core.errors import DataError, MissingDataError
 from examples.sets.of_plain_text import (
     BLANK,
     ClozeQuestions,
@@ -18,6 +17,7 @@ from examples.sets.of_plain_text import (
     main,
     sentences_of,
 )
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.text.fine_tuning.made import CITIES, PEOPLE
 
 

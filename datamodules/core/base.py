@@ -25,7 +25,6 @@ from datamodules.core.cache import (
     hash_sources,
     open_cache,
 )
-from datamodules.core.errors import DataError, MissingDataError, require_at_least
 from datamodules.core.files import expand
 from datamodules.core.loaders import (
     Batch,
@@ -36,8 +35,9 @@ from datamodules.core.loaders import (
 )
 from datamodules.core.order import EvaluationOrder, TrainingOrder
 from datamodules.core.sequences import PadCollate
+from lit_probattn.base.errors import DataError, MissingDataError, require_at_least
 
-__all__ = ["CachedDataModule", "DataModule", "Maker", "Published", "Split"]
+__all__ = ["CachedDataModule", "DataModule", "Published", "Split"]
 
 _log = logging.getLogger("datamodules")
 
@@ -68,13 +68,6 @@ class Published:
     per_class: int | None = None
 
 
-class Maker(Protocol):
-    """Makes files from nothing, when `prepare` is asked to; its arguments are options there."""
-
-    def prepare(self, data: Any) -> None:
-        """Make the files of a DataModule, unless they are there."""
-
-
 class DataModule(pl.LightningDataModule):
     """Base of all DataModules.
 
@@ -98,8 +91,6 @@ class DataModule(pl.LightningDataModule):
     task = ""
     shuffles = True  # whether each epoch of training has an order of its own
     select_on_test = False  # whether the validation split is the test split
-    # What makes the files of a data set where there are none: `prepare` takes its arguments too.
-    maker: type[Maker] | None = None
 
     def __init__(
         self,

@@ -9,14 +9,14 @@ what an interrupted process left is removed by the next one that takes the lock.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,10 +24,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock, Timeout
 
-from datamodules.core.errors import DataError, MissingDataError
-from datamodules.core.files import expand, sync, write_whole
+from datamodules.core.files import expand
+from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.files import digest, file_digest, replace_text, sync
+from lit_probattn.base.locks import claim
 
 __all__ = [
     "Cache",
@@ -40,8 +41,9 @@ __all__ = [
     "open_cache",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _META = "meta.json"
+_FACTS = "facts"
 _log = logging.getLogger("datamodules")
 
 
@@ -51,9 +53,8 @@ def default_root(data_dir: Path) -> Path:
     Each data folder has a folder of its own there, since two releases can have one cache name.
     """
     place = data_dir.resolve()
-    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:8]
     caches = expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return caches / "lit_probattn" / f"{place.name}-{digest}"
+    return caches / "lit_probattn" / f"{place.name}-{digest(os.fsencode(place), 8)}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class CacheSpec:
     def name(self) -> str:
         """Name of the folder."""
         text = json.dumps(self.settings, sort_keys=True)
-        return f"{self.task}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return f"{self.task}-{digest(text, 16)}"
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,16 @@ class Cache:
     def array(self, name: str) -> npt.NDArray[Any]:
         """Open one array, memory-mapped and read-only."""
         return np.load(self.folder / f"{name}.npy", mmap_mode="r")
+
+    def text(self, name: str) -> str:
+        """Return what `CacheWriter.add_text` stored."""
+        return np.asarray(self.array(name)).tobytes().decode("utf-8", "surrogatepass")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the maker of the cache said of its content, stored by `CacheWriter.add_facts`."""
+        facts: dict[str, Any] = json.loads(self.text(_FACTS))
+        return facts
 
 
 class _MappedFile(NamedTuple):
@@ -126,6 +137,14 @@ class CacheWriter:
             sync(file)
         self.files[path.name] = _describe(path)
 
+    def add_text(self, name: str, text: str) -> None:
+        """Write a text, not empty, as an array of bytes."""
+        self.add(name, np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8))
+
+    def add_facts(self, facts: dict[str, Any]) -> None:
+        """Write facts about the content; plain JSON values."""
+        self.add_text(_FACTS, json.dumps(facts))
+
     @contextmanager
     def stream(self, name: str, dtype: npt.DTypeLike) -> Iterator[Callable[[npt.ArrayLike], None]]:
         """Write a one-dimensional array piece by piece; yields the function that appends one."""
@@ -157,7 +176,7 @@ class CacheWriter:
             "files": self.files,
             "sources": sources,
         }
-        write_whole(self.folder / _META, json.dumps(meta, indent=1, sort_keys=True))
+        replace_text(self.folder / _META, json.dumps(meta, indent=1, sort_keys=True), durable=True)
 
 
 def _write_header(file: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
@@ -246,25 +265,26 @@ def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], Non
         for path, is_folder in ((root / spec.name, True), (builder, False)):
             if path.exists() and path.is_dir() != is_folder:
                 raise DataError(f"{path} is in the way of a cache; remove it, or move it away")
-        lock = FileLock(root / f".{spec.name}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
+        lock = root / f".{spec.name}.lock"
+        held = ExitStack()
+        if held.enter_context(claim(lock)) is None:
             who = builder.read_text() if builder.is_file() else "another process"
             _log.warning("%s is being built by %s; waiting for it", root / spec.name, who)
-            lock.acquire()
+            held.enter_context(claim(lock, math.inf))
     except OSError as error:
         raise DataError(
             f"the cache folder {root} cannot be written ({error.strerror or error}); set cache_dir "
             f"or the environment variable LIT_PROBATTN_CACHE to a folder that can"
         ) from error
-    try:
+    with held:
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        write_whole(builder, f"process {os.getpid()} on {socket.gethostname()} since {since}")
-        return _open_or_build(root, spec, build)
-    finally:
-        builder.unlink(missing_ok=True)
-        lock.release()
+        replace_text(
+            builder, f"process {os.getpid()} on {socket.gethostname()} since {since}", durable=True
+        )
+        try:
+            return _open_or_build(root, spec, build)
+        finally:
+            builder.unlink(missing_ok=True)
 
 
 def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], None]) -> Cache:
@@ -327,7 +347,7 @@ def _verify(path: Path, expected: dict[str, Any]) -> None:
         raise _DamagedError(
             f"cache {path.parent}: {path.name} has {size} bytes, expected {expected['bytes']}"
         )
-    if _sha256(path) != expected["sha256"]:
+    if file_digest(path) != expected["sha256"]:
         raise _DamagedError(f"cache {path.parent}: {path.name} does not match its checksum")
     try:
         np.load(path, mmap_mode="r", allow_pickle=False)
@@ -369,18 +389,17 @@ def _has_changed(path: Path, known: dict[str, Any]) -> bool:
         return True
     # A copy that keeps times leaves the time of the content as it was, but not that of the file.
     same = state.st_mtime_ns == known["mtime_ns"] and state.st_ctime_ns == known.get("ctime_ns")
-    return not same and _sha256(path) != known["sha256"]
+    return not same and file_digest(path) != known["sha256"]
 
 
 def _describe(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         state = path.stat()
         times = {"mtime_ns": state.st_mtime_ns, "ctime_ns": state.st_ctime_ns}
-        return {"bytes": state.st_size, **times, "sha256": _sha256(path)}
+        return {"bytes": state.st_size, **times, "sha256": file_digest(path)}
     files, listing = _listing(path)
-    contents = "".join(f"{name} {_sha256(path / name)}\n" for name in files)
-    sha256 = hashlib.sha256(contents.encode("utf-8", "surrogateescape")).hexdigest()
-    return {"bytes": sum(files.values()), "listing": listing, "sha256": sha256}
+    contents = "".join(f"{name} {file_digest(path / name)}\n" for name in files)
+    return {"bytes": sum(files.values()), "listing": listing, "sha256": digest(contents)}
 
 
 def _listing(folder: Path) -> tuple[dict[str, int], str]:
@@ -390,10 +409,4 @@ def _listing(folder: Path) -> tuple[dict[str, int], str]:
     lines = "".join(
         f"{name} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}\n" for name, s in states.items()
     )
-    digest = hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
-    return {name: state.st_size for name, state in states.items()}, digest
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {name: state.st_size for name, state in states.items()}, digest(lines)

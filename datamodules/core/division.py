@@ -6,13 +6,13 @@ order or added, and equal samples are never in two splits.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
+from lit_probattn.base.files import fingerprint
 
 __all__ = ["check_shares", "divide"]
 
@@ -73,5 +73,4 @@ def divide(
 
 def _number(key: bytes, seed: int) -> float:
     """Return a number in [0, 1) that a key and the seed decide."""
-    digest = hashlib.blake2b(key, digest_size=8, salt=np.int64(seed).tobytes()).digest()
-    return int.from_bytes(digest, "big") / 2**64
+    return int.from_bytes(fingerprint(key, 8, np.int64(seed).tobytes()), "big") / 2**64

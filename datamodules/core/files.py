@@ -5,8 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import os
-import secrets
 import tarfile
 import zipfile
 import zlib
@@ -14,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from datamodules.core.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["DAMAGED", "expand", "find_set", "not_found", "read_tar", "sync", "write_whole"]
+__all__ = ["DAMAGED", "expand", "find_set", "not_found", "read_tar"]
 
 # What a damaged zip makes the standard library raise; wrong bytes can look like encryption or like
 # an unknown compression.
@@ -93,18 +91,3 @@ def read_tar(path: Path, take: Callable[[tarfile.TarInfo, tarfile.TarFile], None
                 pass
     except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
         raise DataError(f"{path}: the archive is damaged or cut off ({error})") from error
-
-
-def sync(file: Any) -> None:
-    """Have what was written to a file on the disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write atomically: a temporary file beside the place, then a rename."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with temporary.open("x", encoding="utf-8") as file:
-        file.write(text)
-        sync(file)
-    temporary.replace(path)

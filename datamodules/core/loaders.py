@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules.core.errors import DataError
 from datamodules.core.order import EvaluationOrder, TrainingOrder
 from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder
+from lit_probattn.base.errors import DataError
 
 __all__ = ["Batch", "EvaluationLoader", "EvaluationOrders", "TrainingLoader", "TrainingOrders"]
 

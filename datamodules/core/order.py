@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError, require_at_least
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["FILL", "EvaluationOrder", "RotatingOrder", "TrainingOrder"]
 __all__ += ["choose_per_class", "hashes", "permutation"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import shlex
 from abc import abstractmethod
@@ -19,10 +17,11 @@ import numpy as np
 from datamodules.core.base import CachedDataModule
 from datamodules.core.cache import CacheWriter
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import expand
+from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.files import fingerprint
 
-__all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "by_split", "class_lines"]
+__all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "beginning", "by_split", "class_lines"]
 __all__ += ["length_line", "required_path", "split_of", "told_ignored"]
 
 _log = logging.getLogger("datamodules")
@@ -310,7 +309,7 @@ class OwnSamples(ClassMap, CachedDataModule):
         targets = {name: [numbers[x] for x in part.labels] for name, part in splits.items()}
         facts = {"classes": classes, "notes": [*notes, *moved]}
         facts |= self.store(writer, parts, targets)
-        writer.add("facts", np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8))
+        writer.add_facts(facts)
 
     def _divided(self, rows: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
         """Divide off the splits that have no file; a class keeps something to train on."""
@@ -343,7 +342,7 @@ class OwnSamples(ClassMap, CachedDataModule):
         first: dict[tuple[str, str], tuple[str, str]] = {}
         for name, part in splits.items():
             for value, place in zip(part.values, part.places, strict=True):
-                digest = hashlib.blake2b(self.key(value), digest_size=16).digest()
+                digest = fingerprint(self.key(value))
                 other, where = seen.setdefault(digest, (name, place))
                 if other != name:
                     count[other, name] += 1
@@ -358,8 +357,7 @@ class OwnSamples(ClassMap, CachedDataModule):
     @property
     def facts(self) -> dict[str, Any]:
         """What the cache says of its content."""
-        facts: dict[str, Any] = json.loads(np.asarray(self.cache.array("facts")).tobytes())
-        return facts
+        return self.cache.facts
 
     # ---- sizes ---------------------------------------------------------------------------------
 
@@ -407,6 +405,12 @@ def _require_learnable(splits: dict[str, Rows]) -> None:
                     f"{place}: class {label!r} is not in the training split, so it cannot be "
                     f"learned; add samples of it there, or remove it here"
                 )
+
+
+def beginning(text: str, most: int) -> str:
+    """Return the first characters of a text, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]} …"
 
 
 def length_line(lengths: np.ndarray[Any, Any], split: Any = None) -> str:

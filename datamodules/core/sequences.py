@@ -208,13 +208,20 @@ def padded_length(longest: int, multiple: int, most: int) -> int:
     return max(longest, min(-(-longest // multiple) * multiple, most))
 
 
-def padded(rows: Sequence[npt.NDArray[np.int64]], length: int, fill: int) -> tuple[Tensor, Tensor]:
-    """Return rows of ids, padded at the end with `fill`, and where they are real; (B, length)."""
-    lengths = np.array([len(row) for row in rows])
+def padded(
+    rows: Sequence[npt.NDArray[np.int64]], length: int, fill: int, left: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return rows of ids, padded with `fill`, and where they are real; both (B, length).
+
+    Args:
+        left: Whether the padding is in front.
+    """
     ids = np.full((len(rows), length), fill, dtype=np.int64)
-    for place, row in zip(ids, rows, strict=True):
-        place[: len(row)] = row
-    return torch.from_numpy(ids), torch.from_numpy(np.arange(length) < lengths[:, None])
+    real = np.zeros((len(rows), length), dtype=np.bool_)
+    for number, row in enumerate(rows):
+        place = slice(length - len(row), None) if left else slice(0, len(row))
+        ids[number, place], real[number, place] = row, True
+    return torch.from_numpy(ids), torch.from_numpy(real)
 
 
 def batch_of(samples: Sequence[Any], inputs: Tensor, key_mask: Tensor) -> dict[str, Tensor]:

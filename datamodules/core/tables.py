@@ -7,14 +7,14 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datamodules.core.errors import DataError, MissingDataError, nearest
+from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
-__all__ = ["TABLES", "Table", "check_names", "labels_of", "read_json", "read_table", "read_utf8"]
+__all__ = ["TABLES", "Table", "labels_of", "read_released", "read_table", "read_utf8"]
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _LONGEST_FIELD = (1 << 31) - 1
@@ -29,6 +29,7 @@ class Table:
 
     Args:
         columns: Values of each column, all of one length; text where the format knows nothing else.
+            Columns that were not asked for have no values.
         first_line: Line (or row) of the first values, for messages.
         unit: What places are counted in: `line` or `row`.
         notes: What looks odd, one line each.
@@ -60,7 +61,7 @@ class Table:
             if given not in names:
                 raise DataError(
                     f"{self.path} has no column {given!r}, its columns are {listed}"
-                    f"{nearest(given, names)}"
+                    f"{nearest(given, names, lists=False)}"
                 )
             return given
         lower = {name.strip().lower(): name for name in reversed(names)}
@@ -69,15 +70,19 @@ class Table:
                 return lower[guess]
         raise DataError(f"{self.path}: which column? set {setting} to one of {listed}")
 
-    def strings(self, name: str) -> list[str]:
-        """Return a column of texts; a DataError names the first that is empty or no text."""
+    def strings(self, name: str, released: bool = False) -> list[str]:
+        """Return a column of texts; a DataError names the first that is no text, or empty.
+
+        Args:
+            released: Whether the table is that of a release: columns are given, texts may be empty.
+        """
+        remedy = "correct the row" if released else "set another column, or correct the row"
         for row, value in enumerate(self.columns[name]):
             if not isinstance(value, str):
                 raise DataError(
-                    f"{self.place(row)}: {name} is {_kind(value)}, expected text; set another "
-                    "column, or correct the row"
+                    f"{self.place(row)}: {name} is {_kind(value)}, expected text; {remedy}"
                 )
-            if not value.strip():
+            if not released and not value.strip():
                 raise DataError(f"{self.place(row)}: {name} is empty; remove the row or fill it")
             if not value.isascii() and value != value.encode("utf-8", "ignore").decode():
                 raise DataError(f"{self.place(row)}: {name} is not valid Unicode; correct the row")
@@ -186,6 +191,31 @@ def read_table(path: Path) -> Table:
     return table
 
 
+def read_released(path: Path, columns: Collection[str]) -> Table:
+    """Read a table of a release: JSON lines (`.jsonl`), or lines cut at tabs, never quoted.
+
+    Args:
+        columns: Columns whose values are kept.
+
+    Raises:
+        DataError: As in `read_table`.
+    """
+    if path.suffix == ".jsonl":
+        return _read_json_lines(path, columns)
+    lines = read_utf8(path).split("\n")
+    names = lines[0].rstrip("\r").split("\t")
+    _check_names(path, names)
+    rows: list[list[Any]] = []
+    places: list[int] = []
+    for number, line in enumerate(lines[1:], 2):
+        fields = line.rstrip("\r").split("\t")
+        if fields != [""]:
+            _check_number(path, number, fields, names)
+            rows.append([x for name, x in zip(names, fields, strict=True) if name in columns])
+            places.append(number)
+    return Table(path, _columns(names, rows, columns), places)
+
+
 def read_utf8(path: Path) -> str:
     """Return a text file; a DataError names the line that is not UTF-8."""
     raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
@@ -222,15 +252,12 @@ def _read_csv(path: Path) -> Table:
     start = 1
     try:
         names = next(lines)
-        check_names(path, names)
+        _check_names(path, names)
         start = lines.line_num + 1
         for row in lines:
-            if row and len(row) != len(names):
-                raise DataError(
-                    f"{path}, line {start}: columns: {len(row)}, expected {len(names)} "
-                    f"({', '.join(names)}); put values with separators in double quotes"
-                )
             if row:
+                remedy = "; put values with separators in double quotes"
+                _check_number(path, start, row, names, remedy)
                 rows.append(row)
                 places.append(start)
             if row and lines.line_num > start:
@@ -251,47 +278,66 @@ def _read_csv(path: Path) -> Table:
     return Table(path, _columns(names, rows), places, notes=notes)
 
 
-def check_names(path: Path, names: list[str]) -> None:
+def _check_names(path: Path, names: list[str]) -> None:
     """Raise a DataError where a column is there twice, or alone."""
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:
         raise DataError(f"{path}: column {doubles[0]!r} is there twice; rename one of them")
     if len(names) < 2:
-        separator = "tab" if path.suffix.lower() == ".tsv" else "comma"
+        separator = "tab" if path.suffix.lower() in (".tsv", ".txt") else "comma"
         raise DataError(
             f"{path}, line 1: one column {names[0]!r} only; expected names separated by a "
             f"{separator}"
         )
 
 
-def _columns(names: Iterable[str], rows: list[list[Any]]) -> dict[str, list[Any]]:
-    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+def _check_number(
+    path: Path, line: int, row: list[str], names: list[str], remedy: str = ""
+) -> None:
+    """Raise a DataError where a row has another number of columns than the first line."""
+    if len(row) != len(names):
+        raise DataError(
+            f"{path}, line {line}: columns: {len(row)}, expected {len(names)} "
+            f"({', '.join(names)}){remedy}"
+        )
 
 
-def _read_json_lines(path: Path) -> Table:
-    names: list[str] | None = None
+def _columns(
+    names: Iterable[str], rows: list[list[Any]], columns: Collection[str] | None = None
+) -> dict[str, list[Any]]:
+    """Return the values of columns; rows have those of `columns` only, in the order of names."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    kept = [name for name in found if columns is None or name in columns]
+    return found | {name: [row[place] for row in rows] for place, name in enumerate(kept)}
+
+
+def _read_json_lines(path: Path, columns: Collection[str] | None = None) -> Table:
+    names: list[str] = []
+    kept: list[str] = []
     rows: list[list[Any]] = []
     places: list[int] = []
     for number, line in enumerate(read_utf8(path).split("\n"), 1):
         if not line.strip():
             continue
-        row = read_json(line, f"{path}, line {number}")
-        names = list(row) if names is None else names
-        lacking = [name for name in names if name not in row]
+        row = _json_object(line, f"{path}, line {number}")
+        if not places:  # the first line
+            names = list(row)
+            kept = [name for name in names if columns is None or name in columns]
+        lacking = [name for name in kept if name not in row]
         if lacking:
             raise DataError(f"{path}, line {number}: no {lacking[0]!r}, which the first line has")
-        further = [name for name in row if name not in names]
+        further = [name for name in row if columns is None and name not in names]
         if further:
             raise DataError(
                 f"{path}, line {number}: {further[0]!r}, which the first line has not; write the "
                 "same keys in every line, null where there is no value"
             )
-        rows.append([row[name] for name in names])
+        rows.append([row[name] for name in kept])
         places.append(number)
-    return Table(path, _columns(names or (), rows), places)
+    return Table(path, _columns(names, rows, columns), places)
 
 
-def read_json(line: str, place: str) -> dict[str, Any]:
+def _json_object(line: str, place: str) -> dict[str, Any]:
     """Return the object of a line of JSON; a DataError where it is none, or has a key twice."""
     try:
         row = json.loads(line, object_pairs_hook=_once)

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.order import FILL, hashes, permutation
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["Lengths", "Place", "TokenBatchOrder", "TokenEvaluationOrder"]
 

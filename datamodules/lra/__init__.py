@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.core.base import CachedDataModule
-from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.files import find_set, not_found
 from datamodules.core.loaders import EvaluationOrders
 from datamodules.core.order import EvaluationOrder, RotatingOrder
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["RELEASE", "ArenaData", "find_tables"]
 

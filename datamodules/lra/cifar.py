@@ -19,8 +19,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError
 from datamodules.core.files import find_set, not_found, read_tar
+from lit_probattn.base.errors import DataError
 
 __all__ = ["NUM_CLASSES", "SIDE", "SPLIT_FILES", "Batch", "find_release", "read_release"]
 

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least
-from datamodules.core.progress import progress
 from datamodules.lra import ArenaData, cifar
 from datamodules.lra.pixels import KeyMask, PixelCollate, pixel_split, write_pictures
+from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.progress import progress
 
 __all__ = ["Image", "to_grey"]
 

@@ -12,8 +12,8 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from datamodules.core.errors import DataError
 from datamodules.core.files import not_found, read_tar
+from lit_probattn.base.errors import DataError
 
 __all__ = ["CLASSES", "SPLITS", "Reviews", "find_release", "read_archive", "read_folder"]
 

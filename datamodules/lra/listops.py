@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,9 +13,6 @@ import numpy.typing as npt
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least
-from datamodules.core.processes import num_useful
-from datamodules.core.progress import progress
 from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
 from datamodules.lra import ArenaData, listops_release
 from datamodules.lra.listops_generator import (
@@ -25,6 +21,10 @@ from datamodules.lra.listops_generator import (
     GeneratorSettings,
     generate_chunks,
 )
+from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.files import fingerprint
+from lit_probattn.base.processes import num_useful
+from lit_probattn.base.progress import progress
 
 __all__ = ["ListOps"]
 
@@ -164,9 +164,8 @@ class ListOps(ArenaData):
                 for chunk in chunks:
                     before = len(found)
                     for tokens, target in chunk.expressions():
-                        digest = hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
                         if len(found) < total:
-                            found.setdefault(digest, (tokens, target))
+                            found.setdefault(fingerprint(tokens.tobytes()), (tokens, target))
                     advance(len(found) - before)
                     barren = 0 if len(found) > before else barren + 1
                     if len(found) == total:

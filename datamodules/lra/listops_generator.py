@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError
-from datamodules.core.processes import job_of_worker, workers
+from lit_probattn.base.errors import DataError
+from lit_probattn.base.processes import job_of_worker, workers
 
 __all__ = ["TOKENS", "Chunk", "GeneratorSettings", "generate_chunk", "generate_chunks"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError
 from datamodules.lra import find_tables
 from datamodules.lra.listops_generator import CLOSE, FIRST_DIGIT, OPERATORS, TOKENS
+from lit_probattn.base.errors import DataError
 
 __all__ = ["SPLIT_FILES", "evaluate", "find_release", "read_split"]
 

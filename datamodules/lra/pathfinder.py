@@ -11,15 +11,15 @@ import numpy as np
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.files import expand
 from datamodules.core.order import permutation
-from datamodules.core.processes import num_useful
-from datamodules.core.progress import progress
 from datamodules.lra import ArenaData
 from datamodules.lra import pathfinder_release as release
 from datamodules.lra.pathfinder_contours import GENERATOR_VERSION, GeneratorSettings
 from datamodules.lra.pixels import KeyMask, PixelCollate, pixel_split, write_pictures
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.processes import num_useful
+from lit_probattn.base.progress import progress
 
 __all__ = ["Pathfinder"]
 

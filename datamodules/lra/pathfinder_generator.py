@@ -21,9 +21,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image as PilImage
 
-from datamodules.core.errors import DataError
-from datamodules.core.files import write_whole
-from datamodules.core.processes import job_of_worker, workers
 from datamodules.lra.pathfinder_contours import (
     GENERATOR_VERSION,
     RETRIALS,
@@ -33,6 +30,9 @@ from datamodules.lra.pathfinder_contours import (
     GeneratorSettings,
     marker,
 )
+from lit_probattn.base.errors import DataError
+from lit_probattn.base.files import replace_text
+from lit_probattn.base.processes import job_of_worker, workers
 
 __all__ = ["PICTURES_PER_FILE", "Picture", "draw_picture", "serve", "write_pictures"]
 
@@ -164,7 +164,7 @@ def _claim(folder: Path, settings: GeneratorSettings, num_pictures: int) -> None
     elif any(folder.iterdir()):
         raise DataError(f"{folder} is not empty and was not generated; set generated_dir")
     else:
-        write_whole(note, text)
+        replace_text(note, text, durable=True)
 
 
 def _write_files(
@@ -196,7 +196,7 @@ def _write_files(
             words += [settings.paddle_length, settings.paddle_thickness, picture.margin, 1]
             lines.append(" ".join(map(str, words)) + "\n")
             advance(1)
-        write_whole(metadata, "".join(lines))
+        replace_text(metadata, "".join(lines), durable=True)
 
 
 def _follow(started: list[subprocess.Popen[bytes]], advance: Callable[[int], None]) -> None:

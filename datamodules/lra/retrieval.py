@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ import numpy.typing as npt
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least
-from datamodules.core.progress import progress
 from datamodules.core.sequences import PairSplit, Ragged, next_power_of_two
 from datamodules.lra import ArenaData, aan
+from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.files import fingerprint
+from lit_probattn.base.progress import progress
 
 __all__ = ["Retrieval"]
 
@@ -110,7 +110,7 @@ class _Texts:
 
     def row(self, text: bytes) -> int:
         """Return the index of a text, writing it if it is new."""
-        digest = hashlib.blake2b(text, digest_size=16).digest()
+        digest = fingerprint(text)
         if digest not in self._rows:
             self._rows[digest] = len(self._rows)
             self._append(np.frombuffer(text, dtype=np.uint8))

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.order import choose_per_class
-from datamodules.core.progress import progress
 from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
 from datamodules.lra import ArenaData, imdb
+from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.progress import progress
 
 __all__ = ["Text"]
 

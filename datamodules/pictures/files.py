@@ -6,17 +6,18 @@ Where validation pictures lie in one folder, the development kit or Kaggle's tab
 from __future__ import annotations
 
 import csv
-import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.files import digest_of
 
 __all__ = ["SUFFIXES", "PictureFiles", "find_root", "pictures_of_classes", "read_train", "read_val"]
 __all__ += ["subfolders"]
@@ -72,10 +73,11 @@ class PictureFiles:
 
     def digest_of(self, facts: Iterable[str]) -> str:
         """Return a SHA-256 of the classes and names, and of a fact about each picture."""
-        state = hashlib.sha256(repr(self.classes).encode("utf-8", "surrogateescape"))
-        for name, target, fact in zip(self.names, self.targets, facts, strict=True):
-            state.update(b"%d %s %s\n" % (target, bytes(name), fact.encode()))
-        return state.hexdigest()
+        lines = (
+            b"%d %s %s\n" % (target, bytes(name), fact.encode())
+            for name, target, fact in zip(self.names, self.targets, facts, strict=True)
+        )
+        return digest_of(chain([repr(self.classes).encode("utf-8", "surrogateescape")], lines))
 
     def part(self, rows: npt.NDArray[np.integer]) -> PictureFiles:
         """Return some of the pictures."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError
 from datamodules.core.own import (
     SHOWN_SAMPLES,
     by_split,
@@ -22,6 +20,8 @@ from datamodules.core.own import (
 from datamodules.pictures.files import SUFFIXES, PictureFiles, pictures_of_classes, subfolders
 from datamodules.pictures.imagenet import ImageNet
 from datamodules.pictures.samples import open_picture
+from lit_probattn.base.errors import DataError
+from lit_probattn.base.files import fingerprint
 
 __all__ = ["PictureFolder"]
 
@@ -184,7 +184,7 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 
 def _digest(path: Path) -> bytes:
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
+    return fingerprint(path.read_bytes())
 
 
 def _pixels(files: PictureFiles) -> Iterator[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -12,8 +11,7 @@ import numpy.typing as npt
 from timm.data import create_transform
 
 from datamodules.core.base import DataModule, Published, Split
-from datamodules.core.errors import DataError, require_at_least, require_one_of
-from datamodules.core.files import expand, write_whole
+from datamodules.core.files import expand
 from datamodules.core.loaders import EvaluationOrders, TrainingOrders
 from datamodules.core.order import TrainingOrder, choose_per_class
 from datamodules.core.own import ClassMap
@@ -21,6 +19,8 @@ from datamodules.core.report import compare_size
 from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
 from datamodules.pictures.files import PictureFiles, find_root, read_train, read_val
 from datamodules.pictures.samples import PictureError, PictureSplit, keep_no_bits, open_picture
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.files import digest, replace_text
 
 __all__ = ["ImageNet"]
 
@@ -179,7 +179,7 @@ class ImageNet(ClassMap, DataModule):
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text)
+            replace_text(path, text, durable=True)
         except OSError as error:
             raise DataError(
                 f"cannot write the class map {path}: {error.strerror}; set cache_dir (or "
@@ -245,7 +245,7 @@ class ImageNet(ClassMap, DataModule):
         return choose_per_class(files.targets, len(files.classes), 0, count)
 
     def _digest(self) -> str:
-        return hashlib.sha256("\n".join(self.classes).encode()).hexdigest()
+        return digest("\n".join(self.classes))
 
     def _loader(
         self,

@@ -20,9 +20,9 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from datamodules.core.errors import DataError
 from datamodules.core.order import FILL, hashes
 from datamodules.pictures.files import PictureFiles
+from lit_probattn.base.errors import DataError
 
 __all__ = ["PictureError", "PictureSplit", "Request", "Sample", "open_picture", "seeded"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from datamodules.core.errors import DataError, MissingDataError, nearest
 from datamodules.core.files import find_set
+from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
 __all__ = ["ARCHIVES", "BUNDLED", "ArchiveFiles", "ArchiveSize", "check_name", "find_archive"]
 
@@ -85,9 +85,9 @@ def check_name(name: str) -> None:
 
 
 def _unknown(name: str) -> str:
+    hint = nearest(name, ARCHIVES, lists=False) or "."
     return (
-        f"unknown archive {name!r}{nearest(name, ARCHIVES) or '.'} The UEA multivariate collection "
-        f"has {', '.join(ARCHIVES)}"
+        f"unknown archive {name!r}{hint} The UEA multivariate collection has {', '.join(ARCHIVES)}"
     )
 
 
@@ -133,7 +133,7 @@ def _declared_version(folder: Path) -> str:
 def _bundled(name: str) -> ArchiveFiles:
     if name not in BUNDLED:
         raise MissingDataError(
-            f"aeon does not carry {name}{nearest(name, BUNDLED)}; it has "
+            f"aeon does not carry {name}{nearest(name, BUNDLED, lists=False)}; it has "
             f"{' and '.join(BUNDLED)}: for other archives use source released"
         )
     spec = importlib.util.find_spec("aeon")

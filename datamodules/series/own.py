@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.files import DAMAGED
 from datamodules.core.own import OwnSamples, Rows
 from datamodules.core.sequences import write_sequences
 from datamodules.core.tables import TABLES, Table, labels_of, read_table
 from datamodules.series.samples import Normalization, Normalizer, SeriesSplit
 from datamodules.series.ts_file import read_ts
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
 
 __all__ = ["OwnSeries"]
 
@@ -41,7 +41,7 @@ class OwnSeries(OwnSamples):
     day. Otherwise it is wide: a row is a series of one feature, and every column but
     the label is a step; missing values at its end are not part of it. A `.npz` has `x`, (series,
     steps) or (series, steps, features), and `y`, the labels. Missing values (NaN, empty) are
-    interpolated within each series. `.ts` files need the optional package aeon.
+    interpolated within each series.
 
     Args:
         label_column: Column of the labels. None takes the first usual name, and says which.

@@ -1,19 +1,19 @@
-"""Reading `.ts` files: the header, checked line by line; our validator, then aeon's reader."""
+"""Reading `.ts` files: header and series, checked line by line."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 
-__all__ = ["TsFile", "TsHeader", "check_ts", "read_ts"]
+__all__ = ["TsFile", "TsHeader", "read_ts"]
 
 _BOM = "\ufeff"
 _TAGS = (
@@ -97,6 +97,12 @@ def _read_header(file: TextIO, place: _Place) -> TsHeader:
     raise place.error("the file ends without @data")
 
 
+def _set_features(count: int, header: TsHeader, place: _Place) -> None:
+    if header.num_features not in (None, count):
+        raise place.error("@univariate true and @dimensions of more than one")
+    header.num_features = count
+
+
 def _read_tag(key: str, tag: str, values: list[str], header: TsHeader, place: _Place) -> None:
     if key in ("timestamps", "missing", "univariate", "equallength", "targetlabel"):
         flag = _boolean(tag, values, place)
@@ -108,24 +114,24 @@ def _read_tag(key: str, tag: str, values: list[str], header: TsHeader, place: _P
         elif key == "equallength":
             header.equal_length = flag
         elif key == "univariate" and flag:
-            header.num_features = 1
+            _set_features(1, header, place)
     elif key in ("dimensions", "dimension"):
-        header.num_features = _positive(tag, values, place)
+        _set_features(_positive(tag, values, place), header, place)
     elif key == "serieslength":
         header.length = _positive(tag, values, place)
     elif key == "classlabel":
         _read_classes(tag, values, header, place)
     elif key not in _TAGS:
-        close = difflib.get_close_matches(key, _TAGS, n=1, cutoff=0.8)
-        if close:  # other tags are comments of the release
-            raise place.error(f"unknown tag @{tag}; did you mean @{close[0]}?")
+        near = difflib.get_close_matches(key, _TAGS, n=1, cutoff=0.8)
+        if near:  # other tags are comments of the release
+            raise place.error(f"unknown tag @{tag}; did you mean @{near[0]}?")
 
 
 def _read_classes(tag: str, values: list[str], header: TsHeader, place: _Place) -> None:
     if not values or values[0].lower() != "true" or len(values) < 2:
         raise place.error(f"@{tag} must be `true` and a list of class labels")
     header.classes = values[1:]
-    # aeon reads labels in lower case, and so must nothing else depend on their case.
+    # Other readers take labels in lower case, so nothing may depend on their case.
     lower = [label.lower() for label in header.classes]
     doubles = {label for label in header.classes if lower.count(label.lower()) > 1}
     if doubles:
@@ -162,57 +168,29 @@ class TsFile:
 
 
 def read_ts(path: Path) -> TsFile:
-    """Check a file and read it by aeon; a DataError if it is malformed or aeon is missing."""
-    header, shapes, labels, lines = check_ts(path)
-    try:
-        from aeon.datasets import load_from_ts_file
-    except ImportError as error:
-        raise DataError(
-            f"reading {path.name} needs the optional package aeon, which cannot be imported "
-            f'({error}): pip install "lit-probattn[series]"'
-        ) from None
-    try:
-        values, _ = load_from_ts_file(str(path))
-    except Exception as error:  # it raises plain OSError and ValueError for what it checks itself
-        raise DataError(f"{path}: aeon refuses the file: {' '.join(str(error).split())}") from None
-    series = [np.ascontiguousarray(np.asarray(case).T, dtype=np.float32) for case in values]
-    if [case.shape for case in series] != shapes:
-        raise DataError(
-            f"{path}: aeon read {len(series)} series of other shapes than the {len(shapes)} that "
-            f"the file holds; its version does not fit (tested: aeon 1.6)"
-        )
-    return TsFile(header, series, labels, lines)
-
-
-def check_ts(path: Path) -> tuple[TsHeader, list[tuple[int, int]], list[str], list[int]]:
-    """Check every line of a file.
-
-    Returns:
-        The header; and for every series its shape (length, num_features), label and line number.
+    """Read a file, every line checked.
 
     Raises:
         DataError: The file is malformed; the message names file and line.
     """
     place = _Place(path)
-    shapes: list[tuple[int, int]] = []
-    labels: list[str] = []
-    lines: list[int] = []
+    found = TsFile(TsHeader(), [], [], [])
     try:
-        # Lines may end in LF or CR LF; both are read alike, here and by aeon.
+        # Lines may end in LF or CR LF; both are read alike.
         with path.open(encoding="utf-8") as file:
             header = _read_header(file, place)
             for line in _numbered(file, place):
-                label, shape = _check_case(line, header, place)
-                shapes.append(shape)
-                labels.append(label)
-                lines.append(place.line)
+                label, series = _read_case(line, header, place)
+                found.series.append(series)
+                found.labels.append(label)
+                found.lines.append(place.line)
     except UnicodeDecodeError as error:
         place.line = _line_of_wrong_byte(path)
         raise place.error(f"not UTF-8 text ({error.reason})") from None
-    if not shapes:
+    if not found.series:
         place.line = header.num_lines
         raise place.error("@data is followed by no series")
-    return header, shapes, labels, lines
+    return replace(found, header=header)
 
 
 def _line_of_wrong_byte(path: Path) -> int:
@@ -228,8 +206,8 @@ def _line_of_wrong_byte(path: Path) -> int:
 # ---- one series ---------------------------------------------------------------------------------
 
 
-def _check_case(line: str, header: TsHeader, place: _Place) -> tuple[str, tuple[int, int]]:
-    """Return label and shape (length, num_features); learns what the header leaves open."""
+def _read_case(line: str, header: TsHeader, place: _Place) -> tuple[str, npt.NDArray[np.float32]]:
+    """Return label and series (length, num_features); learns what the header leaves open."""
     if not line.strip():
         raise place.error("empty line among the series")
     if ":" not in line:
@@ -247,9 +225,10 @@ def _check_case(line: str, header: TsHeader, place: _Place) -> tuple[str, tuple[
         raise place.error(
             f"label {_shortened(label)} is none of the classes {', '.join(header.classes)}"
         )
-    lengths = [
-        _check_values(text, number + 1, header, place) for number, text in enumerate(dimensions)
+    values = [
+        _read_values(text, number + 1, header, place) for number, text in enumerate(dimensions)
     ]
+    lengths = list(map(len, values))
     if len(set(lengths)) > 1:
         other = next(i for i, length in enumerate(lengths) if length != lengths[0])
         raise place.error(
@@ -264,40 +243,41 @@ def _check_case(line: str, header: TsHeader, place: _Place) -> tuple[str, tuple[
                 f"a series of length {lengths[0]}, expected {header.length}; series of several "
                 f"lengths need `@equalLength false` in the header"
             )
-    return label, (lengths[0], header.num_features)
+    return label, np.array(values, dtype=np.float32).T.copy()
 
 
-def _check_values(text: str, dimension: int, header: TsHeader, place: _Place) -> int:
-    """Return the number of values of one dimension."""
-    values = text.split(",")
-    if _all_numbers(text, values):
-        return len(values)
-    num_missing = 0
-    for position, value in enumerate(values):
-        word = value.strip()
+def _read_values(text: str, dimension: int, header: TsHeader, place: _Place) -> list[float]:
+    """Return the values of one dimension, NaN where one is missing."""
+    words = text.split(",")
+    found = _numbers(text, words)
+    if found is not None:
+        return found
+    found = []
+    for position, word in enumerate(map(str.strip, words)):
+        number = _numbers(word, [word])
         if word.lower() in _MISSING:
-            num_missing += 1
             if not header.missing:
                 raise place.error(
                     f"dimension {dimension}, value {position + 1} is {word!r}, but missing values "
                     f"need `@missing true` in the header"
                 )
-        elif not _all_numbers(word, [word]):
+        elif number is None:
             raise place.error(
                 f"dimension {dimension}, value {position + 1} is not a finite number in float32: "
                 f"{_shortened(word)}"
             )
-    if num_missing == len(values):
-        raise place.error(f"dimension {dimension} has no value at all: all {len(values)} missing")
-    return len(values)
+        found.append(float("nan") if number is None else number[0])
+    if all(value != value for value in found):
+        raise place.error(f"dimension {dimension} has no value at all: all {len(found)} missing")
+    return found
 
 
-def _all_numbers(text: str, values: list[str]) -> bool:
-    """Whether all are finite in float32; float() itself takes nan, inf, 1_0 and other digits."""
+def _numbers(text: str, words: list[str]) -> list[float] | None:
+    """Return numbers, all finite in float32; float() itself takes nan, inf, 1_0, other digits."""
     if not text.isascii() or "_" in text or "n" in text.lower():
-        return False
+        return None
     try:
-        numbers = list(map(float, values))
+        numbers = list(map(float, words))
     except ValueError:
-        return False
-    return max(numbers) <= _LARGEST and min(numbers) >= -_LARGEST
+        return None
+    return numbers if max(numbers) <= _LARGEST and min(numbers) >= -_LARGEST else None

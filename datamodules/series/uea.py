@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -12,12 +11,12 @@ import numpy.typing as npt
 
 from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.order import choose_per_class
 from datamodules.core.sequences import Ragged, write_sequences
 from datamodules.series.archive import ARCHIVES, ArchiveSource, find_archive
 from datamodules.series.samples import Normalization, Normalizer, SeriesSplit
 from datamodules.series.ts_file import TsFile, read_ts
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
 
 __all__ = ["UEA"]
 
@@ -33,8 +32,7 @@ class UEA(CachedDataModule):
     numbered in the order of the training file's header; `classes` maps numbers to labels.
 
     Files are `<data_dir>/<name>/<name>_{TRAIN,TEST}.ts`, or the same below `UEA` or
-    `Multivariate_ts`, or directly in data_dir. Reading them needs the optional package aeon, once:
-    the values are kept in a cache.
+    `Multivariate_ts`, or directly in data_dir. The values are kept in a cache.
 
     Source: the loaders of mvts and Flowformer, as in FiSH (NeurIPS 2022). Departs from the source:
     validation is a part of the training file by default; `select_on=test` gives the papers'
@@ -164,12 +162,11 @@ class UEA(CachedDataModule):
             "version": files.version,
             "num_missing": num_missing,
         }
-        writer.add("facts", np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8))
+        writer.add_facts(facts)
 
     @property
     def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(np.asarray(self.cache.array("facts")).tobytes())
-        return facts
+        return self.cache.facts
 
     # ---- splits --------------------------------------------------------------------------------
 

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.files import expand
-from datamodules.core.progress import progress
 from datamodules.text import learn
 from datamodules.text.source import TextSource
 from datamodules.text.token_files import read_encoder, read_subwords, read_words
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.progress import progress
 
-__all__ = ["Kind", "TokenChoice", "Unit", "as_array", "of_running_text"]
+__all__ = ["Kind", "TokenChoice", "Unit", "of_running_text"]
 
 Unit = Literal["bytes", "characters", "words", "subwords"]
 Kind = Literal["wordpiece", "bpe"]
@@ -81,7 +80,7 @@ class TokenChoice:
 
     def files(self) -> list[Path]:
         """Return the file or folder that is read; none where the tokens are learned."""
-        return [] if self.file is None else [self._cached if self._cached.is_file() else self._path]
+        return [] if self.file is None else [self._cached if self._is_cache else self._path]
 
     @property
     def _path(self) -> Path:
@@ -91,11 +90,22 @@ class TokenChoice:
     def _cached(self) -> Path:
         return self._path / f"{_ARRAY}.npy"
 
+    @property
+    def _is_cache(self) -> bool:
+        return self.unit in get_args(Kind) and self._cached.is_file()
+
     @cached_property
     def given(self) -> Tokens:
         """The tokens of the file."""
-        if self._cached.is_file():
-            return Tokens.from_text(np.load(self._cached).tobytes().decode())
+        if self._is_cache:
+            found = Tokens.from_text(np.load(self._cached).tobytes().decode())
+            if "mask" not in found.special:
+                raise DataError(
+                    f"{self._path}: the tokens of this cache are those of running text, without "
+                    f"the special tokens of an encoder; set tokenizer to a cache of text_pairs, "
+                    f"question_answering or pretraining_text"
+                )
+            return found
         return _READ.get(self.unit, read_encoder)(self._path)
 
     def make(self, train: TextSource) -> Tokens:
@@ -127,14 +137,18 @@ class TokenChoice:
 
     def write(self, writer: CacheWriter, texts: Callable[[], Iterable[str]]) -> Tokens:
         """Add the tokens to a cache, and return them."""
-        tokens = self.given if self.file is not None else self.make_from(texts())
-        writer.add(_ARRAY, as_array(tokens.text))
-        return tokens
+        return self.store(writer, self.make_from(texts()).text)
+
+    @staticmethod
+    def store(writer: CacheWriter, text: str) -> Tokens:
+        """Add tokens to a cache by their `text`, and return them."""
+        writer.add_text(_ARRAY, text)
+        return Tokens.from_text(text)
 
     @staticmethod
     def read(cache: Cache) -> Tokens:
         """Return the tokens of a cache."""
-        return Tokens.from_text(cache.array(_ARRAY).tobytes().decode())
+        return Tokens.from_text(cache.text(_ARRAY))
 
 
 def of_running_text(
@@ -154,11 +168,6 @@ def of_running_text(
     if subwords is not None or tokenizer_file is not None:
         return TokenChoice("subwords", subwords, file=tokenizer_file)
     return TokenChoice("words", None, None, file=vocab_file)
-
-
-def as_array(text: str) -> npt.NDArray[np.uint8]:
-    """Return text as an array of a cache."""
-    return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
 
 
 def _texts_of(source: TextSource, advance: Callable[[int], None]) -> Iterator[str]:

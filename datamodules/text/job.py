@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError
-from datamodules.core.files import sync, write_whole
 from datamodules.text.source import TextSource
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError
+from lit_probattn.base.files import replace_text, sync
 
 __all__ = ["Job", "Step", "TokenisationJob"]
 
@@ -69,7 +69,7 @@ class Job:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         state = {"identity": self._identity, "steps": {}}
-        write_whole(self.folder / _STATE, json.dumps(state))
+        replace_text(self.folder / _STATE, json.dumps(state), durable=True)
         return state
 
     def path(self, name: str) -> Path:
@@ -97,7 +97,7 @@ class Job:
             def save() -> None:
                 sync(file)
                 done["bytes"] = file.tell()
-                write_whole(self.folder / _STATE, json.dumps(self._state))
+                replace_text(self.folder / _STATE, json.dumps(self._state), durable=True)
 
             yield Step(file, done, save)
             save()

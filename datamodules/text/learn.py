@@ -19,8 +19,8 @@ from tokenizers import (
     trainers,
 )
 
-from datamodules.core.errors import DataError
 from datamodules.text.tokens import END_OF_LINE, UNKNOWN, Tokens, byte_ids
+from lit_probattn.base.errors import DataError
 
 __all__ = ["BERT", "CONTINUED", "ROBERTA", "as_bert", "as_bytes", "as_roberta", "as_words"]
 __all__ += ["learn_byte_pairs", "learn_characters", "learn_pieces", "learn_subwords", "learn_words"]

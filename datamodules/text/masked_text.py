@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from datamodules.core.base import DataModule, Split
 from datamodules.core.cache import Cache
-from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import FILL
 from datamodules.text.choice import of_running_text
 from datamodules.text.segments import IGNORE, StreamCollate, StreamSample, WindowSplit
 from datamodules.text.tokens import Tokens
 from datamodules.text.wikitext103 import WikiText103
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["MaskedSplit", "MaskedText"]
 

@@ -12,12 +12,12 @@ from typing import Any, get_args
 import numpy as np
 
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError, MissingDataError, require_one_of
 from datamodules.core.files import expand
-from datamodules.core.own import SHOWN_SAMPLES, required_path, split_of
+from datamodules.core.own import SHOWN_SAMPLES, beginning, required_path, split_of
 from datamodules.text.choice import TokenChoice, Unit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
+from lit_probattn.base.errors import DataError, MissingDataError, require_one_of
 
 __all__ = ["DividedText", "OwnText"]
 
@@ -122,7 +122,7 @@ class OwnText(TextStream):
             depth. Files called train, val and test are the splits. Otherwise text is divided by a
             hash: whole files where there are 20 or more, pieces of some lines otherwise.
         tokens: What a token is: bytes, characters, words (as blanks separate them), or subwords
-            (byte-level pair encoding; needs the package `tokenizers`).
+            (byte-level pair encoding).
         vocab_limit: Most tokens of the vocabulary, the most frequent ones; the number of sub-words.
         min_count: Words that are rarer in the training text become `<unk>`.
         val_fraction: Share of the pieces that is divided off for validation.
@@ -254,8 +254,8 @@ class OwnText(TextStream):
             yield f"<unk> in {name}: {unknown} of {found} tokens ({100 * unknown / found:.2f} %)"
         tokens = self.cache.array("train_tokens")
         for first in np.linspace(0, max(0, len(tokens) - 4 * _SHOWN), SHOWN_SAMPLES).astype(int):
-            text = " ".join(self.decode(tokens[first : first + 4 * _SHOWN].tolist()).split())
-            yield f"sample at token {first}: {text[:_SHOWN]} …"
+            text = self.decode(tokens[first : first + 4 * _SHOWN].tolist())
+            yield f"sample at token {first}: {beginning(text, _SHOWN)}"
 
     def _line_lengths(self, name: str) -> np.ndarray[Any, Any]:
         ends = np.flatnonzero(self.cache.array(f"{name}_tokens") == self.vocabulary.end_of_line)

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from datamodules.core.cache import Mapped
-from datamodules.core.errors import DataError
 from datamodules.core.order import FILL
+from datamodules.core.sequences import padded
+from lit_probattn.base.errors import DataError
 
 __all__ = ["IGNORE", "ColumnSplit", "PromptSplit", "StreamCollate", "StreamSample", "WindowSplit"]
 
@@ -152,19 +152,13 @@ class StreamCollate:
 
     def __call__(self, samples: list[StreamSample]) -> dict[str, Any]:
         """Return `inputs`, `target`, `key_mask` (B, N), `sample_ids` (B,) and `form`."""
-        lengths = np.array([len(sample.inputs) for sample in samples])
-        shape = (len(samples), int(lengths.max()))
-        inputs = np.zeros(shape, dtype=np.int64)
-        target = np.full(shape, IGNORE, dtype=np.int64)
-        for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
-            place = slice(shape[1] - length, None) if self.pad_left else slice(0, length)
-            inputs[row, place], target[row, place] = sample.inputs, sample.target
-        real = np.arange(shape[1]) < lengths[:, None]
-        mask: Tensor = torch.from_numpy(real[:, ::-1].copy() if self.pad_left else real)
+        length = max(len(sample.inputs) for sample in samples)
+        inputs, mask = padded([sample.inputs for sample in samples], length, 0, self.pad_left)
+        target, _ = padded([sample.target for sample in samples], length, IGNORE, self.pad_left)
         return {
-            "inputs": torch.from_numpy(inputs),
+            "inputs": inputs,
             "key_mask": mask,
-            "target": torch.from_numpy(target),
+            "target": target,
             "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
             "form": self.form,
         }

@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from datamodules.core.errors import DataError
 from datamodules.core.files import DAMAGED
+from lit_probattn.base.errors import DataError
 
 __all__ = ["Block", "ParquetText", "PlainText", "TextSource"]
 

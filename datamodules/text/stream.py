@@ -12,16 +12,16 @@ import numpy as np
 
 from datamodules.core.base import CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import EvaluationOrder
-from datamodules.core.progress import progress
 from datamodules.core.report import compare_size
-from datamodules.text.choice import TokenChoice, as_array
+from datamodules.text.choice import TokenChoice
 from datamodules.text.job import TokenisationJob
 from datamodules.text.segments import ColumnSplit, PromptSplit, StreamCollate, WindowSplit
 from datamodules.text.source import TextSource
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.progress import progress
 
 __all__ = ["TextCounts", "TextStream"]
 
@@ -141,8 +141,7 @@ class TextStream(CachedDataModule):
     def vocabulary(self) -> Tokens:
         """Words and ids; the text is tokenised if it has not been."""
         if self._vocabulary is None:
-            text = self.cache.array("vocabulary").tobytes().decode()
-            self._vocabulary = Tokens.from_text(text)
+            self._vocabulary = TokenChoice.read(self.cache)
         return self._vocabulary
 
     def require_room(self) -> None:
@@ -184,8 +183,7 @@ class TextStream(CachedDataModule):
         if job.is_resumed:
             _log.warning("resuming an interrupted tokenisation in %s", job.folder)
         text = job.text("vocabulary", lambda: self.units.make(found["train"]).text)
-        vocabulary = Tokens.from_text(text)
-        writer.add("vocabulary", as_array(text))
+        vocabulary = TokenChoice.store(writer, text)
         for name, source in found.items():
             title = f"{self.title}: tokenising {name}"
             with progress(title, source.size, source.unit) as advance:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 from datamodules.core.base import DataModule
-from datamodules.core.errors import DataError
 from datamodules.core.token_order import (
     Lengths,
     TokenBatchOrder,
     TokenEvaluationOrder,
     evaluation_tokens,
 )
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["TokenBatches"]
 
@@ -20,10 +21,32 @@ class TokenBatches(DataModule):
     """A data module whose batches hold at most `max_tokens` tokens, padding included.
 
     A subclass gives `batch_lengths`.
+
+    Args:
+        max_tokens: Tokens of one optimiser step, over all ranks and accumulation steps, padding
+            included.
+        eval_max_tokens: The same for one evaluation batch of one rank. None means max_tokens,
+            divided by the number of micro-batches of a step. Results do not depend on it.
+        pad_multiple: Padded lengths are rounded up to a multiple of this.
+        **kwargs: Arguments of the next base.
     """
 
-    max_tokens: int
-    eval_max_tokens: int | None
+    def __init__(
+        self,
+        max_tokens: int = 4096,
+        eval_max_tokens: int | None = None,
+        pad_multiple: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            batch_size=1,
+            eval_batch_size=None,
+            pad_to="longest",
+            pad_multiple=pad_multiple,
+            **kwargs,
+        )
+        require_at_least(1, max_tokens=max_tokens, eval_max_tokens=eval_max_tokens)
+        self.max_tokens, self.eval_max_tokens = max_tokens, eval_max_tokens
 
     def batch_lengths(self, name: str) -> Lengths:
         """Return the lengths of a split as batches see them."""

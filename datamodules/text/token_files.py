@@ -8,9 +8,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-from datamodules.core.errors import DataError, MissingDataError, nearest
 from datamodules.text.learn import BERT, ROBERTA, as_bert, as_roberta, as_words
 from datamodules.text.tokens import END_OF_LINE, ROLES, UNKNOWN, Tokens
+from lit_probattn.base.errors import DataError, MissingDataError, nearest
 
 __all__ = ["read_encoder", "read_subwords", "read_words"]
 
@@ -87,7 +87,9 @@ def _find(path: Path) -> Path:
             )
         path = there[0]
     if not path.is_file():
-        near = nearest(path.name, (p.name for p in path.parent.glob("*") if p.is_file()))
+        near = nearest(
+            path.name, (p.name for p in path.parent.glob("*") if p.is_file()), lists=False
+        )
         raise MissingDataError(f"tokeniser {path} not found{near}")
     if path.name == _BYTES and not path.with_name(_MERGES).is_file():
         raise MissingDataError(

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, models
 
-from datamodules.core.errors import DataError
-from datamodules.core.files import write_whole
+from lit_probattn.base.errors import DataError
+from lit_probattn.base.files import replace_text
 
 __all__ = ["END_OF_LINE", "ROLES", "UNKNOWN", "Pieces", "Tokens", "byte_ids"]
 
@@ -130,7 +130,7 @@ class Tokens:
                 raise DataError(f"{folder / name} exists: choose another folder or remove it")
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            write_whole(folder / name, content)
+            replace_text(folder / name, content, durable=True)
 
     def __len__(self) -> int:
         return 1 + max(self._ids.values())

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+import zipfile
+from pathlib import Path
+from typing import Any, Literal
 
+from datamodules.core.files import DAMAGED
 from datamodules.text.choice import TokenChoice, of_running_text
-from datamodules.text.source import TextSource
+from datamodules.text.releases import WIKITEXT
+from datamodules.text.source import ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
-from datamodules.text.wikitext_release import PUBLISHED, Corpus, find_release
+from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["WikiText103"]
+__all__ = ["WikiText103", "find_release"]
+
+Corpus = Literal["wikitext-103", "wikitext-2", "other"]
+_MEMBERS = {"train": "wiki.train.tokens", "val": "wiki.valid.tokens", "test": "wiki.test.tokens"}
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.parquet$")
 
 
 class WikiText103(TextStream):
@@ -20,7 +29,7 @@ class WikiText103(TextStream):
     Departs from the source: segments in evaluation are those of the one stream, not of ten columns,
     so that each token counts once and the result does not depend on the batch size.
 
-    Files that are found: see `datamodules.text.wikitext_release.find_release`.
+    Files that are found: see `datamodules.text.releases.WIKITEXT`.
 
     Args:
         corpus: Decides the folders that are looked in and the published numbers that are compared;
@@ -29,7 +38,6 @@ class WikiText103(TextStream):
         vocab_file: Use this vocabulary, one word per line in the order of the ids, `<eos>` among
             them. Other words become `<unk>`. None makes it of the training text.
         subwords: Number of byte-level sub-words to train on the training text, in place of words.
-            Needs the package `tokenizers`.
         tokenizer_file: Use the sub-words of this tokenizer.json, `<eos>` among them.
         test_stride: Tokens from one test window to the next. None means segment_len, which gives
             independent segments; 1 is the sliding window of the papers.
@@ -72,7 +80,56 @@ class WikiText103(TextStream):
     @property
     def published_counts(self) -> dict[str, int]:
         """Published counts of the corpus; of sub-words, or another vocabulary, there are none."""
-        published = {} if self.units.by_subwords else dict(PUBLISHED.get(self.corpus, {}))
+        published = {} if self.units.by_subwords else dict(WIKITEXT[self.corpus].counts)
         if self.units.file is not None:
             published.pop("words", None)
         return published
+
+
+def find_release(data_dir: Path, corpus: Corpus) -> dict[str, TextSource]:
+    """Find the text of the splits train, val and test.
+
+    Raises:
+        MissingDataError: Nothing complete was found, or a Parquet shard is missing.
+        DataError: An archive is damaged or another one; shards are of different sets.
+    """
+    files = WIKITEXT[corpus].find(data_dir)
+    if "archive" in files:
+        return _archived(files["archive"][0])
+    return {name: _source(paths) for name, paths in files.items()}
+
+
+def _archived(path: Path) -> dict[str, TextSource]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.namelist()
+    except DAMAGED as error:
+        raise DataError(f"{path} is not a zip archive, or damaged: {error}") from None
+    found: dict[str, TextSource] = {}
+    for name, wanted in _MEMBERS.items():
+        member = next((m for m in members if m.rpartition("/")[2] == wanted), None)
+        if member is None:
+            shown = ", ".join(map(repr, members[:8]))
+            raise DataError(
+                f"{path} has no {wanted}; it has {shown}. Expected the word-level archive "
+                f"{path.name}, not the raw one"
+            )
+        found[name] = PlainText((path,), member)
+    return found
+
+
+def _source(paths: list[Path]) -> TextSource:
+    if paths[0].suffix != ".parquet":
+        return PlainText(tuple(paths))
+    numbers = [_SHARD.search(path.name) for path in paths]
+    present = {int(match[1]) for match in numbers if match}
+    totals = {int(match[2]) for match in numbers if match}
+    if len(totals) > 1:
+        raise DataError(f"{paths[0].parent}: shards of different sets: {[p.name for p in paths]}")
+    missing = sorted(set(range(max(totals, default=0))) - present)
+    if missing:
+        shown = ", ".join(f"{number:05d}" for number in missing)
+        raise MissingDataError(
+            f"{paths[0].parent}: beside {paths[0].name}, shard {shown} is missing"
+        )
+    return ParquetText(tuple(paths))

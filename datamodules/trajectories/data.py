@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from datamodules.core.base import CachedDataModule, DataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, MissingDataError, require_at_least, require_one_of
 from datamodules.core.files import expand
 from datamodules.core.order import permutation
 from datamodules.trajectories.environments import (
@@ -29,9 +28,9 @@ from datamodules.trajectories.files import (
     find_file,
     read_steps,
 )
-from datamodules.trajectories.making import TrajectoryMaker
 from datamodules.trajectories.minari_sets import MINARI, read_minari
 from datamodules.trajectories.segments import SegmentCollate, Segments
+from lit_probattn.base.errors import DataError, MissingDataError, require_at_least, require_one_of
 
 __all__ = ["Evaluation", "Trajectories", "TrajectoryModule"]
 
@@ -255,7 +254,7 @@ class TrajectoryModule(DataModule):
 class Trajectories(TrajectoryModule, CachedDataModule):
     """Trajectories in D4RL's format, for decision transformers.
 
-    Files are D4RL's releases, as `hopper_medium-v2.hdf5`, or those that `prepare` makes here, as
+    Files are D4RL's releases, as `hopper_medium-v2.hdf5`; those of gymnasium's environments, as
     `hopper_medium-v5.hdf5`; or any with `observations`, `actions`, `rewards`, `terminals` and
     `timeouts`. Observations are standardised by mean and standard deviation (+ 1e-6) of all steps.
 
@@ -263,13 +262,12 @@ class Trajectories(TrajectoryModule, CachedDataModule):
         path: The file, or `minari:NAME` for a data set that the package minari has on this machine.
         env: HalfCheetah, Hopper or Walker2d. With `path`, None tells it by the name.
         quality: In place of `path`: random, medium, medium-replay, medium-expert or expert. The
-            file is `<env>_<quality>-<version>.hdf5` of `data_dir`, a release (v2) before a file
-            made here (v5).
+            file is `<env>_<quality>-<version>.hdf5` of `data_dir`, a release (v2) before data of
+            gymnasium's environment (v5).
         **kwargs: Arguments of TrajectoryModule.
     """
 
     task = "trajectories"
-    maker = TrajectoryMaker
 
     def __init__(
         self,

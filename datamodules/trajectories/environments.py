@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from datamodules.core.errors import DataError, nearest
+from lit_probattn.base.errors import DataError, nearest
 
 __all__ = ["ENVIRONMENTS", "MAX_STEPS", "QUALITIES", "Environment", "Quality", "environment_named"]
 
@@ -62,7 +62,6 @@ def environment_named(name: str) -> Environment:
     """
     if name.lower() not in ENVIRONMENTS:
         valid = [environment.name for environment in ENVIRONMENTS.values()]
-        raise DataError(
-            f"env must be one of {', '.join(valid)}, received {name!r}{nearest(name, valid)}"
-        )
+        hint = nearest(name, valid, lists=False)
+        raise DataError(f"env must be one of {', '.join(valid)}, received {name!r}{hint}")
     return ENVIRONMENTS[name.lower()]

@@ -1,4 +1,4 @@
-"""Files of D4RL (HDF5): their names, what is read of them, and ours written in the same layout.
+"""Files of D4RL (HDF5): their names, and what is read of them.
 
 A file holds the steps of many episodes, one after the other: `observations`, `actions`, `rewards`,
 `terminals` (the episode ended by itself) and `timeouts` (it was cut off).
@@ -6,11 +6,9 @@ A file holds the steps of many episodes, one after the other: `observations`, `a
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,43 +16,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import not_found
 from datamodules.trajectories.environments import (
     ENVIRONMENTS,
     Environment,
     environment_named,
 )
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = [
-    "KEYS",
     "RELEASE",
-    "EpisodeFile",
     "Steps",
     "check_actions",
     "check_finite",
     "environment_of",
     "file_name",
     "find_file",
-    "generator_of",
     "read_steps",
 ]
 
 RELEASE = "v2"  # version of D4RL's files that the papers use
-# What our files hold of each step, as D4RL's v2: name -> type.
-KEYS: dict[str, npt.DTypeLike] = {
-    "observations": np.float32,
-    "actions": np.float32,
-    "rewards": np.float32,
-    "next_observations": np.float32,
-    "terminals": np.bool_,
-    "timeouts": np.bool_,
-    "infos/qpos": np.float64,
-    "infos/qvel": np.float64,
-    "infos/action_log_probs": np.float32,
-}
-_GENERATOR = "metadata/generator"
-_CHUNK_ROWS = 8192
 # Actions of policies that end in tanh may exceed 1 by rounding.
 _LARGEST_ACTION = 1 + 1e-5
 
@@ -76,7 +57,7 @@ def file_name(environment: Environment, quality: str, version: str = RELEASE) ->
 
 
 def find_file(environment: Environment, quality: str, data_dir: Path) -> Path:
-    """Find the release of D4RL, or without it, the file that was made here.
+    """Find the release of D4RL, or without it, data of gymnasium's environment.
 
     Raises:
         MissingDataError: There is neither.
@@ -92,7 +73,7 @@ def find_file(environment: Environment, quality: str, data_dir: Path) -> Path:
         "It is a release of D4RL (http://rail.eecs.berkeley.edu/datasets/offline_rl)",
         f"trajectories --env {environment.name} --quality {quality}",
         data_dir,
-        f", which without it makes {names[1]}",
+        f"; examples/sets/d4rl_by_search.py makes {names[1]} without it",
     )
 
 
@@ -272,82 +253,3 @@ def _cut_at(terminals: npt.NDArray[np.bool_], most: int) -> npt.NDArray[np.bool_
     for start, stop in itertools.pairwise(starts):
         marks[start + most - 1 : stop : most] = True
     return marks
-
-
-def generator_of(path: Path) -> dict[str, Any] | None:
-    """Return what a file of ours was made with; None for any other."""
-    h5py = _h5py(f"reading {path}")
-    try:
-        with h5py.File(path, "r") as file:
-            if _GENERATOR not in file:
-                return None
-            settings: dict[str, Any] = json.loads(file[_GENERATOR][()])
-            return settings
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-# ---- writing -----------------------------------------------------------------------------------
-
-
-class EpisodeFile:
-    """A file that is being written, episode by episode; its final name appears when it is whole."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.num_steps = 0
-
-    @classmethod
-    @contextlib.contextmanager
-    def create(cls, path: Path, metadata: Mapping[str, Any]) -> Iterator[EpisodeFile]:
-        """Write a file; nothing is kept if the block fails.
-
-        Args:
-            metadata: Names and values of the group `metadata`; `generator` may be a dict.
-        """
-        h5py = _h5py(f"writing {path}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # One name, so that what a killed process left is replaced; HDF5 locks it while it is open.
-        temporary = path.with_name(f".{path.name}.partial")
-        try:
-            whole = h5py.File(temporary, "w")
-        except OSError as error:
-            reason = " ".join(str(error).split())
-            raise DataError(
-                f"{path} cannot be written, or another process is making it ({reason}); set "
-                f"data_dir to a folder that can be, or wait"
-            ) from None
-        try:
-            with whole as file:
-                for name, value in metadata.items():
-                    plain = json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
-                    file[f"metadata/{name}"] = plain
-                yield cls(file)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def append(self, episodes: Sequence[Mapping[str, npt.NDArray[Any]]]) -> None:
-        """Append whole episodes: arrays by the names in KEYS, one row a step."""
-        if not episodes:
-            return
-        for key, dtype in KEYS.items():
-            rows = np.concatenate([episode[key] for episode in episodes]).astype(dtype)
-            if key not in self._file:
-                self._file.create_dataset(
-                    key,
-                    data=rows,
-                    maxshape=(None, *rows.shape[1:]),
-                    chunks=(_CHUNK_ROWS, *rows.shape[1:]),
-                    compression="gzip",
-                )
-            else:
-                dataset = self._file[key]
-                dataset.resize(self.num_steps + len(rows), axis=0)
-                dataset[self.num_steps :] = rows
-        self.num_steps += len(rows)
-
-    def append_file(self, path: Path) -> None:
-        """Append all episodes of another file of ours."""
-        with _h5py(f"reading {path}").File(path, "r") as other:
-            self.append([{key: other[key][()] for key in KEYS}])

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.trajectories.environments import Environment
 from datamodules.trajectories.files import Steps, check_actions, check_finite
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["MINARI", "read_minari"]
 
@@ -29,7 +29,9 @@ def read_minari(path: str, environment: Environment) -> Steps:
     try:
         import minari
     except ImportError:
-        raise DataError(f"{path} needs the package minari: pip install minari h5py") from None
+        raise DataError(
+            f"{path} needs the package minari: pip install 'lit-probattn[minari]'"
+        ) from None
     try:
         data = minari.load_dataset(name)
     except FileNotFoundError:

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.core.errors import require_at_least
 from datamodules.trajectories.data import TrajectoryModule
 from datamodules.trajectories.environments import Environment
 from datamodules.trajectories.episodes import Episodes
 from datamodules.trajectories.files import Steps
-from datamodules.trajectories.policies import Actor, LinearPolicy
-from datamodules.trajectories.toy_environment import TOY
+from datamodules.trajectories.toy_environment import TOY, ToyEnvironment
+from lit_probattn.base.errors import require_at_least
 
 __all__ = ["ToyTrajectories"]
 
@@ -59,19 +58,35 @@ class ToyTrajectories(TrajectoryModule):
         return self._episodes
 
     def _steps(self) -> Steps:
-        actor = Actor(TOY)
-        recorded = [
-            actor.play(_policy(number / self.num_episodes), (self.data_seed, number), True).recorded
+        played = [
+            _play(number / self.num_episodes, (self.data_seed, number))
             for number in range(self.num_episodes)
         ]
-        joined = {key: np.concatenate([r[key] for r in recorded]) for key in recorded[0]}
-        ends = np.flatnonzero(joined["terminals"] | joined["timeouts"])
-        observations, actions = joined["observations"], joined["actions"]
-        return Steps(observations, actions, joined["rewards"], ends, joined["terminals"][ends])
+        observations, actions, rewards = (
+            np.concatenate([each[place] for each in played]).astype(np.float32)
+            for place in range(3)
+        )
+        ends = np.cumsum([len(each[2]) for each in played]) - 1
+        return Steps(observations, actions, rewards, ends, np.array([each[3] for each in played]))
 
 
-def _policy(skill: float) -> LinearPolicy:
-    """A policy that pushes to the middle the more, the higher its skill in [0, 1) is."""
+def _play(skill: float, key: tuple[int, ...]) -> tuple[Any, Any, Any, bool]:
+    """Play an episode that pushes to the middle the more, the higher the skill in [0, 1) is.
+
+    Returns observations, actions, rewards, and whether it ended by itself.
+    """
+    rng, environment = np.random.default_rng(key), ToyEnvironment()
+    noise = 0.8 - 0.7 * skill
     weights = np.zeros((TOY.act_dim, TOY.obs_dim))
     weights[:, :2], weights[:, 2:4] = -skill * np.eye(2), -2 * skill * np.eye(2)
-    return LinearPolicy(weights, np.zeros(TOY.obs_dim), np.ones(TOY.obs_dim), 0.8 - 0.7 * skill)
+    seen, _ = environment.reset(seed=int(rng.integers(2**31)))
+    rows = []
+    terminated = truncated = False
+    while not (terminated or truncated):
+        action = weights @ seen + noise * rng.standard_normal(TOY.act_dim)
+        action = action.clip(-1, 1).astype(np.float32)
+        after, reward, terminated, truncated, _ = environment.step(action)
+        rows.append((seen, action, reward))
+        seen = after
+    observations, actions, rewards = (np.array(each) for each in zip(*rows, strict=True))
+    return observations, actions, rewards, terminated

@@ -20,10 +20,11 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError, require_at_least
-from datamodules.core.files import expand, write_whole
+from datamodules.core.files import expand
 from datamodules.core.tables import read_utf8
 from datamodules.text.fine_tuning.documents import files_of, sentences_of
+from lit_probattn.base.errors import DataError, require_at_least
+from lit_probattn.base.files import replace_text
 
 BLANK = "_____"
 _HEADING = re.compile(r"\s*(=|#)")
@@ -92,7 +93,7 @@ class MadeSet:
             made.append((path, content, count, len(part)))
         self.out.mkdir(parents=True, exist_ok=True)
         for path, content, count, num_paragraphs in made:
-            write_whole(path, content)
+            replace_text(path, content, durable=True)
             yield f"{path}: {count} samples of {num_paragraphs} paragraphs"
 
     def _paragraphs(self) -> list[list[str]]:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from lit_probattn.analysis.registry import STUDIES, Entry
-from lit_probattn.base.config_files import nearest
+from lit_probattn.base.errors import nearest
 
 PROGRAM = "python -m lit_probattn.analysis"
 

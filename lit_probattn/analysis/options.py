@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.base.errors import ConfigError
 
 
 class Flag:
@@ -36,13 +36,13 @@ class Flag:
         self.arguments["help"] = text
 
     def check(self, options: argparse.Namespace) -> None:
-        """Raise AnalysisError where a number is smaller than `least`."""
+        """Raise ConfigError where a number is smaller than `least`."""
         given = getattr(options, self.name)
         if self.least is None or given is None:
             return
         smallest = min(given) if isinstance(given, list) else given
         if smallest < self.least:
-            raise AnalysisError(f"--{self.name} must be at least {self.least}, received {smallest}")
+            raise ConfigError(f"--{self.name} must be at least {self.least}, received {smallest}")
 
 
 OUT = Flag("out", "folder of the results", type=Path, required=True)

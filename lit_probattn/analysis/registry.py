@@ -43,7 +43,6 @@ STUDIES = tuple(
         ("report", "studies.collect", "Report", "one report of a folder of studies"),
         ("approximate", "approximation.study", "Approximate", "sparse and random approximations"),
         ("approximate_compare", "approximation.compare", "Compare", "the same for several models"),
-        ("conversion", "conversion.study", "Conversion", "converted attention over fine-tuning"),
         ("logit_ranks", "head_size.rank_study", "LogitRanks", "ranks of logits, demand curve"),
     )
 )

@@ -11,25 +11,22 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import refuse_to_replace, replace_text
+from lit_probattn.base.provenance import machine
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.records.markdown import code_span, escaped, one_line
-from lit_probattn.records.provenance import machine, refuse_to_replace, replace_text
 from lit_probattn.records.tables import save_png
 from lit_probattn.training.trained import Trained
 
 matplotlib.use("Agg")
 
 
-class AnalysisError(ValueError):
-    """A study cannot run as asked; the message is one line and says what to do."""
-
-
 class Results:
     """Writes `<study>.csv`, `<study>.png` and `<study>.md` in one folder, which is made.
 
     Raises:
-        AnalysisError: the folder cannot be created.
-        ConfigError: a file there is not one of ours.
+        ConfigError: the folder cannot be created, or a file there is not one of ours.
     """
 
     def __init__(self, out: Path, study: str, command: str) -> None:
@@ -38,7 +35,7 @@ class Results:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise AnalysisError(f"cannot create --out {out}: {error.strerror}") from error
+            raise ConfigError(f"cannot create --out {out}: {error.strerror}") from error
         files = (path for ending in ("csv", "png", "md") for path in out.glob(f"{study}*.{ending}"))
         refuse_to_replace(files, self.path("md"))
 

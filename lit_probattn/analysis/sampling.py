@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lit_probattn.analysis.recording import LayerCall, record
-from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.training.trained import Trained
 
 
@@ -48,10 +48,10 @@ def sequences(
         min_len: shorter sequences are left out.
 
     Raises:
-        AnalysisError: the model has no attention layer of ours, or no sequence is long enough.
+        ConfigError: the model has no attention layer of ours, or no sequence is long enough.
     """
     if not trained.layers:
-        raise AnalysisError("the model has no attention layers of lit_probattn")
+        raise ConfigError("the model has no attention layers of lit_probattn")
     if padded and hasattr(trained.data, "pad_to"):
         trained.data.pad_to = "max"
     batches = trained.batches(
@@ -70,7 +70,7 @@ def sequences(
         found += len(chosen)
         yield chosen
     if not found:
-        raise AnalysisError(
+        raise ConfigError(
             f"no sequence of {options.split} has {min_len} positions: lower the length asked for"
         )
 

@@ -13,7 +13,7 @@ from lit_probattn.analysis.recording import in_double
 from lit_probattn.analysis.results import Results, describe
 from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
 from lit_probattn.attention import Attention
-from lit_probattn.records.rows import RowStore
+from lit_probattn.base.rows import RowStore
 from lit_probattn.training.trained import identity, open_trained
 
 
@@ -43,7 +43,7 @@ class Study(ABC):
         """Make the study; `command` among its flags is the command line, for the text.
 
         Raises:
-            ValueError: what a user got wrong (AnalysisError, for example).
+            ValueError: what a user got wrong (ConfigError, for example).
         """
         for flag in cls.flags:
             flag.check(options)

@@ -1,49 +1,27 @@
 """Attention variants: each wraps its equation, exact reductions, blockwise form and cost.
 
-A variant is one line here.
+Names are imported when they are first used; `__init__.pyi` lists them, a line for each.
 """
 
-from types import ModuleType as _ModuleType
+from __future__ import annotations
 
-from lit_probattn.attention.ast import ASTAttention as ASTAttention
-from lit_probattn.attention.backends import recorded_choices as recorded_choices
-from lit_probattn.attention.cache import Cache as Cache
-from lit_probattn.attention.cache import KVCache as KVCache
-from lit_probattn.attention.cache import LinearState as LinearState
-from lit_probattn.attention.cache import Memory as Memory
-from lit_probattn.attention.core import Core as Core
-from lit_probattn.attention.core import HeadCall as HeadCall
-from lit_probattn.attention.core import HeadLayout as HeadLayout
-from lit_probattn.attention.fish.layer import FiSHAttention as FiSHAttention
-from lit_probattn.attention.fish.linear_layer import LinearFiSHAttention as LinearFiSHAttention
-from lit_probattn.attention.layer import Attention as Attention
-from lit_probattn.attention.layer import AttentionFactory as AttentionFactory
-from lit_probattn.attention.layer import Cost as Cost
-from lit_probattn.attention.linear.as_released import (
-    ReleasedLinearAttention as ReleasedLinearAttention,
-)
-from lit_probattn.attention.linear.as_released import ReleasedMLKAttention as ReleasedMLKAttention
-from lit_probattn.attention.linear.layer import LinearAttention as LinearAttention
-from lit_probattn.attention.linear.mlk import MLKAttention as MLKAttention
-from lit_probattn.attention.mgk.as_released import ReleasedMGKAttention as ReleasedMGKAttention
-from lit_probattn.attention.mgk.layer import MGKAttention as MGKAttention
-from lit_probattn.attention.polynomial import PolynomialAttention as PolynomialAttention
-from lit_probattn.attention.softmax import SoftmaxAttention as SoftmaxAttention
+from typing import TYPE_CHECKING, Any
+
+from lit_probattn.base.lazy import exports
+
+if TYPE_CHECKING:
+    from lit_probattn.attention.layer import Attention
+
+__getattr__, __dir__, _names = exports(__name__)
+__all__ = sorted([*_names, "variants"])
 
 
 def variants() -> dict[str, type[Attention]]:
     """Return the attention layers that this package exports, by name."""
-    found = {name: globals()[name] for name in __all__}
+    found: dict[str, Any] = {name: __getattr__(name) for name in _names}
+    base = found["Attention"]
     return {
         name: item
         for name, item in found.items()
-        if isinstance(item, type) and issubclass(item, Attention) and item is not Attention
+        if isinstance(item, type) and issubclass(item, base) and item is not base
     }
-
-
-# What is imported above, and not the modules that importing it makes attributes of this one.
-__all__ = sorted(
-    name
-    for name, item in globals().items()
-    if not name.startswith("_") and not isinstance(item, _ModuleType)
-)

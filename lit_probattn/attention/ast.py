@@ -5,32 +5,21 @@ The mapping itself is the package `entmax` (`pip install 'lit-probattn[entmax]'`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.backends import Backend, BackendFunction
-from lit_probattn.attention.blockwise import block_length
-from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Learned
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.core import Core, Learned
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.draws import keep_pairs
-from lit_probattn.attention.functional import (
-    Heads,
-    autocast_off,
-    biased,
-    compute_dtype,
-    grouped_scores,
-    repeat_heads,
-)
+from lit_probattn.attention.functional import compute_dtype, repeat_heads
 from lit_probattn.attention.layer import Attention
-from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.variant import Normaliser, Scores, Variant
 from lit_probattn.base.graphs import is_transformed, written
-from lit_probattn.base.memory import only_shapes, telling
-from lit_probattn.randomness import AttentionDropout
+from lit_probattn.base.memory import only_shapes
 
 # Range of α: at 1 the mapping is the softmax, which its formula reaches only in the limit.
 ALPHA_RANGE = (1.01, 2.0)
@@ -53,6 +42,8 @@ def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
     Returns:
         (B, H, N, L).
     """
+    if scores.shape[-1] == 0:
+        return scores
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     empty = scores.detach().amax(-1, keepdim=True) == float("-inf")
@@ -167,82 +158,42 @@ def _inner(scaled: Tensor, tau: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class ASTArguments:
-    """α in (1, 2], (H,), and the factor on products in units of 1/√E."""
+class AST(Variant):
+    """Adaptively sparse attention.
+
+    Args:
+        alpha: α in (1, 2], (H,).
+    """
+
+    name = "ast"
+    score_maps = 4  # bisection keeps about four tensors of the scores' size
 
     alpha: Tensor
-    scale_ratio: float = 1.0
 
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return query · key / √E, (B, H, N, L); α does not enter here."""
+        query, key = call.query, repeat_heads(call.key, call.query.shape[1])
+        return query @ key.mT / (query.shape[-1] ** 0.5 / call.scale_ratio())
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha: Tensor,
-    scale: float,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    rows: range,
-) -> Tensor:
-    """Return the output of some queries, (B, H, len(rows), E_v)."""
-    cols = masks.visible_keys(rows)
-    if cols.stop == 0:
-        return query.new_zeros(*query.shape[:-1], value.shape[-1])
-    key, value = key[..., : cols.stop, :], value[..., : cols.stop, :]
-    scores = biased(grouped_scores(query * scale, key), masks, rows, cols)
-    weights = entmax(scores, masks.allowed(rows, cols, scores.device), alpha)
-    if dropout is not None:
-        batch, heads = weights.shape[:2]
-        keep = keep_pairs(dropout, batch, heads, rows, cols, weights.device)
-        weights = weights * keep * dropout.scale
-    return weights @ repeat_heads(value, weights.shape[1])
+    def normalise(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
+        """Return α-entmax of the scores."""
+        return entmax(scores, allowed, self.alpha)
 
+    def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
+        """Return softmax attention's scores, normalised by α-entmax."""
+        scale = call.query.shape[-1] ** -0.5 * call.scale_ratio()
+        normaliser = Normaliser(entmax, (self.alpha,), self.score_maps)
+        return Scores(call.query, call.key[:, :, None], scale, normaliser=normaliser)
 
-def ast_reference(given: Heads, arguments: ASTArguments) -> Tensor:
-    """Return entmax(query · key / √E) @ value, (B, H, N, E_v), in at least float32."""
-    query, key, value, masks, dropout = given.precise()
-    scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
-    alpha = arguments.alpha.to(query.dtype)
-    return _attend(query, key, value, alpha, scale, masks, dropout, masks.all_rows)
-
-
-def ast_blockwise(given: Heads, arguments: ASTArguments, block_rows: int | None = None) -> Tensor:
-    """Return the same over blocks of queries, recomputed in backward: O(N · block) memory.
-
-    A row's threshold depends on all its keys, so blocks hold whole rows.
-    """
-    query, key, value, masks, dropout = given.precise()
-    scale, alpha = query.shape[-1] ** -0.5 * arguments.scale_ratio, arguments.alpha.to(query.dtype)
-    if block_rows is None:
-        # Bisection keeps about four tensors of a block's size.
-        per_row = 4 * query.shape[0] * query.shape[1] * masks.num_keys
-        block_rows = block_length(per_row, masks.num_queries, query.device)
-    starts, outs = range(0, masks.num_queries, block_rows), []
-    made = telling(starts)
-    if len(made) < len(starts):  # a prediction: of the others only what they leave
-        outs.append(query.new_empty(*query.shape[:2], made[0], value.shape[-1]))
-    for start in made:
-        rows = range(start, min(start + block_rows, masks.num_queries))
-        part = query[..., rows.start : rows.stop, :]
-        outs.append(
-            checkpoint(
-                *(_attend, part, key, value, alpha, scale, masks, dropout, rows),
-                use_reentrant=False,
-                preserve_rng_state=False,  # dropout is keyed by position
-            )
-        )
-    return torch.cat(outs, -2)
+    def needs(self) -> dict[str, str]:
+        """Rows are not normalised by a softmax."""
+        return {"normaliser": "entmax"}
 
 
 class ASTCore(Core):
-    """Adaptively sparse attention from heads to heads; see `ASTAttention`."""
+    """α of every head; see `ASTAttention`."""
 
-    variant: ClassVar[str] = "ast"
-    backends: ClassVar[Mapping[str, BackendFunction]] = {
-        "reference": ast_reference,
-        "blockwise": ast_blockwise,
-    }
-    score_maps = 4
+    makes = AST
 
     def __init__(
         self,
@@ -253,18 +204,12 @@ class ASTCore(Core):
     ) -> None:
         super().__init__(layout, backend)
         _require_entmax()
-        low, high = ALPHA_RANGE
         self.pre_alpha: nn.Parameter | None = None
         self.fixed_alpha = 0.0
         if alpha == "learned":
             self.pre_alpha = nn.Parameter(torch.randn(layout.out))
-        elif isinstance(alpha, str) or not low <= alpha <= high:
-            raise ValueError(
-                f"alpha must be learned or a number from {low} to {high:g}, received {alpha!r}; "
-                "the softmax (1) is SoftmaxAttention"
-            )
         else:
-            self.fixed_alpha = float(alpha)
+            self.fixed_alpha = check_alpha(alpha)
 
     def alphas(self, like: Tensor) -> Tensor:
         """Return α of every head, (H,), on the device of `like`."""
@@ -280,26 +225,9 @@ class ASTCore(Core):
         """Bisection keeps about four tensors of a block's size."""
         return 4 * self.layout.out
 
-    def choose(self, call: HeadCall, backend: str) -> Choice:
-        """Return α; keys as they are."""
-        arguments = ASTArguments(self.alphas(call.query), call.scale_ratio())
-        return Choice(backend, call.key, arguments)
-
-    def scores(self, call: HeadCall) -> Tensor:
-        """Return query · key / √E, (B, H, N, L); α does not enter here."""
-        query, key = (x.to(compute_dtype(x)) for x in (call.query, call.key))
-        root = query.shape[-1] ** 0.5 / call.scale_ratio()
-        return query @ repeat_heads(key, query.shape[1]).mT / root
-
-    def weights(self, call: HeadCall) -> Tensor:
-        """Return the maps (B, H, N, L), without dropout."""
-        self.admit(call)
-        masks = call.masks
-        with autocast_off(call.query):
-            rows, cols = masks.all_rows, masks.all_cols
-            scores = biased(self.scores(call), masks, rows, cols)
-            allowed = masks.allowed(rows, cols, scores.device)
-            return entmax(scores, allowed, self.alphas(call.query))
+    def variant(self, call: HeadCall) -> AST:
+        """Return α."""
+        return AST(self.alphas(call.query))
 
     def learned(self) -> dict[str, Learned]:
         """Return α of every head."""
@@ -348,6 +276,18 @@ class ASTAttention(Attention):
         Neither paper counts the bisection, which has no matrix products.
         """
         return self.softmax_cost(seq_len)
+
+
+def check_alpha(alpha: str | float) -> float:
+    """Return α of all heads; a ValueError where it is out of range, or entmax is missing."""
+    _require_entmax()
+    low, high = ALPHA_RANGE
+    if isinstance(alpha, str) or not low <= alpha <= high:
+        raise ValueError(
+            f"alpha must be learned or a number from {low} to {high:g}, received {alpha!r}; "
+            "the softmax (1) is SoftmaxAttention"
+        )
+    return float(alpha)
 
 
 def _require_entmax() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lit_probattn.attention.sdpa import LEAST_SIZE
+from lit_probattn.attention.engines.sdpa import LEAST_SIZE
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,9 @@ def fused_pairs(size: int, value_dim: int, num_keys: int, backend: str) -> PairM
     return PairMacs(num_keys * size, value_dim)
 
 
-def num_parts(backend: str, dtype: torch.dtype) -> int:
+def num_parts(dtype: torch.dtype) -> int:
     """Return into how many coordinates a scalar goes: low precision splits it in three."""
-    exact = backend == "blockwise" or dtype in (torch.float32, torch.float64)
-    return 1 if exact else 3
+    return 1 if dtype in (torch.float32, torch.float64) else 3
 
 
 def mixture_terms(

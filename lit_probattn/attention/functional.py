@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,30 +18,6 @@ from lit_probattn.randomness import AttentionDropout
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype of scores and softmax sums: float64 for float64 inputs, else float32."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-class Heads(NamedTuple):
-    """Heads that every implementation computes from, beside the variant's own arguments.
-
-    Args:
-        query: (B, H, N, E); in FiSH G heads.
-        key: (B, H_kv, L, E), or (B, H_kv, K, L, E) with K keys per head; in FiSH G heads.
-        value: (B, H_kv, L, E_v); in FiSH H heads, or G.
-        masks: what each query may see.
-        dropout: attention dropout, one decision per pair (per value in linear attention).
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    masks: Masks
-    dropout: AttentionDropout | None
-
-    def precise(self) -> Heads:
-        """Return them with the tensors in the dtype of scores and sums, at least float32."""
-        query, key, value, masks, dropout = self
-        dtype = compute_dtype(query)
-        return Heads(query.to(dtype), key.to(dtype), value.to(dtype), masks, dropout)
 
 
 def autocast_off(tensor: Tensor) -> AbstractContextManager[object]:
@@ -73,6 +49,13 @@ def grouped_values(weights: Tensor, value: Tensor) -> Tensor:
     batch, heads, rows, keys = weights.shape
     grouped = weights.reshape(batch, value.shape[1], heads // value.shape[1] * rows, keys)
     return (grouped @ value).view(batch, heads, rows, -1)
+
+
+def map_heads(weight: Tensor, maps: Tensor) -> Tensor:
+    """Mix maps over heads by one matrix product: (O, I), (B, I, …) -> (B, O, …)."""
+    batch = maps.shape[0]
+    mixed = torch.bmm(weight.expand(batch, -1, -1), maps.flatten(2))
+    return mixed.view(batch, weight.shape[0], *maps.shape[2:])
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None, row_eps: float = 0.0) -> Tensor:
@@ -171,11 +154,15 @@ def biased(scores: Tensor, masks: Masks, rows: range, cols: range) -> Tensor:
     return scores if bias is None else scores + bias
 
 
-def reference_weights(scores: Tensor, masks: Masks, row_eps: float = 0.0) -> Tensor:
-    """Return `masked_softmax` of scores + bias over what the masks allow, (B, H, N, L)."""
+def reference_weights(
+    scores: Tensor,
+    masks: Masks,
+    normalise: Callable[[Tensor, Tensor | None], Tensor] = masked_softmax,
+) -> Tensor:
+    """Return weights of scores + bias over what the masks allow, (B, H, N, L)."""
     rows, cols = masks.all_rows, masks.all_cols
     scores = biased(scores, masks, rows, cols)
-    return masked_softmax(scores, masks.allowed(rows, cols, scores.device), row_eps)
+    return normalise(scores, masks.allowed(rows, cols, scores.device))
 
 
 def reference_output(
@@ -183,10 +170,10 @@ def reference_output(
     value: Tensor,
     masks: Masks,
     dropout: AttentionDropout | None,
-    row_eps: float = 0.0,
+    normalise: Callable[[Tensor, Tensor | None], Tensor] = masked_softmax,
 ) -> Tensor:
     """Return dropout(softmax(scores)) @ value, (B, H, N, E_v), materialising the maps."""
-    weights = reference_weights(scores, masks, row_eps)
+    weights = reference_weights(scores, masks, normalise)
     if dropout is not None:
         batch, heads = weights.shape[:2]
         rows, cols = masks.all_rows, masks.all_cols

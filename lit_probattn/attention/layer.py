@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import BoundedCache, Cache, CacheBound, Memory
-from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
+from lit_probattn.attention.call import HeadCall, HeadLayout, with_dropout
+from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.own.derived import DerivedCore, count_score_macs
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.base.graphs import reject_nested
 from lit_probattn.base.torch_internals import RenamingModule
-from lit_probattn.randomness import AttentionDropout, RandomKey
+from lit_probattn.randomness import RandomKey
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Attention(RenamingModule):
     """
 
     core: Core
-    # Whether each of the `reference_scores` depends on its query and its key alone.
+    # Whether each of the `reference_scores` depends on its query, key and positions alone.
     pairwise: ClassVar[bool] = True
     # What the fused kernels are compared with, and each of their forms once, to be compiled.
     kernel_examples: ClassVar[tuple[Example, ...]] = ()
@@ -151,12 +152,16 @@ class Attention(RenamingModule):
         h, h_kv = self.num_heads, self.num_kv_heads
         return HeadLayout(h, h_kv, h_kv, h, self.head_dim, self.value_head_dim)
 
-    def reference_scores(self, query: Tensor, key: Tensor) -> Tensor:
+    def reference_scores(self, query: Tensor, key: Tensor, *positions: Tensor) -> Tensor:
         """Return the scores before mask and softmax, (B, H, N, L), of a variant without a core.
+
+        A variant that knows positions defines it with two more arguments: `reference_scores(self,
+        query, key, query_positions, key_positions)`. Decoding goes on from the cached positions.
 
         Args:
             query: (B, H, N, E), in at least float32.
             key: (B, H, L, E), likewise; keys that heads share are repeated.
+            positions: of the queries, (N,), and of the keys, (L,), where the variant takes them.
         """
         raise NotImplementedError(_what_is_missing(type(self)))
 
@@ -270,7 +275,7 @@ class Attention(RenamingModule):
             return self.core.new_cache(capacity)
         reason = self.core.bound_refusal()
         if reason is not None:
-            raise NotImplementedError(f"{self.core.variant} {reason}: leave the bound out")
+            raise NotImplementedError(f"{self.core.name} {reason}: leave the bound out")
         return BoundedCache(bound, capacity)
 
     def cross_refusal(self) -> str | None:
@@ -330,8 +335,7 @@ class Attention(RenamingModule):
             call = self._recall(query, memory, given, rng=rng, **masks)
         if query_mask is not None:
             call = replace(call, query_mask=query_mask)
-        if self.training and self.dropout:
-            call = replace(call, dropout=AttentionDropout(self.dropout, key_or_fresh(rng)))
+        call = with_dropout(call, self.dropout if self.training else 0.0)
         result: Tensor = self.out_proj(self.core(call).transpose(1, 2).flatten(2))
         return result
 

@@ -29,6 +29,14 @@ def span(start: int, stop: int) -> range:
 
 
 @dataclass(frozen=True)
+class Block:
+    """A block of scores: the queries and the prefix of keys that it covers."""
+
+    rows: range
+    cols: range
+
+
+@dataclass(frozen=True)
 class Masks:
     """What each query may see, for N queries and L keys.
 

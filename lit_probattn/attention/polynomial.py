@@ -6,35 +6,23 @@ those of every other variant.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, BackendFunction
-from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
-from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.functional import (
-    Heads,
-    compute_dtype,
-    grouped_scores,
-    reference_output,
-    repeat_heads,
-)
+from lit_probattn.attention.functional import grouped_scores, repeat_heads
 from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.masks import Block
+from lit_probattn.attention.variant import MapFunction, Scores, Variant
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.
 FLOOR = 1e-12
-
-
-@dataclass(frozen=True)
-class PolynomialArguments:
-    """The even power."""
-
-    degree: int
 
 
 def log_power(products: Tensor, degree: int) -> Tensor:
@@ -60,64 +48,53 @@ def polynomial_scores(query: Tensor, key: Tensor, *, degree: int) -> Tensor:
     return log_power(query @ repeat_heads(key, query.shape[1]).mT, degree)
 
 
-def polynomial_reference(given: Heads, arguments: PolynomialArguments) -> Tensor:
-    """Return Σ_j kernel[i, j] value[j] / Σ_j kernel[i, j], (B, H, N, E_v), in at least float32."""
-    query, key, value, masks, dropout = given.precise()
-    scores = polynomial_scores(query, key, degree=arguments.degree)
-    return reference_output(scores, value, masks, dropout)
+@dataclass(frozen=True)
+class Polynomial(Variant):
+    """Attention with the kernel (query · key)^degree; any scale cancels."""
 
-
-def polynomial_blockwise(
-    given: Heads, arguments: PolynomialArguments, native: bool = False
-) -> Tensor:
-    """Return the same block by block, O(N · block) memory; the rows of a block in C if `native`."""
-    query, key, value, masks, dropout = given.precise()
-
-    def scores(_: Block, rows: Tensor, cols: Tensor) -> Tensor:
-        return log_power(rows @ repeat_heads(cols, rows.shape[1]).mT, arguments.degree)
-
-    axes: list[Axis] = ["row", "col"]
-    return blockwise_attention(scores, (query, key), axes, value, masks, dropout, native=native)
-
-
-def polynomial_native(given: Heads, arguments: PolynomialArguments) -> Tensor:
-    """Return the same as `polynomial_blockwise`, with the rows of a block in C."""
-    return polynomial_blockwise(given, arguments, native=True)
-
-
-class PolynomialCore(Core):
-    """Attention with the kernel (query · key)^degree, from heads to heads; any scale cancels."""
-
-    variant: ClassVar[str] = "polynomial"
-    steps_over_cache: ClassVar[bool] = True
-    backends: ClassVar[Mapping[str, BackendFunction]] = {
-        "reference": polynomial_reference,
-        "blockwise": polynomial_blockwise,
-        "native": polynomial_native,
-    }
+    name = "polynomial"
     # The logarithm stays torch's: the C library gains little but the dropout.
-    auto_rules: Mapping[str, AutoRule] = {
-        **AUTO_RULES,
-        "cpu": replace(AUTO_RULES["cpu"], native_from=(256, 128)),
-    }
+    kind = "maps"
 
-    def __init__(self, layout: HeadLayout, backend: Backend = "auto", *, degree: int = 2) -> None:
-        super().__init__(layout, backend)
-        if degree < 2 or degree % 2:
+    degree: int = 2
+
+    def __post_init__(self) -> None:
+        if self.degree < 2 or self.degree % 2:
             raise ValueError(
                 f"degree must be even and at least 2, so that weights are not negative, "
-                f"received {degree}"
+                f"received {self.degree}"
             )
-        self.degree = degree
 
-    def choose(self, call: HeadCall, backend: str) -> Choice:
-        """Return the power; keys as they are."""
-        return Choice(backend, call.key, PolynomialArguments(self.degree))
+    def needs(self) -> dict[str, str]:
+        """A power is no sum of products."""
+        return dict.fromkeys(("function", "function without layers"), f"degree={self.degree}")
 
     def scores(self, call: HeadCall) -> Tensor:
         """Return `polynomial_scores`."""
-        dtype = compute_dtype(call.query)
-        return polynomial_scores(call.query.to(dtype), call.key.to(dtype), degree=self.degree)
+        return polynomial_scores(call.query, call.key, degree=self.degree)
+
+    def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
+        """Return a function of the products."""
+
+        def power(products: Tensor, _: Block) -> Tensor:
+            return log_power(products, self.degree)
+
+        return Scores(call.query, call.key[:, :, None], reduce=MapFunction(power))
+
+
+class PolynomialCore(Core):
+    """The power; there are no parameters."""
+
+    makes = Polynomial
+    steps_over_cache: ClassVar[bool] = True
+
+    def __init__(self, layout: HeadLayout, backend: Backend = "auto", *, degree: int = 2) -> None:
+        super().__init__(layout, backend)
+        self.degree = Polynomial(degree).degree
+
+    def variant(self, call: HeadCall) -> Polynomial:
+        """Return the power."""
+        return Polynomial(self.degree)
 
     def cached_scores(
         self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall

@@ -6,22 +6,15 @@ embed_dim / num_heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import (
-    AUTO_RULES,
-    AutoRule,
-    Backend,
-    BackendFunction,
-    pair_arguments,
-)
-from lit_probattn.attention.blockwise import Block, blockwise_attention
-from lit_probattn.attention.core import Choice, Core, Gaussians, HeadCall, HeadLayout
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.core import Core, Gaussians
 from lit_probattn.attention.cost import (
     Cost,
     CostTerm,
@@ -30,152 +23,93 @@ from lit_probattn.attention.cost import (
     mixture_terms,
     num_parts,
 )
+from lit_probattn.attention.engines.kernels import pair_arguments
+from lit_probattn.attention.engines.table import NORMAL_FORM
 from lit_probattn.attention.functional import (
-    Heads,
     compute_dtype,
     grouped_scores,
-    reference_output,
     repeat_heads,
-    split_precision,
     squared_distance,
 )
 from lit_probattn.attention.layer import Attention, Example
-from lit_probattn.attention.rowpass.mixture import mixture_attention
-from lit_probattn.attention.sdpa import fused_attention
+from lit_probattn.attention.variant import Scores, Variant
 
 Score = Literal["dot", "gaussian"]
 
 
 @dataclass(frozen=True)
-class SoftmaxArguments:
-    """The kind of score, and the factor on products in units of 1/√E."""
+class Softmax(Variant):
+    """Softmax attention, by the kind of its scores."""
 
-    score: Score
-    scale_ratio: float = 1.0
+    name = "softmax"
+    kind = "softmax"
+    kernels = ("dense/softmax",)
 
+    score: Score = "dot"
 
-def softmax_scores(query: Tensor, key: Tensor, arguments: SoftmaxArguments) -> Tensor:
-    """Return the scores of softmax attention.
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return the scores, (B, H, N, L).
 
-    Source: MGK, ICML 2022, section 2.1 and appendix A (Gaussian, one head):
-        dot:       query[i] · key[j] / √E
-        gaussian:  −‖query[i] − key[j]‖² / (2 √E)
-    Departs from the source: nothing.
+        Source: MGK, ICML 2022, section 2.1 and appendix A (Gaussian, one head):
+            dot:       query[i] · key[j] / √E
+            gaussian:  −‖query[i] − key[j]‖² / (2 √E)
+        Departs from the source: nothing.
+        """
+        query, key = call.query, repeat_heads(call.key, call.query.shape[1])
+        root = query.shape[-1] ** 0.5 / call.scale_ratio()
+        if self.score == "dot":
+            return query @ key.mT / root
+        return -squared_distance(query, key) / (2.0 * root)
 
-    Args:
-        query: (B, H, N, E).
-        key: (B, H_kv, L, E).
-        arguments: which of the two, and a factor other than 1/√E.
+    def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
+        """Return the scores in normal form.
 
-    Returns:
-        (B, H, N, L).
-    """
-    key = repeat_heads(key, query.shape[1])
-    root = query.shape[-1] ** 0.5 / arguments.scale_ratio
-    if arguments.score == "dot":
-        return query @ key.mT / root
-    return -squared_distance(query, key) / (2.0 * root)
-
-
-def softmax_reference(given: Heads, arguments: SoftmaxArguments) -> Tensor:
-    """Return softmax(scores) @ value, (B, H, N, E_v), in at least float32."""
-    query, key, value, masks, dropout = given.precise()
-    return reference_output(softmax_scores(query, key, arguments), value, masks, dropout)
-
-
-def gaussian_as_dot(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return query and key whose dot product, scaled by 1/√E, is the Gaussian score.
-
-    −‖q − k‖²/2 = q·k − ‖k‖²/2 − ‖q‖²/2, and the last term is constant in a row. The query gains a
-    1 and the key its norm: (B, H, N, E + 1) and (B, H_kv, L, E + 1). Low precision splits the
-    norm into parts.
-    """
-    dtype = compute_dtype(query)
-    centre = key.detach().to(dtype).mean(-2, keepdim=True)
-    low_key = (key.to(dtype) - centre).to(query.dtype)
-    query_centre = repeat_heads(centre, query.shape[1])
-    low_query = (query.to(dtype) - query_centre).to(query.dtype)
-    norm = low_key.to(dtype).square().sum(-1, keepdim=True) * -0.5
-    parts = split_precision(norm, query.dtype)
-    ones = torch.ones_like(low_query[..., :1]).expand(*low_query.shape[:-1], len(parts))
-    return torch.cat([low_query, ones], -1), torch.cat([low_key, *parts], -1)
+        −‖q − k‖²/2 = q·k − ‖k‖²/2 − ‖q‖²/2, and the last term is constant in a row. Norms are those
+        of vectors that are moved by the mean key and rounded.
+        """
+        query, key, dtype = call.query, call.key, compute_dtype(call.query)
+        scale = query.shape[-1] ** -0.5 * call.scale_ratio()
+        if self.score == "dot":
+            return Scores(query, key[:, :, None], scale)
+        centre = key.detach().to(dtype).mean(-2, keepdim=True)
+        moved = (key.to(dtype) - centre).to(query.dtype)
+        query = (query.to(dtype) - repeat_heads(centre, query.shape[1])).to(query.dtype)
+        norm = moved.to(dtype).square().sum(-1) * (scale / -2.0)
+        return Scores(query, moved[:, :, None], scale, col=norm[:, :, None])
 
 
-def softmax_sdpa(given: Heads, arguments: SoftmaxArguments) -> Tensor:
-    """Return the same by PyTorch's fused attention, O(N) memory."""
-    query, key, value, masks, _ = given
-    scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
-    if arguments.score == "gaussian":
-        query, key = gaussian_as_dot(query, key)
-    return fused_attention(query, key, value, masks=masks, scale=scale)
+def softmax_triton(call: HeadCall, variant: Softmax) -> Tensor:
+    """Attend by fused kernels; those of Gaussian scores make the terms themselves."""
+    if variant.score == "dot":
+        return NORMAL_FORM["triton"].compute(call, variant)
+    from lit_probattn.kernels.dense.attention import mgk_attention
 
-
-def softmax_blockwise(given: Heads, arguments: SoftmaxArguments) -> Tensor:
-    """Return the same block by block, with dropout, O(N · block) memory."""
-    query, key, value, masks, dropout = given.precise()
-    scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
-    if arguments.score == "gaussian":
-        query, key = gaussian_as_dot(query, key)
-
-    def scores(_: Block, rows: Tensor, cols: Tensor) -> Tensor:
-        return rows @ repeat_heads(cols, rows.shape[1]).mT
-
-    return blockwise_attention(scores, (query * scale, key), ("row", "col"), value, masks, dropout)
-
-
-def softmax_native(given: Heads, arguments: SoftmaxArguments) -> Tensor:
-    """Return the same as `softmax_blockwise`, with the rows of a block in C."""
-    query, key, value, masks, dropout = given.precise()
-    scale, col = query.shape[-1] ** -0.5 * arguments.scale_ratio, None
-    if arguments.score == "gaussian":
-        centre = key.detach().mean(-2, keepdim=True)
-        key, query = key - centre, query - repeat_heads(centre, query.shape[1])
-        norm = key.square().sum(-1) * (scale / -2.0)
-        col = repeat_heads(norm, query.shape[1])[:, :, None]
-    return mixture_attention(query * scale, key[:, :, None], value, masks, dropout, col=col)
-
-
-def softmax_triton(given: Heads, arguments: SoftmaxArguments) -> Tensor:
-    """Return softmax attention by the fused kernel, O(N) memory, forward and backward."""
-    from lit_probattn.kernels.dense.attention import mgk_attention, softmax_attention
-
-    query, key, value, *_ = given
-    scale, call = query.shape[-1] ** -0.5 * arguments.scale_ratio, pair_arguments(given)
-    if arguments.score == "dot":
-        return softmax_attention(query, key, value, scale=scale, **call)
+    scale = call.query.shape[-1] ** -0.5 * call.scale_ratio()
+    key = call.key
     precision = torch.full((key.shape[1], 1), scale, dtype=torch.float32, device=key.device)
     return mgk_attention(
-        *(query, key[:, :, None], value),
+        *(call.query, key[:, :, None], call.value),
         precision=precision,
         offset=None,
         gaussian=True,
         equal_precision=True,
         hard=False,
-        **call,
+        **pair_arguments(call),
     )
 
 
-class SoftmaxCore(Core):
-    """Softmax attention from heads to heads; see `SoftmaxAttention`."""
+Softmax.own_engines = {
+    "triton": replace(NORMAL_FORM["triton"], compute=softmax_triton),
+}
 
-    variant: ClassVar[str] = "softmax"
-    row_operators = True
+
+class SoftmaxCore(Core):
+    """The kind of score; there are no parameters."""
+
+    makes = Softmax
     steps_over_cache: ClassVar[bool] = True
     can_drop_keys: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True
-    kernels: ClassVar[tuple[str, ...]] = ("dense/softmax",)
-    # PyTorch's kernels are at least as fast as ours; ours serve dropout and learned biases.
-    auto_rules: Mapping[str, AutoRule] = {
-        **AUTO_RULES,
-        "cuda": AutoRule(("sdpa", "triton", "blockwise", "reference")),
-    }
-    backends: ClassVar[Mapping[str, BackendFunction]] = {
-        "reference": softmax_reference,
-        "sdpa": softmax_sdpa,
-        "blockwise": softmax_blockwise,
-        "native": softmax_native,
-        "triton": softmax_triton,
-    }
 
     def __init__(
         self, layout: HeadLayout, backend: Backend = "auto", *, score: Score = "dot"
@@ -185,15 +119,9 @@ class SoftmaxCore(Core):
             raise ValueError(f"score must be dot or gaussian, received {score!r}")
         self.score: Score = score
 
-    def choose(self, call: HeadCall, backend: str) -> Choice:
-        """Return the kind of score; keys as they are."""
-        return Choice(backend, call.key, SoftmaxArguments(self.score, call.scale_ratio()))
-
-    def scores(self, call: HeadCall) -> Tensor:
-        """Return `softmax_scores`."""
-        dtype = compute_dtype(call.query)
-        arguments = SoftmaxArguments(self.score, call.scale_ratio())
-        return softmax_scores(call.query.to(dtype), call.key.to(dtype), arguments)
+    def variant(self, call: HeadCall) -> Softmax:
+        """Return the kind of score."""
+        return Softmax(self.score)
 
     def gaussians(self, call: HeadCall) -> Gaussians:
         """Return one Gaussian per key with σ² = √E, whichever score."""
@@ -263,8 +191,8 @@ class SoftmaxAttention(Attention):
     def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs:
         """Gaussian scores carry the norm of the key in coordinates of its own."""
         size = self.head_dim
-        if self.core.score == "gaussian" and backend in ("sdpa", "blockwise"):
-            size += num_parts(backend, dtype)
+        if self.core.score == "gaussian" and backend == "sdpa":
+            size += num_parts(dtype)
         return fused_pairs(size, self.value_head_dim, 1, backend)
 
     def cost_terms(self, seq_len: int) -> list[CostTerm] | None:

@@ -10,11 +10,12 @@ Only the standard library is imported, so that names are listed at once.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+from lit_probattn.base.errors import ConfigError, nearest
 
 VARIABLE = "LIT_PROBATTN_CONFIGS"
 # Kind of a file -> its folder, and what `lit-probattn list` calls its files.
@@ -26,10 +27,6 @@ KINDS = {
     "table": ("reproduce", "tables"),
 }
 _PACKAGE = Path(__file__).parents[1]
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message is one readable line."""
 
 
 def output_folder(path: Path, flag: str = "--out") -> Path:
@@ -171,14 +168,3 @@ def _shown(path: Path) -> Path:
         return path.absolute().relative_to(Path.cwd())
     except ValueError:
         return path.absolute()
-
-
-def nearest(word: str, candidates: Iterable[str], most: int = 1) -> str:
-    """Return text that names the most similar candidates, or lists all of them if they are few."""
-    names = sorted(set(candidates))
-    close = difflib.get_close_matches(word, names, n=most, cutoff=0.6)
-    close = close or [name for name in names if name.startswith(word)][:most]
-    if close:
-        *others, last = map(repr, close)
-        return f"; did you mean {' or '.join([', '.join(others), last] if others else [last])}?"
-    return f"; valid: {', '.join(names)}" if 0 < len(names) <= 40 else ""

@@ -6,7 +6,6 @@ a test of the package refuses such names anywhere else.
 
 from __future__ import annotations
 
-import copy
 import socket
 import weakref
 from collections.abc import Callable, Mapping
@@ -41,7 +40,6 @@ __all__ = [
     "peak_bytes",
     "softmax_backward",
     "storage_key",
-    "with_child",
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -191,13 +189,6 @@ def peak_bytes(
 def default_store() -> Any:
     """Return a connection of its own to the key-value store of the process group."""
     return dist.distributed_c10d._get_default_store().clone()
-
-
-def with_child(module: nn.Module, name: str, child: nn.Module) -> Any:
-    """Return a shallow copy of a module with another child; `module` keeps its own."""
-    copied = copy.copy(module)
-    copied.__dict__["_modules"] = {**module._modules, name: child}
-    return copied
 
 
 class FollowingModule(nn.Module):

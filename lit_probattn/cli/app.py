@@ -29,7 +29,9 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lit_probattn.base.allowed_code import take_flags
-from lit_probattn.cli.errors import DEBUG_VARIABLE, CommandError, exit_status, quieten
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import replace_text
+from lit_probattn.cli.errors import DEBUG_VARIABLE, exit_status, quieten
 from lit_probattn.cli.files import (
     config_files,
     files_before_flags,
@@ -43,8 +45,12 @@ from lit_probattn.cli.files import (
 from lit_probattn.cli.jsonargparse_internals import failure_of_link
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
 from lit_probattn.cli.parser import Instantiator, RunParser, refuse_more_arguments, refuse_nulls
-from lit_probattn.configs import SIZES_OF_DATA, SIZES_OF_SOME_DATA, only_allowed_code
-from lit_probattn.records.provenance import replace_text
+from lit_probattn.configs import (
+    SIZES_OF_DATA,
+    SIZES_OF_SOME_DATA,
+    load_classes,
+    only_allowed_code,
+)
 from lit_probattn.training.callbacks import (
     FinalValidation,
     PredictionWriter,
@@ -103,6 +109,7 @@ class RunCLI(BareCLI):
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = list(arguments)
         words = with_initial_weights(with_named_files(take_flags(self.arguments)))
+        load_classes(words)
         self.files = read_config_files(config_files(words))
         for word in words:
             if word.startswith("--"):
@@ -164,7 +171,7 @@ class RunCLI(BareCLI):
             refuse_nulls(self.config[command], {"run": RunSettings}, SIZES_OF_DATA)
             refuse_more_arguments(self.config[command])
             if self.config[command].get("ckpt_path") == "":
-                raise CommandError("--ckpt_path is empty: give best, last, auto or a path")
+                raise ConfigError("--ckpt_path is empty: give best, last, auto or a path")
 
     def instantiate_classes(self) -> None:
         """Construct everything; what data raise when asked for a size is told as it is."""
@@ -289,10 +296,10 @@ class RunCLI(BareCLI):
             signals.restore()
 
     def _refuse_two_sources(self, plan: RunPlan) -> None:
-        """Raise a CommandError if weights are to come from two places."""
+        """Raise a ConfigError if weights are to come from two places."""
         source, start = self.settings.init_from, plan.checkpoint
         if source is not None and start is not None and folder_of_checkpoint(start) != plan.folder:
-            raise CommandError(
+            raise ConfigError(
                 f"--init_from {source} and --ckpt_path, which starts from {start}: give one of "
                 "them; --ckpt_path goes on with optimiser and step, --init_from takes weights only"
             )
@@ -301,7 +308,7 @@ class RunCLI(BareCLI):
         """Begin with the weights of `run.init_from`; a run that goes on has its own.
 
         Raises:
-            InitError: the weights do not fit.
+            ConfigError: the weights do not fit.
         """
         source = self.settings.init_from
         if source is None:
@@ -380,7 +387,7 @@ class RunCLI(BareCLI):
 
     def _plan_evaluation(self, command: str, request: str | None) -> tuple[RunPlan, Scope]:
         if request is None:
-            raise CommandError(
+            raise ConfigError(
                 f"{command} needs trained weights: add --ckpt_path best, last or a path"
             )
         config = self._config_dict()
@@ -435,8 +442,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
     """Parse a command line; nothing is constructed.
 
     Raises:
-        CommandError: a key or a value is wrong.
-        ConfigError: so is a file.
+        ConfigError: a key, a value or a file is wrong.
     """
     with contextlib.suppress(_ParsedError):
         _ParsingCLI(arguments)

@@ -21,8 +21,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_probattn.attention import Attention
 from lit_probattn.base.allowed_code import OUR_PACKAGES
-from lit_probattn.configs import ConfigError
-from lit_probattn.records.provenance import is_first_rank, rank
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.provenance import is_first_rank, rank
 from lit_probattn.tasks.finite import NonFiniteError
 from lit_probattn.training import peers
 from lit_probattn.training.checkpoints import CheckpointError
@@ -46,14 +46,10 @@ _STORAGE = {
 }
 
 _LOGGERS = ("wandb", "mlflow")  # packages that raise errors of their own
-_NO_GPU = " Use --trainer.accelerator cpu, or look at `python -m lit_probattn.doctor`"
+_NO_GPU = " Use --trainer.accelerator cpu, or look at `lit-probattn --version --verbose`"
 
 _WORKER = re.compile(r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed|exited unexpectedly)")
 DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"
-
-
-class CommandError(ValueError):
-    """The command line or a configuration file is wrong; the message is one line."""
 
 
 class ConstructionError(BaseException):
@@ -92,7 +88,7 @@ def explain(error: BaseException) -> tuple[str, int] | None:
         return " ".join(f"{cause.args[0].partition(':')[0]}: {cause.__cause__}".split()), 2
     if isinstance(error, NonFiniteError):
         return text, 1
-    if isinstance(error, CommandError | ConfigError | CheckpointError | MisconfigurationException):
+    if isinstance(error, ConfigError | CheckpointError | MisconfigurationException):
         return text + _NO_GPU * text.startswith("No supported gpu backend found"), 2
     if type(error).__module__.partition(".")[0] in _LOGGERS:
         return f"trainer.logger: {text}", 2  # no key, no server: said when the run begins

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.config_files import KINDS, file_named, find, run_stem
-from lit_probattn.cli.errors import CommandError
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import SIZES_OF_DATA, read_yaml, refuse_two_tasks, settings_of
 
 # Flags that take the name of a file, by the kind of the file; and what such a file must set.
@@ -23,8 +23,8 @@ def with_named_files(arguments: Sequence[str]) -> list[str]:
     others stay where they stand.
 
     Raises:
-        ConfigError: no file has this name, or it cannot be read.
-        CommandError: a flag is given twice or without a name, or its file is of another kind.
+        ConfigError: no file has this name, or it cannot be read; a flag is given twice or without
+            a name, or its file is of another kind.
     """
     words: list[str] = []
     task: list[str] = []
@@ -43,9 +43,9 @@ def with_named_files(arguments: Sequence[str]) -> list[str]:
             continue
         if not name or name.startswith("-"):
             listed = f"`lit-probattn list {KINDS[kind][1]}` shows the names"
-            raise CommandError(f"{flag} needs a name or a path; {listed}")
+            raise ConfigError(f"{flag} needs a name or a path; {listed}")
         if kind in seen:
-            raise CommandError(f"{flag} is given twice; keep one, or add a file by --config")
+            raise ConfigError(f"{flag} is given twice; keep one, or add a file by --config")
         seen.add(kind)
         path = file_named(kind, name)
         _check_kind(kind, path)
@@ -57,12 +57,12 @@ def with_initial_weights(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with `--run.init_from` in place of `--init_from`.
 
     Raises:
-        CommandError: the command does not train.
+        ConfigError: the command does not train.
     """
     short, whole = "--init_from", "--run.init_from"
     given = [word for word in arguments if word.partition("=")[0] in (short, whole)]
     if given and arguments[0] != "fit":
-        raise CommandError(
+        raise ConfigError(
             f"{given[0].partition('=')[0]} is for fit; {arguments[0]} takes weights by --ckpt_path"
         )
     return [
@@ -79,7 +79,7 @@ def _check_kind(kind: str, path: str) -> None:
         or (kind == "attention" and sets_attention(content))
         or (kind == "trainer" and "trainer" in content)
     ):
-        raise CommandError(f"--{kind} {path}: expected a file that sets {NAMED[kind]}")
+        raise ConfigError(f"--{kind} {path}: expected a file that sets {NAMED[kind]}")
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:
@@ -113,8 +113,8 @@ def read_config_files(files: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the contents of configuration files, by the names that the user gave.
 
     Raises:
-        ConfigError: a file is missing or holds no configuration; two are task files.
-        CommandError: a file stands in the wrong order.
+        ConfigError: a file is missing or holds no configuration; two are task files; one stands in
+            the wrong order.
     """
     contents: dict[str, dict[str, Any]] = {}
     for name in files:
@@ -132,11 +132,11 @@ def _check_parts(name: str, content: dict[str, Any]) -> None:
         if isinstance(part, dict) or (isinstance(part, str) and key in ("model", "data")):
             continue
         wanted = "class_path and init_args" if key in ("model", "data") else "its keys"
-        raise CommandError(f"{name}: {key} must hold {wanted}, received {part!r}")
+        raise ConfigError(f"{name}: {key} must hold {wanted}, received {part!r}")
     for key, value in settings_of(content):
         if key.endswith("init_args") and value != {}:
             shown = "null" if value is None else repr(value)
-            raise CommandError(f"{name}: {key} must hold arguments by name, received {shown}")
+            raise ConfigError(f"{name}: {key} must hold arguments by name, received {shown}")
         refuse_linked(name, key)
 
 
@@ -144,13 +144,13 @@ def refuse_linked(place: str, key: str) -> None:
     """Refuse an argument that the data or the seed of the run decide; the parser would drop it.
 
     Raises:
-        CommandError: it names the key, and what decides it.
+        ConfigError: it names the key, and what decides it.
     """
     part, _, name = key.removeprefix("--").replace(".init_args", "", 1).partition(".")
     if part == "model" and name in SIZES_OF_DATA:
-        raise CommandError(f"{place}: {key} is not read, as the data decide it: leave it out")
+        raise ConfigError(f"{place}: {key} is not read, as the data decide it: leave it out")
     if part in ("model", "data") and name == "seed":
-        raise CommandError(f"{place}: {key} is not read, as seed_everything decides it: set that")
+        raise ConfigError(f"{place}: {key} is not read, as seed_everything decides it: set that")
 
 
 def sets_attention(content: dict[str, Any]) -> bool:
@@ -198,12 +198,12 @@ def _check_order(contents: dict[str, dict[str, Any]]) -> None:
         if _part(contents[name], "model", "init_args") and not sets_task(contents[name])
     ]
     if early and tasks and names.index(early[0]) < names.index(tasks[0]):
-        raise CommandError(
+        raise ConfigError(
             f"put the task file first: --config {tasks[0]} --config {early[0]} (the task file "
             "names the model that the other file sets arguments of)"
         )
     if early and not tasks:
-        raise CommandError(
+        raise ConfigError(
             f"no task file: {early[0]} sets arguments of a model that no file names; start with "
             "one, for example --task lra_listops"
         )

@@ -20,7 +20,8 @@ from typing import Any
 from jsonargparse import Namespace
 
 from lit_probattn.attention import Attention
-from lit_probattn.configs import KEY, nearest, public_path
+from lit_probattn.base.errors import nearest
+from lit_probattn.configs import KEY, public_path
 
 # Where the library raises a bare TypeError, KeyError or ValueError, only its text says what and
 # where. The rest is read from exceptions: an unknown class from AttributeError, ImportError and

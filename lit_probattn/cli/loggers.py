@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from lit_probattn.cli.errors import CommandError
+from lit_probattn.base.errors import ConfigError
 
 KEY = "trainer.logger"
 FOLDER = "save_dir"
@@ -34,19 +34,19 @@ class PendingLogger:
         self.cls, self.args, self.options = cls, args, options
 
     def check(self) -> None:
-        """Raise a CommandError if its package is not installed.
+        """Raise a ConfigError if its package is not installed.
 
         Not where it is constructed: the parser would take that for a value of the wrong type.
         """
         package = _PACKAGES.get(self.cls.__name__)
         if package is not None and find_spec(package) is None:
-            raise CommandError(_missing(self.cls, package))
+            raise ConfigError(_missing(self.cls, package))
 
     def make(self, folder: Path) -> Logger:
         """Return the logger; without a folder of its own it writes into `folder`.
 
         Raises:
-            CommandError: its package is not installed, or refuses its options.
+            ConfigError: its package is not installed, or refuses its options.
         """
         options = dict(self.options)
         known = inspect.signature(self.cls).parameters
@@ -59,12 +59,12 @@ class PendingLogger:
             return self.cls(*self.args, **options)
         except ModuleNotFoundError as error:
             package = _PACKAGES.get(self.cls.__name__)
-            raise CommandError(
+            raise ConfigError(
                 f"{KEY}: {error}" if package is None else _missing(self.cls, package)
             ) from error
         except Exception as error:  # whatever a logger's package refuses: no key, no server, …
             told = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise CommandError(f"{KEY}: {self.cls.__name__}: {told}") from error
+            raise ConfigError(f"{KEY}: {self.cls.__name__}: {told}") from error
 
     def _place(self, folder: Path) -> Path:
         return folder / "mlruns" if self.cls.__name__ == "MLFlowLogger" else folder
@@ -80,7 +80,7 @@ def pending(logger: object) -> list[PendingLogger]:
     """Return the loggers that wait in `trainer.logger`: one, several, or none.
 
     Raises:
-        CommandError: the package of one is not installed.
+        ConfigError: the package of one is not installed.
     """
     given = logger if isinstance(logger, Sequence) else [logger]
     found = [item for item in given if isinstance(item, PendingLogger)]

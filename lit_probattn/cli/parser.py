@@ -16,14 +16,13 @@ import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_probattn.cli.errors import CommandError, ConstructionError
+from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.cli.errors import ConstructionError
 from lit_probattn.cli.files import NAMED
 from lit_probattn.cli.jsonargparse_internals import Refused, option_names, prefer_integers, readable
 from lit_probattn.configs import (
-    ConfigError,
     canonical,
     class_of,
-    nearest,
     parameters_of,
     public_path,
     takes_any_name,
@@ -55,10 +54,10 @@ class RunParser(LightningArgumentParser):
         return text
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        """Raise `CommandError`, unless this parser only tries whether a value fits."""
+        """Raise `ConfigError`, unless this parser only tries whether a value fits."""
         if not self.exit_on_error:
             raise Refused(message, self.owner, self.names) from ex
-        raise CommandError(readable(message, ex, [*option_names(self), *NAMED])) from ex
+        raise ConfigError(readable(message, ex, [*option_names(self), *NAMED])) from ex
 
 
 class HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -108,7 +107,7 @@ def refuse_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -
         linked: arguments of the model that are set later.
 
     Raises:
-        CommandError: there is such a key.
+        ConfigError: there is such a key.
     """
     for key, own in known.items():
         _check(config.get(key), types_of(own), key)
@@ -126,7 +125,7 @@ def refuse_more_arguments(config: Any) -> None:
     """Refuse `dict_kwargs` of classes that do not take any name.
 
     Raises:
-        CommandError: there is such a key; with the nearest valid one.
+        ConfigError: there is such a key; with the nearest valid one.
     """
     for key in ("model", "data"):
         for path, class_path, _ in _classes(config.get(key), key):
@@ -134,7 +133,7 @@ def refuse_more_arguments(config: Any) -> None:
             if not more or cls is None or takes_any_name(cls):
                 continue
             name = next(iter(dict(more)))
-            raise CommandError(
+            raise ConfigError(
                 f"unknown key '{path}.dict_kwargs.{name}' for {public_path(cls)}"
                 f"{nearest(name, parameters_of(cls))}"
             )
@@ -144,7 +143,7 @@ def _check(part: Any, expected: dict[str, Any], path: str) -> None:
     for name, value in dict(part).items() if part is not None else ():
         if value is None and name in expected and not _allows_none(expected[name]):
             kind = getattr(expected[name], "__name__", expected[name])
-            raise CommandError(f"{path}.{name}: expected {kind}, received null")
+            raise ConfigError(f"{path}.{name}: expected {kind}, received null")
 
 
 def _classes(part: Any, path: str) -> Iterator[tuple[str, str, Any]]:

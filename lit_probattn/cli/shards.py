@@ -1,20 +1,12 @@
-"""Sharing a list of points among processes: flags, shards, progress."""
+"""Sharing a list of points among processes: flags and shards."""
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import multiprocessing
 import os
-import signal
-import sys
-import time
 from collections.abc import Callable
-from typing import Any
 
-from lit_probattn.configs import ConfigError
-
-_DEATH_SIGNAL, _SIGKILL = 1, 9  # PR_SET_PDEATHSIG of prctl
+from lit_probattn.base.errors import ConfigError
 
 
 def add_shard_flags(add: Callable[..., object]) -> None:
@@ -54,100 +46,3 @@ def parse_shard(text: str) -> tuple[int, int]:
 def torchrun_shard() -> tuple[int, int]:
     """Return (rank, world size) under torchrun, else (0, 1)."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def end_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends, however it ends (Linux).
-
-    For `preexec_fn`. SLURM's warning to submitit's process, SIGUSR2, is not meant for its children.
-    """
-    if hasattr(signal, "SIGUSR2"):
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, _SIGKILL)
-
-
-def child_options(*handles: int, session: bool = False) -> dict[str, Any]:
-    """Return what `subprocess.Popen` is told of a command that ends with this process.
-
-    Without POSIX there is none of it, and the command may outlive this process.
-
-    Args:
-        handles: what the command inherits.
-        session: whether Ctrl-C reaches this process alone.
-    """
-    if not hasattr(os, "fork"):
-        return {}
-    return {
-        "pass_fds": handles,
-        "start_new_session": session,
-        "preexec_fn": end_with_parent,
-    }
-
-
-def fork_context() -> Any:
-    """Return the context of `multiprocessing` whose processes are forks of this one.
-
-    Raises:
-        ConfigError: this system has no forks.
-    """
-    if not hasattr(os, "fork"):
-        raise ConfigError("this command forks processes, which this system cannot: use Linux")
-    return multiprocessing.get_context("fork")
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time for people: `40 s`, `12 min`, `3 h 10 min`, `2 d 5 h`."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
-
-
-class Progress:
-    """Says how many points are finished and about how long the rest will take.
-
-    Args:
-        total: number of points.
-        what: what they are, such as `cells`.
-        say: receives the lines; None writes them to stderr, in place on a terminal.
-        every: seconds between lines that nothing new calls for.
-    """
-
-    def __init__(
-        self, total: int, what: str, say: Callable[[str], None] | None = None, every: float = 10.0
-    ) -> None:
-        self.total, self.what, self.say, self.every = total, what, say, every
-        self.begin = time.monotonic()
-        self._last = self.begin
-
-    def due(self) -> bool:
-        """Whether the last line is long ago."""
-        return time.monotonic() - self._last > self.every
-
-    def show(self, done: int, left: float | None = None, note: str = "") -> None:
-        """Say that `done` points are finished and the rest takes `left` seconds.
-
-        Args:
-            done: number of finished points.
-            left: seconds; None if nothing is known about them.
-            note: what else to say.
-        """
-        text = f"{done} of {self.total} {self.what} finished"
-        if left is not None and done < self.total:
-            text += f", about {duration(left)} left"
-        text += f"; {note}" if note else ""
-        if self.say is not None:
-            self.say(text)
-        elif sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{text}" + ("\n" if done == self.total else ""))
-            sys.stderr.flush()
-        elif done < self.total and not self.due():
-            return
-        else:
-            print(text, file=sys.stderr, flush=True)
-        self._last = time.monotonic()

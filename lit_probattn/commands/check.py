@@ -10,14 +10,13 @@ what to look at where one fails. The exit status is 1 then.
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.config_files import ConfigError
+from lit_probattn.base.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from lit_probattn.attention import Attention
@@ -57,8 +56,7 @@ def _class(name: str) -> type[Attention]:
     known = variants()
     if "." not in name:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = nearest(name, known, lists=False)
             raise ConfigError(f"{name}: give the full name, module.{name}{hint}")
         return known[name]
     cls = class_of(name)

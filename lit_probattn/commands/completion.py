@@ -32,6 +32,7 @@ def make_parser(run: Mapping[str, str], others: Mapping[str, str]) -> argparse.A
     """
     parser = argparse.ArgumentParser(prog="lit-probattn")
     parser.add_argument("--version", action="store_true")
+    parser.add_argument("--verbose", action="store_true")
     commands = parser.add_subparsers(dest="command")
     flags: dict[str, _Flags] = {**dict.fromkeys(run, _FIT), "compare": _COMPARE, "sweep": _SWEEP}
     for name, text in {**run, **others}.items():

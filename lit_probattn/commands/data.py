@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from datamodules import REGISTRY
 from datamodules.__main__ import main as data_main
-from lit_probattn.base.config_files import ConfigError, named_files
+from lit_probattn.base.config_files import named_files
+from lit_probattn.base.errors import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -89,16 +89,16 @@ def run(options: argparse.Namespace) -> None:
     """Open the run, continue the prompts, print them and write the table.
 
     Raises:
-        CommandError: a flag is wrong, or the run is not of a language model.
+        ConfigError: a flag is wrong, or the run is not of a language model.
     """
     from lit_probattn.attention.cache import CacheBound
-    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.base.errors import ConfigError
     from lit_probattn.models.decoding import Sampling
     from lit_probattn.training.callbacks import PredictionWriter
 
     check_least(options, max_new_tokens=1, seed=0, max_keys=1)
     if options.evict_by is not None and options.max_keys is None:
-        raise CommandError("--evict_by is for a cache of bounded length: add --max_keys N")
+        raise ConfigError("--evict_by is for a cache of bounded length: add --max_keys N")
     if options.out is not None:
         check_table(options.out)
     sampling = Sampling(options.temperature, options.top_k, options.top_p, seed=options.seed)
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> None:
         try:
             trained.task.model.new_caches(0, trained.task.cache_bound)
         except NotImplementedError as error:
-            raise CommandError(f"--max_keys: {error}".replace("the bound", "--max_keys")) from error
+            raise ConfigError(f"--max_keys: {error}".replace("the bound", "--max_keys")) from error
     writer = [PredictionWriter(options.out)] if options.out else []
     with _without_notes():
         trainer = _trainer(trained.config, trained.device, writer)
@@ -123,7 +123,7 @@ def _open(options: argparse.Namespace) -> Trained:
     """Open a language model and its data, which hold the prompts."""
     import yaml
 
-    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.base.errors import ConfigError
     from lit_probattn.configs import class_of, parameters_of, read_config
     from lit_probattn.tasks import LanguageModeling
     from lit_probattn.tasks.language_model import check_vocabulary
@@ -134,12 +134,12 @@ def _open(options: argparse.Namespace) -> Trained:
     config = read_config(checkpoint, options.config)
     task, data = (class_of(config[part]["class_path"]) for part in ("model", "data"))
     if not (isinstance(task, type) and issubclass(task, LanguageModeling)):
-        raise CommandError(
+        raise ConfigError(
             f"{options.checkpoint} is a run of {task.__name__}, which generates no text: give a "
             "run of a language model (lit_probattn.tasks.LanguageModeling)"
         )
     if "prompts" not in parameters_of(data) or not hasattr(data, "vocabulary"):
-        raise CommandError(
+        raise ConfigError(
             f"{options.checkpoint} was trained on {data.__name__}, which takes no prompts: its "
             "data need an argument `prompts` and a `vocabulary`, as datamodules.WikiText103 has"
         )
@@ -155,17 +155,17 @@ def _new_tokens(trained: Trained, options: argparse.Namespace) -> int:
     """Return how many tokens are added to each prompt; say where the default does not fit.
 
     Raises:
-        CommandError: a prompt is empty or too long, or more tokens are asked for than fit.
+        ConfigError: a prompt is empty or too long, or more tokens are asked for than fit.
     """
-    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.base.errors import ConfigError
 
     most, longest = trained.task.model.max_seq_len, 0
     for text in options.prompt:
         ids, unknown = trained.data.vocabulary.encode(text)
         if not len(ids):
-            raise CommandError(f"--prompt {text!r} is empty: give at least one word")
+            raise ConfigError(f"--prompt {text!r} is empty: give at least one word")
         if len(ids) > most:
-            raise CommandError(
+            raise ConfigError(
                 f"--prompt {text[:40]!r} has {len(ids)} tokens, but max_seq_len of the model is "
                 f"{most}: shorten it"
             )
@@ -180,7 +180,7 @@ def _new_tokens(trained: Trained, options: argparse.Namespace) -> int:
             print(f"--max_new_tokens {fits}: {told}", file=sys.stderr)
         return min(MAX_NEW_TOKENS, fits)
     if options.max_new_tokens > fits:
-        raise CommandError(
+        raise ConfigError(
             f"--max_new_tokens {options.max_new_tokens} does not fit: max_seq_len of the model is "
             f"{most} and the longest prompt has {longest} tokens; give at most {fits}"
         )

@@ -21,7 +21,8 @@ import yaml
 
 import datamodules
 from lit_probattn.analysis.registry import STUDIES
-from lit_probattn.base.config_files import ConfigError, files_in, named_files, nearest
+from lit_probattn.base.config_files import files_in, named_files
+from lit_probattn.base.errors import ConfigError, nearest
 
 # The one in C, where PyYAML has it, takes a fifth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -58,40 +58,40 @@ def check_least(options: argparse.Namespace, **least: int) -> None:
     """Refuse numbers that are too small; flags that are not given are left alone.
 
     Raises:
-        CommandError: a number is below its least value.
+        ConfigError: a number is below its least value.
     """
-    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.base.errors import ConfigError
 
     for name, smallest in least.items():
         value = getattr(options, name)
         if value is not None and value < smallest:
-            raise CommandError(f"--{name} must be at least {smallest}, received {value}")
+            raise ConfigError(f"--{name} must be at least {smallest}, received {value}")
 
 
 def check_table(out: Path) -> None:
     """Refuse a place that no table can be written to.
 
     Raises:
-        CommandError: another ending, a file that exists, or a file in place of a folder.
+        ConfigError: another ending, a file that exists, or a file in place of a folder.
     """
-    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.base.errors import ConfigError
 
     if out.suffix != ".parquet":
-        raise CommandError(f"--out must end in .parquet, received {out}")
+        raise ConfigError(f"--out must end in .parquet, received {out}")
     if out.exists():
-        raise CommandError(f"--out {out} exists: name another file, or remove it")
+        raise ConfigError(f"--out {out} exists: name another file, or remove it")
     blocked = next((p for p in out.parents if p.exists() and not p.is_dir()), None)
     if blocked is not None:
-        raise CommandError(f"--out {out}: {blocked} is a file, not a folder")
+        raise ConfigError(f"--out {out}: {blocked} is a file, not a folder")
 
 
 def set_search(task: Any, options: argparse.Namespace) -> None:
     """Change what is given of the run's own settings; flags that a command has not are not given.
 
     Raises:
-        CommandError: a number is out of range.
+        ConfigError: a number is out of range.
     """
-    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.base.errors import ConfigError
     from lit_probattn.models.decoding import Sampling
 
     names = {"size": "beam_size", **{f.name: f.name for f in fields(task.beam) if f.name != "size"}}
@@ -102,4 +102,4 @@ def set_search(task: Any, options: argparse.Namespace) -> None:
         task.sampling = Sampling(options.temperature or 0.0, top_k, top_p, seed=options.seed)
     except ValueError as error:
         text = str(error)
-        raise CommandError(f"--{'beam_' if text.startswith('size ') else ''}{text}") from error
+        raise ConfigError(f"--{'beam_' if text.startswith('size ') else ''}{text}") from error

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
     """Open the run, translate the lines, print them and write the table.
 
     Raises:
-        CommandError: a flag is wrong, the run is not of translation, or a line cannot be read.
+        ConfigError: a flag is wrong, the run is not of translation, or a line cannot be read.
     """
     from lit_probattn.training.trained import open_translator
 
@@ -105,15 +105,15 @@ def run(options: argparse.Namespace) -> None:
 
 def _check_flags(options: argparse.Namespace) -> None:
     """Refuse what is wrong whatever the run."""
-    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.base.errors import ConfigError
 
     check_least(options, seed=0, max_tokens=1)
     drawn = [name for name in ("top_k", "top_p") if getattr(options, name) is not None]
     if drawn and not options.temperature:
-        raise CommandError(f"--{drawn[0]} is for drawing tokens: give --temperature too")
+        raise ConfigError(f"--{drawn[0]} is for drawing tokens: give --temperature too")
     searched = [n for n in ("beam_size", "n_best") if (getattr(options, n) or 1) != 1]
     if searched and options.temperature:
-        raise CommandError(f"--{searched[0]} is for searching: leave out --temperature")
+        raise ConfigError(f"--{searched[0]} is for searching: leave out --temperature")
     if options.out is not None:
         check_table(options.out)
 
@@ -122,15 +122,15 @@ def read_lines(file: BinaryIO) -> Iterator[str]:
     """Yield the lines of a file, without their ends.
 
     Raises:
-        CommandError: a line is not UTF-8.
+        ConfigError: a line is not UTF-8.
     """
-    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.base.errors import ConfigError
 
     for number, raw in enumerate(file, 1):
         try:
             yield raw.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise CommandError(
+            raise ConfigError(
                 f"line {number} of standard input is not UTF-8 ({error.reason} at byte "
                 f"{error.start + 1}): convert it, for example with iconv -t UTF-8"
             ) from error
@@ -149,7 +149,7 @@ def translated(
         write: turns the ids of a translation into text. None is the data's `detokenise`.
 
     Raises:
-        CommandError: a line is longer than the model reads.
+        ConfigError: a line is longer than the model reads.
     """
     numbered = enumerate(lines, 1)
     while block := list(itertools.islice(numbered, _BLOCK)):
@@ -167,11 +167,11 @@ def translated(
 
 
 def _check_lengths(lines: list[tuple[int, str]], ids: list[list[int]], most: int) -> None:
-    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.base.errors import ConfigError
 
     for (number, _), row in zip(lines, ids, strict=True):
         if len(row) > most:
-            raise CommandError(
+            raise ConfigError(
                 f"line {number} of standard input has {len(row)} tokens, its end included, but "
                 f"max_seq_len of the model is {most}: split it into sentences"
             )
@@ -220,7 +220,7 @@ def _printed(line: Translated, n_best: int) -> Iterator[str]:
 def _write(lines: list[Translated], path: Path) -> None:
     import pandas as pd
 
-    from lit_probattn.records.provenance import replacing
+    from lit_probattn.base.files import replacing
 
     rows = [
         {"line": x.number, "source": x.text, "rank": rank, "score": score, "translation": text}

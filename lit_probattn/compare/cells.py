@@ -7,7 +7,6 @@ start, which decides its result too; its data then have the start's tokeniser.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.core.base import CachedDataModule, DataModule
-from datamodules.core.errors import DataError
+from lit_probattn.base import files as digests
 from lit_probattn.base.config_files import run_stem
+from lit_probattn.base.errors import DataError
+from lit_probattn.base.files import replace_text
 from lit_probattn.compare.protocol import (
     Options,
     attention_option,
@@ -32,7 +33,6 @@ from lit_probattn.compare.protocol import (
 from lit_probattn.compare.results import read_result
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
 from lit_probattn.configs import class_of, parameters_of
-from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import versions_of
 
@@ -101,7 +101,7 @@ class Cell:
         text = json.dumps(
             [deciding(self.config, self.task.checkpoint), self.seed, *more], sort_keys=True
         )
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return digests.digest(text, 12)
 
     # ---- what it begins with -------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Cell:
         if not self.sources:
             return self.name
         text = json.dumps(self.sources, sort_keys=True)
-        return f"{self.name}-data{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        return f"{self.name}-data{digests.digest(text, 8)}"
 
     @property
     def label(self) -> str:

@@ -20,12 +20,12 @@ from typing import Any
 import pandas as pd
 import torch
 
-from datamodules.core.errors import DataError
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import file_named, find, output_folder
+from lit_probattn.base.errors import ConfigError, DataError
+from lit_probattn.base.progress import duration
 from lit_probattn.cli.app import check_arguments
-from lit_probattn.cli.errors import CommandError
-from lit_probattn.cli.shards import add_shard_flags, duration, shard_of
+from lit_probattn.cli.shards import add_shard_flags, shard_of
 from lit_probattn.compare.cells import (
     Cell,
     Place,
@@ -55,7 +55,6 @@ from lit_probattn.compare.protocol import (
 from lit_probattn.compare.report import Report, refuse_file, refuse_foreign_files, unfinished_label
 from lit_probattn.compare.runner import Runner
 from lit_probattn.compare.tables import Table
-from lit_probattn.configs import ConfigError
 from lit_probattn.records.tables import markdown_lines
 
 _PLAN = (
@@ -301,7 +300,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
         if options.settings or options.trainer or place.flags or cell.row.overrides:
             try:
                 check_arguments(cell.fit_arguments())
-            except CommandError as error:
+            except ConfigError as error:
                 raise ConfigError(f"{cell.task.name}, {cell.row.label}: {error}") from None
 
 
@@ -474,7 +473,7 @@ def _run_cells(
     if options.accelerator in ("gpu", "cuda") and not torch.accelerator.is_available():
         raise ConfigError(
             f"--accelerator {options.accelerator}, but there is no GPU here: use --accelerator "
-            "cpu, or look at `python -m lit_probattn.doctor`"
+            "cpu, or look at `lit-probattn --version --verbose`"
         )
     if out is not None:
         output_folder(out)  # before anything is trained

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.cli.shards import child_options
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.processes import start as start_child
 
 # What torchrun, SLURM and submitit tell their own processes; a cell's command has its own ranks.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
@@ -71,12 +71,13 @@ def start(
     with log.open("a") as out:
         out.write(f"$ {shlex.join(['python', '-m', module, *arguments])}\n")
         out.flush()
-        return subprocess.Popen(
+        return start_child(
             [*(launch or [sys.executable]), "-m", module, *arguments],
+            lock,
+            session=True,
             stdout=out,
             stderr=subprocess.STDOUT,
             env=environment,
-            **child_options(lock, session=True),
         )
 
 
@@ -98,10 +99,8 @@ class Shard:
     def __call__(self) -> int:
         """Return the exit status of the command."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SUBMITIT_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", self.module, *self.arguments],
-            env=environment,
-            **child_options(),
+        self.process = start_child(
+            [sys.executable, "-m", self.module, *self.arguments], env=environment
         )
         # Not `wait`: it holds a lock that `checkpoint`, in a signal handler, would wait for.
         while self.process.poll() is None:

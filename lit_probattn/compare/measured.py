@@ -19,9 +19,9 @@ from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.model import build_task, counts, make_inputs, training_step
 from lit_probattn.compare.protocol import setting
 from lit_probattn.compare.report import Report
+from lit_probattn.measure.memory import peak_bytes
+from lit_probattn.measure.timing import quantile, time_sides
 from lit_probattn.records.tables import panels
-from profiling.measure.memory import peak_bytes
-from profiling.measure.timing import quantile, time_sides
 
 _RATIOS = {
     "parameters": "parameters",

@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from datamodules.core.base import CachedDataModule, DataModule
-from datamodules.core.errors import DataError
+from lit_probattn.attention import Attention
+from lit_probattn.base.errors import DataError
 from lit_probattn.base.memory import StepFunction, outlined_bytes
 from lit_probattn.compare.cells import Cell
 from lit_probattn.configs import attention_factory, class_of, link_sizes
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
+from lit_probattn.measure.counters import torch_flops
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import (
@@ -33,8 +35,6 @@ from lit_probattn.tasks import (
     Translation,
 )
 from lit_probattn.tasks.base import Task
-from profiling.cost.count import attention_layers
-from profiling.measure.counters import torch_flops
 
 # Tokens of a sentence, or of a side of a pair: about the mean of LM1B, IWSLT'14 and WMT'14.
 PAIR_LEN = 32
@@ -173,8 +173,8 @@ def counts(cell: Cell) -> dict[str, int]:
     with torch.device("meta"):
         task = build_task(cell, data).eval()
         inputs, _ = make_inputs(task, data, 1)
-        for layer in attention_layers(task):
-            layer.backend = layer.core.stated_backend
+        for layer in (m for m in task.modules() if isinstance(m, Attention)):
+            layer.backend = layer.core.makes.stated_backend
         model = task.model
 
         def forward() -> None:

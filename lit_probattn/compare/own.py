@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from datamodules.core.errors import DataError
 from lit_probattn.base.config_files import file_named, run_stem, shipped
+from lit_probattn.base.errors import ConfigError, DataError, nearest
 from lit_probattn.compare.cells import parse_settings
 from lit_probattn.compare.command import add_flags, protocol_of, run
 from lit_probattn.compare.measured import MeasuredReport
@@ -37,14 +37,7 @@ from lit_probattn.compare.protocol import (
     setting,
 )
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
-from lit_probattn.configs import (
-    ConfigError,
-    class_of,
-    compose,
-    nearest,
-    parameters_of,
-    takes_any_name,
-)
+from lit_probattn.configs import class_of, compose, parameters_of, takes_any_name
 
 SEEDS = (0, 1, 2)
 # A setting of the class itself, not an argument of it.

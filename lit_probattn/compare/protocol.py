@@ -9,16 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.tables import Row, TaskEntry
-from lit_probattn.configs import (
-    ConfigError,
-    class_of,
-    compose,
-    default_argument,
-    nearest,
-    parameters_of,
-    read_yaml,
-)
+from lit_probattn.configs import class_of, compose, default_argument, parameters_of, read_yaml
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.checkpoints import averaged_number
 from lit_probattn.training.run_folder import FREE_KEYS, flatten

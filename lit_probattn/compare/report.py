@@ -17,6 +17,9 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import score_limits, set_score_limits
 from lit_probattn.base.config_files import output_folder
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import replace_text
+from lit_probattn.base.provenance import machine
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.protocol import (
     Difference,
@@ -30,9 +33,7 @@ from lit_probattn.compare.runner import minutes_of
 from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.compare.trends import Agreement, agreements, draw_trends, trend_lines
-from lit_probattn.configs import ConfigError
 from lit_probattn.records.markdown import code_span, escaped, one_line
-from lit_probattn.records.provenance import machine, replace_text
 from lit_probattn.records.tables import markdown_lines, panels, save_png, unequal_sides
 
 SHORTENED = "SHORTENED PROTOCOL"

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.tables import Metric
-from lit_probattn.configs import ConfigError
 
 _Count = Annotated[int, Field(ge=0)]
 _Positive = Annotated[int, Field(ge=1)]

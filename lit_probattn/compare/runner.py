@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.cli.shards import Progress
+from lit_probattn.base.errors import ChildError
+from lit_probattn.base.locks import claim
+from lit_probattn.base.progress import Progress
 from lit_probattn.compare.cells import Cell, portable
 from lit_probattn.compare.launch import child_environment, start
 from lit_probattn.compare.results import checked
-from lit_probattn.records.locks import claim
 from lit_probattn.training.checkpoints import newest_good_checkpoint, step_of
 from lit_probattn.training.logs import FILE_NAME as METRICS
 from lit_probattn.training.run_record import read_starts
@@ -37,10 +38,6 @@ _POLL_SECONDS = 0.1
 # How long to wait for a cell whose process was just killed and may still be ending.
 GRACE_SECONDS = 5.0
 PROGRESS_SECONDS = 60.0
-
-
-class CellError(RuntimeError):
-    """A command of a cell failed; its log says why."""
 
 
 @dataclass
@@ -66,7 +63,7 @@ def cell_work(cell: Cell, facts: Facts) -> Work:
     """Yield the commands of a cell in turn; return its result.
 
     Raises:
-        CellError: a command ended with another status than 0.
+        ChildError: a command ended with another status than 0.
     """
     begin, seconds = time.perf_counter(), None
     if resumed_step(cell) != cell.max_steps:  # else killed after its last step
@@ -74,7 +71,7 @@ def cell_work(cell: Cell, facts: Facts) -> Work:
         seconds = time.perf_counter() - begin
     version = cell.version()
     if version is None:
-        raise CellError(f"`fit` left no run folder in {cell.place.runs / cell.run_name}")
+        raise ChildError(f"`fit` left no run folder in {cell.place.runs / cell.run_name}")
     values: dict[str, float] = {}
     report: dict[str, Any] = {}
     for command, settings, metrics in cell.evaluations():
@@ -99,7 +96,7 @@ def minutes_of(result: Mapping[str, Any]) -> str:
 def _command(cell: Cell, arguments: list[str]) -> Generator[list[str], int, None]:
     status = yield arguments
     if status:
-        raise CellError(f"`{arguments[0]}` ended with status {status}; see {cell.log_path}")
+        raise ChildError(f"`{arguments[0]}` ended with status {status}; see {cell.log_path}")
 
 
 def cell_result(
@@ -112,14 +109,14 @@ def cell_result(
     """Collect what is known of a finished cell from its run folder.
 
     Raises:
-        CellError: its data were changed while it was trained.
+        ChildError: its data were changed while it was trained.
     """
     starts = read_starts(version)
     noted: dict[str, str] = next((s["sources"] for s in reversed(starts) if s.get("sources")), {})
     known = cell.place.hashes.get(cell.data_key, {})
     changed = sorted(k for k in noted.keys() & known.keys() if noted[k] != known[k])
     if changed:
-        raise CellError(f"data files changed while it ran: {', '.join(changed)}; run it again")
+        raise ChildError(f"data files changed while it ran: {', '.join(changed)}; run it again")
     last = next((s for s in reversed(starts) if "backends" in s), starts[-1])
     return {
         "name": cell.name,
@@ -360,7 +357,7 @@ class Runner:
         except StopIteration as done:
             self._finish(slot, done.value)
             after()
-        except (CellError, OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
+        except (ChildError, OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
             if self.tries[slot.cell.name] < self.attempts:
                 self.say(f"{slot.title}: failed: {error}; it is tried again after the others")
                 self.waiting.append((slot.title, slot.cell))

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_probattn.base.config_files import files_in, find
-from lit_probattn.configs import ConfigError, nearest, read_yaml
+from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.configs import read_yaml
 
 FOLDER = Path("configs/reproduce")
 # The column of a table that is the mean over its tasks.

@@ -11,27 +11,23 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.attention.layer import PROJECTIONS
-from lit_probattn.base.finite import nan_among
+from lit_probattn.base.errors import ConfigError, nan_among
 from lit_probattn.training.checkpoints import save_checkpoint
 
 # What belongs to the run that wrote the checkpoint and not to the new weights.
 _DROPPED = ("loops", "callbacks", "MixedPrecision", "training")
 
 
-class ConversionError(ValueError):
-    """The checkpoint cannot be converted."""
-
-
 def find_layers(state: dict[str, Tensor]) -> list[str]:
     """Return the names of the attention layers in a state dict, in its order.
 
     Raises:
-        ConversionError: there are none.
+        ConfigError: there are none.
     """
     ending = "query_proj.weight"
     names = [key.removesuffix(ending).rstrip(".") for key in state if key.endswith(ending)]
     if not names:
-        raise ConversionError("the checkpoint has no attention layers (no *.query_proj.weight)")
+        raise ConfigError("the checkpoint has no attention layers (no *.query_proj.weight)")
     return names
 
 
@@ -39,19 +35,17 @@ def restore_layer(state: dict[str, Tensor], name: str, head_dim: int) -> Softmax
     """Return a layer of a state dict as softmax attention.
 
     Raises:
-        ConversionError: it has other parameters than softmax attention, shares keys among heads, or
+        ConfigError: it has other parameters than softmax attention, shares keys among heads, or
             its width is not a multiple of `head_dim`.
     """
     prefix = f"{name}." if name else ""
     own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
     extra = sorted(key for key in own if key.split(".")[0] not in PROJECTIONS)
     if extra:
-        raise ConversionError(
-            f"{name} is not plain softmax attention: it also has {', '.join(extra)}"
-        )
+        raise ConfigError(f"{name} is not plain softmax attention: it also has {', '.join(extra)}")
     width, embed_dim = own["query_proj.weight"].shape
     if width % head_dim or own["key_proj.weight"].shape != (width, embed_dim):
-        raise ConversionError(
+        raise ConfigError(
             f"{name}: query_proj is {tuple(own['query_proj.weight'].shape)} and key_proj "
             f"{tuple(own['key_proj.weight'].shape)}; expected the same, with rows a multiple of "
             f"head_dim={head_dim}"
@@ -84,12 +78,12 @@ def check_output(output: Path) -> Path:
     """Return the configuration file that goes with a new checkpoint.
 
     Raises:
-        ConversionError: one of the two exists.
+        ConfigError: one of the two exists.
     """
     config_file = output.with_suffix(".yaml")
     for path in (output, config_file):
         if path.exists():
-            raise ConversionError(f"{path} exists: choose another name or remove it")
+            raise ConfigError(f"{path} exists: choose another name or remove it")
     return config_file
 
 
@@ -102,12 +96,12 @@ def write(
 
     Raises:
         CheckpointError: the file cannot be written.
-        ConversionError: new weights are NaN, or a file exists.
+        ConfigError: new weights are NaN, or a file exists.
     """
     config_file = check_output(output)
     bad = nan_among(changed.get("state_dict", {}).items())
     if bad is not None:
-        raise ConversionError(f"the conversion gave no numbers: {bad}; nothing is written")
+        raise ConfigError(f"the conversion gave no numbers: {bad}; nothing is written")
     new = {k: v for k, v in checkpoint.items() if k not in _DROPPED} | changed
     new |= {"epoch": 0, "global_step": 0, "optimizer_states": [], "lr_schedulers": []}
     save_checkpoint(new, output)

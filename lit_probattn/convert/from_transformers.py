@@ -24,7 +24,8 @@ from typing import Any
 import lightning
 from torch import Tensor
 
-from lit_probattn.convert.files import ConversionError, check_output, write
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.convert.files import check_output, write
 from lit_probattn.convert.transformers_files import CONFIG, read_json, read_weights
 from lit_probattn.convert.transformers_names import (
     FAMILIES,
@@ -99,13 +100,13 @@ def first_row(family: Family, config: Mapping[str, Any]) -> int:
     Source: RoBERTa counts from the padding token's id, fairseq's rule; the rows before have no use.
 
     Raises:
-        ConversionError: the padding token's id is not one.
+        ConfigError: the padding token's id is not one.
     """
     if family == "bert":
         return 0
     padding = config.get("pad_token_id", _PADDING[family])
     if not _is_number(padding, int) or padding < 0:
-        raise ConversionError(f"pad_token_id must be a number from 0, received {padding!r}")
+        raise ConfigError(f"pad_token_id must be a number from 0, received {padding!r}")
     return int(padding) + 1
 
 
@@ -117,25 +118,25 @@ def read_family(config: Mapping[str, Any]) -> Family:
     """Return the family of a configuration, of which all can be kept.
 
     Raises:
-        ConversionError: something cannot; the message names it.
+        ConfigError: something cannot; the message names it.
     """
     kind = config.get("model_type")
     family = next((name for name in FAMILIES if name == kind), None)
     if kind is None:
-        raise ConversionError(f"model_type is missing: expected {' or '.join(FAMILIES)}")
+        raise ConfigError(f"model_type is missing: expected {' or '.join(FAMILIES)}")
     if family is None:
-        raise ConversionError(f"model_type {kind!r} is not read, only {' and '.join(FAMILIES)}")
+        raise ConfigError(f"model_type {kind!r} is not read, only {' and '.join(FAMILIES)}")
     for key, needed, name in _REQUIRED:
         value = config.get(key, needed)
         if value not in (needed, None) and value:
-            raise ConversionError(f"{key} is {value!r}: {name} cannot be kept")
+            raise ConfigError(f"{key} is {value!r}: {name} cannot be kept")
     named = config.get("architectures") or []
     if not isinstance(named, list):
-        raise ConversionError(f"architectures must be a list of names, received {named!r}")
+        raise ConfigError(f"architectures must be a list of names, received {named!r}")
     for name in named:
         if name not in architectures():
             known = ", ".join(sorted(architectures()))
-            raise ConversionError(f"architecture {name} is not read; those that are: {known}")
+            raise ConfigError(f"architecture {name} is not read; those that are: {known}")
     return family
 
 
@@ -143,39 +144,39 @@ def read_sizes(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any
     """Return the arguments of our model, and the number of heads.
 
     Raises:
-        ConversionError: a size is not one, or something cannot be kept.
+        ConfigError: a size is not one, or something cannot be kept.
     """
     given = {**_DEFAULTS, **config}
     for key in _COUNTS:
         value = given[key]
         if not _is_number(value, int) or value < 1:
-            raise ConversionError(f"{key} must be a number from 1, received {value!r}")
+            raise ConfigError(f"{key} must be a number from 1, received {value!r}")
     for key in _SHARES:
         value = given[key]
         if not _is_number(value, int, float) or not 0 <= value < 1:
-            raise ConversionError(f"{key} must be a number from 0 and below 1, received {value!r}")
+            raise ConfigError(f"{key} must be a number from 0 and below 1, received {value!r}")
     eps = given["layer_norm_eps"]
     if not _is_number(eps, int, float) or not 0 < eps < math.inf:
-        raise ConversionError(f"layer_norm_eps must be a number above 0, received {eps!r}")
+        raise ConfigError(f"layer_norm_eps must be a number above 0, received {eps!r}")
     width, heads = given["hidden_size"], given["num_attention_heads"]
     if width % heads:
-        raise ConversionError(
+        raise ConfigError(
             f"num_attention_heads must divide hidden_size, received {heads} and {width}"
         )
     other = given.get("embedding_size", width)
     if other != width:
-        raise ConversionError(
+        raise ConfigError(
             f"embedding_size {other} is not hidden_size {width}: embeddings of another size "
             "cannot be kept"
         )
     if given["hidden_act"] not in ACTIVATIONS:
-        raise ConversionError(
+        raise ConfigError(
             f"hidden_act {given['hidden_act']!r} cannot be kept: expected "
             f"{' or '.join(ACTIVATIONS)}"
         )
     positions = given["max_position_embeddings"] - first_row(family, config)
     if positions < 1:
-        raise ConversionError(
+        raise ConfigError(
             f"max_position_embeddings {given['max_position_embeddings']} leaves no position "
             f"behind pad_token_id {first_row(family, config) - 1}"
         )
@@ -202,15 +203,15 @@ def _named(path: Path) -> Iterator[None]:
     """Put the file in front of what is wrong with its content."""
     try:
         yield
-    except ConversionError as error:
-        raise ConversionError(f"{path}: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def read_classes(config: Mapping[str, Any], count: int) -> list[str] | None:
     """Return the label of each class number; None where they are LABEL_0, LABEL_1, ….
 
     Raises:
-        ConversionError: id2label does not name each of the `count` classes.
+        ConfigError: id2label does not name each of the `count` classes.
     """
     named = config.get("id2label")
     if named is None:
@@ -218,7 +219,7 @@ def read_classes(config: Mapping[str, Any], count: int) -> list[str] | None:
     found = named if isinstance(named, dict) else {}
     classes = [x for i in range(count) if isinstance(x := found.get(str(i)), str)]
     if not len(classes) == len(set(classes)) == len(named) == count:
-        raise ConversionError(
+        raise ConfigError(
             f"id2label must name the {count} classes of the classifier, from 0 on, received {named}"
         )
     return None if all(_UNNAMED.fullmatch(x) for x in classes) else classes
@@ -230,18 +231,16 @@ def reorder(found: Imported, labels: Sequence[str]) -> Imported:
     Labels are matched in any case. Classes without names get these, in their own order.
 
     Raises:
-        ConversionError: the labels are not those of the model.
+        ConfigError: the labels are not those of the model.
     """
     if "labels" not in found.layout.parts:
-        raise ConversionError(
-            f"--labels: a {found.layout.architecture} has no classes: leave it out"
-        )
+        raise ConfigError(f"--labels: a {found.layout.architecture} has no classes: leave it out")
     count = found.sizes["num_classes"]
     own = [x.casefold() for x in found.classes or labels]
     wanted = [x.casefold() for x in labels]
     if len(set(wanted)) != len(wanted) or sorted(own) != sorted(wanted) or len(own) != count:
         names = ", ".join(found.classes) if found.classes else f"names for its {count} classes"
-        raise ConversionError(
+        raise ConfigError(
             f"--labels: expected {names}, in the order of the data, received {', '.join(labels)}"
         )
     rows = [own.index(x) for x in wanted]
@@ -269,7 +268,7 @@ def convert(
         path: where `config` was read, for messages.
 
     Raises:
-        ConversionError: something cannot be kept, or a tensor is missing, unexpected or of another
+        ConfigError: something cannot be kept, or a tensor is missing, unexpected or of another
             shape.
     """
     classes = None
@@ -279,7 +278,7 @@ def convert(
     named = tidy(tensors)
     layout = layout_of(family, sizes["num_layers"], named)
     if "words" in layout.parts and family == "bert" and sizes["activation"] != "gelu":
-        raise ConversionError(
+        raise ConfigError(
             f"{path}: hidden_act {sizes['activation']!r} with a head for masked words cannot be "
             "kept: ours has gelu"
         )
@@ -297,7 +296,7 @@ def convert(
 def _require_shapes(
     layout: Layout, state: Mapping[str, Tensor], sizes: Mapping[str, Any], path: Path
 ) -> None:
-    """Raise a ConversionError for a tensor of another shape than config.json, in `path`, says."""
+    """Raise a ConfigError for a tensor of another shape than config.json, in `path`, says."""
     known = {
         "V": sizes["vocab_size"],
         "N": sizes["max_seq_len"],
@@ -311,7 +310,7 @@ def _require_shapes(
         expected = tuple(known[letter] for letter in shape)
         found = tuple(state[ours].shape)
         if found != expected:
-            raise ConversionError(f"{theirs} has shape {found}, {path} says {expected}")
+            raise ConfigError(f"{theirs} has shape {found}, {path} says {expected}")
 
 
 def import_folder(folder: Path, output: Path, labels: Sequence[str] | None = None) -> list[str]:
@@ -323,7 +322,7 @@ def import_folder(folder: Path, output: Path, labels: Sequence[str] | None = Non
         labels: order of a classifier's classes; see `reorder`. None keeps theirs.
 
     Raises:
-        ConversionError: the folder cannot be converted, or an output exists.
+        ConfigError: the folder cannot be converted, or an output exists.
         CheckpointError: the checkpoint cannot be written.
     """
     check_output(output)
@@ -383,7 +382,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         lines = import_folder(options.folder.expanduser(), options.output, options.labels)
-    except (CheckpointError, ConversionError) as error:
+    except (CheckpointError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))

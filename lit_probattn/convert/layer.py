@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
-from lit_probattn.attention.mgk.functions import MGKArguments, Score, component_scores
+from lit_probattn.attention.mgk.functions import MGK, Score, component_scores
 from lit_probattn.interop.algebra import (
     best_groups,
     cosine_distances,
@@ -392,7 +392,7 @@ def scores_of_components(new: MGKAttention, x: Tensor, rows: Tensor) -> Tensor:
     """Return the scores of every component without priors, for some queries of one sample."""
     call, core = new.call(x), new.core
     weight = core.key_norm_weight
-    arguments = MGKArguments(None, core.variance(), core.score, norm_weight=weight)
+    arguments = MGK(None, core.variance(), core.score, norm_weight=weight)
     return component_scores(call.query[:, :, rows], new.core.components(call.key), arguments)[0]
 
 

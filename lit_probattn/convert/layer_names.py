@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention import Attention
-from lit_probattn.base.config_files import nearest
-from lit_probattn.convert.files import ConversionError
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.convert.transformers_names import require_names
 
 # Makes a tensor of ours of theirs, for a layer of ours.
@@ -77,7 +76,7 @@ def _joint(part: int, turned: bool = False) -> Read:
         projections = (layer.query_proj, layer.key_proj, layer.value_proj)
         sizes = [projection.out_features for projection in projections]
         if sum(sizes) != whole.shape[0]:
-            raise ConversionError(
+            raise ConfigError(
                 f"its joint projection makes {whole.shape[0]} rows, ours make "
                 f"{' + '.join(map(str, sizes))}"
             )
@@ -331,7 +330,7 @@ def layer_state(layout: str, tensors: Mapping[str, Tensor], layer: Attention) ->
         layer: what the tensors are for; it is not changed.
 
     Raises:
-        ConversionError: the layout is unknown, names are missing or unexpected, or shapes differ.
+        ConfigError: the layout is unknown, names are missing or unexpected, or shapes differ.
     """
     rows = _chosen(layout, tensors, layer)
     names = {name for row in rows.values() for name in row.theirs}
@@ -343,12 +342,12 @@ def layer_state(layout: str, tensors: Mapping[str, Tensor], layer: Attention) ->
         try:
             tensor = row.read([tensors[name] for name in row.theirs], layer)
         except RuntimeError as error:
-            raise ConversionError(
+            raise ConfigError(
                 f"{' and '.join(row.theirs)}: shapes do not fit {layer.num_heads} heads of "
                 f"{layer.head_dim}: {' '.join(str(error).split())}"
             ) from error
         if tensor.shape != own.shape:
-            raise ConversionError(
+            raise ConfigError(
                 f"{' and '.join(row.theirs)} make {ours} of shape {tuple(tensor.shape)}, the layer "
                 f"has {tuple(own.shape)}: give it the sizes of theirs"
             )
@@ -364,7 +363,7 @@ def load_layer(layout: str, tensors: Mapping[str, Tensor], layer: Attention) -> 
 def _chosen(layout: str, tensors: Mapping[str, Tensor], layer: Attention) -> dict[str, Row]:
     """Return the row of every tensor of ours."""
     if layout not in LAYOUTS:
-        raise ConversionError(f"unknown layout {layout!r}{nearest(layout, LAYOUTS)}")
+        raise ConfigError(f"unknown layout {layout!r}{nearest(layout, LAYOUTS)}")
     rows: dict[str, Row] = {}
     for row in (one for rows_of in LAYOUTS[layout].rows for one in rows_of.each()):
         served = row.ours in rows and all(name in tensors for name in rows[row.ours].theirs)
@@ -375,7 +374,7 @@ def _chosen(layout: str, tensors: Mapping[str, Tensor], layer: Attention) -> dic
     own = layer.state_dict()
     lacking = [name for name in own if name not in rows]
     if lacking:
-        raise ConversionError(
+        raise ConfigError(
             f"layout {layout} ({LAYOUTS[layout].source}) has nothing for {', '.join(lacking)} of "
             f"{type(layer).__name__}: choose the layer that it is of"
         )

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, SoftmaxAttention
-from lit_probattn.convert.files import ConversionError, find_layers, restore_layer
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.convert.files import find_layers, restore_layer
 from lit_probattn.convert.fish import convert_to_fish
 from lit_probattn.convert.layer import LayerErrors, LayerInputs, Mixture, convert_layer
 
@@ -73,7 +74,7 @@ def convert_layers(
         inputs: what layers saw, by name; layers without an entry are converted from weights alone.
 
     Raises:
-        ConversionError: a layer cannot be converted.
+        ConfigError: a layer cannot be converted.
     """
     found = Converted({}, {})
     for name in find_layers(state):
@@ -82,7 +83,7 @@ def convert_layers(
         try:
             found.layers[name], found.errors[name] = target.convert(old, seen)
         except ValueError as error:
-            raise ConversionError(f"{name}: {error}") from error
+            raise ConfigError(f"{name}: {error}") from error
     return found
 
 
@@ -101,7 +102,7 @@ def layer_inputs(task: nn.Module, names: Sequence[str], batches: Batches) -> dic
     """Return what the named layers of a task see.
 
     Raises:
-        ConversionError: a layer adds a bias of its own to the scores of each head, hides pairs, or
+        ConfigError: a layer adds a bias of its own to the scores of each head, hides pairs, or
             attends to another sequence.
     """
     seen: dict[str, list[LayerInputs]] = {name: [] for name in names}
@@ -124,17 +125,17 @@ def layer_inputs(task: nn.Module, names: Sequence[str], batches: Batches) -> dic
 def _refuse_others(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     bias = kwargs.get("bias")
     if bias is not None and bias.dim() > 2 and bias.shape[-3] > 1:
-        raise ConversionError(
+        raise ConfigError(
             f"{name}: every head has a bias of its own (relative positions), which fewer heads "
             "cannot take: train MGK on pictures from the beginning"
         )
     other = [*args[1:], kwargs.get("key"), kwargs.get("memory")]
     if any(part is not None for part in other):
-        raise ConversionError(
+        raise ConfigError(
             f"{name} attends to another sequence: only models of self-attention can be converted"
         )
     if bias is not None or kwargs.get("attn_mask") is not None:
-        raise ConversionError(
+        raise ConfigError(
             f"{name} has a mask or a bias of pairs, which the fit to data does not know: give "
             "--weights_only with --head_dim"
         )

@@ -35,14 +35,9 @@ from lit_probattn.attention.fish.layer import FiSHAttention
 from lit_probattn.attention.mgk.layer import MGKAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import find
-from lit_probattn.configs import ConfigError, read_yaml
-from lit_probattn.convert.files import (
-    ConversionError,
-    check_output,
-    find_layers,
-    put_layers,
-    write,
-)
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.configs import read_yaml
+from lit_probattn.convert.files import check_output, find_layers, put_layers, write
 from lit_probattn.convert.layer import LayerInputs, Mixture
 from lit_probattn.convert.model import (
     Target,
@@ -64,12 +59,12 @@ def read_target(options: argparse.Namespace) -> Target:
     """Return what the flags ask for.
 
     Raises:
-        ConversionError: they exclude each other.
+        ConfigError: they exclude each other.
     """
     for name in (*_MIXTURE, *_SHIFTS, *_FISH):
         if getattr(options, name) is not None and name not in KINDS[options.to]:
             kinds = " and ".join(kind for kind, names in KINDS.items() if name in names)
-            raise ConversionError(f"--{name} is for --to {kinds}, received --to {options.to}")
+            raise ConfigError(f"--{name} is for --to {kinds}, received --to {options.to}")
     sizes = {"value_head_dim": options.value_head_dim}
     if options.to == "fish":
         return Target(num_global_heads=options.num_global_heads, **sizes)
@@ -80,9 +75,9 @@ def read_target(options: argparse.Namespace) -> Target:
     try:
         mixture = Mixture(**given)
     except ValueError as error:
-        raise ConversionError(str(error)) from error
+        raise ConfigError(str(error)) from error
     if options.anneal is not None and mixture.form == "dot":
-        raise ConversionError("--anneal is for Gaussian scores: add --score gaussian")
+        raise ConfigError("--anneal is for Gaussian scores: add --score gaussian")
     return Target(mixture, **sizes)
 
 
@@ -118,7 +113,7 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     """Convert `options.checkpoint` to `options.output`; return the lines to print.
 
     Raises:
-        ConversionError: the checkpoint or the options do not fit.
+        ConfigError: the checkpoint or the options do not fit.
         CheckpointError: a file cannot be read or written.
     """
     target = read_target(options)
@@ -150,7 +145,7 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     dropout = max((layer.dropout for layer in old), default=0.0)
     entries = [attention_config(layer, dropout) for layer in found.layers.values()]
     if any(entry != entries[0] for entry in entries):
-        raise ConversionError(
+        raise ConfigError(
             "the layers have different numbers or sizes of heads, which one attention file cannot "
             "say: only models whose layers are alike can be converted"
         )
@@ -167,7 +162,7 @@ def _head_size(options: argparse.Namespace, sizes: set[int], checkpoint: dict[st
     """Return the size of the old heads: of the layers, or as checkpoint, run or flag say it.
 
     Raises:
-        ConversionError: nobody says it, or the flag says another.
+        ConfigError: nobody says it, or the flag says another.
     """
     known: dict[Any, Any] = {"the run": sizes.pop()} if len(sizes) == 1 else {}
     known[options.checkpoint] = checkpoint.get("hyper_parameters", {}).get("head_dim")
@@ -178,11 +173,11 @@ def _head_size(options: argparse.Namespace, sizes: set[int], checkpoint: dict[st
         known[config] = (model.get("init_args") or {}).get("head_dim")
     for place, size in known.items():
         if size is not None and options.head_dim not in (None, size):
-            raise ConversionError(
+            raise ConfigError(
                 f"--head_dim {options.head_dim}, but {place} says {size}: leave --head_dim out"
             )
     if head_dim is None:
-        raise ConversionError("the head size is not known: give --head_dim or the run's --config")
+        raise ConfigError("the head size is not known: give --head_dim or the run's --config")
     return int(head_dim)
 
 
@@ -196,12 +191,12 @@ def open_run(options: argparse.Namespace) -> Trained:
     path = options.config or own_config(options.checkpoint)
     if not find(path).is_file():
         without = ", or --weights_only with --head_dim" if "weights_only" in options else ""
-        raise ConversionError(f"no config at {path}: give the run's --config{without}")
+        raise ConfigError(f"no config at {path}: give the run's --config{without}")
     wanted = argparse.Namespace(checkpoint=options.checkpoint, config=[path], data=[], device="cpu")
     try:
         trained = open_trained(wanted)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ConversionError(f"cannot build the run of {path}: {error}") from error
+        raise ConfigError(f"cannot build the run of {path}: {error}") from error
     return trained
 
 
@@ -241,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"--{name} must be at least 1, received {value}")
     try:
         lines = convert_checkpoint(options)
-    except (CheckpointError, ConfigError, ConversionError) as error:
+    except (CheckpointError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))

@@ -21,8 +21,9 @@ from torch import Tensor
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import find
-from lit_probattn.configs import ConfigError, attention_entry, build_attention
-from lit_probattn.convert.files import ConversionError, find_layers
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.configs import attention_entry, build_attention
+from lit_probattn.convert.files import find_layers
 from lit_probattn.convert.from_transformers import ACTIVATIONS, first_row
 from lit_probattn.convert.transformers_files import write_model
 from lit_probattn.convert.transformers_names import FAMILIES, Family, Layout, Part, require_names
@@ -46,7 +47,7 @@ _TOKEN_TYPES: dict[Family, int] = {"bert": 2, "roberta": 1}
 
 
 def require_attention(layer: Attention) -> None:
-    """Raise a ConversionError for an attention layer that transformers' models do not have."""
+    """Raise a ConfigError for an attention layer that transformers' models do not have."""
     refusals = []
     if type(layer) is not SoftmaxAttention:
         refusals.append(f"the attention is {type(layer).__name__}")
@@ -67,7 +68,7 @@ def require_attention(layer: Attention) -> None:
                 f"{layer.embed_dim}"
             )
     if refusals:
-        raise ConversionError(
+        raise ConfigError(
             f"{', '.join(refusals)}: only SoftmaxAttention with score dot, biases and heads that "
             "make up the width can be written"
         )
@@ -88,21 +89,21 @@ def export_model(
         config: content of a config.json that the model was made from, or nothing.
 
     Raises:
-        ConversionError: something has no place there; the message names it.
+        ConfigError: something has no place there; the message names it.
     """
     parts = _parts_of(state, family)
     bare = not parts - {"pooler"}  # as transformers writes its models without a head
     layout = Layout(family, len(find_layers(dict(state))), parts, bare)
     if sizes.get("share_layers", False):
-        raise ConversionError(
+        raise ConfigError(
             "share_layers is true: their layers have weights of their own, so a shared block has "
             "no place there"
         )
     if sizes.get("norm_first", False):
-        raise ConversionError("norm_first is true: only post-norm blocks can be written")
+        raise ConfigError("norm_first is true: only post-norm blocks can be written")
     activation = sizes.get("activation", "gelu")
     if activation not in ACTIVATIONS or ("words" in layout.parts and activation != "gelu"):
-        raise ConversionError(f"activation {activation!r} cannot be written with this head")
+        raise ConfigError(f"activation {activation!r} cannot be written with this head")
     tensors = dict(state)
     if "token_types.weight" not in tensors:  # as many as tokenisers give; they add nothing
         width = tensors["tokens.weight"].shape[1]
@@ -145,7 +146,7 @@ def _parts_of(state: Mapping[str, Tensor], family: Family) -> frozenset[Part]:
     """Return the parts that weights are of."""
     parts = frozenset(part for part, mark in _MARKS.items() if mark in state)
     if family == "roberta" and "next_sentence" in parts:
-        raise ConversionError("next_sentence has no place in a RoBERTa: give --model_type bert")
+        raise ConfigError("next_sentence has no place in a RoBERTa: give --model_type bert")
     if family == "roberta" and "labels" in parts:
         parts -= {"pooler"}  # is one with the classifier there
     return parts
@@ -155,9 +156,9 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     """Write `options.checkpoint` to `options.folder`; return the lines to print.
 
     Raises:
-        ConversionError: the model has no place in a BERT or a RoBERTa.
+        ConfigError: the model has no place in a BERT or a RoBERTa, or its configuration sets no
+            attention.
         CheckpointError: the checkpoint is missing or damaged.
-        ConfigError: the configuration does not set an attention.
     """
     path = find_file(options.checkpoint)
     checkpoint = load_checkpoint(path)
@@ -168,9 +169,9 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     }
     sizes = checkpoint.get("hyper_parameters", {})
     if "head_dim" not in sizes or "tokens.weight" not in state:
-        raise ConversionError(f"{path} is not of a text encoder: it has no tokens or head_dim")
+        raise ConfigError(f"{path} is not of a text encoder: it has no tokens or head_dim")
     if sizes.get("position_period") is not None and "positions.blocks.weight" in state:
-        raise ConversionError("position_period is set: only one table of positions can be written")
+        raise ConfigError("position_period is set: only one table of positions can be written")
     layer = _attention_of(path, options.config, state, sizes)
     require_attention(layer)
     origin = checkpoint.get("transformers", {})
@@ -206,7 +207,7 @@ def _attention_of(
     places = [given] if given else [beside, own / "config.yaml"]
     found = next((path for path in map(find, places) if path.is_file()), None)
     if found is None:
-        raise ConversionError(
+        raise ConfigError(
             f"no configuration {places[0]}, which says what the attention is: give --config"
         )
     entry = attention_entry(found)
@@ -236,7 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         lines = export_checkpoint(options)
-    except (CheckpointError, ConfigError, ConversionError) as error:
+    except (CheckpointError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))

@@ -11,9 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from lit_probattn.base.finite import nan_among
-from lit_probattn.convert.files import ConversionError
-from lit_probattn.records.provenance import replacing
+from lit_probattn.base.errors import ConfigError, nan_among
+from lit_probattn.base.files import replacing
 from lit_probattn.training.checkpoints import code_needed
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -28,18 +27,18 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON object.
 
     Raises:
-        ConversionError: it is missing, or something else.
+        ConfigError: it is missing, or something else.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConversionError(f"{path} not found{_there(path.parent)}") from None
+        raise ConfigError(f"{path} not found{_there(path.parent)}") from None
     except OSError as error:
-        raise ConversionError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # neither JSON nor UTF-8
-        raise ConversionError(f"{path} is not JSON: {error}; get it again") from None
+        raise ConfigError(f"{path} is not JSON: {error}; get it again") from None
     if not isinstance(content, dict):
-        raise ConversionError(f"{path} is not a JSON object; get it again")
+        raise ConfigError(f"{path} is not a JSON object; get it again")
     return content
 
 
@@ -55,11 +54,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a model by their names, from one file or from several.
 
     Raises:
-        ConversionError: a file is missing, damaged, would need code to load, or holds NaN.
+        ConfigError: a file is missing, damaged, would need code to load, or holds NaN.
     """
     found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if found is None:
-        raise ConversionError(
+        raise ConfigError(
             f"{folder} has none of {', '.join(_FILES)}{_there(folder)}; other formats are not "
             "read: save the model with transformers' save_pretrained"
         )
@@ -67,42 +66,42 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         return _read_tensors(found)
     weight_map = read_json(found).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ConversionError(f"{found} has no weight_map; get it again")
+        raise ConfigError(f"{found} has no weight_map; get it again")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(map(str, weight_map.values()))):
         if Path(name).name != name:
-            raise ConversionError(f"{found} names {name!r}: expected files of its own folder")
+            raise ConfigError(f"{found} names {name!r}: expected files of its own folder")
         tensors |= _read_tensors(folder / name)
     absent = sorted(weight_map.keys() - tensors.keys())
     if absent:
-        raise ConversionError(f"{found} names {absent[0]}, which its file has not; get both again")
+        raise ConfigError(f"{found} names {absent[0]}, which its file has not; get both again")
     return tensors
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of one file."""
     if not path.is_file():
-        raise ConversionError(f"{path} not found{_there(path.parent)}; get all files of the model")
+        raise ConfigError(f"{path} not found{_there(path.parent)}; get all files of the model")
     try:
         if path.suffix == ".safetensors":
             loaded = load_file(path)
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except SafetensorError as error:
-        raise ConversionError(f"{path} is damaged: {error}; get it again") from None
+        raise ConfigError(f"{path} is damaged: {error}; get it again") from None
     except Exception as error:  # of pickles, archives and tensors
         code = code_needed(error)
         reason = "it is damaged, or not a file of PyTorch"
         if code is not None:
             reason = f"it needs code to load ({code}), and only tensors are read"
-        raise ConversionError(
+        raise ConfigError(
             f"{path} cannot be read: {reason}; get it again, or {WEIGHTS} in its place"
         ) from None
     if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
-        raise ConversionError(f"{path} does not hold tensors by name; expected a state dict")
+        raise ConfigError(f"{path} does not hold tensors by name; expected a state dict")
     bad = nan_among(loaded.items())
     if bad is not None:
-        raise ConversionError(f"{path}: {bad}")
+        raise ConfigError(f"{path}: {bad}")
     return dict(loaded)
 
 
@@ -110,11 +109,11 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
     """Write config.json and model.safetensors; return a line.
 
     Raises:
-        ConversionError: one of the two exists, or cannot be written.
+        ConfigError: one of the two exists, or cannot be written.
     """
     for name in (CONFIG, WEIGHTS):
         if (folder / name).exists():
-            raise ConversionError(f"{folder / name} exists: choose another folder or remove it")
+            raise ConfigError(f"{folder / name} exists: choose another folder or remove it")
     content = save({k: t.contiguous() for k, t in tensors.items()}, metadata={"format": "pt"})
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     try:
@@ -122,5 +121,5 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
             with replacing(folder / name) as file:
                 file.write(data)
     except OSError as error:
-        raise ConversionError(f"cannot write to {folder}: {error}") from None
+        raise ConfigError(f"cannot write to {folder}: {error}") from None
     return f"wrote {folder / CONFIG} and {folder / WEIGHTS}"

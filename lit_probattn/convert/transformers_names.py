@@ -12,8 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from lit_probattn.base.config_files import nearest
-from lit_probattn.convert.files import ConversionError
+from lit_probattn.base.errors import ConfigError, nearest
 
 Family = Literal["bert", "roberta"]
 FAMILIES: tuple[Family, ...] = ("bert", "roberta")
@@ -163,7 +162,7 @@ def layout_of(family: Family, num_layers: int, names: Collection[str]) -> Layout
     """Return the layout of a file that has these names.
 
     Raises:
-        ConversionError: heads come together that no class of transformers has.
+        ConfigError: heads come together that no class of transformers has.
     """
     bare = not any(name.startswith(f"{family}.") for name in names)
     prefix = "" if bare else f"{family}."
@@ -173,7 +172,7 @@ def layout_of(family: Family, num_layers: int, names: Collection[str]) -> Layout
         if any(_has(names, theirs) for _, theirs, _ in rows)
     }
     if frozenset(parts) not in _CLASSES:
-        raise ConversionError(
+        raise ConfigError(
             f"the file has heads for {' and '.join(sorted(parts))} together, which no class of "
             "transformers has: save one model"
         )
@@ -192,7 +191,7 @@ def drop_tied(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors without those that are others under a second name.
 
     Raises:
-        ConversionError: they are not equal.
+        ConfigError: they are not equal.
     """
     if "words" not in layout.parts:
         return tensors
@@ -204,7 +203,7 @@ def drop_tied(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for second, first in ((f"{stem}.bias", bias), (f"{stem}.weight", names["tokens.weight"])):
         tied = rest.pop(second, None)
         if tied is not None and first in rest and not tied.equal(rest[first]):
-            raise ConversionError(
+            raise ConfigError(
                 f"{second} is not {first}: an output layer of its own cannot be kept, only one "
                 "that is tied to the table of words"
             )
@@ -215,7 +214,7 @@ def to_ours(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors by our names.
 
     Raises:
-        ConversionError: names are missing or unexpected; the message gives the nearest.
+        ConfigError: names are missing or unexpected; the message gives the nearest.
     """
     names = layout.names()
     require_names(tensors, names.values())
@@ -223,7 +222,7 @@ def to_ours(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def require_names(found: Collection[str], expected: Iterable[str]) -> None:
-    """Raise a ConversionError that lists missing and unexpected names, with the nearest."""
+    """Raise a ConfigError that lists missing and unexpected names, with the nearest."""
     wanted = set(expected)
     missing, unexpected = sorted(wanted - set(found)), sorted(set(found) - wanted)
     told = [
@@ -231,7 +230,7 @@ def require_names(found: Collection[str], expected: Iterable[str]) -> None:
         _listed("unexpected", unexpected, missing or sorted(wanted)),
     ]
     if missing or unexpected:
-        raise ConversionError("; ".join(text for text in told if text))
+        raise ConfigError("; ".join(text for text in told if text))
 
 
 _MOST_LISTED = 6

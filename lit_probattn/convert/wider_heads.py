@@ -14,14 +14,8 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention import SoftmaxAttention
-from lit_probattn.convert.files import (
-    ConversionError,
-    check_output,
-    find_layers,
-    put_layers,
-    restore_layer,
-    write,
-)
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.convert.files import check_output, find_layers, put_layers, restore_layer, write
 from lit_probattn.training.checkpoints import find_file, load_checkpoint
 
 
@@ -117,14 +111,14 @@ def run(options: argparse.Namespace) -> None:
     """Write a checkpoint whose softmax layers have larger heads and compute the same.
 
     Raises:
-        ConversionError: the checkpoint or the sizes do not fit.
+        ConfigError: the checkpoint or the sizes do not fit.
     """
     check_output(options.output)
     checkpoint = load_checkpoint(find_file(options.checkpoint))
     parameters = dict(checkpoint.get("hyper_parameters", {}))
     head_dim = options.from_head_dim or parameters.get("head_dim")
     if head_dim is None:
-        raise ConversionError("the head size is not known: give --from_head_dim")
+        raise ConfigError("the head size is not known: give --from_head_dim")
     state, size, std = checkpoint.get("state_dict", {}), options.head_dim, options.padding_std
     try:
         layers = {
@@ -134,7 +128,7 @@ def run(options: argparse.Namespace) -> None:
             for number, name in enumerate(find_layers(state))
         }
     except ValueError as error:
-        raise ConversionError(str(error)) from error
+        raise ConfigError(str(error)) from error
     changed = {
         "state_dict": put_layers(state, layers),
         "hyper_parameters": parameters | {"head_dim": size},

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from lit_probattn.attention.ast import ASTCore
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.core import HeadLayout
-from lit_probattn.functional.call import Common, by_head, call_core, layout_of
+from lit_probattn.attention.ast import AST, check_alpha
+from lit_probattn.attention.backends import Backend, attend
+from lit_probattn.attention.functional import compute_dtype
+from lit_probattn.functional.call import Common, by_head, layout_of, make_call
 from lit_probattn.randomness import RandomKey
-
-
-class _GivenAST(ASTCore):
-    """The core with an α for every head that is given."""
-
-    def __init__(self, layout: HeadLayout, backend: Backend, alpha: Tensor) -> None:
-        super().__init__(layout, backend, alpha=1.5)
-        self.given = alpha
-
-    def alphas(self, like: Tensor) -> Tensor:
-        """Return them."""
-        return self.given.to(like.device)
 
 
 def ast_attention(
@@ -56,9 +45,9 @@ def ast_attention(
     """
     layout = layout_of(query, key, value, enable_gqa)
     if isinstance(alpha, Tensor):
-        heads = by_head("alpha", alpha, layout.out)
-        core: ASTCore = _GivenAST(layout, backend, heads.flatten().expand(layout.out))
+        alpha = by_head("alpha", alpha, layout.out).flatten().to(query.device)
     else:
-        core = ASTCore(layout, backend, alpha=alpha)
+        alpha = torch.tensor([check_alpha(alpha)], dtype=compute_dtype(query), device=query.device)
     common = Common(attn_mask, dropout_p, is_causal, scale, enable_gqa, rng)
-    return call_core(core, query, key, value, common)
+    variant = AST(alpha.expand(layout.out))
+    return attend(make_call(query, key, value, layout.out, common), variant, backend)

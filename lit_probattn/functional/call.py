@@ -1,16 +1,16 @@
-"""One call of a core in the conventions of `scaled_dot_product_attention`."""
+"""One call in the conventions of `scaled_dot_product_attention`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
+from lit_probattn.attention.call import HeadCall, HeadLayout, with_dropout
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.base.graphs import reject_nested
-from lit_probattn.randomness import AttentionDropout, RandomKey
+from lit_probattn.randomness import RandomKey
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,6 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         raise ValueError(f"attn_mask has dtype {mask.dtype}, expected bool or floating point")
     hidden = mask <= torch.finfo(mask.dtype).min
     return ~hidden, mask.masked_fill(hidden, 0.0)
-
-
-def attend(core: Core, call: HeadCall, dropout: float = 0.0) -> Tensor:
-    """Return (B, H, N, E_v); every weight is dropped with probability `dropout`.
-
-    The draw is the call's, or from torch's generator, so that checkpointing repeats it.
-    """
-    if dropout:
-        call = replace(call, dropout=AttentionDropout(dropout, key_or_fresh(call.rng)))
-    return core(call)
 
 
 def layout_of(
@@ -116,12 +106,13 @@ def check_heads(query: Tensor, key: Tensor, value: Tensor, keys_per_head: int = 
         )
 
 
-def call_core(core: Core, query: Tensor, key: Tensor, value: Tensor, common: Common) -> Tensor:
-    """Return (B, H, N, E_v).
+def make_call(
+    query: Tensor, key: Tensor, value: Tensor, num_heads: int, common: Common
+) -> HeadCall:
+    """Return the call whose output has `num_heads` heads.
 
     Raises:
         ValueError: the probability is outside [0, 1), or the mask does not fit.
-        NotImplementedError: the backend cannot serve the call.
     """
     if not 0.0 <= common.dropout_p < 1.0:
         raise ValueError(f"dropout_p must be in [0, 1), received {common.dropout_p}")
@@ -136,14 +127,14 @@ def call_core(core: Core, query: Tensor, key: Tensor, value: Tensor, common: Com
         causal = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril()
         pairs, is_causal = causal if pairs is None else pairs & causal, False
     masks = make_masks(
-        *(query.shape[0], core.layout.out, num_queries, num_keys),
+        *(query.shape[0], num_heads, num_queries, num_keys),
         key_mask=keys,
         attn_mask=pairs,
         is_causal=is_causal,
         bias=None if bias is None else bias.to(query.dtype),
     )
     call = HeadCall(query, key, value, masks, scale=common.scale, rng=common.rng)
-    return attend(core, call, common.dropout_p)
+    return with_dropout(call, common.dropout_p)
 
 
 def _hides_keys(pairs: Tensor, num_keys: int) -> bool:

@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.core import Core, HeadLayout
-from lit_probattn.attention.fish.layer import FiSHCore
-from lit_probattn.attention.fish.linear import LinearFiSHForm
-from lit_probattn.attention.fish.linear_layer import LinearFiSHCore
+from lit_probattn.attention.backends import Backend, attend
+from lit_probattn.attention.call import key_or_fresh
+from lit_probattn.attention.fish.functions import FiSH, ScoreNoise
+from lit_probattn.attention.fish.linear import LinearFiSH, LinearFiSHForm
 from lit_probattn.attention.fish.mixing import Mixer, MixingValues, NoiseKind
 from lit_probattn.attention.functional import check_choice
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.functional.call import Common, call_core, check_heads
+from lit_probattn.functional.call import Common, check_heads, make_call
 from lit_probattn.randomness import RandomKey
-
-
-@dataclass(frozen=True)
-class _GivenMixing:
-    """What the cores read of a `HeadMixing`, of weights that are given."""
-
-    given: MixingValues
-    num_heads: int
-    last_bias: Tensor | None = None
-
-    @property
-    def mixer(self) -> Mixer:
-        """Which function of the global maps."""
-        return self.given.mixer
-
-    @property
-    def widths(self) -> list[int]:
-        """Sizes of the layers, from G to H."""
-        return [self.given.weights[0].shape[1], *(w.shape[0] for w in self.given.weights)]
-
-    @property
-    def num_noise_maps(self) -> int:
-        """Maps of one draw of local noise."""
-        return self.num_heads if self.mixer == "shared" else self.widths[1]
-
-    def values(self, noise_scale: object) -> MixingValues:
-        """Return the numbers."""
-        return self.given
 
 
 def _mixing(
@@ -53,7 +23,7 @@ def _mixing(
     noise_scale: Tensor | None,
     num_global: int,
     num_heads: int,
-) -> _GivenMixing:
+) -> MixingValues:
     """Return the mixing of G global heads into H.
 
     Raises:
@@ -86,21 +56,7 @@ def _mixing(
         raise ValueError(
             f"noise_scale has shape {tuple(noise_scale.shape)}, expected ({num_global},)"
         )
-    values = MixingValues(mixer, weights, tuple(biases), noise_scale)
-    return _GivenMixing(values, num_heads)
-
-
-class _GivenFiSH(FiSHCore):
-    """The core whose mixing weights and noise scales are given."""
-
-    def __init__(
-        self, layout: HeadLayout, backend: Backend, mixing: _GivenMixing, noise: NoiseKind
-    ) -> None:
-        Core.__init__(self, layout, backend)
-        self.noise_kind, self.noise_at_eval = noise, False
-        self.noise_position, self.scale_position = "raw", "after"
-        self.mixing, self.noise_scale = mixing, None  # type: ignore[assignment]
-        self.score_maps = 2 if mixing.mixer == "mlp" else 1
+    return MixingValues(mixer, weights, tuple(biases), noise_scale)
 
 
 def fish_attention(
@@ -150,34 +106,12 @@ def fish_attention(
     shared, heads = query.shape[1], value.shape[1]
     if key.shape[1] != shared:
         raise ValueError(f"query has {shared} heads and key {key.shape[1]}: expected the same")
-    kind: NoiseKind = "none" if noise_scale is None else noise
     mixing = _mixing(head_mix, head_bias, noise_scale, shared, heads)
-    layout = HeadLayout(shared, shared, heads, heads, query.shape[3], value.shape[3])
-    core = _GivenFiSH(layout, backend, mixing, kind)
     common = Common(attn_mask, dropout_p, is_causal, scale, False, rng)
-    return call_core(core, query, key, value, common)
-
-
-class _GivenLinearFiSH(LinearFiSHCore):
-    """The core whose mixing weights, normaliser weights and noise scales are given."""
-
-    def __init__(
-        self,
-        layout: HeadLayout,
-        backend: Backend,
-        mixing: _GivenMixing,
-        norm_mix: Tensor,
-        form: LinearFiSHForm,
-    ) -> None:
-        Core.__init__(self, layout, backend)
-        noisy = mixing.given.noise_scale is not None
-        self.noise_kind, self.noise_at_eval = "global" if noisy else "none", False
-        self.mixing, self.noise_scale, self.form = mixing, None, form  # type: ignore[assignment]
-        self.norm_mix = norm_mix
-
-    def normalizer(self, first_weight: Tensor) -> Tensor:  # type: ignore[override]
-        """Return r, (H, G)."""
-        return self.norm_mix
+    call, drawn = make_call(query, key, value, heads, common), None
+    if noise_scale is not None and noise != "none":
+        drawn = ScoreNoise(noise, key_or_fresh(rng), mixing.num_noise_maps(heads))
+    return attend(call, FiSH(mixing, heads, noise=drawn), backend)
 
 
 def linear_fish_attention(
@@ -234,14 +168,12 @@ def linear_fish_attention(
     if norm_mix is None:
         if mixing.mixer == "mlp":
             raise ValueError("norm_mix=None means |p| of one matrix; give it beside two")
-        norm_mix = mixing.given.weights[0].abs()
+        norm_mix = mixing.weights[0].abs()
     if norm_mix.shape != (heads, shared):
         raise ValueError(f"norm_mix has shape {tuple(norm_mix.shape)}, expected {(heads, shared)}")
-    layout = HeadLayout(
-        *(query.shape[1], shared, value.shape[1], heads, query.shape[3], value.shape[3])
-    )
-    given = _GivenMixing(mixing.given, heads, last_bias)
-    form = LinearFiSHForm(FeatureMap("elu", "none"), True, eps)
-    core = _GivenLinearFiSH(layout, backend, given, norm_mix, form)
+    form = LinearFiSHForm(FeatureMap("elu", "none"), eps)
     common = Common(attn_mask, dropout_p, is_causal, None, False, rng)
-    return call_core(core, query, key, value, common)
+    call, noise = make_call(query, key, value, heads, common), None
+    if noise_scale is not None:
+        noise = ScoreNoise("global", key_or_fresh(rng), shared)
+    return attend(call, LinearFiSH(form, mixing, last_bias, norm_mix, noise), backend)

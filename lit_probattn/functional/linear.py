@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.core import Core, HeadCall, HeadLayout
+from lit_probattn.attention.backends import Backend, attend
 from lit_probattn.attention.linear.features import (
     FeatureMap,
     FeatureName,
@@ -17,10 +16,8 @@ from lit_probattn.attention.linear.features import (
     default_num_features,
     orthogonal_projection,
 )
-from lit_probattn.attention.linear.functions import LinearForm
-from lit_probattn.attention.linear.layer import LinearCore
-from lit_probattn.attention.linear.mlk import MLKCore
-from lit_probattn.functional.call import Common, by_head, call_core, layout_of
+from lit_probattn.attention.linear.functions import MLK, Linear, LinearForm
+from lit_probattn.functional.call import Common, by_head, layout_of, make_call
 from lit_probattn.randomness import RandomKey
 
 
@@ -38,60 +35,21 @@ def random_features(head_dim: int, num_features: int | None = None) -> Tensor:
     return orthogonal_projection(normals).to(torch.get_default_dtype())
 
 
-class _GivenLinear(LinearCore):
-    """The core whose random features, if any, are given."""
-
-    redraws = False
-
-    def __init__(
-        self, layout: HeadLayout, backend: Backend, form: LinearForm, projection: Tensor | None
-    ) -> None:
-        Core.__init__(self, layout, backend)
-        _give(self, layout, form, projection)
-
-
-class _GivenMLK(MLKCore):
-    """The core whose priors, shifts and random features are given."""
-
-    redraws = False
-
-    def __init__(
-        self,
-        layout: HeadLayout,
-        backend: Backend,
-        form: LinearForm,
-        projection: Tensor | None,
-        prior: Tensor,
-        shift: Tensor | None,
-    ) -> None:
-        Core.__init__(self, layout, backend)
-        _give(self, layout, form, projection)
-        self.num_components = self.score_maps = prior.shape[1]
-        self.given = prior
-        self.key_shift = shift  # type: ignore[assignment]
-
-    def shares(self, call: HeadCall) -> Tensor | None:
-        """Return π, (H_kv, K, 1 or L)."""
-        return self.given
-
-
-def _give(
-    core: LinearCore, layout: HeadLayout, form: LinearForm, projection: Tensor | None
-) -> None:
-    """Set what a core of linear attention has, and check it."""
-    size, favor = layout.head_dim, form.features.name == "favor"
-    check_feature_map(form.features, size)
+def _form(features: FeatureMap, projection: Tensor | None, size: int) -> LinearForm:
+    """Return the form of a feature map, checked."""
+    favor = features.name == "favor"
+    check_feature_map(features, size)
     if favor != (projection is not None):
         raise ValueError(
             "feature_map=favor, and no other, needs projection=random_features(head_dim), "
-            f"received feature_map={form.features.name} and projection="
+            f"received feature_map={features.name} and projection="
             f"{None if projection is None else tuple(projection.shape)}"
         )
     if projection is not None and projection.shape[1:] != (size,):
         raise ValueError(
             f"projection has shape {tuple(projection.shape)}, expected (features, {size})"
         )
-    core.form, core.projection = form, projection
+    return LinearForm(features)
 
 
 def linear_attention(
@@ -131,10 +89,11 @@ def linear_attention(
     Returns:
         (B, H, N, E_v).
     """
-    form = LinearForm(FeatureMap(feature_map, feature_norm, dpfp_nu))
-    core = _GivenLinear(layout_of(query, key, value, enable_gqa), backend, form, projection)
+    layout = layout_of(query, key, value, enable_gqa)
+    form = _form(FeatureMap(feature_map, feature_norm, dpfp_nu), projection, layout.head_dim)
     common = Common(attn_mask, dropout_p, is_causal, None, enable_gqa, rng)
-    return call_core(core, query, key, value, common)
+    call = make_call(query, key, value, layout.out, common)
+    return attend(call, Linear(form, projection), backend)
 
 
 def mlk_attention(
@@ -195,7 +154,7 @@ def mlk_attention(
         shares = by_head("prior", prior, kv, components).expand(kv, -1)[..., None]
     if key_shift is not None:
         key_shift = by_head("key_shift", key_shift, kv, components, size).expand(kv, -1, -1)
-    form = LinearForm(FeatureMap(feature_map, feature_norm, dpfp_nu))
-    core = _GivenMLK(layout, backend, form, projection, shares, key_shift)
+    form = _form(FeatureMap(feature_map, feature_norm, dpfp_nu), projection, size)
     common = Common(attn_mask, dropout_p, is_causal, None, enable_gqa, rng)
-    return call_core(core, query, key, value, common)
+    call = make_call(query, key, value, layout.out, common)
+    return attend(call, MLK(form, projection, shares, key_shift), backend)

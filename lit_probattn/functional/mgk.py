@@ -7,40 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.core import Core, HeadCall, HeadLayout
+from lit_probattn.attention.backends import Backend, attend
 from lit_probattn.attention.functional import check_choice
-from lit_probattn.attention.mgk.functions import MGKArguments, Score
-from lit_probattn.attention.mgk.layer import MGKCore
-from lit_probattn.functional.call import Common, by_head, call_core, layout_of
+from lit_probattn.attention.mgk.functions import MGK, Score
+from lit_probattn.functional.call import Common, by_head, layout_of, make_call
 from lit_probattn.randomness import RandomKey
-
-
-class _GivenMGK(MGKCore):
-    """The core whose priors, variances and shifts are given."""
-
-    def __init__(
-        self, layout: HeadLayout, backend: Backend, given: MGKArguments, shift: Tensor | None
-    ) -> None:
-        Core.__init__(self, layout, backend)
-        self.given, self.shift = given, shift
-        self.num_components = self.score_maps = given.variance.shape[1]
-        self.shifted_keys, self.score = shift is not None, given.score
-        self.e_step = "hard" if given.hard else "learned"
-        self.rotary, self.key_norm_weight = None, None
-        self.set_rules()
-
-    def arguments(self, call: HeadCall) -> MGKArguments:
-        """Return them."""
-        return self.given
-
-    def shifts(self) -> Tensor | None:
-        """Return b_r, (H_kv, K, E)."""
-        return self.shift
-
-    def extra_repr(self) -> str:
-        """Nothing of its own, for printing."""
-        return ""
 
 
 def mgk_attention(
@@ -116,18 +87,19 @@ def mgk_attention(
         variance = torch.full(shape, 1.0 / factor, dtype=exact, device=query.device)
     else:
         variance = by_head("variance", variance, kv, components)
-    given = MGKArguments(
+    if key_shift is not None:
+        key_shift = by_head("key_shift", key_shift, kv, components, size).expand(kv, -1, -1)
+    variant = MGK(
         log_prior=_prior(log_prior, kv, components, value.shape[2]),
         variance=variance.expand(kv, -1),
         score=score,
         include_log_det=include_log_det,
         equal_variance=equal,
         hard=hard,
+        key_shift=key_shift,
     )
-    shift = None if key_shift is None else by_head("key_shift", key_shift, kv, components, size)
-    core = _GivenMGK(layout, backend, given, None if shift is None else shift.expand(kv, -1, -1))
     common = Common(attn_mask, dropout_p, is_causal, None, enable_gqa, rng)
-    return call_core(core, query, key, value, common)
+    return attend(make_call(query, key, value, layout.out, common), variant, backend)
 
 
 def _prior(log_prior: Tensor | None, heads: int, components: int, length: int) -> Tensor | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.polynomial import PolynomialCore
-from lit_probattn.functional.call import Common, call_core, layout_of
+from lit_probattn.attention.backends import Backend, attend
+from lit_probattn.attention.polynomial import Polynomial
+from lit_probattn.functional.call import Common, layout_of, make_call
 from lit_probattn.randomness import RandomKey
 
 
@@ -40,6 +40,6 @@ def polynomial_attention(
     Returns:
         (B, H, N, E_v).
     """
-    core = PolynomialCore(layout_of(query, key, value, enable_gqa), backend, degree=degree)
+    layout = layout_of(query, key, value, enable_gqa)
     common = Common(attn_mask, dropout_p, is_causal, None, enable_gqa, rng)
-    return call_core(core, query, key, value, common)
+    return attend(make_call(query, key, value, layout.out, common), Polynomial(degree), backend)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.softmax import Score, SoftmaxCore
-from lit_probattn.functional.call import Common, call_core, layout_of
+from lit_probattn.attention.backends import Backend, attend
+from lit_probattn.attention.functional import check_choice
+from lit_probattn.attention.softmax import Score, Softmax
+from lit_probattn.functional.call import Common, layout_of, make_call
 from lit_probattn.randomness import RandomKey
 
 
@@ -42,6 +43,7 @@ def softmax_attention(
     Returns:
         (B, H, N, E_v).
     """
-    core = SoftmaxCore(layout_of(query, key, value, enable_gqa), backend, score=score)
+    check_choice("score", score, ("dot", "gaussian"))
+    layout = layout_of(query, key, value, enable_gqa)
     common = Common(attn_mask, dropout_p, is_causal, scale, enable_gqa, rng)
-    return call_core(core, query, key, value, common)
+    return attend(make_call(query, key, value, layout.out, common), Softmax(score), backend)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention import Attention
-from lit_probattn.attention.core import key_or_fresh
+from lit_probattn.attention.call import key_or_fresh
 
 
 class MultiheadForm(nn.Module):
@@ -92,7 +92,7 @@ class MultiheadForm(nn.Module):
             query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
         shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
         # Under a compiler values cannot be looked at; where there are scores, zeros may be added.
-        look = not (torch.compiler.is_compiling() and self.layer.core.has_scores)
+        look = not (torch.compiler.is_compiling() and self.layer.core.makes.has_scores)
         key_mask, bias = _real_keys(key_padding_mask, shape, look)
         is_causal = is_causal and shape[2] == shape[3]  # otherwise the mask says how it is aligned
         pairs, more = (None, None) if is_causal else _allowed_pairs(attn_mask, shape, look)

@@ -12,7 +12,14 @@ from lit_probattn.base.graphs import reject_second_derivative
 
 # What operators run, by name, for those who count what that launches.
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
-_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "SymInt", float: "float"}
+_TYPES = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    bool: "bool",
+    int: "SymInt",
+    float: "float",
+    str: "str",
+}
 
 
 def new_gradients(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.layer import AttentionFactory
-from lit_probattn.models.embeddings import TokenEmbedding, TokenPositions
-from lit_probattn.models.heads import PairClassifierHead, PooledClassifier, Pooling
+from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.models.embeddings import TokenEmbedding
+from lit_probattn.models.heads import PairClassifierHead, PooledClassifier
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
+
+# What the source's encoder does not leave open.
+_FIXED = ("norm_first", "activation", "activation_dropout", "cross_attention", "norm_eps")
 
 
 class Classifier(nn.Module):
@@ -23,49 +26,28 @@ class Classifier(nn.Module):
     2 pre-norm layers, mlp_dim 128, head 64 -> 128 -> classes; its options of tied layers, a class
     token and fixed positions.
 
-    The arguments are those of `lit_probattn.tasks.SequenceClassifier`.
+    Args:
+        mlp_dim: width of the hidden layer in each block and in the head.
+        dropout: dropout of embeddings and of both branches of a block. Attention dropout is the
+            attention's own argument.
     """
 
     # The head; a model of other samples names another one with the same arguments.
     head_class: ClassVar[Callable[..., nn.Module]] = PooledClassifier
 
-    def __init__(
-        self,
-        attention: AttentionFactory,
-        *,
-        vocab_size: int,
-        num_classes: int,
-        max_seq_len: int,
-        embed_dim: int,
-        head_dim: int,
-        num_layers: int,
-        mlp_dim: int,
-        dropout: float = 0.1,
-        pooling: Pooling = "mean",
-        activation_checkpointing: bool = False,
-        positions: TokenPositions = "learned",
-        share_layers: bool = False,
-    ) -> None:
+    @takes(
+        *(Transformer, TokenEmbedding, PooledClassifier),
+        without=("init_std", "class_token", "hidden_dim", *_FIXED),
+        dropout=0.1,
+    )
+    def __init__(self, **options: Any) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(
-            vocab_size,
-            max_seq_len,
-            embed_dim,
-            dropout,
-            positions=positions,
-            class_token=pooling == "cls",
+            class_token=options["pooling"] == "cls", **arguments_of(TokenEmbedding, options)
         )
-        self.encoder = Transformer(
-            attention,
-            embed_dim,
-            head_dim,
-            num_layers,
-            mlp_dim,
-            dropout,
-            activation_checkpointing=activation_checkpointing,
-            share_layers=share_layers,
-        )
-        self.head = self.head_class(embed_dim, mlp_dim, num_classes, max_seq_len, pooling)
+        self.encoder = Transformer(**arguments_of(Transformer, options))
+        head = arguments_of(PooledClassifier, options)
+        self.head = self.head_class(hidden_dim=options["mlp_dim"], **head)
 
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None

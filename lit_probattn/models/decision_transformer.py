@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.layer import AttentionFactory
-from lit_probattn.models.transformer import Activation, Transformer
+from lit_probattn.base.arguments import takes
+from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
 
 TOKENS_PER_STEP = 3  # return-to-go, state, action
@@ -30,18 +31,27 @@ class DecisionTransformer(nn.Module):
     Departs from the source: nothing. (FiSH names no initialisation.)
 
     Args:
-        attention: makes the attention layer of every block.
         obs_dim: entries of a state.
         act_dim: entries of an action; each lies in [−1, 1].
         max_timestep: rows of the time steps' table; steps count from 0.
-        attention_dropout: of attention weights; None leaves it to the attention's own argument.
-
-    The other arguments are those of `Transformer`.
+        dropout: dropout of tokens and of every branch of a block.
+        attention_dropout: dropout of attention weights, whatever the attention's own argument says;
+            None leaves it to that.
 
     Raises:
         ValueError: a size is below 1, or see `Transformer`.
     """
 
+    @takes(
+        Transformer,
+        without=("norm_first", "activation_dropout", "cross_attention", "norm_eps", "share_layers"),
+        embed_dim=256,
+        head_dim=64,
+        num_layers=3,
+        mlp_dim=1024,
+        dropout=0.1,
+        activation="relu",
+    )
     def __init__(
         self,
         attention: AttentionFactory,
@@ -49,16 +59,11 @@ class DecisionTransformer(nn.Module):
         obs_dim: int,
         act_dim: int,
         max_timestep: int,
-        embed_dim: int = 256,
-        head_dim: int = 64,
-        num_layers: int = 3,
-        mlp_dim: int = 1024,
-        dropout: float = 0.1,
-        activation: Activation = "relu",
         attention_dropout: float | None = 0.1,
-        activation_checkpointing: bool = False,
+        **stack: Any,
     ) -> None:
         super().__init__()
+        embed_dim: int = stack["embed_dim"]
         sizes = {"obs_dim": obs_dim, "act_dim": act_dim, "max_timestep": max_timestep}
         for name, size in sizes.items():
             if size < 1:
@@ -70,17 +75,8 @@ class DecisionTransformer(nn.Module):
         self.actions = nn.Linear(act_dim, embed_dim)
         self.timesteps = nn.Embedding(max_timestep, embed_dim)
         self.norm = nn.LayerNorm(embed_dim)
-        self.dropout = nn.Dropout(dropout)
-        self.encoder = Transformer(
-            partial(attention, **options),
-            embed_dim,
-            head_dim,
-            num_layers,
-            mlp_dim,
-            dropout,
-            activation=activation,
-            activation_checkpointing=activation_checkpointing,
-        )
+        self.dropout = nn.Dropout(stack["dropout"])
+        self.encoder = Transformer(partial(attention, **options), **stack)
         self.head = nn.Linear(embed_dim, act_dim)
         self._initialise()
 

@@ -57,7 +57,10 @@ class TokenEmbedding(nn.Module):
     row of the token table.
 
     Args:
-        positions: `learned`, or `sinusoidal`, see `sine_positions`.
+        vocab_size: number of token ids.
+        max_seq_len: N, longest sequence.
+        embed_dim: C, width of the residual stream.
+        positions: `learned`, or `sinusoidal`: fixed sines and cosines.
         class_token: put a learned token at position 0, before the `max_seq_len` others.
 
     Raises:
@@ -66,6 +69,7 @@ class TokenEmbedding(nn.Module):
 
     def __init__(
         self,
+        *,
         vocab_size: int,
         max_seq_len: int,
         embed_dim: int,

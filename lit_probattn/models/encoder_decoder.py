@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.layer import Attention, AttentionFactory
+from lit_probattn.base.arguments import takes
 from lit_probattn.models.embeddings import Sinusoid
-from lit_probattn.models.transformer import Activation, Transformer
+from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
 
 # The first ids of every vocabulary. A target begins after EOS and ends with it.
@@ -83,24 +84,30 @@ class EncoderDecoder(nn.Module):
         encoder_attention: makes the encoder's layers. None means `attention`.
         decoder_attention: makes the decoder's layers for self-attention. None means `attention`.
         cross_attention: makes the decoder's layers for cross-attention. None means `attention`.
-        embed_dim: C.
-        head_dim: E.
-        mlp_dim: inner width of the MLPs.
+        num_encoder_layers, num_decoder_layers: blocks of each side.
         dropout: of embeddings and of all branches of a block.
         activation_dropout: within the MLPs, after the activation.
         attention_dropout: of attention weights. None leaves it to the attention's own arguments.
         attention_bias: whether projections have biases. None leaves it to the same.
-        norm_first: pre-norm (True) or post-norm.
         positions: `sinusoidal`, or `learned` by each side.
         share: which token tables are one: the decoder's input and output (`decoder`), the source's
             too (`all`), or none.
-        activation_checkpointing: recompute each block in backward instead of storing its inside.
 
     Raises:
         ValueError: `share=all` with vocabularies of two sizes, a vocabulary without words, a
             cross-attention that cannot be one, or a choice that is unknown.
     """
 
+    @takes(
+        Transformer,
+        without=("num_layers", "norm_eps", "share_layers"),
+        embed_dim=512,
+        head_dim=128,
+        mlp_dim=1024,
+        dropout=0.3,
+        norm_first=False,
+        activation="relu",
+    )
     def __init__(
         self,
         attention: AttentionFactory,
@@ -111,22 +118,17 @@ class EncoderDecoder(nn.Module):
         encoder_attention: AttentionFactory | None = None,
         decoder_attention: AttentionFactory | None = None,
         cross_attention: AttentionFactory | None = None,
-        embed_dim: int = 512,
-        head_dim: int = 128,
         num_encoder_layers: int = 6,
         num_decoder_layers: int = 6,
-        mlp_dim: int = 1024,
-        dropout: float = 0.3,
         activation_dropout: float = 0.0,
         attention_dropout: float | None = 0.0,
         attention_bias: bool | None = True,
-        norm_first: bool = False,
-        activation: Activation = "relu",
         positions: Literal["sinusoidal", "learned"] = "sinusoidal",
         share: Share = "decoder",
-        activation_checkpointing: bool = False,
+        **stack: Any,
     ) -> None:
         super().__init__()
+        embed_dim: int = stack["embed_dim"]
         _check(source_vocab_size, vocab_size, share, positions)
         self.vocab_size, self.source_vocab_size = vocab_size, source_vocab_size
         self.max_seq_len, self.embed_dim = max_seq_len, embed_dim
@@ -136,17 +138,7 @@ class EncoderDecoder(nn.Module):
         def layers(own: AttentionFactory | None) -> AttentionFactory:
             return partial(attention if own is None else own, **options)
 
-        stack = partial(
-            Transformer,
-            embed_dim=embed_dim,
-            head_dim=head_dim,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-            activation_dropout=activation_dropout,
-            norm_first=norm_first,
-            activation=activation,
-            activation_checkpointing=activation_checkpointing,
-        )
+        stack["activation_dropout"] = activation_dropout
 
         def places() -> nn.Module:
             if positions == "learned":
@@ -157,18 +149,21 @@ class EncoderDecoder(nn.Module):
         if share != "all":
             self.source_tokens = nn.Embedding(source_vocab_size, embed_dim, padding_idx=PAD)
         self.source_positions = places()
-        self.encoder = stack(layers(encoder_attention), num_layers=num_encoder_layers)
+        self.encoder = Transformer(
+            layers(encoder_attention), num_layers=num_encoder_layers, **stack
+        )
         self.tokens = nn.Embedding(vocab_size, embed_dim, padding_idx=PAD)
         self.positions = places()
-        self.decoder = stack(
+        self.decoder = Transformer(
             layers(decoder_attention),
             num_layers=num_decoder_layers,
             cross_attention=layers(cross_attention),
+            **stack,
         )
         self.output: nn.Linear | None = None
         if share == "none":
             self.output = nn.Linear(embed_dim, vocab_size, bias=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(stack["dropout"])
         self._initialise()
 
     @torch.no_grad()

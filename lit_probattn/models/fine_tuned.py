@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.layer import AttentionFactory
+from lit_probattn.base.arguments import takes
 from lit_probattn.models.text_encoder import TextEncoder
 from lit_probattn.randomness import RandomKey
 
@@ -19,15 +19,13 @@ class SpanModel(TextEncoder):
 
     Source: BERT (Devlin et al., 2019), section 4.2.
 
-    Args:
-        encoder_options: arguments of `TextEncoder`.
-
     Raises:
         ValueError: see `TextEncoder`.
     """
 
-    def __init__(self, attention: AttentionFactory, **encoder_options: Any) -> None:
-        super().__init__(attention, **encoder_options)
+    @takes(TextEncoder)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.spans = nn.Linear(self.tokens.embedding_dim, 2)
         self._initialise()
 
@@ -64,22 +62,15 @@ class TextClassifier(TextEncoder):
 
     Args:
         num_classes: number of labels.
-        head_dropout: dropout between the two layers.
-        encoder_options: arguments of `TextEncoder`.
+        head_dropout: dropout in front of the last layer.
 
     Raises:
         ValueError: see `TextEncoder`.
     """
 
-    def __init__(
-        self,
-        attention: AttentionFactory,
-        *,
-        num_classes: int,
-        head_dropout: float = 0.1,
-        **encoder_options: Any,
-    ) -> None:
-        super().__init__(attention, **encoder_options)
+    @takes(TextEncoder)
+    def __init__(self, *, num_classes: int, head_dropout: float = 0.1, **options: Any) -> None:
+        super().__init__(**options)
         embed_dim = self.tokens.embedding_dim
         self.pooler = nn.Linear(embed_dim, embed_dim)
         self.head_dropout = nn.Dropout(head_dropout)

@@ -38,7 +38,10 @@ class PooledClassifier(nn.Module):
 
     Args:
         hidden_dim: width between the two linear layers.
-        max_seq_len, pooling: see `pool`.
+        num_classes: number of labels.
+        max_seq_len: N, the padded length.
+        pooling: how (B, N, C) becomes (B, C): `mean` over `max_seq_len`, `mean_valid` over real
+            tokens, or `cls`, the last layer's vector of a class token that stands in front.
 
     Raises:
         ValueError: unknown pooling.
@@ -48,6 +51,7 @@ class PooledClassifier(nn.Module):
 
     def __init__(
         self,
+        *,
         embed_dim: int,
         hidden_dim: int,
         num_classes: int,

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.cache import Cache, CacheBound
 from lit_probattn.attention.layer import Attention, AttentionFactory
+from lit_probattn.base.arguments import takes
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS, AdaptiveSoftmax, FullSoftmax
 from lit_probattn.models.embeddings import Positions, Sinusoid
-from lit_probattn.models.transformer import Activation, Transformer
+from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
 
 Output = Literal["adaptive", "full"]
@@ -35,25 +36,44 @@ class LanguageModel(nn.Module):
     Departs from the source: positions of a segment that is generated token by token count down from
     max_seq_len − 1, as in a full segment, since its length is not known beforehand.
 
-    The arguments are those of `lit_probattn.tasks.LanguageModeling`.
+    Args:
+        vocab_size: number of token ids.
+        max_seq_len: longest segment.
+        dropout: dropout of embeddings, of both branches of a block and of the final output.
+        positions: `reversed` or `forward` sinusoids, or `rotary` (with the attention's rotary_dim).
+        output: adaptive or full softmax, tied to the token table.
+        cutoffs: where clusters of the adaptive softmax begin.
+        output_bias: one bias per word.
+        attention_bias: whether attention's projections have biases, whatever the attention's own
+            argument says; None leaves it to that.
+        attention_dropout: dropout of attention weights, whatever the attention's own argument says;
+            None leaves it to that.
+        init: `normal`: all matrices and tables N(0, 0.02²), biases 0, norm weights N(1, 0.02²);
+            `xavier`: matrices Xavier-uniform, biases 0, table N(0, 1/C). Parameters of a variant
+            beside its projections keep their own initialisation.
+        max_logits: largest number of logits that exist at a time in the loss.
 
     Raises:
         ValueError: `positions=rotary` without rotary attention, or the sizes do not fit.
     """
 
+    @takes(
+        Transformer,
+        without=("cross_attention", "activation_dropout", "norm_eps"),
+        embed_dim=128,
+        head_dim=16,
+        num_layers=16,
+        mlp_dim=2048,
+        dropout=0.1,
+        norm_first=False,
+        activation="relu",
+    )
     def __init__(
         self,
         attention: AttentionFactory,
         *,
         vocab_size: int,
         max_seq_len: int,
-        embed_dim: int = 128,
-        head_dim: int = 16,
-        num_layers: int = 16,
-        mlp_dim: int = 2048,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        activation: Activation = "relu",
         positions: Positions = "reversed",
         output: Output = "adaptive",
         cutoffs: Sequence[int] = (20000, 40000, 200000),
@@ -61,31 +81,21 @@ class LanguageModel(nn.Module):
         attention_bias: bool | None = False,
         attention_dropout: float | None = 0.0,
         init: Initialisation = "normal",
-        activation_checkpointing: bool = False,
         max_logits: int = MAX_LOGITS,
-        share_layers: bool = False,
+        **stack: Any,
     ) -> None:
         super().__init__()
-        self.vocab_size, self.max_seq_len, self.embed_dim = vocab_size, max_seq_len, embed_dim
+        self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
+        embed_dim: int = stack["embed_dim"]
+        self.embed_dim = embed_dim
         given = {"bias": attention_bias, "dropout": attention_dropout}
         options: Any = {name: value for name, value in given.items() if value is not None}
         self.tokens = nn.Embedding(vocab_size, embed_dim)
         self.positions = (
             None if positions == "rotary" else Sinusoid(max_seq_len, embed_dim, positions)
         )
-        self.dropout = nn.Dropout(dropout)
-        self.encoder = self.make_encoder(
-            partial(attention, **options),
-            embed_dim,
-            head_dim,
-            num_layers,
-            mlp_dim,
-            dropout,
-            norm_first=norm_first,
-            activation=activation,
-            activation_checkpointing=activation_checkpointing,
-            share_layers=share_layers,
-        )
+        self.dropout = nn.Dropout(stack["dropout"])
+        self.encoder = self.make_encoder(partial(attention, **options), **stack)
         self.output: AdaptiveSoftmax | FullSoftmax
         if output == "adaptive":
             self.output = AdaptiveSoftmax(
@@ -97,9 +107,9 @@ class LanguageModel(nn.Module):
             self._require_rotary()
         self._initialise(init)
 
-    def make_encoder(self, *sizes: Any, **options: Any) -> Transformer:
+    def make_encoder(self, attention: AttentionFactory, **stack: Any) -> Transformer:
         """Return the stack of blocks; the arguments are those of `Transformer`."""
-        return Transformer(*sizes, **options)
+        return Transformer(attention, **stack)
 
     def _require_rotary(self) -> None:
         layers = [module for module in self.modules() if isinstance(module, Attention)]

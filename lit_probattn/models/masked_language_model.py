@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.layer import AttentionFactory
-from lit_probattn.models.adaptive_softmax import MAX_LOGITS, FullSoftmax
-from lit_probattn.models.embeddings import PositionInit
+from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.models.adaptive_softmax import FullSoftmax
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.text_encoder import TextEncoder
-from lit_probattn.models.transformer import Activation
 from lit_probattn.randomness import STREAM_MASKING, RandomKey, philox4x32
 
 # The last rows of the token table are not words: begin, end, mask; unless a mask token is given.
@@ -74,66 +74,34 @@ class MaskedLanguageModel(TextEncoder):
     (Devlin et al., 2019).
     Departs from the source: nothing is pre-trained; sizes are arguments.
 
-    The other arguments are those of `TextEncoder`, and `max_logits`, see `FullSoftmax`.
+    Args:
+        next_sentence: whether the model tells too if the second part of a sequence follows on the
+            first; batches then have `elsewhere` (B,), 1 where it does not.
 
     Raises:
         ValueError: fewer than four token ids.
     """
 
+    @takes(TextEncoder, FullSoftmax, without=("bias",))
     def __init__(
         self,
-        attention: AttentionFactory,
         *,
         vocab_size: int,
-        max_seq_len: int,
-        embed_dim: int = 768,
-        head_dim: int = 64,
-        num_layers: int = 12,
-        mlp_dim: int = 3072,
-        dropout: float = 0.0,
-        norm_first: bool = False,
-        activation: Activation = "gelu",
-        attention_dropout: float | None = 0.0,
-        position_period: int | None = None,
-        position_init: PositionInit = "normal",
-        num_token_types: int = 0,
-        norm_eps: float = 1e-5,
-        activation_checkpointing: bool = False,
-        max_logits: int = MAX_LOGITS,
         next_sentence: bool = False,
-        share_layers: bool = False,
-        init_std: float = 0.02,
-        activation_dropout: float | None = None,
+        **options: Any,
     ) -> None:
         if vocab_size <= NUM_SPECIAL:
             raise ValueError(
                 f"vocab_size must exceed the {NUM_SPECIAL} special tokens, received {vocab_size}"
             )
-        super().__init__(
-            attention,
-            vocab_size=vocab_size,
-            max_seq_len=max_seq_len,
-            embed_dim=embed_dim,
-            head_dim=head_dim,
-            num_layers=num_layers,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-            norm_first=norm_first,
-            activation=activation,
-            attention_dropout=attention_dropout,
-            position_period=position_period,
-            position_init=position_init,
-            num_token_types=num_token_types,
-            norm_eps=norm_eps,
-            activation_checkpointing=activation_checkpointing,
-            share_layers=share_layers,
-            init_std=init_std,
-            activation_dropout=activation_dropout,
-        )
+        super().__init__(vocab_size=vocab_size, **arguments_of(TextEncoder, options))
+        embed_dim = options["embed_dim"]
         self.head = nn.Sequential(
-            nn.Linear(embed_dim, embed_dim), nn.GELU(), nn.LayerNorm(embed_dim, eps=norm_eps)
+            nn.Linear(embed_dim, embed_dim),
+            nn.GELU(),
+            nn.LayerNorm(embed_dim, eps=options["norm_eps"]),
         )
-        self.output = FullSoftmax(vocab_size, max_logits=max_logits)
+        self.output = FullSoftmax(vocab_size, max_logits=options["max_logits"])
         self.pooler = nn.Linear(embed_dim, embed_dim) if next_sentence else None
         self.next_sentence = nn.Linear(embed_dim, 2) if next_sentence else None
         self._initialise()

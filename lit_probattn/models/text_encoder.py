@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.layer import AttentionFactory
+from lit_probattn.base.arguments import takes
 from lit_probattn.models.embeddings import PositionInit, sine_positions
-from lit_probattn.models.transformer import Activation, Transformer
+from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
 
 
@@ -60,16 +61,10 @@ class TextEncoder(nn.Module):
     Source: BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019).
 
     Args:
-        attention: makes one attention layer per block from (embed_dim, head_dim).
         vocab_size: number of token ids, V.
         max_seq_len: longest sequence, N.
-        embed_dim: C, width of the residual stream.
-        head_dim: E, width of a head.
-        num_layers: L, blocks.
-        mlp_dim: inner width of the MLPs.
         dropout: of embeddings and of both branches of a block.
         norm_first: pre-norm blocks, with a last norm; BERT and RoBERTa have post-norm ones.
-        activation: of the MLPs.
         attention_dropout: dropout of attention. None leaves it to the attention's own option.
         position_period: for long inputs, see `PeriodicPositions`.
         position_init: how the learned positions begin: `normal`, or `sinusoidal`, `sine_positions`
@@ -77,8 +72,6 @@ class TextEncoder(nn.Module):
         num_token_types: kinds of segments, such as the two sentences of a pair. 0 means that tokens
             have no type.
         norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
-        activation_checkpointing: recompute each block in backward instead of storing its inside.
-        share_layers: one block for all layers.
         init_std: standard deviation of all matrices and tables at the start. BERT has 0.02 at any
             width, which leaves narrow models at word frequencies for thousands of steps: what a
             layer says goes with init_std · √C, 0.55 in BERT of width 768.
@@ -90,30 +83,30 @@ class TextEncoder(nn.Module):
             `init_std` that is no positive number, or a size that `Transformer` refuses.
     """
 
+    @takes(
+        Transformer,
+        without=("cross_attention",),
+        embed_dim=768,
+        head_dim=64,
+        num_layers=12,
+        mlp_dim=3072,
+        norm_first=False,
+    )
     def __init__(
         self,
         attention: AttentionFactory,
         *,
         vocab_size: int,
         max_seq_len: int,
-        embed_dim: int = 768,
-        head_dim: int = 64,
-        num_layers: int = 12,
-        mlp_dim: int = 3072,
-        dropout: float = 0.0,
-        norm_first: bool = False,
-        activation: Activation = "gelu",
         attention_dropout: float | None = 0.0,
         position_period: int | None = None,
         position_init: PositionInit = "normal",
         num_token_types: int = 0,
-        norm_eps: float = 1e-5,
-        activation_checkpointing: bool = False,
-        share_layers: bool = False,
         init_std: float = 0.02,
-        activation_dropout: float | None = None,
+        **stack: Any,
     ) -> None:
         super().__init__()
+        embed_dim: int = stack["embed_dim"]
         if vocab_size < 1:
             raise ValueError(f"vocab_size must be at least 1, received {vocab_size}")
         if num_token_types < 0:
@@ -133,22 +126,9 @@ class TextEncoder(nn.Module):
         self.tokens = nn.Embedding(vocab_size, embed_dim)
         self.positions = PeriodicPositions(max_seq_len, embed_dim, position_period)
         self.token_types = nn.Embedding(num_token_types, embed_dim) if num_token_types else None
-        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
-        self.dropout = nn.Dropout(dropout)
-        self.encoder = Transformer(
-            partial(attention, **options),
-            embed_dim,
-            head_dim,
-            num_layers,
-            mlp_dim,
-            dropout,
-            norm_first=norm_first,
-            activation=activation,
-            activation_checkpointing=activation_checkpointing,
-            norm_eps=norm_eps,
-            share_layers=share_layers,
-            activation_dropout=activation_dropout,
-        )
+        self.norm = nn.LayerNorm(embed_dim, eps=stack["norm_eps"])
+        self.dropout = nn.Dropout(stack["dropout"])
+        self.encoder = Transformer(partial(attention, **options), **stack)
 
     def _initialise(self) -> None:
         """Draw all linear layers and tables anew; a subclass calls it when it has its heads."""

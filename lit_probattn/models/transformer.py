@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.cache import Cache, CacheBound, Memory
 from lit_probattn.attention.layer import Attention, AttentionFactory
+from lit_probattn.base.arguments import takes
 from lit_probattn.models.per_layer import differs_by_layer, layer_factories
 from lit_probattn.randomness import RandomKey
 
@@ -23,11 +24,17 @@ _CROSS = 1
 class MLP(nn.Module):
     """Two linear layers, an activation (exact GELU or ReLU) between them, dropout after each.
 
-    `activation_dropout` is that after the activation; None means `dropout`.
+    Args:
+        embed_dim: C, width of the residual stream.
+        mlp_dim: width of the hidden layer of the MLPs.
+        dropout: after both linear layers, unless `activation_dropout` replaces the first.
+        activation: of the MLPs.
+        activation_dropout: dropout within the MLPs, after the activation. None means `dropout`.
     """
 
     def __init__(
         self,
+        *,
         embed_dim: int,
         mlp_dim: int,
         dropout: float = 0.0,
@@ -62,37 +69,40 @@ class Block(nn.Module):
     post:  … norm1 ─┬─ cross_attention ─ drop ─ + ─ norm_cross ─ …
                     └─────────────────────────┘
 
-    `dropout` acts on the attentions' outputs and in the MLP; the sizes are those of `Transformer`.
+    Args:
+        attention: the layer for self-attention.
+        dropout: of all branches of a block.
+        norm_first: pre-norm (True) or post-norm blocks.
+        cross_attention: the layer for attention to a memory.
+        norm_eps: epsilon of all layer norms.
 
     Raises:
         ValueError: the layer cannot be a cross-attention; the message says why.
     """
 
+    @takes(MLP)
     def __init__(
         self,
         attention: Attention,
-        embed_dim: int,
-        mlp_dim: int,
-        dropout: float = 0.0,
+        *,
         norm_first: bool = True,
-        activation: Activation = "gelu",
-        activation_dropout: float | None = None,
         cross_attention: Attention | None = None,
         norm_eps: float = 1e-5,
+        **options: Any,
     ) -> None:
         super().__init__()
-        norm = partial(nn.LayerNorm, embed_dim, eps=norm_eps)
+        norm = partial(nn.LayerNorm, options["embed_dim"], eps=norm_eps)
         self.norm_first = norm_first
         self.norm1 = norm()
         self.attention = attention
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(options["dropout"])
         self.norm_cross: nn.LayerNorm | None = None
         self.cross_attention: Attention | None = None
         if cross_attention is not None:
             _require_cross(cross_attention)
             self.norm_cross, self.cross_attention = norm(), cross_attention
         self.norm2 = norm()
-        self.mlp = MLP(embed_dim, mlp_dim, dropout, activation, activation_dropout)
+        self.mlp = MLP(**options)
 
     def forward(
         self,
@@ -155,16 +165,12 @@ class Transformer(nn.Module):
     Args:
         attention: makes one attention layer per block from (embed_dim, head_dim); a `PerLayer`
             makes blocks that differ.
-        embed_dim: C.
-        head_dim: E.
-        mlp_dim: inner width of the MLPs.
-        dropout: of both branches of a block.
-        norm_first: pre-norm (True) or post-norm.
-        activation_checkpointing: recompute each block in backward instead of storing its inside.
-        activation_dropout: within the MLPs, after the activation. None means `dropout`.
+        head_dim: E, size of a head; independent of embed_dim and the number of heads.
+        num_layers: number of blocks.
+        activation_checkpointing: recompute the blocks in backward instead of storing them.
         cross_attention: makes the layer by which a block of a decoder looks at the memory.
-        norm_eps: epsilon of all layer norms.
-        share_layers: one block, passed `num_layers` times; its weights are stored and counted once.
+        share_layers: one block for all layers, stored and counted once. An analysis pools its
+            passes.
 
     Raises:
         ValueError: fewer than one layer, an MLP without width, a cross-attention that cannot be
@@ -174,25 +180,22 @@ class Transformer(nn.Module):
 
     block_class: type[Block] = Block
 
+    @takes(Block)
     def __init__(
         self,
         attention: AttentionFactory,
-        embed_dim: int,
+        *,
         head_dim: int,
         num_layers: int,
-        mlp_dim: int,
-        dropout: float = 0.0,
-        norm_first: bool = True,
-        activation: Activation = "gelu",
         activation_checkpointing: bool = False,
-        activation_dropout: float | None = None,
         cross_attention: AttentionFactory | None = None,
-        norm_eps: float = 1e-5,
         share_layers: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__()
-        if mlp_dim < 1:
-            raise ValueError(f"mlp_dim must be at least 1, received {mlp_dim}")
+        embed_dim = options["embed_dim"]
+        if options["mlp_dim"] < 1:
+            raise ValueError(f"mlp_dim must be at least 1, received {options['mlp_dim']}")
         if not 1 <= num_layers <= MOST_LAYERS:
             raise ValueError(f"num_layers must be from 1 to {MOST_LAYERS}, received {num_layers}")
         if share_layers and any(map(differs_by_layer, (attention, cross_attention))):
@@ -207,18 +210,16 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(
             self.block_class(
                 own[number](embed_dim, head_dim=head_dim),
-                embed_dim,
-                mlp_dim,
-                dropout,
-                norm_first,
-                activation,
-                activation_dropout,
-                None if cross is None else cross[number](embed_dim, head_dim=head_dim),
-                norm_eps,
+                cross_attention=(
+                    None if cross is None else cross[number](embed_dim, head_dim=head_dim)
+                ),
+                **options,
             )
             for number in range(num_layers // self.num_rounds)
         )
-        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps) if norm_first else nn.Identity()
+        self.norm: nn.Module = nn.Identity()
+        if options["norm_first"]:
+            self.norm = nn.LayerNorm(embed_dim, eps=options["norm_eps"])
         self.activation_checkpointing = activation_checkpointing
 
     def forward(

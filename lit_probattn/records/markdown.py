@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 _TAG = re.compile(r"<(?=[A-Za-z/!?])")
 _PIPE = re.compile(r"(\\*)\|")
@@ -36,3 +37,12 @@ def code_span(text: object) -> str:
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     space = " " * (len(fence) > 1)
     return f"{fence}{space}{line}{space}{fence}"
+
+
+def head_lines(made: Mapping[str, str]) -> list[str]:
+    """Return the lines that open a report, from its `facts`."""
+    return [
+        f"- Command: {code_span(made['command'])}",
+        f"- Hardware: {one_line(made['device'])}",
+        one_line(f"- Versions: {made['versions']}; revision {made['git_revision']}"),
+    ]

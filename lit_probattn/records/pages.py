@@ -13,9 +13,9 @@ from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
 
-from lit_probattn.base.config_files import ConfigError
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import GENERATOR
 from lit_probattn.records.markdown import unescaped
-from lit_probattn.records.provenance import GENERATOR
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto;

@@ -15,13 +15,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.markdown import escaped, one_line
 
 MAX_BYTES = 300_000
-
-
-class PictureError(ValueError):
-    """A figure that cannot be stored; the message is one line."""
 
 
 def save_png(figure: Figure, path: Path, note: str) -> Path:
@@ -30,7 +27,7 @@ def save_png(figure: Figure, path: Path, note: str) -> Path:
     The note, which says how the picture was made, is in the file's text `Description` too.
 
     Raises:
-        PictureError: it cannot be made small enough.
+        ConfigError: it cannot be made small enough.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_png_bytes(figure, note))
@@ -54,7 +51,7 @@ def _png_bytes(figure: Figure, note: str) -> bytes:
         kept.save(buffer, format="PNG", optimize=bool(colours), pnginfo=told)
         if buffer.tell() <= MAX_BYTES:
             return buffer.getvalue()
-    raise PictureError("the picture is larger than 300 kB: show fewer layers, heads or samples")
+    raise ConfigError("the picture is larger than 300 kB: show fewer layers, heads or samples")
 
 
 def _drawn(figure: Figure, dpi: int) -> Image.Image:

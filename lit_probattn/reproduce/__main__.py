@@ -42,14 +42,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datamodules.core.errors import DataError
-from lit_probattn.base.streams import replace_unprintable
+from lit_probattn.base.errors import ConfigError, DataError, nearest
+from lit_probattn.base.progress import replace_unprintable
 from lit_probattn.compare.cells import portable
 from lit_probattn.compare.command import add_flags, place_of, protocol_of, run
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.report import Report, refuse_foreign_files
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
-from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.analyses.approximation import ApproximationTable
 from lit_probattn.reproduce.analyses.report import AnalysisReport
@@ -59,7 +58,6 @@ from lit_probattn.reproduce.figures.cells import CellFigure
 from lit_probattn.reproduce.figures.registry import figure_class
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
 from lit_probattn.reproduce.sweep_table import table_of
-from profiling.measure.rows import RowsError
 
 MODULE = "lit_probattn.reproduce"
 
@@ -98,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(list_lines(place_of(options), options.tables)))
             return 0
         return _dispatch(options, arguments)
-    except (ConfigError, DataError, RowsError, ValueError) as error:
+    except (ConfigError, DataError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

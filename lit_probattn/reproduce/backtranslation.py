@@ -18,7 +18,6 @@ Source: Edunov et al., 2018, noise of section 3; FiSH, NeurIPS 2022, section 3.7
 from __future__ import annotations
 
 import argparse
-import hashlib
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,10 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.text.translation.files import Release, find_plain
+from datamodules.text.translation.files import ParallelText, find_plain
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
-from lit_probattn.cli.errors import CommandError, exit_status, quieten
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import digest
+from lit_probattn.cli.errors import exit_status, quieten
 from lit_probattn.commands.opened import add_run, add_search, set_search
 from lit_probattn.commands.translate import translated
 from lit_probattn.training.trained import open_translator
@@ -51,7 +52,7 @@ class Noise:
         swap: words move by at most so many places; 0 leaves them.
 
     Raises:
-        CommandError: a number is out of range.
+        ConfigError: a number is out of range.
     """
 
     deletion: float = 0.1
@@ -62,9 +63,9 @@ class Noise:
     def __post_init__(self) -> None:
         for name in ("deletion", "filler"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise CommandError(f"--{name} must be in [0, 1), received {getattr(self, name)}")
+                raise ConfigError(f"--{name} must be in [0, 1), received {getattr(self, name)}")
         if self.swap < 0:
-            raise CommandError(f"--swap must be at least 0, received {self.swap}")
+            raise ConfigError(f"--swap must be at least 0, received {self.swap}")
 
     def __call__(self, words: Sequence[str], seed: int, name: str) -> list[str]:
         """Return noisy words, at least one; a pure function of the seed and the sentence's name.
@@ -72,8 +73,8 @@ class Noise:
         Words are left out, then replaced, then moved: word i is sorted by i + u, for u uniform on
         [0, swap + 1), so that none moves further than `swap` places.
         """
-        digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
-        generator = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+        key = bytes.fromhex(digest(f"{seed}\0{name}", 16))
+        generator = np.random.default_rng(int.from_bytes(key, "little"))
         draws = generator.random((3, len(words)))
         kept = [word for word, u in zip(words, draws[0], strict=True) if u >= self.deletion]
         kept = kept or list(words[:1])
@@ -150,29 +151,29 @@ def run(options: argparse.Namespace) -> None:
     """Translate, make noisy, and write the folder.
 
     Raises:
-        CommandError: a flag is wrong, or languages or forms of text do not go together.
+        ConfigError: a flag is wrong, or languages or forms of text do not go together.
     """
     noise = Noise(options.deletion, options.filler, options.swap, options.filler_token)
     if options.upsample < 0:
-        raise CommandError(f"--upsample must be at least 0, received {options.upsample}")
+        raise ConfigError(f"--upsample must be at least 0, received {options.upsample}")
     if (options.out / "train.done").is_file():
-        raise CommandError(f"--out {options.out} is complete: name another folder, or remove it")
+        raise ConfigError(f"--out {options.out} is complete: name another folder, or remove it")
     total = _count(options.monolingual)
     options.checkpoint = options.reverse
     trained = open_translator(options)
     set_search(trained.task, options)
     target, source = trained.data.languages
-    release = find_plain("--parallel", options.parallel, source, target)
-    if release is None:
-        raise CommandError(
+    text = find_plain("--parallel", options.parallel, source, target)
+    if text is None:
+        raise ConfigError(
             f"--parallel {options.parallel} has no train.{source} and train.{target}; the reverse "
             f"model translates from {target} into {source}"
         )
-    make = _Pairs(trained, noise, Filter(options.max_words, options.max_ratio), options, release)
+    make = _Pairs(trained, noise, Filter(options.max_words, options.max_ratio), options, text)
     options.out.mkdir(parents=True, exist_ok=True)
     job = LineJob(options.out / ".synthetic", make.identity)
     path = job.lines("pairs", lines_of(options.monolingual), total, make, "back-translating")
-    added = _assemble(release, lines_of(path), options.out, (source, target), options.upsample)
+    added = _assemble(text, lines_of(path), options.out, (source, target), options.upsample)
     (options.out / "train.done").touch()
     job.remove()
     print(f"{added} of {total} lines became pairs; text: {options.out}")
@@ -182,14 +183,14 @@ class _Pairs:
     """Turns monolingual lines into `noisy source<tab>target`, empty for pairs that are left out."""
 
     def __init__(
-        self, trained: Any, noise: Noise, keep: Filter, options: Any, release: Release
+        self, trained: Any, noise: Noise, keep: Filter, options: Any, text: ParallelText
     ) -> None:
         self.trained, self.noise, self.keep = trained, noise, keep
         self.max_tokens, self.seed = options.max_tokens, options.seed
-        self.in_pieces = is_prepared(release.splits["train"].source)
+        self.in_pieces = is_prepared(text.splits["train"].source)
         coder = trained.data.coder
         if self.in_pieces and coder.cutter.method not in ("moses_bpe", "prepared"):
-            raise CommandError(
+            raise ConfigError(
                 f"--parallel is cut into pieces of BPE, the reverse model reads "
                 f"{coder.cutter.method}: train it on the same pieces, or give plain text"
             )
@@ -226,25 +227,25 @@ def _count(path: Path) -> int:
         with path.open("rb") as file:
             total = sum(1 for _ in file)
     except OSError as error:
-        raise CommandError(f"--monolingual {path}: {error.strerror}") from error
+        raise ConfigError(f"--monolingual {path}: {error.strerror}") from error
     if not total:
-        raise CommandError(f"--monolingual {path} is empty")
+        raise ConfigError(f"--monolingual {path} is empty")
     return total
 
 
 def _assemble(
-    release: Release, pairs: Iterable[str], out: Path, languages: tuple[str, str], upsample: int
+    text: ParallelText, pairs: Iterable[str], out: Path, languages: tuple[str, str], upsample: int
 ) -> int:
     """Write the folder; return the number of pairs that were added."""
     for name, stem in (("val", "valid"), ("test", "test")):
-        split = release.splits[name]
+        split = text.splits[name]
         for side, language in zip((split.source, split.target), languages, strict=True):
             _write(out / f"{stem}.{language}", iter(side))
-    if release.codes is not None:
-        shutil.copy(release.codes, out / "code")
-    for language, path in release.dictionaries.items():
+    if text.codes is not None:
+        shutil.copy(text.codes, out / "code")
+    for language, path in text.dictionaries.items():
         shutil.copy(path, out / f"dict.{language}.txt")
-    train, added = release.splits["train"], 0
+    train, added = text.splits["train"], 0
     places = [out / f"train.{language}" for language in languages]
     with (
         places[0].open("w", encoding="utf-8") as first,

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lit_probattn.base.config_files import find
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, Kind, Table, kinds, read_published, read_table
-from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.figures.registry import figure_class
 from lit_probattn.reproduce.figures.sweeps import SweepFigure

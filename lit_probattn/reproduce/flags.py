@@ -18,7 +18,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from lit_probattn.base.config_files import ConfigError, find
+from lit_probattn.base.config_files import find
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.convert.layer_names import LAYOUTS
 from lit_probattn.records.tables import markdown_table
 

@@ -14,7 +14,6 @@ rows (`rank`, `query_likelihood`).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import time
@@ -30,11 +29,12 @@ import pandas as pd
 
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.results import shown_command
+from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.files import digest
+from lit_probattn.base.locks import claim
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.launch import child_environment, start
 from lit_probattn.compare.runner import GRACE_SECONDS, stopped_by_sigterm
-from lit_probattn.configs import ConfigError, nearest
-from lit_probattn.records.locks import claim
 
 MODULE = "lit_probattn.analysis"
 _POLL_SECONDS = 0.1
@@ -82,8 +82,7 @@ class CellStudy:
         """
         seen = (cell.result() or {}).get("report")
         text = json.dumps([dict(self.flags), seen], sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        return cell.folder / "studies" / cell.name / f"{self.name}-{digest}"
+        return cell.folder / "studies" / cell.name / f"{self.name}-{digest(text, 8)}"
 
     def is_done(self, cell: Cell) -> bool:
         """Whether the cell is trained and its study finished."""

@@ -20,9 +20,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import label, ratio_axis, tiles
+from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.files import replace_text
 from lit_probattn.compare.tables import FOLDER, Row, read_published
-from lit_probattn.configs import ConfigError, nearest
-from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines, save_png
 from lit_probattn.reproduce.analyses.table import digits_of
 from lit_probattn.reproduce.figures.sweeps import SweepFigure

@@ -18,15 +18,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.series.archive import ARCHIVES, check_name
 from datamodules.series.uea import UEA
 from lit_probattn.base.config_files import file_named, named_files, run_stem
+from lit_probattn.base.errors import ConfigError, DataError, MissingDataError, nearest
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.command import add_flags, place_of, run
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
-from lit_probattn.configs import ConfigError, attention_entry, nearest, read_yaml
+from lit_probattn.configs import attention_entry, read_yaml
 
 MODULE = "lit_probattn.reproduce.uea"
 TABLE = Path("configs/reproduce/fish_table6.yaml")

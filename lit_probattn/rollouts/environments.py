@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lit_probattn.records.provenance import package_versions
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.provenance import package_versions
 
-# Names of D4RL's data -> those of today's environments.
-ENVIRONMENTS = {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "walker2d": "Walker2d-v5"}
+VERSION = "v5"  # of gymnasium's environments, where a name has none
 OLDER_PHYSICS = (
     "D4RL's v2 data were recorded with older physics (gym's -v2 environments and older MuJoCo "
     "bindings): scores of {name} are not scores of the published environments"
@@ -42,34 +42,19 @@ class Environment(Protocol):
         ...
 
 
-class EnvironmentMissingError(ValueError):
-    """An environment cannot be made; the message is one line with the remedy."""
-
-
 def environment_id(name: str) -> str:
-    """Return the full name in gymnasium of an environment, such as `Hopper-v5` of `hopper`.
+    """Return the full name in gymnasium of an environment, such as `Hopper-v5` of `Hopper`.
 
     A name with a version is taken as it is.
-
-    Raises:
-        EnvironmentMissingError: unknown name.
     """
-    if "-v" in name or name in OWN:
-        return name
-    plain = name.lower().replace("_", "").replace("-", "")
-    if plain not in ENVIRONMENTS:
-        raise EnvironmentMissingError(
-            f"unknown environment {name!r}: expected one of {', '.join(ENVIRONMENTS)}, or a full "
-            "name such as Hopper-v5"
-        )
-    return ENVIRONMENTS[plain]
+    return name if "-v" in name or name in OWN else f"{name}-{VERSION}"
 
 
 def make_environment(name: str, **options: Any) -> Environment:
     """Make an environment by the name of its data.
 
     Raises:
-        EnvironmentMissingError: unknown name, or gymnasium or MuJoCo is missing.
+        ConfigError: unknown name, or gymnasium or MuJoCo is missing.
     """
     full = environment_id(name)
     if full in OWN:
@@ -78,14 +63,14 @@ def make_environment(name: str, **options: Any) -> Environment:
     try:
         import gymnasium
     except ImportError:
-        raise EnvironmentMissingError(_missing(full, "gymnasium")) from None
+        raise ConfigError(_missing(full, "gymnasium")) from None
     try:
         with _quiet():
             made: Environment = gymnasium.make(full, disable_env_checker=True, **options)
     except gymnasium.error.DependencyNotInstalled:
-        raise EnvironmentMissingError(_missing(full, "mujoco")) from None
+        raise ConfigError(_missing(full, "mujoco")) from None
     except gymnasium.error.Error as error:
-        raise EnvironmentMissingError(f"gymnasium cannot make {full}: {error}") from error
+        raise ConfigError(f"gymnasium cannot make {full}: {error}") from error
     return made
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lit_probattn.records.provenance import replacing
+from lit_probattn.base.files import replacing
 from lit_probattn.rollouts.environments import Environment, make_environment, use_a_renderer
 
 SIZE = 240  # pixels of a side

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal, TypedDict
 
 import lightning.pytorch as pl
@@ -121,15 +121,6 @@ def check_trainer(trainer: pl.Trainer) -> None:
         )
 
 
-def model_arguments(model: Callable[..., nn.Module], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a model's constructor takes, but `attention`, out of a task's arguments.
-
-    `values` are the arguments by name, as `locals()` of the task's constructor has them.
-    """
-    names = inspect.signature(model).parameters
-    return {name: values[name] for name in names if name in values and name != "attention"}
-
-
 class Task(pl.LightningModule):
     """Training rules shared by the tasks; a task adds the model, its loss and its metrics.
 
@@ -139,23 +130,7 @@ class Task(pl.LightningModule):
     Source of the defaults: MGK, ICML 2022, training set-up on the Long Range Arena and its code:
     AdamW, one-cycle schedule with beta1 cycling.
 
-    The arguments down to `max_logits` are those of most tasks' models.
-
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
-        vocab_size: number of token ids.
-        num_classes: number of labels.
-        max_seq_len: longest sequence, N.
-        embed_dim: C, width of the residual stream.
-        head_dim: E, size of a head; independent of embed_dim and the number of heads.
-        num_layers: number of blocks.
-        mlp_dim: width of the hidden layer in each block.
-        norm_first: pre-norm instead of post-norm blocks.
-        activation: activation of the MLPs.
-        attention_dropout: dropout of attention weights, whatever the attention's own argument says;
-            None leaves it to that.
-        activation_checkpointing: recompute the blocks in backward instead of storing them.
-        max_logits: largest number of logits that exist at a time in the loss.
         seed: the run's seed. Everything random in training follows from it.
         lr: peak learning rate.
         betas: AdamW's averaging factors. A schedule that cycles beta1 overrides the first.
@@ -213,12 +188,20 @@ class Task(pl.LightningModule):
         self.score_test: Callable[[], None] | None = None
 
     def keep_arguments(self) -> None:
-        """Store the arguments of the constructor that calls this in checkpoints."""
+        """Store the arguments of the constructors that are running, by name, in checkpoints."""
+        found: dict[str, Any] = {}
         frame: Any = inspect.currentframe()
-        self.save_hyperparameters(logger=False, frame=frame.f_back)
-        for name in [name for name, value in self.hparams.items() if callable(value)]:
-            # A Python object in a checkpoint would need code to load: name it again on loading.
-            self.hparams.pop(name)
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is self:
+                names, _, options, values = inspect.getargvalues(frame)
+                found |= {name: values[name] for name in names if name != "self"}
+                found |= values[options] if options else {}
+        # A configuration's own values, where the command line constructs.
+        self.save_hyperparameters(logger=False, frame=frame)
+        for name, value in found.items():
+            if not callable(value):  # which a checkpoint would need code to load: name it again
+                self.hparams.setdefault(name, value)
 
     @property
     def trainer_or_none(self) -> pl.Trainer | None:

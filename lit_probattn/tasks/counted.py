@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lit_probattn.base.arguments import takes
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
 
@@ -27,8 +28,9 @@ class CountedTask(Task):
     A subclass implements `loss_sum` and `places`.
     """
 
-    def __init__(self, **training_options: Any) -> None:
-        super().__init__(**training_options)
+    @takes(Task)
+    def __init__(self, **training: Any) -> None:
+        super().__init__(**training)
         self._counts: list[tuple[int, Tensor]] = []  # places and entries since the last step
 
     def loss_sum(self, batch: Any) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_probattn.attention import AttentionFactory
+from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.decision_transformer import DecisionTransformer
-from lit_probattn.models.transformer import Activation
 from lit_probattn.rollouts.environments import (
     check_sizes,
     describe_environment,
@@ -21,10 +20,9 @@ from lit_probattn.rollouts.environments import (
 )
 from lit_probattn.rollouts.episodes import Episode, Player, Watch
 from lit_probattn.rollouts.facts import EvaluationFacts
-from lit_probattn.tasks.base import Split, model_arguments
+from lit_probattn.tasks.base import Split, Task
 from lit_probattn.tasks.counted import CountedTask
 from lit_probattn.tasks.distributed import gather_objects, num_ranks, sum_over_ranks
-from lit_probattn.tasks.schedules import ScheduleName
 
 FIRST_SEED = 100  # added to the run's seed for the first episode, as the source does
 _SECONDS_BETWEEN_LINES = 10.0
@@ -56,16 +54,11 @@ class DecisionMaking(CountedTask):
     Departs from the source: every episode has a seed of its own; environments are gymnasium's -v5.
 
     Args:
-        obs_dim: entries of a state.
-        act_dim: entries of an action.
-        max_timestep: rows of the table of time steps.
         context_length: K, steps that the policy sees in its environment.
-        dropout: dropout of tokens and of every branch of a block.
         test_episodes: episodes that `test` plays per target; 0 for the loss alone.
         val_episodes: episodes that a validation plays per target.
         val_every: a validation plays them if it is the n-th since the last that did.
         target_returns: the two returns that the policy is asked for; None for those of the data.
-        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
         ValueError: a number is out of range.
@@ -78,35 +71,26 @@ class DecisionMaking(CountedTask):
 
     model: DecisionTransformer
 
+    @takes(
+        DecisionTransformer,
+        Task,
+        lr=1e-3,
+        eps=1e-8,
+        weight_decay=1e-4,
+        schedule="constant",
+        warmup_steps=10_000,
+    )
     def __init__(
         self,
-        attention: AttentionFactory,
-        obs_dim: int,
-        act_dim: int,
-        max_timestep: int,
+        *,
         context_length: int,
-        embed_dim: int = 256,
-        head_dim: int = 64,
-        num_layers: int = 3,
-        mlp_dim: int = 1024,
-        dropout: float = 0.1,
-        activation: Activation = "relu",
-        attention_dropout: float | None = 0.1,
-        activation_checkpointing: bool = False,
         test_episodes: int = 100,
         val_episodes: int = 0,
         val_every: int = 1,
         target_returns: Sequence[float] | None = None,
-        lr: float = 1e-3,
-        eps: float = 1e-8,
-        weight_decay: float = 1e-4,
-        schedule: ScheduleName = "constant",
-        warmup_steps: int = 10_000,
-        **training_options: Any,
+        **options: Any,
     ) -> None:
-        optimisation: dict[str, Any] = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
-        rising: dict[str, Any] = {"schedule": schedule, "warmup_steps": warmup_steps}
-        super().__init__(**optimisation, **rising, **training_options)
+        super().__init__(**arguments_of(Task, options))
         for name, value, least in (
             ("test_episodes", test_episodes, 0),
             ("val_episodes", val_episodes, 0),
@@ -124,9 +108,7 @@ class DecisionMaking(CountedTask):
             val_every,
         )
         self.target_returns = target_returns
-        self.model = DecisionTransformer(
-            attention, **model_arguments(DecisionTransformer, locals())
-        )
+        self.model = DecisionTransformer(**arguments_of(DecisionTransformer, options))
         self.facts: EvaluationFacts | None = None
         self.provenance: dict[str, Any] = {}
         self._sums = torch.zeros(2, dtype=torch.float64)  # squared errors, steps

@@ -12,11 +12,10 @@ from torch.optim import AdamW, Optimizer
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lit_probattn.attention import AttentionFactory
-from lit_probattn.base.finite import nan_among
+from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.base.errors import nan_among
 from lit_probattn.models.images import ImageModel, load_timm_state_dict
-from lit_probattn.models.images.replace import WeightInit
-from lit_probattn.tasks.base import Batch, Split, model_arguments
+from lit_probattn.tasks.base import Batch, Split
 from lit_probattn.tasks.parameter_order import ordered_parameters
 from lit_probattn.tasks.schedules import ScheduleValues
 from lit_probattn.tasks.sequence_classifier import LabelTask
@@ -36,30 +35,15 @@ class ImageClassifier(LabelTask):
     Departs from the source: nothing.
 
     Args:
-        attention: called once per replaced layer as
-            `attention(embed_dim, head_dim=E, num_heads=H)`.
-        model_name: timm's name of the model.
-        image_size: side of the pictures in pixels.
-        replace: False trains timm's own model.
-        stages: stages of a Swin model whose attention is replaced, from 0. None means all.
-        blocks: blocks by number, in place of `stages`.
-        global_heads: global heads for each of `stages`.
-        head_ratio: the same as local heads per global head.
-        allow_padding: accept windows that do not divide the picture, padded as in timm.
-        attention_weights: new layers start `fresh`, or as a `copy` of those they replace.
         initial_weights: file with a state dict of the timm model to start from (torch.save or
             safetensors). Replaced layers take its positions; with attention_weights=copy also its
             projections.
-        model_options: further arguments of the model in timm.
-        drop_path: largest probability of leaving out a branch of a block.
         label_smoothing: share of a label that is spread over all classes.
         start_lr: learning rate of the first step of the warm-up. None means that of the schedule.
         final_lr: learning rate at the end of the cosine.
         ema_decay: decay of a moving average of the weights, which is then what is evaluated. None
             for none.
         ema_warmup: let the decay grow from 0 (timm's `use_warmup`).
-        channels_last: memory layout of pictures and convolutions.
-        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
         ValueError: the model or a choice of layers does not exist, the weights are those of another
@@ -68,32 +52,19 @@ class ImageClassifier(LabelTask):
 
     logged: ClassVar[tuple[str, ...]] = (*LabelTask.logged, "accuracy_top5")
 
+    @takes(ImageModel, LabelTask, model_name="swin_tiny_patch4_window7_224", drop_path=0.2)
     def __init__(
         self,
-        attention: AttentionFactory,
-        num_classes: int,
-        model_name: str = "swin_tiny_patch4_window7_224",
-        image_size: int = 224,
-        replace: bool = True,
-        stages: list[int] | None = None,
-        blocks: list[int] | None = None,
-        global_heads: int | list[int] | None = None,
-        head_ratio: float | None = None,
-        attention_weights: WeightInit = "fresh",
-        allow_padding: bool = False,
+        *,
         initial_weights: str | None = None,
-        model_options: dict[str, Any] | None = None,
-        drop_path: float = 0.2,
         label_smoothing: float = 0.1,
         start_lr: float | None = None,
         final_lr: float = 0.0,
         ema_decay: float | None = None,
         ema_warmup: bool = False,
-        channels_last: bool = False,
-        activation_checkpointing: bool = False,
-        **training_options: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(num_classes, **training_options)
+        super().__init__(**arguments_of(LabelTask, options))
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), received {label_smoothing}")
         if not 0.0 <= final_lr <= self.lr or not 0.0 <= (start_lr or 0.0) <= self.lr:
@@ -105,17 +76,17 @@ class ImageClassifier(LabelTask):
             raise ValueError(f"final_lr is for cosine schedules, received {self.schedule!r}")
         self.label_smoothing = label_smoothing
         self.start_lr, self.final_lr = start_lr, final_lr
-        self.model: nn.Module = ImageModel(attention, **model_arguments(ImageModel, locals()))
+        self.model: nn.Module = ImageModel(**arguments_of(ImageModel, options))
         if initial_weights is not None:
-            copy = attention_weights == "copy"
+            copy = options["attention_weights"] == "copy"
             load_timm_state_dict(self.net, read_weights(initial_weights), projections=copy)
         self.ema: ModelEmaV3 | None = None
         if ema_decay is not None:
             self.ema = ModelEmaV3(self.model, decay=ema_decay, use_warmup=ema_warmup)
             self.ema.requires_grad_(False)
-        top: dict[str, Any] = {"average": "micro", "top_k": min(TOP_K, num_classes)}
+        top: dict[str, Any] = {"average": "micro", "top_k": min(TOP_K, self.num_classes)}
         self.accuracies_top5 = nn.ModuleDict(
-            {split: MulticlassAccuracy(num_classes, **top) for split in get_args(Split)}
+            {split: MulticlassAccuracy(self.num_classes, **top) for split in get_args(Split)}
         )
 
     heads = ("net.head", "net.fc", "net.classifier")

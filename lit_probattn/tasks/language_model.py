@@ -1,19 +1,16 @@
 """The next token: WikiText-103 and other running text, and sentences one by one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention import AttentionFactory
 from lit_probattn.attention.cache import CacheBound
-from lit_probattn.models.adaptive_softmax import MAX_LOGITS
+from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.decoding import Sampling, generate
-from lit_probattn.models.embeddings import Positions
-from lit_probattn.models.language_model import IGNORE, Initialisation, LanguageModel, Output
-from lit_probattn.models.transformer import Activation
-from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
+from lit_probattn.models.language_model import IGNORE, LanguageModel
+from lit_probattn.tasks.base import Batch, Split, Task
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
 
 # How tokens are scored, as patterns.
@@ -39,23 +36,7 @@ class LanguageModeling(Task):
     Source: MGK, ICML 2022, appendix A.1.2.
 
     Args:
-        max_seq_len: longest segment.
-        dropout: dropout of embeddings, of both branches of a block and of the final output.
-        positions: `reversed` or `forward` sinusoids, or `rotary` (with the attention's rotary_dim).
-        output: adaptive or full softmax, tied to the token table.
-        cutoffs: where clusters of the adaptive softmax begin.
-        output_bias: one bias per word.
-        attention_bias: whether attention's projections have biases, whatever the attention's own
-            argument says; None leaves it to that.
-        init: `normal`: all matrices and tables N(0, 0.02²), biases 0, norm weights N(1, 0.02²);
-            `xavier`: matrices Xavier-uniform, biases 0, table N(0, 1/C). Parameters of a variant
-            beside its projections keep their own initialisation.
-        share_layers: one block for all layers, stored and counted once.
         max_new_tokens: tokens that `predict` adds to a prompt.
-        temperature: how `predict` draws them; 0 takes the likeliest.
-        top_k: draw among the k likeliest only.
-        top_p: draw among the fewest tokens whose probabilities sum to at least p.
-        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
 
     logged: ClassVar[tuple[str, ...]] = (
@@ -67,46 +48,20 @@ class LanguageModeling(Task):
 
     model: LanguageModel
 
-    def __init__(
-        self,
-        attention: AttentionFactory,
-        vocab_size: int,
-        max_seq_len: int,
-        embed_dim: int = 128,
-        head_dim: int = 16,
-        num_layers: int = 16,
-        mlp_dim: int = 2048,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        activation: Activation = "relu",
-        positions: Positions = "reversed",
-        output: Output = "adaptive",
-        cutoffs: Sequence[int] = (20000, 40000, 200000),
-        output_bias: bool = True,
-        attention_bias: bool | None = False,
-        attention_dropout: float | None = 0.0,
-        init: Initialisation = "normal",
-        activation_checkpointing: bool = False,
-        max_logits: int = MAX_LOGITS,
-        max_new_tokens: int = 64,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        share_layers: bool = False,
-        **training_options: Any,
-    ) -> None:
-        super().__init__(**training_options)
+    @takes(LanguageModel, Sampling, Task)
+    def __init__(self, *, max_new_tokens: int = 64, **options: Any) -> None:
+        super().__init__(**arguments_of(Task, options))
         self.keep_arguments()
         self.max_new_tokens = max_new_tokens
-        self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
-        self.model = self.make_model(attention, **model_arguments(LanguageModel, locals()))
+        self.sampling = Sampling(**arguments_of(Sampling, options))
+        self.model = self.make_model(options)
         self.cache_bound: CacheBound | None = None  # of `predict`
         self._scores: dict[str, Tensor] = {}  # form -> (sum of losses, tokens, those of words: two)
         self._generated: list[tuple[int, int, float]] = []  # rows, tokens of a row, seconds
 
-    def make_model(self, attention: AttentionFactory, **arguments: Any) -> LanguageModel:
-        """Return the model; the arguments are those of `LanguageModel`."""
-        return LanguageModel(attention, **arguments)
+    def make_model(self, options: Mapping[str, Any]) -> LanguageModel:
+        """Return the model, of the options of the task."""
+        return LanguageModel(**arguments_of(LanguageModel, options))
 
     # ---- losses ------------------------------------------------------------------------------
 

@@ -6,13 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lit_probattn.attention import AttentionFactory
-from lit_probattn.models.adaptive_softmax import MAX_LOGITS
-from lit_probattn.models.embeddings import PositionInit
+from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.masked_language_model import MaskedLanguageModel, mask_tokens
-from lit_probattn.models.transformer import Activation
-from lit_probattn.tasks.base import Batch, Split, model_arguments
+from lit_probattn.tasks.base import Batch, Split, Task
 from lit_probattn.tasks.counted import CountedTask
 from lit_probattn.tasks.distributed import sum_over_ranks
 
@@ -40,23 +37,10 @@ class MaskedLanguageModeling(CountedTask):
     Args:
         vocab_size: number of token ids, the last three begin, end and mask, unless `mask_token` is
             given.
-        dropout: dropout of embeddings and of both branches of a block.
-        position_period: for long inputs, see `PeriodicPositions`.
-        position_init: `normal` or `sinusoidal`, see `TextEncoder`; `--init_from` goes before it.
-        num_token_types: kinds of segments; 0 means that tokens have no type. Batches may have
-            `token_types` (B, N), without them all tokens have type 0.
-        norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
         mask_probability: share of words that are hidden.
         mask_token: id of the mask token of an imported vocabulary; random words are then drawn from
             all ids. None means that of the data's tokeniser; without one the last id, and words
             below the last three.
-        next_sentence: whether the model tells too if the second part of a sequence follows on the
-            first; batches then have `elsewhere` (B,), 1 where it does not.
-        share_layers: one block for all layers, stored and counted once.
-        init_std: standard deviation of matrices and tables at the start, see `TextEncoder`.
-        activation_dropout: dropout within the MLPs, after the activation, where BERT has none. None
-            means `dropout`.
-        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
         ValueError: `mask_probability` is not in (0, 1), or `mask_token` is not an id.
@@ -69,34 +53,16 @@ class MaskedLanguageModeling(CountedTask):
 
     model: MaskedLanguageModel
 
+    @takes(MaskedLanguageModel, Task)
     def __init__(
         self,
-        attention: AttentionFactory,
+        *,
         vocab_size: int,
-        max_seq_len: int,
-        embed_dim: int = 768,
-        head_dim: int = 64,
-        num_layers: int = 12,
-        mlp_dim: int = 3072,
-        dropout: float = 0.0,
-        norm_first: bool = False,
-        activation: Activation = "gelu",
-        attention_dropout: float | None = 0.0,
-        position_period: int | None = None,
-        position_init: PositionInit = "normal",
-        num_token_types: int = 0,
-        norm_eps: float = 1e-5,
-        activation_checkpointing: bool = False,
-        max_logits: int = MAX_LOGITS,
         mask_probability: float = 0.15,
         mask_token: int | None = None,
-        next_sentence: bool = False,
-        share_layers: bool = False,
-        init_std: float = 0.02,
-        activation_dropout: float | None = None,
-        **training_options: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(**training_options)
+        super().__init__(**arguments_of(Task, options))
         if not 0.0 < mask_probability < 1.0:
             raise ValueError(f"mask_probability must be in (0, 1), received {mask_probability}")
         if mask_token is not None and not 0 <= mask_token < vocab_size:
@@ -105,9 +71,9 @@ class MaskedLanguageModeling(CountedTask):
             )
         self.keep_arguments()
         self.mask_probability, self.mask_token = mask_probability, mask_token
-        arguments = model_arguments(MaskedLanguageModel, locals())
-        self.model = MaskedLanguageModel(attention, **arguments)
-        self.next_sentence = next_sentence
+        model = arguments_of(MaskedLanguageModel, options)
+        self.model = MaskedLanguageModel(vocab_size=vocab_size, **model)
+        self.next_sentence: bool = options["next_sentence"]
         # Losses, wrong words, hidden words; losses, wrong pairs, pairs.
         self._sums = torch.zeros(6, dtype=torch.float64)
 

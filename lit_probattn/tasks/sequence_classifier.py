@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lit_probattn.attention import AttentionFactory
+from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.models.classifiers import PairClassifier as PairModel
-from lit_probattn.models.embeddings import TokenPositions
-from lit_probattn.models.heads import Pooling
-from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
+from lit_probattn.tasks.base import Batch, Split, Task
 
 
 class WeightedMean(Metric):
@@ -50,13 +48,15 @@ class LabelTask(Task):
     `val/loss`, `val/accuracy`, `test/loss`, `test/accuracy`. Both metrics are ratios of sums over
     samples, so they are the same for any number of ranks.
 
-    Further arguments: see `lit_probattn.tasks.Task`.
+    Args:
+        num_classes: number of labels.
     """
 
     logged: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
-    def __init__(self, num_classes: int, **training_options: Any) -> None:
-        super().__init__(**training_options)
+    @takes(Task)
+    def __init__(self, *, num_classes: int, **training: Any) -> None:
+        super().__init__(**training)
         self.keep_arguments()  # the subclass's too
         self.num_classes = num_classes
         splits = get_args(Split)
@@ -118,43 +118,15 @@ class SequenceClassifier(LabelTask):
     Source: MGK, ICML 2022, model and training set-up on the Long Range Arena.
     Departs from the source: whole validation and test sets are scored, each sample once, unless
     `parity_eval` of the data says otherwise.
-
-    Args:
-        max_seq_len: N, the padded length.
-        mlp_dim: width of the hidden layer in each block and in the head.
-        dropout: dropout of embeddings and of both branches of a block. Attention dropout is the
-            attention's own argument.
-        pooling: how (B, N, C) becomes (B, C): `mean` over `max_seq_len`, `mean_valid` over real
-            tokens, or `cls`, the last layer's vector of a class token that stands in front.
-        positions: `learned`, or `sinusoidal`: fixed sines and cosines.
-        share_layers: one block for all layers, stored and counted once. An analysis pools its
-            passes.
-        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
 
     # The model; a task with other inputs names another one with the same arguments.
     model_class: ClassVar[Callable[..., nn.Module]] = Classifier
 
-    def __init__(
-        self,
-        attention: AttentionFactory,
-        vocab_size: int,
-        num_classes: int,
-        max_seq_len: int,
-        embed_dim: int = 64,
-        head_dim: int = 32,
-        num_layers: int = 2,
-        mlp_dim: int = 128,
-        dropout: float = 0.1,
-        pooling: Pooling = "mean",
-        activation_checkpointing: bool = False,
-        positions: TokenPositions = "learned",
-        share_layers: bool = False,
-        **training_options: Any,
-    ) -> None:
-        super().__init__(num_classes, **training_options)
-        arguments = model_arguments(self.model_class, locals())
-        self.model: nn.Module = self.model_class(attention, **arguments)
+    @takes(Classifier, LabelTask, embed_dim=64, head_dim=32, num_layers=2, mlp_dim=128)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**arguments_of(LabelTask, options))
+        self.model: nn.Module = self.model_class(**arguments_of(Classifier, options))
 
 
 class PairClassifier(SequenceClassifier):

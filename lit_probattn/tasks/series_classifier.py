@@ -7,11 +7,9 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer, RAdam
 
-from lit_probattn.attention import AttentionFactory
-from lit_probattn.models.series.encoder import AttentionInit, Positions, SeriesTransformer
-from lit_probattn.models.series.norm import Norm, NormPositions, SeriesBatchNorm
-from lit_probattn.models.transformer import Activation
-from lit_probattn.tasks.base import model_arguments
+from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.models.series.encoder import SeriesTransformer
+from lit_probattn.models.series.norm import SeriesBatchNorm
 from lit_probattn.tasks.distributed import sum_with_gradients
 from lit_probattn.tasks.parameter_order import ordered_parameters
 from lit_probattn.tasks.sequence_classifier import LabelTask
@@ -30,46 +28,14 @@ class SeriesClassifier(LabelTask):
     incomplete batches at the end of an epoch are dropped.
 
     Args:
-        num_features: dimensions of a series.
-        max_seq_len: N, the longest series.
-        dropout: dropout of embedding, both branches of a block, and head. Attention dropout is the
-            attention's own argument.
-        norm: `batch` (mvts) or `layer` (Flowformer).
-        norm_positions: steps that count in batch norm: `real`, or `all` as in the source, which
-            needs `pad_to=max` of the data.
-        final_norm: a layer norm after the last block (Flowformer).
-        positions: `learnable` or `fixed` positions.
-        attention_init: projections start as those of nn.MultiheadAttention (`xavier`, mvts) or of
-            nn.Linear (`default`).
-        activation: of the MLPs and of the head.
         optimizer: `radam`, or `adamw`.
-        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
 
-    def __init__(
-        self,
-        attention: AttentionFactory,
-        num_features: int,
-        num_classes: int,
-        max_seq_len: int,
-        embed_dim: int = 64,
-        head_dim: int = 8,
-        num_layers: int = 3,
-        mlp_dim: int = 256,
-        dropout: float = 0.1,
-        norm: Norm = "batch",
-        norm_positions: NormPositions = "real",
-        final_norm: bool = False,
-        positions: Positions = "learnable",
-        attention_init: AttentionInit = "xavier",
-        activation: Activation = "gelu",
-        optimizer: Literal["radam", "adamw"] = "radam",
-        **training_options: Any,
-    ) -> None:
-        super().__init__(num_classes, **training_options)
+    @takes(SeriesTransformer, LabelTask, embed_dim=64, head_dim=8, num_layers=3, mlp_dim=256)
+    def __init__(self, *, optimizer: Literal["radam", "adamw"] = "radam", **options: Any) -> None:
+        super().__init__(**arguments_of(LabelTask, options))
         self.optimizer_name = optimizer
-        arguments = model_arguments(SeriesTransformer, locals())
-        self.model: nn.Module = SeriesTransformer(attention, **arguments)
+        self.model: nn.Module = SeriesTransformer(**arguments_of(SeriesTransformer, options))
 
     def setup(self, stage: str) -> None:
         """Connect batch norm to the other ranks.

@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention import AttentionFactory
+from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS, in_parts
 from lit_probattn.models.decoding import Sampling
-from lit_probattn.models.encoder_decoder import EncoderDecoder, Share
+from lit_probattn.models.encoder_decoder import EncoderDecoder
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.search import Beam, Hypothesis, beam_search, sample
-from lit_probattn.models.transformer import Activation
-from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
+from lit_probattn.tasks.base import Batch, Split, Task
 from lit_probattn.tasks.bleu import FORMS, BLEUForm, BLEUScore, check_installed, corpus_bleu
 from lit_probattn.tasks.distributed import gather_objects, num_ranks, sum_over_ranks
-from lit_probattn.tasks.schedules import ScheduleName
 
 
 class TranslationBatch(Batch):
@@ -98,29 +96,11 @@ class Translation(Task):
     (NeurIPS 2022) follow.
 
     Args:
-        attention: for all three attentions.
-        source_vocab_size, vocab_size: token ids of the two sides.
-        max_seq_len: longest side of a pair, EOS included.
-        encoder_attention: the encoder's self-attention in place of `attention`.
-        decoder_attention: the decoder's self-attention in place of `attention`.
-        cross_attention: the decoder's attention to the encoder in place of `attention`.
-        num_encoder_layers, num_decoder_layers: blocks of each side.
-        dropout: dropout of embeddings and of every branch of a block.
-        activation_dropout: dropout inside the MLPs.
-        positions: sinusoidal or learned.
-        share: which embeddings are one table: `decoder` its input and output, `all` the encoder's
-            too, `none`.
         label_smoothing: ε, probability that the target gives to the other words.
         bleu: form of `val/bleu` and `test/bleu`.
         beam_size: hypotheses that the search keeps, in `test` and `predict`; 1 is greedy.
-        length_penalty: exponent of the length that a hypothesis' log-probability is divided by.
-        max_length_a, max_length_b: a hypothesis has at most a · source tokens + b tokens.
-        n_best: hypotheses that `predict` writes of a sentence.
         val_beam_size: hypotheses that the search keeps in validations; 0 leaves BLEU out.
         temperature: with a value above 0, `predict` draws tokens instead of searching.
-        top_k: draw among the k likeliest only.
-        top_p: draw among the fewest tokens whose probabilities sum to at least p.
-        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
         ValueError: a value is out of range.
@@ -133,50 +113,26 @@ class Translation(Task):
 
     model: EncoderDecoder
 
+    @takes(
+        *(EncoderDecoder, Beam, Sampling, Task),
+        without=("attention_bias", "size", "min_length"),
+        lr=5e-4,
+        betas=(0.9, 0.98),
+        eps=1e-8,
+        schedule="inverse_sqrt",
+        warmup_steps=4000,
+    )
     def __init__(
         self,
-        attention: AttentionFactory,
-        source_vocab_size: int,
-        vocab_size: int,
-        max_seq_len: int,
-        encoder_attention: AttentionFactory | None = None,
-        decoder_attention: AttentionFactory | None = None,
-        cross_attention: AttentionFactory | None = None,
-        embed_dim: int = 512,
-        head_dim: int = 128,
-        num_encoder_layers: int = 6,
-        num_decoder_layers: int = 6,
-        mlp_dim: int = 1024,
-        dropout: float = 0.3,
-        activation_dropout: float = 0.0,
-        norm_first: bool = False,
-        activation: Activation = "relu",
-        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
-        share: Share = "decoder",
-        attention_dropout: float | None = 0.0,
-        activation_checkpointing: bool = False,
+        *,
         max_logits: int = MAX_LOGITS,
         label_smoothing: float = 0.1,
         bleu: BLEUForm = "detokenised",
         beam_size: int = 5,
-        length_penalty: float = 1.0,
-        max_length_a: float = 1.2,
-        max_length_b: int = 10,
-        n_best: int = 1,
         val_beam_size: int = 5,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        lr: float = 5e-4,
-        betas: tuple[float, float] = (0.9, 0.98),
-        eps: float = 1e-8,
-        schedule: ScheduleName = "inverse_sqrt",
-        warmup_steps: int = 4000,
-        **training_options: Any,
+        **options: Any,
     ) -> None:
-        optimisation: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps}
-        rising: dict[str, Any] = {"schedule": schedule, "warmup_steps": warmup_steps}
-        super().__init__(**optimisation, **rising, **training_options)
+        super().__init__(**arguments_of(Task, options))
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), received {label_smoothing}")
         if val_beam_size < 0:
@@ -184,16 +140,10 @@ class Translation(Task):
         self.keep_arguments()
         self.label_smoothing, self.max_logits = label_smoothing, max_logits
         self.bleu_form: BLEUForm = bleu
-        self.beam = Beam(
-            size=beam_size,
-            length_penalty=length_penalty,
-            max_length_a=max_length_a,
-            max_length_b=max_length_b,
-            n_best=n_best,
-        )
+        self.beam = Beam(size=beam_size, **arguments_of(Beam, options))
         self.val_beam_size = val_beam_size
-        self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
-        self.model = EncoderDecoder(attention, **model_arguments(EncoderDecoder, locals()))
+        self.sampling = Sampling(**arguments_of(Sampling, options))
+        self.model = EncoderDecoder(**arguments_of(EncoderDecoder, options))
         self.provenance: dict[str, Any] = {}
         self._plain: list[Tensor] = []  # losses without smoothing since the last step
         self._sums = torch.zeros(3, dtype=torch.float64)  # smoothed, plain, tokens

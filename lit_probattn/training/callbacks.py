@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from torch import Tensor
 
 from lit_probattn.attention import recorded_choices
-from lit_probattn.records.provenance import replace_text, replacing
+from lit_probattn.base.files import replace_text, replacing
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.lightning_internals import TrainingBar, set_logged_step

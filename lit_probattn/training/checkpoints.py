@@ -5,13 +5,13 @@ best validation so far) and `average-10-00000500.ckpt` (the mean of the ten newe
 The number is the optimiser step.
 """
 
-import hashlib
 import os
 import pickle
 import re
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -20,8 +20,8 @@ from lightning.fabric.plugins.io import CheckpointIO
 from safetensors.torch import save
 from torch import Tensor
 
-from lit_probattn.base.finite import nan_among
-from lit_probattn.records.provenance import replacing
+from lit_probattn.base.errors import nan_among
+from lit_probattn.base.files import digest_of, replacing
 
 Kind = Literal["step", "best"]
 _NAME = re.compile(r"(step|best|average-\d+)-(\d{8})\.ckpt")
@@ -154,7 +154,7 @@ def _seal(file: BinaryIO) -> None:
     file.flush()
     end = file.seek(-2, os.SEEK_END)  # the length of the comment
     file.seek(0)
-    digest = _digest(file, end)
+    digest = digest_of(_parts(file, end))
     file.seek(end)
     file.write(_SEAL_BYTES.to_bytes(2, "little") + _SEAL + digest.encode())
 
@@ -170,17 +170,15 @@ def _seal_holds(path: Path) -> bool:
         if record < 0 or declared != _SEAL_BYTES:
             return True
         file.seek(0)
-        digest = _digest(file, size - len(end) + record + _END_BYTES - 2)
-        return end[record + _END_BYTES :] == _SEAL + digest.encode()
+        found = digest_of(_parts(file, size - len(end) + record + _END_BYTES - 2))
+        return end[record + _END_BYTES :] == _SEAL + found.encode()
 
 
-def _digest(file: BinaryIO, num_bytes: int) -> str:
-    """SHA-256 of the next bytes of a file."""
-    digest = hashlib.sha256()
+def _parts(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:
+    """Yield the next bytes of a file."""
     while num_bytes > 0 and (part := file.read(min(num_bytes, 1 << 20))):
-        digest.update(part)
+        yield part
         num_bytes -= len(part)
-    return digest.hexdigest()
 
 
 def newest_good_checkpoint(folder: Path, kind: Kind) -> Path | None:

@@ -9,7 +9,6 @@ The test split may be scored at every validation of a training too, for curves: 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections import Counter
@@ -26,6 +25,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import digest
 from lit_probattn.configs import read_yaml
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import gather_objects
@@ -33,7 +34,6 @@ from lit_probattn.training.checkpoints import named_by_a_run
 from lit_probattn.training.run_folder import (
     CONFIG,
     NumBatches,
-    RunFolderError,
     Sources,
     config_differences,
     flatten,
@@ -76,7 +76,7 @@ class Scope:
         if not any(about.values()):
             return folder / f"{stem}{ending}"
         text = json.dumps(about, sort_keys=True, default=str)
-        return folder / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}{ending}"
+        return folder / f"{stem}-{digest(text, 8)}{ending}"
 
     def note(self, folder: Path) -> str:
         """Return a line for the user; empty for a run's own configuration."""
@@ -90,12 +90,12 @@ def limit_of(trainer: pl.Trainer, command: str) -> float | None:
     """Return the trainer's limit of batches; None if it has none.
 
     Raises:
-        RunFolderError: it leaves no batch.
+        ConfigError: it leaves no batch.
     """
     key = _LIMITS.get(command, "limit_val_batches")
     limit: float | None = getattr(trainer, key)
     if limit == 0:
-        raise RunFolderError(
+        raise ConfigError(
             f"trainer.{key} must be positive, received {limit}: nothing would be evaluated"
         )
     return None if limit is None or (isinstance(limit, float) and limit == 1.0) else limit
@@ -108,7 +108,7 @@ def differences(checkpoint: Path, config: dict[str, Any], sources: Sources) -> d
     not have yet count for nothing.
 
     Raises:
-        RunFolderError: the weights were trained with another attention or task.
+        ConfigError: the weights were trained with another attention or task.
     """
     folder = folder_of_checkpoint(checkpoint)
     if not (folder / CONFIG).is_file() or not named_by_a_run(checkpoint):
@@ -125,7 +125,7 @@ def differences(checkpoint: Path, config: dict[str, Any], sources: Sources) -> d
         remedy = f"give --config {folder / CONFIG}"
         if config_differences(own, read_yaml(folder / CONFIG)):
             remedy = f"{folder / CONFIG} was edited since, restore it"
-        raise RunFolderError(
+        raise ConfigError(
             f"{checkpoint} was trained with another model (different: {', '.join(others)}): "
             f"{remedy}"
         )

@@ -6,7 +6,6 @@ belongs to a task, may have another shape, anything else may not.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import file_digest
 from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -44,10 +45,6 @@ _OTHERWISE = (
     "set the sizes and the attention of the model as that checkpoint has them, or convert it first "
     "(`lit-probattn convert`)"
 )
-
-
-class InitError(ValueError):
-    """A training cannot begin with these weights; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -114,22 +111,22 @@ def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
         tokeniser: digest of that of the data of this training, where they have one.
 
     Raises:
-        InitError: the file is missing or damaged, a shape does not fit, no entry does, or its ids
+        ConfigError: the file is missing or damaged, a shape does not fit, no entry does, or its ids
             are those of another tokeniser.
     """
     if not path:
-        raise InitError("--init_from is empty: give a checkpoint, or a run folder")
+        raise ConfigError("--init_from is empty: give a checkpoint, or a run folder")
     try:
         source = find_file(Path(path))
         state, loaded = _read(source, task)
     except CheckpointError as error:
-        raise InitError(f"--init_from: {error}") from error
+        raise ConfigError(f"--init_from: {error}") from error
     _refuse_other_tokeniser(source, loaded, tokeniser)
     found = _match(source, loaded.get("global_step"), state, task)
     try:  # a layer may refuse what it has no place for
         task.load_state_dict({n: state[n] for n in (*found.taken, *found.left)}, strict=False)
     except ValueError as error:
-        raise InitError(f"--init_from {source}: {error}") from error
+        raise ConfigError(f"--init_from {source}: {error}") from error
     average: Any = getattr(task, "ema", None)
     if average is not None:
         weights = task.model.state_dict().items()
@@ -156,14 +153,14 @@ def _read(source: Path, task: nn.Module) -> tuple[dict[str, Tensor], dict[str, A
 
 
 def _refuse_other_tokeniser(source: Path, loaded: Mapping[str, Any], tokeniser: str | None) -> None:
-    """Raise an InitError if data of the checkpoint and of this training had other tokenisers."""
+    """Raise an ConfigError if data of the checkpoint and of this training had other tokenisers."""
     before = [
         part["tokeniser"]
         for part in loaded.values()
         if isinstance(part, Mapping) and "tokeniser" in part
     ]
     if before and tokeniser is not None and before[0] != tokeniser:
-        raise InitError(
+        raise ConfigError(
             f"--init_from {source}: it was trained with another tokeniser than that of the data, "
             "so ids would mean other words: give its tokeniser by --data.init_args.tokenizer; one "
             "that was made lies in the cache of that run's data, whose folder `python -m "
@@ -175,7 +172,7 @@ def _match(source: Path, step: int | None, state: Mapping[str, Tensor], task: An
     """Sort the entries of a file and of a model.
 
     Raises:
-        InitError: a shape does not fit, or no entry does.
+        ConfigError: a shape does not fit, or no entry does.
     """
     own: Mapping[str, Tensor] = task.state_dict()
 
@@ -190,17 +187,17 @@ def _match(source: Path, step: int | None, state: Mapping[str, Tensor], task: An
     }
     refused = [name for name in other if not is_head(name)]
     if refused:
-        raise InitError(_refusal(source, refused, other))
+        raise ConfigError(_refusal(source, refused, other))
     taken = [name for name in both if name not in other]
     if not any(not is_head(name) for name in taken):
         names = ", ".join(list(state)[:3])
-        raise InitError(
+        raise ConfigError(
             f"--init_from {source}: no entry beside heads has a name of this model's; it has "
             f"{names}, the model {', '.join(list(own)[:3])}: give a checkpoint of such a model"
         )
     left = [name for name in state if name not in own]
     new = [name for name in own if name not in state]
-    return Taken(source, _digest(source), step, taken, left, new, other)
+    return Taken(source, file_digest(source), step, taken, left, new, other)
 
 
 def _refusal(
@@ -223,8 +220,3 @@ def _refusal(
         f"--init_from {source}: {name} has shape {tuple(there_shape)}, the model's has "
         f"{tuple(here_shape)}{more}: {told}"
     )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

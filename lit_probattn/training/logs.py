@@ -12,7 +12,7 @@ import numpy as np
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_probattn.records.provenance import replace_text
+from lit_probattn.base.files import replace_text
 from lit_probattn.training.run_record import set_aside
 
 FILE_NAME = "metrics.csv"

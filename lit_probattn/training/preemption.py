@@ -12,7 +12,6 @@ number, which waits for the device, before every batch.
 import os
 import shutil
 import signal
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from lit_probattn.base.processes import capture
 from lit_probattn.tasks.distributed import STOP_SIGNALS, gather_objects
 from lit_probattn.training.lightning_internals import leave_out_sigterm_question
 
@@ -109,7 +109,7 @@ def requeue() -> str:
     command = ["scontrol", "requeue", job]
     if shutil.which(command[0]) is None:
         return f"cannot requeue job {job}: scontrol is not on the PATH; submit it again by hand"
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = capture(command)
     if done.returncode:
         told = " ".join(done.stderr.split())
         return f"cannot requeue job {job}: {told}; submit it again by hand"

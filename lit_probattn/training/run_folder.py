@@ -22,8 +22,9 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 
-from lit_probattn.configs import ConfigError, default_argument, read_text, read_yaml
-from lit_probattn.records.locks import hold, release
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.locks import hold, release
+from lit_probattn.configs import default_argument, read_text, read_yaml
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.checkpoints import (
     CheckpointError,
@@ -81,10 +82,6 @@ Sources = Callable[[], Mapping[str, str]]
 NumBatches = int | Literal["all"]
 
 
-class RunFolderError(ValueError):
-    """The requested run folder or checkpoint cannot be used."""
-
-
 @dataclass
 class RunSettings:
     """Where a run is kept and when it is saved.
@@ -119,13 +116,13 @@ class RunSettings:
             value = getattr(self, key)
             plain = value is None or (value.isprintable() and value not in ("", ".", ".."))
             if not plain or set("/\\") & set(value or ""):
-                raise RunFolderError(
+                raise ConfigError(
                     f"run.{key} must be the name of one folder in run.root, in printable "
                     f"characters, received {value!r}"
                 )
         batches = self.test_during_training
         if isinstance(batches, int) and batches < 1:
-            raise RunFolderError(
+            raise ConfigError(
                 "run.test_during_training must be all, or a number of batches of at least 1, "
                 f"received {batches}: null scores no test split"
             )
@@ -162,7 +159,7 @@ def share_plan(trainer: pl.Trainer, config: dict[str, Any], make: Callable[[], R
     that torchrun or SLURM started agree over the process group, which is set up here already.
 
     Raises:
-        RunFolderError: on every process, if making the plan failed for a reason the user can mend,
+        ConfigError: on every process, if making the plan failed for a reason the user can mend,
             or the processes were given different configurations; or there are several nodes and
             nothing that started processes on all of them.
     """
@@ -175,7 +172,7 @@ def share_plan(trainer: pl.Trainer, config: dict[str, Any], make: Callable[[], R
             return _decode(inherited)
         return _agree(trainer, config, make)
     if trainer.num_nodes > 1:
-        raise RunFolderError(
+        raise ConfigError(
             f"trainer.num_nodes is {trainer.num_nodes}, but this process was started alone: start "
             "it on every node with torchrun or SLURM"
         )
@@ -196,7 +193,7 @@ def _agree(trainer: pl.Trainer, config: dict[str, Any], make: Callable[[], RunPl
             answer = ("error", str(error))
     kind, text = trainer.strategy.broadcast(answer)
     if kind == "error":
-        raise RunFolderError(text)
+        raise ConfigError(text)
     return _decode(text)
 
 
@@ -205,7 +202,7 @@ def _compare_ranks(configs: list[dict[str, Any]]) -> None:
     first, *others = [_without(flatten(config), _OF_A_RANK) for config in configs]
     for rank, other in enumerate(others, 1):
         if keys := _differing(first, other):
-            raise RunFolderError(
+            raise ConfigError(
                 f"rank {rank} was given another configuration than rank 0 (different: "
                 f"{', '.join(keys)}): start every process with the same arguments"
             )
@@ -215,11 +212,11 @@ def compare_sources(ranks: list[Mapping[str, str]]) -> None:
     """Refuse data that are not made from the same files on all ranks, on every rank alike.
 
     Raises:
-        RunFolderError: they differ; the message names the rank and the files.
+        ConfigError: they differ; the message names the rank and the files.
     """
     for rank, other in enumerate(ranks[1:], 1):
         if names := _differing(ranks[0], other):
-            raise RunFolderError(
+            raise ConfigError(
                 f"rank {rank} has other data than rank 0 (different: {', '.join(names)}): give "
                 f"every node the same files, and a path that means the same on all"
             )
@@ -262,7 +259,7 @@ def plan_fit(
         sources: returns what the data are made from; called where a version has noted that.
 
     Raises:
-        RunFolderError: there is nothing to continue, the version exists already, or another process
+        ConfigError: there is nothing to continue, the version exists already, or another process
             writes to it.
         CheckpointError: all checkpoints are damaged.
     """
@@ -277,7 +274,7 @@ def plan_fit(
     if request != "last":
         checkpoint = find_checkpoint(settings, name, request)
         if checkpoint.name.startswith("average-"):
-            raise RunFolderError(
+            raise ConfigError(
                 f"--ckpt_path {request}: an average has no optimiser state to train on with; give "
                 "last, best or one of the checkpoints that it is the mean of"
             )
@@ -345,13 +342,13 @@ def _plan_last(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan:
             nearest = folder, checkpoint, differences
     if nearest is None:
         seeds = f" with this seed_everything ({', '.join(others)} have others)" if others else ""
-        raise RunFolderError(
+        raise ConfigError(
             f"nothing to continue: no checkpoint in {Path(settings.root, name)}{seeds}; leave out "
             "--ckpt_path for a first start, or use --ckpt_path auto, which does either"
         )
     source, checkpoint, differences = nearest
     if settings.version is not None:
-        raise RunFolderError(
+        raise ConfigError(
             f"{source} belongs to another configuration (different: {', '.join(differences)}): "
             "leave out --run.version for a new version"
         )
@@ -368,7 +365,7 @@ def _continue(folder: Path, checkpoint: Path | None) -> RunPlan:
     """Take a folder that is there and go on from its newest checkpoint, `checkpoint` until now."""
     holder = hold(folder / LOCK)
     if holder is not None:
-        raise RunFolderError(
+        raise ConfigError(
             f"{folder} is being written to by {holder}: wait until that has ended, or choose "
             "another --run.name"
         )
@@ -378,7 +375,7 @@ def _continue(folder: Path, checkpoint: Path | None) -> RunPlan:
         checkpoint = checkpoint or _began_from(folder)
     except CheckpointError as error:
         release(folder / LOCK)
-        raise RunFolderError(
+        raise ConfigError(
             f"{folder} began from a checkpoint that cannot be read ({error}): bring it back, or "
             "choose another --run.version"
         ) from error
@@ -412,7 +409,7 @@ def find_checkpoint(
         config: the version that differs least from it comes first.
 
     Raises:
-        RunFolderError: there is none.
+        ConfigError: there is none.
         CheckpointError: it is damaged.
     """
     count = averaged_number(request)
@@ -423,17 +420,17 @@ def find_checkpoint(
         _, checkpoint = _newest(folders, "best" if request == "best" else "step")
         if checkpoint is None:
             place = folder or Path(settings.root) / name
-            raise RunFolderError(
+            raise ConfigError(
                 f"no {request} checkpoint in {place}: train first, or give --run.name or a path"
             )
         return checkpoint if count is None else _average(checkpoint.parent, count)
     if not request:
-        raise RunFolderError("--ckpt_path is empty: give best, last, a path, or for fit auto")
+        raise ConfigError("--ckpt_path is empty: give best, last, a path, or for fit auto")
     try:
         path = find_file(Path(request))
         check_checkpoint(path)
     except CheckpointError as error:
-        raise RunFolderError(f"--ckpt_path: {error}") from error
+        raise ConfigError(f"--ckpt_path: {error}") from error
     return path
 
 
@@ -441,7 +438,7 @@ def _average(folder: Path, count: int) -> Path:
     try:
         return average_newest(folder, count)
     except CheckpointError as error:
-        raise RunFolderError(f"--ckpt_path: {error}") from error
+        raise ConfigError(f"--ckpt_path: {error}") from error
 
 
 def folder_of_checkpoint(checkpoint: Path) -> Path:
@@ -457,14 +454,14 @@ def read_own_config(folder: Path) -> dict[str, Any]:
     It is the last start's, where that has noted it: `config.yaml` may have been edited since.
 
     Raises:
-        RunFolderError: `config.yaml` is missing or damaged.
+        ConfigError: `config.yaml` is missing or damaged.
     """
     try:
         there = read_yaml(folder / CONFIG)
         noted = [s["config"] for s in read_starts(folder) if isinstance(s.get("config"), str)]
         return read_text(noted[-1]) if noted else there
     except ConfigError as error:
-        raise RunFolderError(f"{error}; restore it, or move {folder} away") from error
+        raise ConfigError(f"{error}; restore it, or move {folder} away") from error
 
 
 def config_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -541,7 +538,7 @@ def _new_folder(settings: RunSettings, name: str) -> RunPlan:
     if settings.version is not None:
         folder = base / settings.version
         if not _take_new(folder):
-            raise RunFolderError(
+            raise ConfigError(
                 f"{folder} exists: continue it with --ckpt_path last, or choose another "
                 "--run.version"
             )

@@ -13,13 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.records.provenance import (
-    RUN_PACKAGES,
-    git_state,
-    hardware,
-    package_versions,
-    replace_text,
-)
+from lit_probattn.base.files import replace_text
+from lit_probattn.base.provenance import RUN_PACKAGES, git_state, hardware, package_versions
 
 FILE_NAME = "versions.json"
 # Temporary files of `replacing`: those that the lock protects, and those of evaluations.

@@ -16,13 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_probattn.attention import Attention
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import class_of, instantiate, link_sizes, read_config
 from lit_probattn.tasks import Translation
 from lit_probattn.training.checkpoints import find_file, load_checkpoint
-
-
-class OpenError(ValueError):
-    """A trained run cannot be opened as asked; the message is one line and says what to do."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class Trained:
 def _num_samples(loader: Any, sampler: Any) -> int:
     count = getattr(loader.dataset, "__len__", None)
     if count is None:
-        raise OpenError("the data cannot be drawn from: expected a data set with a length")
+        raise ConfigError("the data cannot be drawn from: expected a data set with a length")
     return int(count())
 
 
@@ -108,7 +105,7 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
         with_data: whether the data are opened too. Without, `data` is None.
 
     Raises:
-        OpenError: configuration, data and checkpoint do not go together.
+        ConfigError: configuration, data and checkpoint do not go together.
         CheckpointError: the checkpoint is missing or damaged.
     """
     checkpoint = find_file(options.checkpoint)
@@ -141,14 +138,14 @@ def open_translator(options: argparse.Namespace) -> Trained:
         options: as for `open_trained`; the data are read by this process alone.
 
     Raises:
-        OpenError: the run is of another task; see also `open_trained`.
+        ConfigError: the run is of another task; see also `open_trained`.
         DataError: the data have other vocabularies than those of the training.
     """
     checkpoint = find_file(options.checkpoint)
     config = read_config(checkpoint, options.config)
     task = class_of(config["model"]["class_path"])
     if not (isinstance(task, type) and issubclass(task, Translation)):
-        raise OpenError(
+        raise ConfigError(
             f"{options.checkpoint} is a run of {task.__name__}, which does not translate: give a "
             "run of a translation model (lit_probattn.tasks.Translation)"
         )
@@ -176,12 +173,12 @@ def _pairs(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise OpenError(f"--data takes KEY=VALUE, received {text!r}")
+            raise ConfigError(f"--data takes KEY=VALUE, received {text!r}")
         try:
             pairs[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             reason = getattr(error, "problem", "cannot be read")
-            raise OpenError(f"--data {text}: not valid YAML: {reason}") from error
+            raise ConfigError(f"--data {text}: not valid YAML: {reason}") from error
     return pairs
 
 
@@ -190,7 +187,7 @@ def _load_weights(task: nn.Module, state: dict[str, Tensor], checkpoint: Path) -
         task.load_state_dict(state)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:4]]
-        raise OpenError(
+        raise ConfigError(
             f"{checkpoint.name} does not fit the configuration: {' '.join(lines)[:300]}"
         ) from error
 
@@ -199,14 +196,14 @@ def choose_device(name: str) -> torch.device:
     """Return a device by name; `auto` takes a GPU if there is one.
 
     Raises:
-        OpenError: unknown, or not there.
+        ConfigError: unknown, or not there.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise OpenError(f"unknown device {name!r}: use auto, cpu or cuda") from error
+        raise ConfigError(f"unknown device {name!r}: use auto, cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise OpenError(f"device {name} is not there: no CUDA device; use --device cpu")
+        raise ConfigError(f"device {name} is not there: no CUDA device; use --device cpu")
     return device

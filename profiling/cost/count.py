@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention import Attention
 from lit_probattn.base.torch_internals import FakeTensorMode
+from lit_probattn.measure.counters import Macs, fvcore_macs, torch_macs, torch_train_macs
 from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax
 from lit_probattn.models.transformer import Transformer
 from profiling.cost.exact import (
@@ -27,7 +28,6 @@ from profiling.cost.exact import (
     scope_costs,
 )
 from profiling.cost.models import AttentionOnly
-from profiling.measure.counters import Macs, fvcore_macs, torch_macs, torch_train_macs
 from profiling.measure.rows import Scope, Source, Status
 
 # Measured and closed form may differ by this much, relatively.
@@ -285,7 +285,7 @@ def _exact(setting: Setting, layer: Attention) -> dict[Scope, CostEntry]:
             ),
             fvcore_operations=(
                 None
-                if setting.backend != layer.core.stated_backend
+                if setting.backend != layer.core.makes.stated_backend
                 else cost.macs + cost.norm_operations
             ),
             paper_operations=one.paper_flops * calls if is_attention else None,

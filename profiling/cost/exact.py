@@ -77,7 +77,7 @@ def backend_macs(
     scale = layer.num_heads * seq_len * seq_len
     reference, run = (layer.pair_macs(name, dtype) for name in ("reference", backend))
     if reference is None or run is None:
-        return macs * (3 if train else 1) if backend == layer.core.stated_backend else None
+        return macs * (3 if train else 1) if backend == layer.core.makes.stated_backend else None
     if backend not in BACKENDS or backend == "auto":
         return None
     linear = macs - scale * (reference.scores + reference.values) + seq_len * run.per_token

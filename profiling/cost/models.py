@@ -117,10 +117,21 @@ class PairModel(nn.Module):
     ) -> None:
         super().__init__()
         self.max_seq_len = max_seq_len
-        self.embedding = TokenEmbedding(vocab_size, max_seq_len, embed_dim, dropout)
-        self.encoder = Transformer(attention, embed_dim, head_dim, num_layers, mlp_dim, dropout)
+        self.embedding = TokenEmbedding(
+            vocab_size=vocab_size, max_seq_len=max_seq_len, embed_dim=embed_dim, dropout=dropout
+        )
+        self.encoder = Transformer(
+            attention,
+            embed_dim=embed_dim,
+            head_dim=head_dim,
+            num_layers=num_layers,
+            mlp_dim=mlp_dim,
+            dropout=dropout,
+        )
         self.stacks = ("encoder",)
-        self.head = PooledClassifier(4 * embed_dim, mlp_dim, num_classes, 1)
+        self.head = PooledClassifier(
+            embed_dim=4 * embed_dim, hidden_dim=mlp_dim, num_classes=num_classes, max_seq_len=1
+        )
 
     def encode(self, text: Tensor) -> Tensor:
         """Encode and pool one text of each pair, (B, N) -> (B, C)."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention, variants
 from lit_probattn.attention.layer import split_heads
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
 from lit_probattn.records.markdown import code_span, one_line
-from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
 from lit_probattn.records.tables import markdown_lines
 from profiling.sweep.run import missing_device
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +19,10 @@ from unittest import mock
 
 import torch
 
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.processes import capture
+from lit_probattn.base.provenance import device_name, versions
 from lit_probattn.base.torch_internals import outside_modes
-from lit_probattn.configs import ConfigError
 from lit_probattn.kernels.runtime import (
     Launch,
     Launched,
@@ -33,10 +34,9 @@ from lit_probattn.kernels.runtime import (
     target_capability,
     write_tuned,
 )
-from lit_probattn.records.provenance import device_name, versions
+from lit_probattn.measure.timing import lost_gpu, replayed, summarise, time_once
 from profiling.kernels.cases import Case
 from profiling.kernels.parity import heads_and_gradients, make_inputs
-from profiling.measure.timing import lost_gpu, replayed, summarise, time_once
 
 # Shared memory that one program may use, in bytes.
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
@@ -186,9 +186,9 @@ def resources(compiled: Any, capability: int) -> dict[str, Any]:
         file.write(ptx)
         file.flush()
         command = [get_ptxas(capability).path, "-v", f"--gpu-name={found.group(1)}"]
-        log = subprocess.run(
-            [*command, file.name, "-o", "/dev/null"], capture_output=True, text=True, check=True
-        ).stderr
+        done = capture([*command, file.name, "-o", "/dev/null"])
+        done.check_returncode()
+        log = done.stderr
 
     def number(pattern: str) -> int:
         match = re.search(pattern, log)

@@ -8,8 +8,9 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from lit_probattn.base.config_files import file_named, nearest
-from lit_probattn.configs import ConfigError, read_yaml
+from lit_probattn.base.config_files import file_named
+from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.configs import read_yaml
 from profiling.sweep.config import AttentionEntry, Dtype, Strict, describe
 
 Mode = Literal["train", "eval"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,9 +24,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lit_probattn.attention import Attention, HeadCall
-from lit_probattn.attention.functional import Heads
+from lit_probattn.attention.backends import engines_of
 from lit_probattn.attention.masks import Masks, make_masks
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.processes import capture
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.kernels.cases import Case, draw_heads
 
@@ -147,13 +147,12 @@ def make_inputs(
 def run_heads(layer: Attention, backend: str, call: HeadCall) -> Tensor:
     """Return the heads' output of a call on one backend; keys are shifted or combined inside."""
     core = layer.core
-    if backend not in core.backends:
+    engines = engines_of(core.makes)
+    if backend not in engines:
         raise ConfigError(
-            f"{core.variant} has no backend {backend!r}; expected one of {', '.join(core.backends)}"
+            f"{core.name} has no backend {backend!r}; expected one of {', '.join(engines)}"
         )
-    choice, run = core.choose(call, backend), core.backends[backend]
-    heads = Heads(call.query, choice.key, call.value, call.masks, call.dropout)
-    return run(heads, choice.arguments)
+    return engines[backend].compute(call, core.variant(call))
 
 
 def heads_and_gradients(
@@ -254,7 +253,7 @@ def losses(
     environment = {**os.environ, "TRITON_DEFAULT_FP_FUSION": "1"}
     if device == "cpu":
         environment["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = capture(command, env=environment)
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
         raise ConfigError(f"the run with backend {backend} failed: {' '.join(last)}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
 from lit_probattn.records.tables import panels, save_png
 from profiling.kernels.config import KernelsConfig
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -17,21 +16,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lit_probattn.attention import Attention, HeadCall, MGKAttention
+from lit_probattn.attention import HeadCall
 from lit_probattn.attention.masks import make_masks
-from lit_probattn.configs import ConfigError, build_attention
-from lit_probattn.randomness import AttentionDropout, RandomKey
-from lit_probattn.records.provenance import device_name, git_revision, versions
-from lit_probattn.records.rows import RowStore
-from lit_probattn.records.tables import counted, markdown_lines
-from profiling.kernels.cases import draw_heads
-from profiling.kernels.command import header
-from profiling.kernels.config import Comparison, KernelsConfig, Side, TorchSdpa, points
-from profiling.kernels.parity import run_heads
-from profiling.kernels.picture import time_picture
-from profiling.measure.counters import UncountedOperationError, torch_flops
-from profiling.measure.memory import peak_bytes
-from profiling.measure.timing import (
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.processes import capture
+from lit_probattn.base.provenance import device_name, git_revision, versions
+from lit_probattn.base.rows import RowStore
+from lit_probattn.configs import build_attention
+from lit_probattn.measure.counters import UncountedOperationError, torch_flops
+from lit_probattn.measure.memory import peak_bytes
+from lit_probattn.measure.timing import (
     NotCapturedError,
     captured,
     lost_gpu,
@@ -41,6 +35,13 @@ from profiling.measure.timing import (
     time_once,
     time_sides,
 )
+from lit_probattn.randomness import AttentionDropout, RandomKey
+from lit_probattn.records.tables import counted, markdown_lines
+from profiling.kernels.cases import draw_heads
+from profiling.kernels.command import header
+from profiling.kernels.config import Comparison, KernelsConfig, Side, TorchSdpa, points
+from profiling.kernels.parity import run_heads
+from profiling.kernels.picture import time_picture
 from profiling.sweep.run import missing_device
 
 _SDPA = {
@@ -105,11 +106,8 @@ def side_function(
         masks = make_masks(*sizes, is_causal=config.is_causal)
         query, key, value = inputs
         call = HeadCall(query, key, value, masks, dropout=dropout, rng=rng)
-        if side.backend == "flex":
-            forward = partial(_flex, layer, call)
-        else:
-            chosen = layer.core.pick(call) if side.backend == "auto" else side.backend
-            forward = partial(run_heads, layer, chosen, call)
+        chosen = layer.core.pick(call) if side.backend == "auto" else side.backend
+        forward = partial(run_heads, layer, chosen, call)
     with torch.no_grad():
         grad_out = make(*forward().shape)
 
@@ -128,23 +126,6 @@ def _sdpa(sdpa: TorchSdpa, inputs: list[Tensor], is_causal: bool) -> Tensor:
     with nullcontext() if chosen is None else sdpa_kernel([chosen]):
         query, key, value = inputs
         return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-
-
-def _flex(layer: Attention, call: HeadCall) -> Tensor:
-    """FlexAttention over the expanded keys; for comparison only, layers have no such backend."""
-    from profiling.kernels.flex import mgk_flex
-
-    if not isinstance(layer, MGKAttention) or layer.core.e_step == "hard":
-        raise ConfigError(f"flex serves soft MGK only, received {layer.core.variant}")
-    core = layer.core
-    return mgk_flex(
-        *(call.query, core.components(call.key), call.value),
-        precision=1.0 / core.variance(),
-        offset=None if core.prior is None else core.prior(call.key.shape[-2]),
-        gaussian=core.score == "gaussian",
-        equal_precision=core.variance.is_equal,
-        is_causal=call.masks.is_causal,
-    )
 
 
 @dataclass(frozen=True)
@@ -182,7 +163,7 @@ def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
     if missing:
         return False, f"parity tests not found: {', '.join(missing)}"
     command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", *config.parity_tests]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = capture(command, cwd=root)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     return done.returncode == 0, lines[-1] if lines else f"pytest exit status {done.returncode}"
 

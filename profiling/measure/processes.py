@@ -16,13 +16,10 @@ from pathlib import Path
 import torch
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
-from lit_probattn.cli.shards import fork_context
+from lit_probattn.base.errors import ChildError
+from lit_probattn.base.processes import fork_context
 
 FAILED = 70  # exit status of work that raised
-
-
-class RanksError(RuntimeError):
-    """A process failed or did not end in time."""
 
 
 def run_in_ranks(
@@ -35,7 +32,7 @@ def run_in_ranks(
         log: file for what they print; its end is part of the error. None: the terminal.
 
     Raises:
-        RanksError: an exit status is not 0, or the time is over.
+        ChildError: an exit status is not 0, or the time is over.
     """
     port = find_free_network_port()
     processes = [_fork(work, rank_variables(rank, count, port), log) for rank in range(count)]
@@ -51,12 +48,12 @@ def run_in_ranks(
         lines = log.read_text(errors="replace").splitlines()[-20:]
         printed = "; they printed\n" + "\n".join(lines)
     if late:
-        raise RanksError(
+        raise ChildError(
             f"ranks {late} did not end within {timeout:.0f} s and were killed{printed}"
         )
     codes = [process.exitcode for process in processes]
     if any(codes):
-        raise RanksError(f"exit statuses of the ranks: {codes}{printed}")
+        raise ChildError(f"exit statuses of the ranks: {codes}{printed}")
 
 
 def rank_variables(rank: int, count: int, port: int) -> dict[str, str]:

@@ -11,18 +11,13 @@ from typing import Literal
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lit_probattn.base.config_files import nearest
-from lit_probattn.records.provenance import replace_text, replacing
-from lit_probattn.records.rows import append_lines
+from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.files import append_lines, replace_text, replacing
 
 Source = Literal["measured", "predicted", "analytic"]
 Status = Literal["ok", "failed", "skipped", "mismatch"]
 Quantity = Literal["cost", "memory", "time"]
 Scope = Literal["attention", "layers", "model"]
-
-
-class RowsError(ValueError):
-    """A results file that cannot be used; the message is one readable line."""
 
 
 def describe(error: ValidationError, known: Collection[str]) -> str:
@@ -110,12 +105,12 @@ def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:
         The rows of complete points, and how many bytes at the end to drop.
 
     Raises:
-        RowsError: no file, a damaged line that is not the last, or a point that stands there twice.
+        ConfigError: no file, a damaged line that is not the last, or a point twice.
     """
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise RowsError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     rows: list[ProfileRow] = []
     pending: list[ProfileRow] = []
     seen: set[tuple[str, int]] = set()
@@ -133,13 +128,13 @@ def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:
             if isinstance(error, ValidationError):
                 reason = describe(error, ProfileRow.model_fields)
             reason = " ".join(reason.split())[:200]
-            raise RowsError(
+            raise ConfigError(
                 f"{path}, line {number} is not a row of a sweep ({reason}); only the last line "
                 "may be incomplete"
             ) from error
         place = (pending[-1].point_id, pending[-1].row_index)
         if place in seen:
-            raise RowsError(f"{path}, line {number}: the point {place[0]} stands there twice")
+            raise ConfigError(f"{path}, line {number}: the point {place[0]} stands there twice")
         seen.add(place)
         if pending[-1].row_index == pending[-1].rows_in_point - 1:
             rows += pending

@@ -7,23 +7,25 @@ from pathlib import Path
 import pandas as pd
 
 from lit_probattn.base.config_files import output_folder
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import replace_text
+from lit_probattn.base.provenance import command_line
 from lit_probattn.records.markdown import code_span, one_line
-from lit_probattn.records.provenance import command_line, replace_text
 from lit_probattn.records.tables import markdown_lines
-from profiling.measure.rows import RowsError, to_frame
+from profiling.measure.rows import to_frame
 from profiling.report.page import load_results
 from profiling.report.ratios import METRICS, PLACE, tidy
 
 
 def compare_sweeps(first: Path, second: Path, out: Path) -> Path:
-    """Write compare.md and compare.csv, B over A at every common place, or raise a RowsError."""
+    """Write compare.md and compare.csv, B over A at every common place, or raise a ConfigError."""
     frames = {name: to_frame(load_results(path)) for name, path in (("A", first), ("B", second))}
     keys = ["variant", *PLACE, "mode", "backend", "dtype", "scope", "metric"]
     long = {name: tidy(frame) for name, frame in frames.items()}
     tables = {n: t.loc[t["source"] == "measured", [*keys, "value"]] for n, t in long.items()}
     both = tables["A"].merge(tables["B"], on=keys, suffixes=("_a", "_b"))
     if both.empty:
-        raise RowsError(f"{first} and {second} have no measured point in common")
+        raise ConfigError(f"{first} and {second} have no measured point in common")
     both["b_over_a"] = both["value_b"] / both["value_a"]
     output_folder(out)
     replace_text(out / "compare.csv", both.to_csv(index=False, float_format="%.8g"))

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from lit_probattn.base.config_files import ConfigError, output_folder
+from lit_probattn.base.config_files import output_folder
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import refuse_to_replace, replace_text
 from lit_probattn.records.pages import page, picture, read_report, title_of
-from lit_probattn.records.provenance import refuse_to_replace, replace_text
 from profiling.report.findings import Summary, summary_of
 
 OUT = Path("build/reports")

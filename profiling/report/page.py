@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from lit_probattn.base.config_files import nearest, output_folder
+from lit_probattn.base.config_files import output_folder
+from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.files import replace_text
+from lit_probattn.measure.counters import CONVENTION
 from lit_probattn.records.markdown import code_span, escaped, one_line
 from lit_probattn.records.pages import page, read_report, title_of
-from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines, unequal_sides
 from profiling.cost.exact import layer_of_row
-from profiling.measure.counters import CONVENTION
-from profiling.measure.rows import ProfileRow, RowsError, read_rows, to_frame
+from profiling.measure.rows import ProfileRow, read_rows, to_frame
 from profiling.report.claims import Judged, judge
 from profiling.report.figures import draw_figures
 from profiling.report.ratios import METRICS, crossovers, found_by, ratio_table, relative_errors
@@ -62,7 +63,7 @@ def write_report(
             pictures that the caller adds.
 
     Raises:
-        RowsError: no rows, rows of several versions, or no baseline row.
+        ConfigError: no rows, rows of several versions, or no baseline row.
     """
     frame = to_frame(_rows_of(config, results), list(config.variants))
     require_one_version(frame)
@@ -105,12 +106,12 @@ def _rows_of(config: SweepConfig, results: Path) -> list[ProfileRow]:
     rows = load_results(results)
     for row in rows:
         if row.sweep != config.name:
-            raise RowsError(
+            raise ConfigError(
                 f"{results} holds rows of the sweep {row.sweep!r}, not of {config.name!r}: give "
                 "--config the file of that sweep, or --results the folder of this one"
             )
         if row.variant not in config.variants:
-            raise RowsError(
+            raise ConfigError(
                 f"{results} holds rows of the variant {row.variant!r}, which the sweep "
                 f"{config.name!r} does not have{nearest(row.variant, config.variants)}"
             )
@@ -196,10 +197,10 @@ def _terms(frame: pd.DataFrame) -> list[str]:
 
 
 def load_results(folder: Path) -> list[ProfileRow]:
-    """Return the rows of all shards in a folder, each point once; without any, a RowsError."""
+    """Return the rows of all shards in a folder, each point once; without any, a ConfigError."""
     files = sorted(folder.glob("rows*.jsonl"))
     if not files:
-        raise RowsError(
+        raise ConfigError(
             f"no results in {folder} (rows*.jsonl); run python -m profiling sweep first"
         )
     rows: list[ProfileRow] = []
@@ -210,32 +211,32 @@ def load_results(folder: Path) -> list[ProfileRow]:
             if first is row:
                 rows.append(row)
             elif (first.macs, first.num_parameters) != (row.macs, row.num_parameters):
-                raise RowsError(
+                raise ConfigError(
                     f"{path}: other counts of the point {row.point_id} than in {files[0]}"
                 )
     if not rows:
-        raise RowsError(f"the sweep in {folder} is empty: no point is complete")
+        raise ConfigError(f"the sweep in {folder} is empty: no point is complete")
     return rows
 
 
 def require_one_version(frame: pd.DataFrame) -> None:
-    """Raise a RowsError for rows of several versions, whose ratios would mean nothing."""
+    """Raise a ConfigError for rows of several versions, whose ratios would mean nothing."""
     for column in ("versions", "git_revision"):
         found = sorted(frame[column].unique())
         if len(found) > 1:
-            raise RowsError(
+            raise ConfigError(
                 f"the sweep mixes {column}: {' | '.join(found)}; run it again in a fresh folder, "
                 "or set them side by side with --compare"
             )
 
 
 def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
-    """Return notes on baselines that have no numbers; if none has any, raise a RowsError."""
+    """Return notes on baselines that have no numbers; if none has any, raise a ConfigError."""
     measured = set(frame.loc[frame["status"] == "ok", "variant"])
     wanted = {v: b for v in config.variants if (b := config.baseline_of(v)) is not None}
     without = {v: b for v, b in wanted.items() if b not in measured}
     if wanted and len(without) == len(wanted):
-        raise RowsError(
+        raise ConfigError(
             f"no baseline row: {', '.join(sorted(set(without.values())))} has no numbers in this "
             "sweep, so there are no ratios to report"
         )

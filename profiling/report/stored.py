@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from profiling.measure.rows import ProfileRow, RowsError, to_frame
+from lit_probattn.base.errors import ConfigError
+from profiling.measure.rows import ProfileRow, to_frame
 from profiling.report.tables import variants_table
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import Point, make_plan
@@ -47,7 +48,7 @@ def stored_rows(config: SweepConfig, folder: Path, root: Path) -> list[ProfileRo
         root: folder that paths in the sweep's file start from.
 
     Raises:
-        RowsError: the report is not one of this sweep, or the sweep's variants or grid are others
+        ConfigError: the report is not one of this sweep, or the sweep's variants or grid are others
             than when it was made.
     """
     text = (folder / "report.md").read_text(encoding="utf-8")
@@ -62,13 +63,13 @@ def stored_rows(config: SweepConfig, folder: Path, root: Path) -> list[ProfileRo
     for point in make_plan(config, root):
         entries = groups.pop(_place(point, keys), None)
         if entries is None:
-            raise RowsError(f"{folder}: rows.csv has no rows of {point.label}{_CHANGED}")
+            raise ConfigError(f"{folder}: rows.csv has no rows of {point.label}{_CHANGED}")
         rows += _rows_of(point, entries, made)
     if groups:
-        raise RowsError(f"{folder}: rows.csv has {' '.join(next(iter(groups)))}{_CHANGED}")
+        raise ConfigError(f"{folder}: rows.csv has {' '.join(next(iter(groups)))}{_CHANGED}")
     variants = variants_table(to_frame(rows, list(config.variants)))
     if not set(variants) <= set(text.splitlines()):
-        raise RowsError(f"{folder}: report.md describes other variants{_CHANGED}")
+        raise ConfigError(f"{folder}: report.md describes other variants{_CHANGED}")
     return rows
 
 
@@ -77,7 +78,7 @@ def _head(text: str, folder: Path) -> dict[str, str]:
     found = {name: re.search(pattern, text, re.MULTILINE) for name, pattern in _HEAD.items()}
     missing = [name for name, match in found.items() if match is None]
     if missing:
-        raise RowsError(f"{folder}: report.md does not begin as that of a sweep ({missing[0]})")
+        raise ConfigError(f"{folder}: report.md does not begin as that of a sweep ({missing[0]})")
     return {name: match[2] for name, match in found.items() if match is not None}
 
 

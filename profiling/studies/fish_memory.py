@@ -18,8 +18,8 @@ import pandas as pd
 import torch
 
 from lit_probattn.configs import attention_entry, build_attention
+from lit_probattn.measure.memory import cpu_peak_bytes
 from lit_probattn.randomness import RandomKey
-from profiling.measure.memory import cpu_peak_bytes
 from profiling.studies.study import SEED, Report, command, flag, shown
 
 VARIANTS = ("fish", "hard_fish", "gfish", "hard_gfish", "mish", "hard_mish")

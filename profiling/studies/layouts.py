@@ -28,9 +28,10 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_probattn.base.config_files import named_files
+from lit_probattn.base.errors import ChildError
 from lit_probattn.cli.app import main as train
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
-from profiling.measure.processes import RanksError, run_in_ranks
+from profiling.measure.processes import run_in_ranks
 from profiling.studies.study import Report, command, flag
 
 # No validation, no files.
@@ -99,7 +100,7 @@ def fit_command(
 
 
 def train_in_ranks(commands: Sequence[list[str]], processes: int, log: Path) -> None:
-    """Train one command after the other in a group of processes; a RanksError if one fails."""
+    """Train one command after the other in a group of processes; a ChildError if one fails."""
     run_in_ranks(lambda: next(filter(None, map(train, commands)), 0), processes, log=log)
 
 
@@ -133,13 +134,13 @@ def fit_arguments(
 def losses_of(
     variants: Sequence[str], layout: Layout, steps: int, precision: str, folder: Path
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Train every variant in one layout; return losses (steps,), or raise a RanksError."""
+    """Train every variant in one layout; return losses (steps,), or raise a ChildError."""
     commands = [fit_arguments(variant, layout, steps, precision, folder) for variant in variants]
     train_in_ranks(commands, layout.processes, folder / "log.txt")
     found = {variant: np.load(folder / f"{variant}.npy") for variant in variants}
     for variant, losses in found.items():
         if len(losses) != steps:
-            raise RanksError(f"{variant}: expected {steps} losses, received {len(losses)}")
+            raise ChildError(f"{variant}: expected {steps} losses, received {len(losses)}")
     print(f"done: {layout}", file=sys.stderr, flush=True)
     return found
 

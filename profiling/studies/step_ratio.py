@@ -119,7 +119,7 @@ def build(config: str, heads: int, length: int, dropout: float) -> Classifier:
     counts = {"vocab_size": 32, "num_classes": 10, "max_seq_len": length}
     torch.manual_seed(0)
     attention = attention_factory(entry["class_path"], options)
-    return Classifier(attention, dropout=0.1, **counts, **sizes)  # type: ignore[arg-type]
+    return Classifier(attention, dropout=0.1, **counts, **sizes)
 
 
 def build_sides(

@@ -1,7 +1,8 @@
 """What all studies share: flags, timing of all sides in one run, table, picture, report.
 
-A study is a file of this folder with a place in `STUDIES`. It says what is measured: `run` turns
-flags into a `Report`, and `main = command(...)` prints it and, with `--out`, writes it.
+A study is a file of this folder with a place in `STUDIES`, or one of `examples/studies/`. It says
+what is measured: `run` turns flags into a `Report`, and `main = command(...)` prints it and, with
+`--out`, writes it.
 """
 
 from __future__ import annotations
@@ -20,20 +21,17 @@ import numpy as np
 import pandas as pd
 import torch
 
-from datamodules.core.errors import DataError
 from lit_probattn.analysis.drawing import CHEAPER
 from lit_probattn.attention import recorded_choices
-from lit_probattn.configs import ConfigError
-from lit_probattn.records import provenance
+from lit_probattn.base import provenance
+from lit_probattn.base.errors import ChildError, ConfigError, DataError
+from lit_probattn.base.files import refuse_to_replace, replace_text
+from lit_probattn.measure.memory import peak_bytes
+from lit_probattn.measure.timing import Side, round_ratios, spread, time_sides
+from lit_probattn.records.markdown import head_lines
 from lit_probattn.records.tables import markdown_lines, panels, save_png
-from profiling.measure.memory import peak_bytes
-from profiling.measure.processes import RanksError
-from profiling.measure.timing import Side, round_ratios, spread, time_sides
 
-STUDIES = (
-    *("ddp_overhead", "decoding", "fish_memory", "layouts", "linear_scaling"),
-    *("running_text", "step_ratio", "swapped", "swin_step"),
-)
+STUDIES = ("ddp_overhead", "fish_memory", "layouts", "step_ratio")
 
 
 class Parser(argparse.ArgumentParser):
@@ -97,7 +95,7 @@ class Report:
 
     def text(self, facts: Mapping[str, str]) -> str:
         """Return the report as Markdown."""
-        lines = [f"# {self.title}", "", *provenance.head_lines(facts)]
+        lines = [f"# {self.title}", "", *head_lines(facts)]
         lines += [f"- {note}" for note in self.notes]
         lines += ["", f"Finding: {self.finding}"] if self.finding else []
         for caption, table in self.tables.items():
@@ -112,12 +110,12 @@ class Report:
             save_png(self.drawn(), out / name, " | ".join(facts.values()))
             text += f"\n![{self.title}]({name})\n"
         out.mkdir(parents=True, exist_ok=True)
-        provenance.replace_text(out / "report.md", text)
-        provenance.replace_text(out / "rows.csv", self.rows.assign(**facts).to_csv(index=False))
+        replace_text(out / "report.md", text)
+        replace_text(out / "rows.csv", self.rows.assign(**facts).to_csv(index=False))
         if any("_over_" in name for name in self.rows):
             kept = [n for n in self.rows if not n.endswith(("_s", "_bytes", "_repeats"))]
             ratios = self.rows[kept].to_csv(index=False, float_format="%.4f")
-            provenance.replace_text(out / "ratios.csv", ratios)
+            replace_text(out / "ratios.csv", ratios)
 
     def drawn(self) -> Any:
         """Return the figure."""
@@ -147,23 +145,26 @@ Run = Callable[[argparse.Namespace], Report]
 def command(
     module: str,
     description: str | None,
-    run: Run | Mapping[str, Run],
+    run: Run,
     flags: Mapping[str, dict[str, Any]],
 ) -> Callable[..., int]:
     """Return the `main` of a study, which takes arguments and returns the exit status.
 
     Args:
         module: `__name__` of the study; if that is the program, `main` runs now.
-        run: makes the report; of several parts by name, the first argument chooses one.
+        run: makes the report.
     """
     is_program = module == "__main__"
     name = Path(sys.argv[0]).stem if is_program else module.rpartition(".")[2]
+    is_ours = module.startswith("profiling.")
+    start = [
+        "python",
+        *(["-m", "profiling", "study", name] if is_ours else [f"examples/studies/{name}.py"]),
+    ]
 
     def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if arguments is None else list(arguments)
-        parser = Parser(prog=f"python -m profiling study {name}", description=description)
-        if isinstance(run, Mapping):
-            parser.add_argument("part", choices=run)
+        parser = Parser(prog=" ".join(start), description=description)
         for word, values in flags.items():
             parser.add_argument(f"--{word}", **values)
         parser.add_argument("--out", type=Path, help="report folder; without it, only printed")
@@ -176,14 +177,13 @@ def command(
             if device.startswith("cuda") and not torch.cuda.is_available():
                 raise ConfigError(f"--device {device}: this machine has no CUDA device")
             if options.out is not None:
-                files = (options.out / f for f in ("report.md", "rows.csv", "ratios.csv"))
-                provenance.refuse_to_replace(files, options.out / "report.md")
-            report = (run[options.part] if isinstance(run, Mapping) else run)(options)
-        except (ConfigError, DataError, RanksError) as error:
+                made = (options.out / f for f in ("report.md", "rows.csv", "ratios.csv"))
+                refuse_to_replace(made, options.out / "report.md")
+            report = run(options)
+        except (ConfigError, DataError, ChildError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        line = shlex.join(["python", "-m", "profiling", "study", name, *arguments])
-        facts = provenance.facts(line, device)
+        facts = provenance.facts(shlex.join([*start, *arguments]), device)
         print(report.text(facts))
         if options.out is not None:
             report.write(options.out, facts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 from collections.abc import Mapping
@@ -12,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.config_files import find
-from lit_probattn.configs import ConfigError, read_yaml
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import digest
+from lit_probattn.configs import read_yaml
 from profiling.measure.rows import Quantity
 from profiling.sweep.config import ModelConfig, SweepConfig
 
@@ -67,7 +68,7 @@ class Point:
     def point_id(self) -> str:
         """A name that depends on everything that decides the result."""
         content = json.dumps(dataclasses.asdict(self), sort_keys=True, default=str)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return digest(content, 16)
 
     @property
     def label(self) -> str:

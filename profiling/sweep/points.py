@@ -17,8 +17,15 @@ from lit_probattn.base.memory import (
     predicted_bytes,
     resident_bytes,
 )
+from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
 from lit_probattn.configs import attention_factory
-from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.measure.memory import (
+    cuda_peak_bytes,
+    measured_cpu_bytes,
+    nvml_energy_j,
+    nvml_used_bytes,
+)
+from lit_probattn.measure.timing import summarise, time_sides
 from profiling.cost.count import CostEntry, Setting, count_costs
 from profiling.cost.exact import ModelShape
 from profiling.cost.models import (
@@ -28,14 +35,7 @@ from profiling.cost.models import (
     SequenceModel,
     TranslationModel,
 )
-from profiling.measure.memory import (
-    cuda_peak_bytes,
-    measured_cpu_bytes,
-    nvml_energy_j,
-    nvml_used_bytes,
-)
 from profiling.measure.rows import ProfileRow, Source
-from profiling.measure.timing import summarise, time_sides
 from profiling.sweep.plan import Point
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

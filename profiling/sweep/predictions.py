@@ -7,13 +7,13 @@ a GPU nothing is predicted: what does not fit fails at once, and a prediction ta
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from lit_probattn.base.files import digest
 from lit_probattn.base.memory import predicted_bytes
 from profiling.sweep.plan import Point
 from profiling.sweep.points import make_step
@@ -49,7 +49,7 @@ def place_of(point: Point) -> str:
     """Return a name of the point's place, which points of other quantities and sweeps share."""
     content = {k: v for k, v in dataclasses.asdict(point).items() if k not in _NOT_PLACE}
     text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return digest(text, 12)
 
 
 def predict(point: Point) -> tuple[int, int] | None:

@@ -13,25 +13,19 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from lit_probattn.cli.shards import Progress
-from lit_probattn.configs import ConfigError
-from lit_probattn.records.locks import claim
-from lit_probattn.records.provenance import (
-    command_line,
-    device_name,
-    git_revision,
-    refuse_to_replace,
-    replace_text,
-    versions,
-)
+from lit_probattn.base.errors import ChildError, ConfigError
+from lit_probattn.base.files import refuse_to_replace, replace_text
+from lit_probattn.base.locks import claim
+from lit_probattn.base.progress import Progress
+from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.measure.memory import available_bytes
 from lit_probattn.records.tables import markdown_lines
-from lit_probattn.training.memory import available_bytes
 from profiling.measure.rows import ProfileRow, append_rows, repair, without, write_tables
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import Point, make_plan
 from profiling.sweep.points import failed_rows, measure_point, skipped_rows
 from profiling.sweep.predictions import Predictions
-from profiling.sweep.worker import Worker, WorkerFailure
+from profiling.sweep.worker import Worker
 
 # What fake tensors do not see: numbers of Python that autograd keeps, 8 bytes each, and the fused
 # kernel's own workspace, a block of scores (at most 256 x 512, twice in backward) per thread.
@@ -169,7 +163,7 @@ def _run_point(
         return skipped
     try:
         return worker.run(point, timeout_s, predicted)
-    except WorkerFailure as error:
+    except ChildError as error:
         return failed_rows(point, str(error))
 
 

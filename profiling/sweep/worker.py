@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from lit_probattn.records.provenance import git_revision
+from lit_probattn.base.errors import ChildError
+from lit_probattn.base.provenance import git_revision
 from profiling.measure.rows import ProfileRow
 from profiling.sweep.plan import Point
 
@@ -28,10 +29,6 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
-
-
-class WorkerFailure(RuntimeError):
-    """The worker gave no rows; the message is the reason for the failed row."""
 
 
 class Worker:
@@ -51,26 +48,21 @@ class Worker:
 
     def _start(self) -> None:
         # Imported here: the worker itself needs no command line.
-        from lit_probattn.cli.shards import child_options
+        from lit_probattn.base.processes import start, with_our_code
 
         if os.name != "posix":
-            raise WorkerFailure("memory and time are measured on POSIX systems only, such as Linux")
+            raise ChildError("memory and time are measured on POSIX systems only, such as Linux")
         receive, send = os.pipe()
-        environment = dict(
-            os.environ, PROFILING_COMMAND=self.command, PROFILING_REVISION=git_revision()
-        )
-        folder = str(Path(__file__).parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join(
-            p for p in (folder, environment.get("PYTHONPATH")) if p
-        )
+        environment = {**with_our_code(), "PROFILING_COMMAND": self.command}
+        environment["PROFILING_REVISION"] = git_revision()
         limit = str(self.memory_limit_bytes or 0)
-        self.process = subprocess.Popen(
+        self.process = start(
             [sys.executable, "-m", "profiling.sweep.worker", str(send), limit],
+            send,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=environment,
-            **child_options(send),
         )
         os.close(send)
         self.replies = os.fdopen(receive, "rb")
@@ -82,7 +74,7 @@ class Worker:
         """Return the rows of a point; `predicted` is the memory of its place, where it is known.
 
         Raises:
-            WorkerFailure: the worker died or took too long; another one serves the next point.
+            ChildError: the worker died or took too long; another one serves the next point.
         """
         if self.process is None or self.process.poll() is not None:
             self.close()
@@ -95,7 +87,7 @@ class Worker:
             self.process.stdin.write(request)
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise WorkerFailure(self._reason()) from None
+            raise ChildError(self._reason()) from None
         line = self._read(timeout_s)
         rows = [ProfileRow.model_validate(row) for row in json.loads(line)]
         reason = (rows[0].reason or "").lower()
@@ -112,10 +104,10 @@ class Worker:
             ready, _, _ = select.select([self.replies], [], [], max(0.0, left))
             if not ready:
                 self.close()
-                raise WorkerFailure(f"no result within {timeout_s:.0f} s; the worker was stopped")
+                raise ChildError(f"no result within {timeout_s:.0f} s; the worker was stopped")
             part = os.read(self.replies.fileno(), 1 << 16)
             if not part:
-                raise WorkerFailure(self._reason())
+                raise ChildError(self._reason())
             line += part
         return line
 

@@ -16,8 +16,9 @@ from PIL import Image
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.options import Flag
 from lit_probattn.analysis.registry import STUDIES
-from lit_probattn.analysis.results import AnalysisError, shown_command
+from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.studies import curves
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import MAX_BYTES
 from tests.analysis.made import checkpoint
 from tests.support.slow import mostly_slow
@@ -266,9 +267,9 @@ def test_flags_have_the_type_of_their_default_and_check_their_numbers():
     given = ["--rate", "2", "--sizes", "3", "0", "--count", "1", "--all", "--words", "a", "b"]
     options = parser.parse_args(given)
     assert (options.rate, options.all, options.words) == (2.0, True, ["a", "b"])
-    with pytest.raises(AnalysisError, match="--sizes must be at least 1, received 0"):
+    with pytest.raises(ConfigError, match="--sizes must be at least 1, received 0"):
         flags[1].check(options)
-    with pytest.raises(AnalysisError, match="--count must be at least 2, received 1"):
+    with pytest.raises(ConfigError, match="--count must be at least 2, received 1"):
         flags[2].check(options)
     shown = parser.format_help()
     assert "of it; default: 0.5" in shown

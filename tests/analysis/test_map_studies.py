@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from lit_probattn.analysis.__main__ import main
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.studies import distance, maps, rank, spectrum
 from lit_probattn.attention import LinearAttention, SoftmaxAttention
+from lit_probattn.base.errors import ConfigError
 from tests.analysis.made import change, checkpoint, layer_call
 
 
@@ -149,7 +149,7 @@ def test_scores_are_products_and_zero_where_masked():
 
 def test_linear_attention_has_no_scores():
     call = layer_call(LinearAttention(10, 3, head_dim=4))
-    with pytest.raises(AnalysisError, match="use --maps probs"):
+    with pytest.raises(ConfigError, match="use --maps probs"):
         distance.attention_maps(call, "logits")
 
 
@@ -269,5 +269,5 @@ def test_long_maps_are_shrunk_by_their_largest_weight():
 
 def test_layers_that_are_not_there_are_refused():
     options = argparse.Namespace(layers=[3])
-    with pytest.raises(AnalysisError, match="from 1 to 2"):
+    with pytest.raises(ConfigError, match="from 1 to 2"):
         maps._check_layers(options.layers, 2)

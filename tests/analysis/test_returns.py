@@ -106,7 +106,7 @@ def test_a_video_is_drawn_or_said_to_be_missing_in_one_line(trained, tmp_path, m
 
 def table(*pairs: tuple[float, float]) -> pd.DataFrame:
     rows = [{"target": t, "return": r, "length": 3} for t, r in pairs for _ in range(2)]
-    return means(pd.DataFrame(rows), facts(env_name="hopper"))
+    return means(pd.DataFrame(rows), facts(env_name="Hopper"))
 
 
 def test_sentences_follow_the_numbers():
@@ -122,7 +122,7 @@ def test_sentences_follow_the_numbers():
 
 
 def test_the_picture_shows_references_that_fit():
-    known: EvaluationFacts = facts(env_name="hopper")
+    known: EvaluationFacts = facts(env_name="Hopper")
     axis = draw(table((100.0, 110.0), (200.0, 190.0)), known, "Hopper-v5", 150.0).axes[0]
     names = axis.get_legend_handles_labels()[1]
     assert {"return = target", "random -20", "data 150", "policy, ± std"} == set(names)

@@ -58,7 +58,7 @@ def own_files(name: str) -> tuple[str, ...]:
 def own_lines(name: str) -> dict[str, str]:
     """Return the lines that every variant of one file has."""
     return {
-        "lit_probattn/attention/__init__.py": rf"from lit_probattn\.attention\.{name} import",
+        "lit_probattn/attention/__init__.pyi": rf"from lit_probattn\.attention\.{name} import",
         "lit_probattn/functional/__init__.py": rf"from lit_probattn\.functional\.{name} import",
         "docs/variants.md": rf"^\| `{name}` \|",
     }
@@ -150,7 +150,7 @@ def mentions(folder: Path, what: Removal) -> list[str]:
     for name in CODE:
         path = folder / name
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            if file.suffix in (".py", ".yaml", ".csv", ".json", "") and file.is_file():
+            if file.suffix in (".py", ".pyi", ".yaml", ".csv", ".json", "") and file.is_file():
                 if file.name in ("deletion_proof.py", "test_proofs.py"):
                     continue
                 lines = file.read_text(encoding="utf-8").splitlines()

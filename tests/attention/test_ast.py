@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from functools import partial
 
 import pytest
 import torch
@@ -17,21 +16,19 @@ from lit_probattn.attention import (
     HeadLayout,
     KVCache,
     SoftmaxAttention,
-    blockwise,
 )
 from lit_probattn.attention.ast import (
-    ASTArguments,
+    AST,
     ASTCore,
-    ast_blockwise,
-    ast_reference,
     entmax,
 )
-from lit_probattn.attention.functional import Heads
+from lit_probattn.attention.backends import attend
+from lit_probattn.attention.engines import blocks
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import class_of
 from lit_probattn.kernels.cpu.selftest import failure
+from lit_probattn.measure.counters import torch_flops
 from lit_probattn.randomness import RandomKey
-from profiling.measure.counters import torch_flops
 from tests.attention.mgk.oracles import visible_pairs
 from tests.attention.test_parity import BATCH, EMBED, MASKS, SHAPES, make_call, make_layer
 from tests.support.helpers import (
@@ -158,7 +155,7 @@ def test_dropout_draws_the_same_pairs():
 
 
 @pytest.mark.parametrize("block_rows", [1, 4, 100])
-def test_blocks_of_any_size_agree(block_rows):
+def test_blocks_of_any_size_agree(block_rows, monkeypatch):
     layer = make_layer(ASTAttention, OPTIONS["ast"], dropout=0.2)
     rng = RandomKey(0, sample_ids=torch.tensor([1, 2]))
     inputs, call = make_call(layer, 17, 17, "key+pairs+bias", True, rng)
@@ -166,7 +163,8 @@ def test_blocks_of_any_size_agree(block_rows):
     expected = run_with_gradients(layer, inputs, call)
 
     layer.backend = "blockwise"
-    layer.core.backends = {"blockwise": partial(ast_blockwise, block_rows=block_rows)}
+    budget = block_rows * AST.score_maps * len(inputs[0]) * layer.num_heads * 17
+    monkeypatch.setattr(blocks, "BLOCK_SCORES", {"cpu": budget})
     out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
     assert max(out, grad) < 1e-12
 
@@ -276,10 +274,8 @@ def test_decoding_with_the_cache_equals_the_full_pass(step):
 
 
 def test_rows_that_see_nothing_give_zeros_and_zero_gradients():
-    for function in (ast_reference, ast_blockwise):
-        layer = ASTAttention(11, 3, head_dim=5)
-        layer.core.backends = {"reference": function}
-        layer.backend = "reference"
+    for backend in ("reference", "blockwise"):
+        layer = ASTAttention(11, 3, head_dim=5, backend=backend)
         mask = torch.ones(2, 13, dtype=torch.bool)
         mask[1] = False
         x = torch.randn(2, 13, 11, requires_grad=True)
@@ -297,7 +293,7 @@ def test_fused_backends_are_refused(backend):
         layer(torch.zeros(1, 3, 11))
 
 
-def test_blocks_need_less_memory_for_the_backward_pass():
+def test_blocks_need_less_memory_for_the_backward_pass(monkeypatch):
     """Tensors saved for backward: none of size N x N."""
     query, key = (torch.randn(1, 2, 300, 5, requires_grad=True) for _ in range(2))
     sizes = []
@@ -307,12 +303,13 @@ def test_blocks_need_less_memory_for_the_backward_pass():
         return tensor
 
     masks = make_masks(1, 2, 300, 300)
-    call = (Heads(query, key, key, masks, None), ASTArguments(torch.tensor([1.2, 1.7])))
+    call = (HeadCall(query, key, key, masks), AST(torch.tensor([1.2, 1.7])))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        ast_reference(*call)
+        attend(*call, "reference")
         assert max(sizes) >= 300 * 300
         sizes.clear()
-        ast_blockwise(*call, block_rows=16)
+        monkeypatch.setattr(blocks, "BLOCK_SCORES", {"cpu": 16 * AST.score_maps * 2 * 300})
+        attend(*call, "blockwise")
         assert 0 < max(sizes) <= key.numel()
 
 
@@ -353,7 +350,7 @@ def test_without_the_package_the_layer_says_what_to_install(monkeypatch):
 
 def test_the_first_training_step_of_a_process_may_draw_dropout_in_a_checkpoint(monkeypatch):
     """The library's self-test saves tensors of its own while a checkpoint counts those saved."""
-    monkeypatch.setitem(blockwise.BLOCK_SCORES, "cpu", 1 << 10)
+    monkeypatch.setitem(blocks.BLOCK_SCORES, "cpu", 1 << 10)
     failure.cache_clear()
     layer = ASTAttention(8, 2, backend="blockwise", dropout=0.1)
     layer(torch.randn(2, 37, 8)).sum().backward()

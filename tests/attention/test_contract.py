@@ -18,7 +18,8 @@ from lit_probattn.attention import (
     SoftmaxAttention,
     variants,
 )
-from lit_probattn.attention.backends import AUTO_RULES, native_refusal
+from lit_probattn.attention.backends import STORE_UP_TO
+from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.functional import repeat_heads
 from lit_probattn.attention.own.contract import CHECKS
 from lit_probattn.randomness import RandomKey
@@ -71,7 +72,7 @@ def test_weights_are_the_maps_of_the_forward_pass(name):
             layer.weights(x)
         return
     masks["key_mask"] = torch.rand(B, 19) < 0.8
-    if core.has_scores:
+    if core.makes.has_scores:
         masks["bias"] = torch.randn(layer.num_heads, N, 19)
     for training, dtype in itertools.product((True, False), (torch.float32, torch.float64)):
         layer.train(training).to(dtype)
@@ -176,13 +177,13 @@ def test_bad_calls(call, message):
         KEPT["softmax"]()(torch.zeros(B, N, C), **call)
 
 
-def test_auto_takes_what_serves_the_call():
+def test_auto_takes_what_serves_the_call(monkeypatch):
     from lit_probattn.attention import recorded_choices
 
-    big = int(AUTO_RULES["cpu"].store_up_to ** 0.5) + 1
+    big = int(STORE_UP_TO**0.5) + 1
     native = None if native_refusal("cpu") else "native"
     layer = SoftmaxAttention(C, 1, head_dim=E, dropout=0.5)
-    layer.core.variant = "softmax under test"
+    monkeypatch.setattr(layer.core.makes, "name", "softmax under test")
     layer(torch.randn(1, 3, C))
     dropped = "softmax under test (cpu, float32, dropout)"
     assert recorded_choices()[dropped] == (native or "reference")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, HeadCall, HeadLayout, MGKAttention
-from lit_probattn.attention.core import Choice
+from lit_probattn.attention.backends import GPU_BACKENDS, attend, engines_of
 from lit_probattn.attention.fish.layer import FiSHCore
 from lit_probattn.attention.linear.layer import LinearAttention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.mgk.layer import MGKCore
-from lit_probattn.attention.softmax import SoftmaxCore
+from lit_probattn.attention.softmax import Softmax, SoftmaxCore
 
 B, H, N, L, E, E_V, K = 2, 6, 7, 13, 5, 3, 2
 CLOSE = {"rtol": 0.0, "atol": 1e-12}
@@ -36,11 +37,9 @@ def call(*, key_heads=H, scale=None, bias=None, **options) -> HeadCall:
 
 
 def serving(core, of):
-    return [
-        name
-        for name in core.backends
-        if name != "triton" and core.refusal(name, core.describe(of)) is None
-    ]
+    variant = core.variant(of)
+    found = {name: engine.refusal(of, variant) for name, engine in core.backends.items()}
+    return [name for name, reason in found.items() if name not in GPU_BACKENDS and reason is None]
 
 
 def test_a_core_computes_heads_without_projections():
@@ -49,7 +48,8 @@ def test_a_core_computes_heads_without_projections():
     one = call()
     expected = F.scaled_dot_product_attention(one.query, one.key, one.value)
     torch.testing.assert_close(core(one), expected, **CLOSE)
-    assert isinstance(core.choose(one, core.pick(one)), Choice)
+    assert torch.equal(attend(one, core.variant(one)), core(one))
+    assert core.pick(one) == "sdpa"
 
 
 @pytest.mark.parametrize("scale", [0.11, 1.0])
@@ -136,20 +136,19 @@ def test_an_m_step_is_gathered_by_the_core_alone():
     layer(torch.randn(1, 5, 8))
     assert layer.core.prior_statistics()[1].max() > 0
     before = layer.core.prior_statistics().clone()
-    layer.core.choose(layer.call(torch.randn(1, 5, 8)), "reference")
+    layer.core.variant(layer.call(torch.randn(1, 5, 8)))
     assert torch.equal(layer.core.prior_statistics(), before), "choosing gathers nothing"
 
 
-def test_auto_asks_only_the_backends_of_its_order():
+def test_auto_asks_only_the_backends_of_its_order(monkeypatch):
     asked = []
 
-    class Asked(SoftmaxCore):
-        def refusal(self, backend, call):
-            asked.append(backend)
-            return super().refusal(backend, call)
+    def asks(name):
+        return replace(engines[name], missing=lambda *_: asked.append(name))
 
-    core = Asked(layout())
-    core(call())
+    engines = engines_of(Softmax)
+    monkeypatch.setattr(Softmax, "own_engines", {name: asks(name) for name in engines})
+    attend(call(), Softmax())
     assert asked == ["sdpa"]
 
 

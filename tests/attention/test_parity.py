@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention.backends import GPU_BACKENDS, engines_of
 from lit_probattn.attention.mgk.layer import MGKCore
 from lit_probattn.attention.softmax import SoftmaxCore
 from lit_probattn.randomness import RandomKey
@@ -85,9 +86,9 @@ CASES += [(MGKAttention, mgk_oracle, n, o) for n, o in MGK.items()]
 PAIRS = [
     pytest.param(*case, backend, id=f"{case[2]}-{backend}")
     for case in CASES
-    for backend in CORES[case[0]].backends
+    for backend in engines_of(CORES[case[0]].makes)
     if not (backend == "sdpa" and case[3].get("e_step") == "hard")
-    if backend != "triton"  # no float64 in kernels; they have tests of their own
+    if backend not in GPU_BACKENDS  # no float64 in kernels; they have tests of their own
 ]
 
 
@@ -189,8 +190,7 @@ def test_dropout_draws_the_same_pairs(cls, oracle, options, backend):
 @pytest.mark.parametrize(
     ("backend", "budget"),
     [
-        ("blockwise", "lit_probattn.attention.blockwise.BLOCK_SCORES"),
-        ("native", "lit_probattn.attention.rowpass.products.BLOCK_SCORES"),
+        ("blockwise", "lit_probattn.attention.engines.blocks.BLOCK_SCORES"),
     ],
 )
 @pytest.mark.parametrize(

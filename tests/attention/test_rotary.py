@@ -32,7 +32,7 @@ def scores_at(layer, query, key, first):
     """Component-reduced scores when positions start at `first`."""
     rotated = layer.core.components(layer.rotary(key, first), first)
     query, masks = layer.rotary(query, first), Masks(query.shape[-2], key.shape[-2])
-    return mgk_scores(query, rotated, layer.core.arguments(HeadCall(query, rotated, key, masks)))
+    return mgk_scores(query, rotated, layer.core.variant(HeadCall(query, rotated, key, masks)))
 
 
 @pytest.mark.parametrize("size", [2, 4, 6])

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datamodules.__main__ import main as data_main
-from datamodules.core.errors import DataError
 from lit_probattn.__main__ import main
+from lit_probattn.base.errors import DataError
 from tests.support.paths import ROOT
 from tests.support.runs import arguments
 

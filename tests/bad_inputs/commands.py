@@ -8,11 +8,11 @@ from pathlib import Path
 
 import yaml
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import kinds, read_table
-from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.__main__ import main as reproduce
 from lit_probattn.reproduce.figures.cells import CellFigure
 from profiling.cli import main as profiling_main

@@ -63,8 +63,7 @@ def _without(package: str) -> str:
     """A test where the environment is gymnasium's and a package is missing."""
     loaded = [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]
     with (
-        mock.patch.dict(environments.OWN, clear=True),
-        mock.patch.dict(environments.ENVIRONMENTS, {"toy": "Hopper-v5"}),
+        mock.patch.object(environments, "environment_id", return_value="Hopper-v5"),
         mock.patch.dict(sys.modules, {package: None}),
     ):
         for name in loaded:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from datamodules import UEA
-from datamodules.series.ts_file import check_ts
+from datamodules.series.ts_file import read_ts
 from tests.bad_inputs.cases import Case, data_error
 from tests.datamodules.series.test_ts_file import BAD, GOOD, write
 
 
 def _file(text: str | bytes) -> Callable[[Path], str]:
-    return data_error(lambda folder: check_ts(write(folder, text)))
+    return data_error(lambda folder: read_ts(write(folder, text)))
 
 
 def _two_files(train: str, test: str) -> Callable[[Path], str]:

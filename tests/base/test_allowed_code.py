@@ -11,8 +11,9 @@ import pytest
 
 from lit_probattn.analysis.__main__ import main as analysis
 from lit_probattn.base import allowed_code
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.app import main as train
-from lit_probattn.configs import ConfigError, attention_factory, class_of, instantiate
+from lit_probattn.configs import attention_factory, class_of, instantiate
 from lit_probattn.convert.to_mgk import main as convert
 from lit_probattn.quickstart import main as quickstart
 from profiling.cli import main as profile

@@ -10,15 +10,8 @@ from pathlib import Path
 import pytest
 
 from lit_probattn.base import config_files
-from lit_probattn.base.config_files import (
-    KINDS,
-    ConfigError,
-    file_named,
-    files_in,
-    find,
-    named_files,
-    run_stem,
-)
+from lit_probattn.base.config_files import KINDS, file_named, files_in, find, named_files, run_stem
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import add_flags, protocol_of
 from lit_probattn.compare.protocol import Options, cell_config

@@ -219,13 +219,6 @@ def test_peak_and_storages_of_fake_tensors():
         assert torch_internals.storage_key(x) != torch_internals.storage_key(x + 1)
 
 
-def test_a_copy_has_another_child():
-    module = nn.Sequential(nn.Linear(2, 2))
-    copied = torch_internals.with_child(module, "0", nn.Identity())
-    assert isinstance(copied[0], nn.Identity)
-    assert isinstance(module[0], nn.Linear)
-
-
 def test_modules_are_told_of_moves_and_of_state_dicts():
     class Follower(torch_internals.FollowingModule, torch_internals.RenamingModule):
         def __init__(self):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.app import main
-from lit_probattn.cli.errors import CommandError
 from lit_probattn.cli.files import files_before_flags, read_config_files
-from lit_probattn.configs import ConfigError, compose
+from lit_probattn.configs import compose
 from tests.support.paths import CONFIGS
 from tests.support.runs import TASK, write_attention
 
@@ -82,5 +82,5 @@ def test_what_the_data_or_the_seed_decide_is_refused(key, form, tmp_path, capsys
 )
 def test_arguments_that_are_none_are_named(text, key, tmp_path):
     (tmp_path / "own.yaml").write_text(text)
-    with pytest.raises(CommandError, match=rf"own\.yaml: {key} must hold arguments by name"):
+    with pytest.raises(ConfigError, match=rf"own\.yaml: {key} must hold arguments by name"):
         read_config_files([TASK, str(tmp_path / "own.yaml")])

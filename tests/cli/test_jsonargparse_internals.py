@@ -12,8 +12,8 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from lit_probattn.attention import AttentionFactory
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli import jsonargparse_internals as internals
-from lit_probattn.cli.errors import CommandError
 from lit_probattn.cli.parser import RunParser
 
 
@@ -89,7 +89,7 @@ def test_keys_of_a_file_and_of_a_class_are_key_errors():
     (refused,) = (cause for cause in causes if isinstance(cause, internals.Refused))
     assert refused.owner is Inner
     assert refused.names == ["size", "name"]
-    with pytest.raises(CommandError, match="unknown key 'numberx'; did you mean 'number'"):
+    with pytest.raises(ConfigError, match="unknown key 'numberx'; did you mean 'number'"):
         parser().parse_object({"numberx": 3})
 
 
@@ -130,7 +130,7 @@ def test_options_of_a_parser_and_of_its_commands():
 )
 def test_what_a_user_reads(arguments, line):
     make: Callable[[], object] = lambda: parser().parse_args(arguments)  # noqa: E731
-    with pytest.raises(CommandError) as told:
+    with pytest.raises(ConfigError) as told:
         make()
     assert str(told.value) == line
 

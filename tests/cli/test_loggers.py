@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
 
-from lit_probattn.cli.errors import CommandError, explain
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.cli.errors import explain
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
 from tests.support.runs import arguments, error_of
 
@@ -43,7 +44,7 @@ def test_mlflow_writes_into_the_runs_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("cls", "extra"), [(WandbLogger, "wandb"), (MLFlowLogger, "mlflow")])
 def test_a_missing_package_names_its_extra(cls, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, extra, None)
-    with pytest.raises(CommandError, match=rf"pip install 'lit-probattn\[{extra}\]'$"):
+    with pytest.raises(ConfigError, match=rf"pip install 'lit-probattn\[{extra}\]'$"):
         pending(PendingLogger(cls))
 
 
@@ -52,7 +53,7 @@ def test_a_package_that_fails_later_is_told(tmp_path):
         def __init__(self) -> None:
             raise ModuleNotFoundError("No module named 'comet'")
 
-    with pytest.raises(CommandError, match=r"^trainer\.logger: No module named 'comet'$"):
+    with pytest.raises(ConfigError, match=r"^trainer\.logger: No module named 'comet'$"):
         PendingLogger(Broken).make(tmp_path)
 
 
@@ -64,7 +65,7 @@ class Refusing(CSVLogger):
 
 
 def test_what_a_logger_refuses_is_one_line(tmp_path):
-    with pytest.raises(CommandError, match=r"^trainer.logger: Refusing: no key is configured$"):
+    with pytest.raises(ConfigError, match=r"^trainer.logger: Refusing: no key is configured$"):
         PendingLogger(Refusing).make(tmp_path)
 
 

@@ -23,12 +23,13 @@ sys.modules["fcntl"] = sys.modules["resource"] = None
 """
 PROGRAM = f"""{WITHOUT}
 from pathlib import Path
-import lit_probattn.tasks, lit_probattn.cli.app, lit_probattn.compare.own, lit_probattn.quickstart
-import profiling.cli, profiling.studies.running_text, profiling.sweep.run
-from lit_probattn.cli.shards import fork_context
-from lit_probattn.configs import ConfigError
+from lit_probattn.tasks import *
+import lit_probattn.cli.app, lit_probattn.compare.own, lit_probattn.quickstart
+import profiling.cli, profiling.studies.step_ratio, profiling.sweep.run
+from lit_probattn.base.processes import fork_context
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.kernels.cpu import library
-from lit_probattn.records.locks import claim
+from lit_probattn.base.locks import claim
 platform.system = lambda: "Windows"  # the C library asks; PyTorch has been imported
 words = sys.argv[1:]
 assert lit_probattn.cli.app.main(words) == 0

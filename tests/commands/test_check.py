@@ -131,4 +131,4 @@ def test_other_code_is_imported_only_if_allowed(module, capsys):
     assert main(["check", "my_broken.Peeking"]) == 2
     assert "add --allow_code my_broken if you trust its code" in capsys.readouterr().err
     assert main(["check", "SoftmaxAttntion"]) == 2
-    assert "did you mean SoftmaxAttention?" in capsys.readouterr().err
+    assert "did you mean 'SoftmaxAttention'?" in capsys.readouterr().err

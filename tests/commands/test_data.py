@@ -47,4 +47,4 @@ def test_what_is_neither_a_task_nor_a_data_set_is_one_line(capsys):
     assert main(["data", "check", "own_text_s"]) in (1, 2)
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "did you mean own_texts?" in error
+    assert "did you mean 'own_texts'?" in error

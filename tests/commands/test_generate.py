@@ -168,7 +168,7 @@ REFUSED = {
     "--max_keys 0": "--max_keys must be at least 1, received 0",
     "--evict_by age": "--evict_by is for a cache of bounded length: add --max_keys N",
     "--device cuda:x": "unknown device 'cuda:x'",
-    "--data data_dir=nowhere": "no text of other in",
+    "--data data_dir=nowhere": "text: the release is not under",
 }
 
 

@@ -10,8 +10,8 @@ import yaml
 
 from lit_probattn.__main__ import main
 from lit_probattn.analysis.results import Results
-from lit_probattn.configs import ConfigError
-from lit_probattn.records.provenance import refuse_to_replace
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import refuse_to_replace
 from profiling.cli import main as profiling_main
 from tests.profiling.helpers import sweep
 from tests.support.paths import ROOT

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.cells import INIT_FROM, TOKENISER, Cell, Place, share_of
 from lit_probattn.compare.command import Counted, make_cells, missing_by_task
 from lit_probattn.compare.model import counts
 from lit_probattn.compare.protocol import Options, refuse_unknown_tasks
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import read_table, read_tasks
-from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.__main__ import main
 from tests.compare.test_report import keep
 from tests.compare.test_runner import commands_run, runner

@@ -17,7 +17,7 @@ from lit_probattn.compare.model import (
 )
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import read_table
-from profiling.measure.memory import cpu_peak_bytes
+from lit_probattn.measure.memory import cpu_peak_bytes
 from tests.compare.tiny import tiny_cells
 from tests.support.paths import ROOT
 

@@ -10,6 +10,8 @@ import pytest
 
 from lit_probattn.__main__ import main
 from lit_probattn.base.config_files import named_files
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.locks import claim, hold
 from lit_probattn.compare.protocol import (
     FREE_FLAGS,
     RESERVED,
@@ -19,8 +21,7 @@ from lit_probattn.compare.protocol import (
     setting,
 )
 from lit_probattn.compare.tables import Metric, TaskEntry, read_tasks
-from lit_probattn.configs import ConfigError, compose
-from lit_probattn.records.locks import claim, hold
+from lit_probattn.configs import compose
 from lit_probattn.training.run_folder import FREE_KEYS
 from tests.support.paths import ROOT
 

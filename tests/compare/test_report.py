@@ -15,6 +15,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare import report as report_module
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
@@ -22,7 +23,6 @@ from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
 from lit_probattn.compare.report import SHORTENED, Report, draw
 from lit_probattn.compare.tables import read_table
-from lit_probattn.configs import ConfigError
 from lit_probattn.records.pages import markdown_body
 from tests.compare.tiny import TABLE, finished, tiny_cells, write_tables
 from tests.support.pages import Page

@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from lit_probattn.__main__ import main
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import Runner
-from lit_probattn.configs import ConfigError
 from tests.compare.test_runner import COUNTED
 from tests.compare.tiny import finished, program, tiny_cells
 from tests.support.paths import ROOT

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from lit_probattn.cli.shards import duration
+from lit_probattn.base.progress import duration
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.launch import child_environment
 from lit_probattn.compare.model import counts

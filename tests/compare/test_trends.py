@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.statistics import interval_of_mean
 from lit_probattn.compare.tables import read_table
@@ -22,7 +23,6 @@ from lit_probattn.compare.trends import (
     rank_correlation,
     trend_lines,
 )
-from lit_probattn.configs import ConfigError
 from tests.compare.test_report import COUNTS, keep
 from tests.compare.tiny import TABLE, tiny_cells, write_tables
 from tests.support.paths import ROOT

@@ -18,7 +18,7 @@ from lit_probattn.attention import (
     ReleasedMLKAttention,
     SoftmaxAttention,
 )
-from lit_probattn.convert.files import ConversionError
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.convert.layer_names import LAYOUTS, layer_state, load_layer
 from tests.convert.released_modules import (
     FiSHLanguageModel,
@@ -280,13 +280,13 @@ def test_what_does_not_fit_is_named(layout, change, layer, message):
     for name, value in change.items():
         state.pop(name) if value is None else state.update({name: torch.ones(2)})
     ours = ReleasedMGKAttention(C, H, **{"head_dim": E, **LRA, **layer})
-    with pytest.raises(ConversionError, match=message):
+    with pytest.raises(ConfigError, match=message):
         load_layer(layout, state, ours)
 
 
 def test_a_joint_projection_of_other_heads_is_named():
     state = nn.MultiheadAttention(C, H).state_dict()
-    with pytest.raises(ConversionError, match=r"makes 36 rows, ours make 12 \+ 6 \+ 6"):
+    with pytest.raises(ConfigError, match=r"makes 36 rows, ours make 12 \+ 6 \+ 6"):
         load_layer("torch", state, SoftmaxAttention(C, H, num_kv_heads=2))
 
 

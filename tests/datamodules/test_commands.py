@@ -50,11 +50,11 @@ def test_check_finds_a_short_release(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["prepar", "listops"], "unknown command 'prepar'; .*did you mean prepare"),
-        (["prepare", "listop"], "unknown data set 'listop'; .*did you mean listops"),
-        (["prepare", "listops", "--num_trian", "5"], "--num_trian; did you mean --num_train"),
-        (["prepare", "listops", "--num_tr", "5"], "--num_tr; did you mean --num_train"),
-        (["prepare", "listops", "--generator=5"], "--generator; did you mean --generator_seed"),
+        (["prepar", "listops"], "unknown command 'prepar'; .*did you mean 'prepare'"),
+        (["prepare", "listop"], "unknown data set 'listop'; .*did you mean 'listops'"),
+        (["prepare", "listops", "--num_trian", "5"], "--num_trian; did you mean '--num_train'"),
+        (["prepare", "listops", "--num_tr", "5"], "--num_tr; did you mean '--num_train'"),
+        (["prepare", "listops", "--generator=5"], "--generator; did you mean '--generator_seed'"),
         (["prepare", "listops", "--num_train", "five"], "num_train.*five"),
         (["prepare", "listops", "--source", "web"], "source.*web"),
         (["prepare", "listops", "--num_train"], "num_train.*expected one argument"),
@@ -177,7 +177,7 @@ def test_check_shows_what_is_in_own_text(tmp_path: Path, capsys) -> None:
 def test_a_kind_can_be_given(tmp_path: Path, capsys) -> None:
     path = write_reviews(tmp_path / "mine.csv")
     assert main(["check", str(path), "--kind", "textts"]) == 1
-    assert "did you mean texts?" in capsys.readouterr().err
+    assert "did you mean 'texts'?" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "mine.cvs")]) == 1
     assert "no such file or folder" in capsys.readouterr().err
 

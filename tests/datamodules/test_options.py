@@ -23,7 +23,7 @@ from jsonargparse import ArgumentParser
 
 import datamodules
 from datamodules.core.base import CachedDataModule, DataModule
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 from tests.datamodules.lra import files as lra
 from tests.datamodules.lra.test_text import write_folder as write_reviews
 from tests.datamodules.series.test_own import cases, write_long

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 import lit_probattn
 from lit_probattn import functional as LF
-from lit_probattn.attention.backends import AUTO_RULES
+from lit_probattn.attention.backends import TRACE_UP_TO
+from lit_probattn.attention.call import HeadCall, outline
 from tests.support.slow import mostly_slow
 
 B, H, N, E = 2, 3, 9, 5
@@ -104,14 +103,17 @@ def test_torchs_encoder_with_our_layers_is_one_graph():
     check(model, compiled, [torch.randn(B, N, 12)])
 
 
-def test_the_choice_in_a_graph():
+def test_the_choice_in_a_graph(monkeypatch):
     """Passes over rows that are operators are chosen as outside a graph; others give way."""
-    layer = lit_probattn.create("softmax", 8, 2, dropout=0.4)
-    call = replace(layer.core.describe(layer.call(torch.randn(1, 300, 8))), dropout=True)
-    compiled = replace(call, graph="compiled")
-    assert layer.core.pick_for(compiled) == layer.core.pick_for(call) != "reference"
-    assert layer.core.pick_for(replace(call, graph="exported")) == "reference"
-    bound = AUTO_RULES["cpu"].trace_up_to
-    stored = replace(compiled, row_operators=False, num_scores=bound)
-    assert layer.core.pick_for(stored) == "reference"
-    assert layer.core.pick_for(replace(stored, num_scores=bound + 1)) == "blockwise"
+    core = lit_probattn.create("softmax", 8, 2, dropout=0.4).core
+    power = lit_probattn.create("polynomial", 8, 2).core
+    long = int((TRACE_UP_TO / 2) ** 0.5) + 1
+    small, large = (outline(core.layout, 1, n, n, dropout=True) for n in (300, long))
+    outside = core.pick(small)
+    assert outside != "reference"
+    monkeypatch.setattr(HeadCall, "graph", "compiled")
+    assert core.pick(small) == outside
+    assert power.pick(small) == "reference"
+    assert power.pick(large) == "blockwise"
+    monkeypatch.setattr(HeadCall, "graph", "exported")
+    assert core.pick(small) == "reference"

@@ -7,16 +7,16 @@ import torch
 
 from tests.functional.written_table import inputs, layer_of
 
-# Operator: the layer whose graph holds it, its backend.
-HOLDERS = {
-    "rows_mixture": ("smgk", "auto"),
-    "rows_mixed": ("fish", "native"),
-    "entmax": ("ast", "auto"),
-    "keep_pairs": ("ast", "auto"),
-    "normal_noise": ("fish", "auto"),
-    "philox_words": ("smgk", "auto"),
-    "random_features": ("favor", "auto"),
-}
+# Operator, the layer whose graph holds it, its backend.
+HOLDERS = [
+    ("tiles", "smgk", "auto"),
+    ("tiles", "fish", "native"),
+    ("entmax", "ast", "auto"),
+    ("keep_pairs", "ast", "auto"),
+    ("normal_noise", "fish", "auto"),
+    ("philox_words", "smgk", "auto"),
+    ("random_features", "favor", "auto"),
+]
 CHECKS = (
     "test_schema",
     "test_autograd_registration",
@@ -50,11 +50,11 @@ def leaf(x):
 
 
 @pytest.mark.parametrize(
-    ("operator", "masked"),
-    [*((name, False) for name in HOLDERS), ("rows_mixture", True), ("rows_mixed", True)],
+    ("operator", "name", "backend", "masked"),
+    [*((*holder, False) for holder in HOLDERS), *((*holder, True) for holder in HOLDERS[:2])],
 )
-def test_an_operator_passes_opcheck(operator, masked):
+def test_an_operator_passes_opcheck(operator, name, backend, masked):
     given = {"key_mask": inputs(6, 2)[..., 0] < 0.8} if masked else {}
-    target, args, kwargs = calls_of(*HOLDERS[operator], **given)[f"lit_probattn::{operator}"]
+    target, args, kwargs = calls_of(name, backend, **given)[f"lit_probattn::{operator}"]
     assert not kwargs
     torch.library.opcheck(target, tuple(map(leaf, args)), test_utils=CHECKS)

@@ -21,12 +21,12 @@ import torch
 from PIL import Image as PilImage
 
 from datamodules.core.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
-from datamodules.core.errors import DataError
 from datamodules.lra import cifar, imdb
 from datamodules.lra.pathfinder_release import Entry, pictures
 from datamodules.pictures.samples import open_picture
 from datamodules.text.source import ParquetText, PlainText, TextSource
-from datamodules.text.wikitext_release import find_release
+from datamodules.text.wikitext103 import find_release
+from lit_probattn.base.errors import DataError
 from lit_probattn.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from tests.datamodules.lra.files import cifar_batch, pathfinder_picture, python2_pickle
 from tests.fuzzing.mutations import Edit, apply, edits

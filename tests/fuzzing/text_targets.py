@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from datamodules.core.errors import DataError
 from datamodules.lra.aan import MAX_TEXT_BYTES, read_pairs
 from datamodules.lra.listops_generator import TOKENS
 from datamodules.lra.listops_release import read_split
@@ -19,6 +18,7 @@ from datamodules.text.learn import learn_words
 from datamodules.text.source import PlainText
 from datamodules.text.token_files import read_words
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError
 from tests.datamodules.lra.files import pair_lines
 from tests.datamodules.lra.test_listops_release import GOOD, HEADER, NESTED
 from tests.datamodules.series.test_ts_file import GOOD as GOOD_TS

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from datamodules.core.errors import DataError
 from datamodules.text.translation.bpe import Codes, joined
 from datamodules.text.translation.dictionary import SPECIALS, Dictionary
 from datamodules.text.translation.files import Lines, Pair, check_pair
 from datamodules.text.translation.preparation import read_codes, read_text
+from lit_probattn.base.errors import DataError
 from tests.fuzzing.mutations import Edit, apply, edits
 from tests.fuzzing.targets import Target, one_line
 

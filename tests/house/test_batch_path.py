@@ -1,4 +1,4 @@
-"""One batch, from the task to its loss: the files that it passes, in order, each entered once."""
+"""One batch, from the task to its loss: the files that it passes, in order, few of them twice."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from tests.support.paths import ROOT
 PACKAGE = f"{ROOT}/lit_probattn/"
 # Small mathematics that every file uses.
 EVERYWHERE = {
-    *("attention/masks.py", "attention/functional.py"),
+    *("attention/masks.py", "attention/functional.py", "attention/call.py"),
     *("attention/draws.py", "base/memory.py", "base/graphs.py", "base/torch_internals.py"),
     "randomness.py",
 }
-MOST_FILES = 13
+MOST_FILES = 16
+# Asked what it is by the choice, and told to lower by the engine.
+AGAIN = {"attention/mgk/functions.py", "attention/variant.py"}
 
 
 def our_file(frame: FrameType | None) -> str | None:
@@ -73,29 +75,30 @@ def smgk_on_listops(dropout: float) -> list[str]:
 
 def test_a_batch_passes_few_files_and_each_once(monkeypatch):
     """Where the C library of the CPU is not; it has a way of its own."""
-    refusal = "lit_probattn.attention.backends.native_refusal"
+    refusal = "lit_probattn.attention.engines.native.native_refusal"
     monkeypatch.setattr(refusal, lambda device: "cannot be found")
     for dropout in (0.0, 0.1):
         files = smgk_on_listops(dropout)
         assert len(set(files)) <= MOST_FILES, files
-        assert len(files) == len(set(files)), f"entered again: {files}"
+        again = {file for file in files if files.count(file) > 1}
+        assert again <= AGAIN, f"entered again: {again}"
         assert not any(file.startswith("kernels/") for file in files)
 
 
-def test_blocks_in_c_stand_where_fused_attention_does():
-    """Their files call each other, but nothing above them."""
+def test_tiles_in_c_stand_where_fused_attention_does():
     skip_without_library("native")
-    files = [f for f in smgk_on_listops(0.1) if not f.startswith("kernels/")]
-    first, end = files.index("attention/mgk/functions.py") + 1, files.index("models/heads.py")
-    assert {file.rpartition("/")[0] for file in files[first:end]} == {"attention/rowpass"}
-    assert end == len(files) - 1
+    without, found = (
+        [f for f in dict.fromkeys(smgk_on_listops(p)) if not f.startswith("kernels/")]
+        for p in (0.0, 0.1)
+    )
+    assert [f.replace("native.py", "sdpa.py") for f in found] == without
 
 
 def test_the_drawing_in_contributing_names_these_files_in_order():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     drawing = text.split("## The path of one batch")[1].split("```")[1]
     drawn = re.findall(r"^\s*([\w/]+\.py)", drawing, re.MULTILINE)
-    assert drawn == smgk_on_listops(0.0)
+    assert drawn == list(dict.fromkeys(smgk_on_listops(0.0)))
 
 
 def test_the_count_sees_a_climb():

@@ -10,15 +10,9 @@ import yaml
 from datamodules import Synthetic
 from lit_probattn import configs
 from lit_probattn.base.config_files import run_stem
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.files import read_config_files, run_name
-from lit_probattn.configs import (
-    ConfigError,
-    canonical,
-    compose,
-    instantiate,
-    merge,
-    read_yaml,
-)
+from lit_probattn.configs import canonical, compose, instantiate, merge, read_yaml
 from tests.support.paths import CONFIGS
 
 # ---- names of runs -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,8 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lit_probattn.analysis.registry import STUDIES
-from lit_probattn.attention import Attention, Core, HeadCall, HeadLayout
-from lit_probattn.attention.core import Choice
+from lit_probattn.attention import Attention, Core, HeadCall, Variant
 from lit_probattn.attention.layer import Cost
 from tests.house.test_imports import FLOORS
 from tests.support.paths import CONFIGS, ROOT
@@ -76,26 +76,22 @@ def test_files_that_the_recipes_name_exist():
     assert all(study.module.startswith("lit_probattn.analysis.") for study in STUDIES)
 
 
-class CosineCore(Core):
+@dataclass(frozen=True)
+class Cosine(Variant):
     """A variant as the recipe has it: cosine similarities, ten times."""
 
-    variant = "cosine"
-
-    def choose(self, call: HeadCall, backend: str) -> Choice:
-        return Choice(backend, call.key, None)
+    name = "cosine"
 
     def scores(self, call: HeadCall) -> torch.Tensor:
         query, key = (x / x.norm(dim=-1, keepdim=True) for x in (call.query, call.key))
         return 10.0 * query @ key.mT
 
 
-def cosine_reference(given, arguments):
-    query, key, value, masks, _ = given
-    layout = HeadLayout(*(query.shape[1],) * 4, query.shape[-1], value.shape[-1])
-    return CosineCore(layout).weights(HeadCall(query, key, value, masks)) @ value
+class CosineCore(Core):
+    makes = Cosine
 
-
-CosineCore.backends = {"reference": cosine_reference}
+    def variant(self, call: HeadCall) -> Cosine:
+        return Cosine()
 
 
 class CosineAttention(Attention):
@@ -122,8 +118,9 @@ def test_a_variant_needs_only_what_the_recipe_says():
 
 
 def test_every_declared_dependency_has_its_constraint():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, tools = content["project"], content["dependency-groups"].values()
+    groups = [project["dependencies"], *project["optional-dependencies"].values(), *tools]
     declared = {canonicalize_name(Requirement(line).name) for group in groups for line in group}
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {canonicalize_name(line.split("==")[0]) for line in lines}

@@ -15,10 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.analysis.studies.likelihood import query_nll
 from lit_probattn.attention import MGKAttention
-from lit_probattn.attention.blockwise import Block
 from lit_probattn.attention.fish.functions import ScoreNoise, local_scores
 from lit_probattn.attention.fish.mixing import MixingValues
-from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
+from lit_probattn.attention.masks import Block
+from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.compare.tables import FOLDER, read_published
 from lit_probattn.models.images import replace_attention
 from lit_probattn.randomness import RandomKey
@@ -82,9 +82,7 @@ def test_unequal_variances_need_the_determinant():
     odds = []
     for layer in (plain, exact):
         determinant = layer.core.include_log_det
-        arguments = MGKArguments(
-            layer.core.prior(1), layer.core.variance(), include_log_det=determinant
-        )
+        arguments = MGK(layer.core.prior(1), layer.core.variance(), include_log_det=determinant)
         scores = component_scores(query, key, arguments)
         odds.append((scores[0, 0, 0] - scores[0, 0, 1]).item())
     assert odds[1] - odds[0] == pytest.approx(16 * math.log(3), rel=1e-5)

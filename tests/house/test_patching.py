@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_probattn.attention import blockwise
+from lit_probattn.attention.engines import blocks
 from tests.support.patching import CheckedMonkeyPatch
 
 
@@ -14,8 +14,8 @@ def test_a_name_that_is_only_imported_cannot_be_patched(monkeypatch):
 
 
 def test_a_name_that_is_read_can(monkeypatch):
-    monkeypatch.setattr("lit_probattn.attention.blockwise.BLOCK_SCORES", 7)
-    assert blockwise.BLOCK_SCORES == 7
+    monkeypatch.setattr("lit_probattn.attention.engines.blocks.BLOCK_SCORES", 7)
+    assert blocks.BLOCK_SCORES == 7
 
 
 def test_every_test_gets_the_checked_form(monkeypatch):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, ReleasedMGKAttention, SoftmaxAttention
-from lit_probattn.attention.backends import Call
+from lit_probattn.attention.call import outline
 from lit_probattn.kernels import runtime, selftest
 from lit_probattn.kernels.runtime import launch
 from lit_probattn.randomness import RandomKey
@@ -21,7 +20,13 @@ from tests.support.slow import every_nth, mostly_slow
 
 B, N, C, E = 2, 13, 11, 7
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ON_CUDA = Call("cuda", torch.bfloat16, 10**9, 4096, dropout=True, bias_needs_grad=False)
+
+
+def on_cuda(layer, dropout=True):
+    sizes = {"device": "cuda", "dtype": torch.bfloat16, "dropout": dropout}
+    return outline(layer.layout, 2, 4096, 4096, **sizes)
+
+
 LAYERS = {
     "softmax": lambda **options: SoftmaxAttention(C, 2, head_dim=E, **options),
     "mgk": lambda **options: MGKAttention(C, 2, head_dim=E, **options),
@@ -29,7 +34,7 @@ LAYERS = {
     "mgk-soft": lambda **options: MGKAttention(C, 2, head_dim=E, e_step="soft", **options),
     "smgk": lambda **options: MGKAttention(C, 2, head_dim=E, shifted_keys=True, **options),
     "smgk-grouped": lambda **options: MGKAttention(
-        C, 4, head_dim=E, shifted_keys=True, num_kv_heads=2, **options
+        C, 4, head_dim=E, shifted_keys=True, num_kv_heads=2, mixture_heads="query", **options
     ),
     "smgk-rotary": lambda **options: MGKAttention(
         C, 2, head_dim=E, shifted_keys=True, rotary_dim=4, **options
@@ -157,7 +162,7 @@ def pretend_gpu(monkeypatch):
 
 def choice(layer, backend):
     layer.backend = backend
-    return layer.core.pick_for(ON_CUDA)
+    return layer.core.pick(on_cuda(layer))
 
 
 def test_auto_takes_a_kernel_that_passes_its_self_test_once_per_kind(pretend_gpu):
@@ -171,8 +176,7 @@ def test_auto_takes_a_kernel_that_passes_its_self_test_once_per_kind(pretend_gpu
 def test_auto_leaves_plain_softmax_to_pytorch_and_takes_the_kernel_for_dropout(pretend_gpu):
     layer = SoftmaxAttention(C, 2, head_dim=E)
     assert choice(layer, "auto") == "triton"
-    plain = replace(ON_CUDA, dropout=False)
-    assert layer.core.pick_for(plain) == "sdpa"
+    assert layer.core.pick(on_cuda(layer, dropout=False)) == "sdpa"
     assert choice(MGKAttention(C, 2, head_dim=E, e_step="hard"), "auto") == "triton"
 
 

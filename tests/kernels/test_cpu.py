@@ -9,12 +9,11 @@ from lit_probattn.attention import (
     SoftmaxAttention,
     recorded_choices,
 )
-from lit_probattn.attention.backends import Call
+from lit_probattn.attention.call import HeadCall, outline
 from lit_probattn.attention.draws import keep_pairs, normal_noise
+from lit_probattn.attention.engines.native import by_tiles
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.rowpass.mixture import mixture_attention
-from lit_probattn.attention.rowpass.products import places
-from lit_probattn.attention.rowpass.terms import RowTerms
+from lit_probattn.attention.variant import Scores
 from lit_probattn.kernels.cpu import library, rows, selftest
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from lit_probattn.randomness import normal_noise as torch_noise
@@ -73,6 +72,12 @@ def test_noise_has_the_bits_of_torch(maps):
         assert torch.equal(normal_noise(KEY, 2, maps, row, col, CPU, dtype), expected)
 
 
+def in_c(query, key, value, masks, dropout, **terms):
+    """Attend by tiles to scores with these terms."""
+    call = HeadCall(query, key, value, masks, dropout=dropout)
+    return by_tiles(call, Scores(query, key, **terms))
+
+
 def mixture(attention, threads, dtype=torch.float64, queries=37):
     """Return output and gradients of a mixture with every kind of term."""
     generator = torch.Generator().manual_seed(1)
@@ -106,7 +111,7 @@ def mixture(attention, threads, dtype=torch.float64, queries=37):
 @pytest.mark.parametrize(("threads", "queries"), [(1, 37), (2, 37), (3, 37), (7, 37)])
 def test_any_number_of_threads_agrees_with_the_equation(threads, queries, nan_filled_empties):
     for found, expected in zip(
-        mixture(mixture_attention, threads, queries=queries),
+        mixture(in_c, threads, queries=queries),
         mixture(by_the_equation, 1, queries=queries),
         strict=True,
     ):
@@ -157,7 +162,7 @@ def test_a_bias_is_read_by_all_of_its_strides(gradient):
 
 
 def by_the_equation(query, key, value, masks, dropout, *, row, col, coef=None):
-    """Return what `mixture_attention` does for a shared map, by its equation and autograd."""
+    """Return what `in_c` does for a shared map, by its equation and autograd."""
     t = query[:, :, None] @ key.mT
     if coef is not None:
         t = t * coef[:, :, None, None]
@@ -204,29 +209,11 @@ def test_components_that_share_a_map_may_be_far_apart(row_spread, col_spread):
         spreads = row_spread, col_spread, hidden
         exact = shifted(by_the_equation, torch.float64, *spreads)
         for dtype, largest in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
-            found = shifted(mixture_attention, dtype, *spreads)
+            found = shifted(in_c, dtype, *spreads)
             for part, expected in zip(found, exact, strict=True):
                 assert part.isfinite().all()
                 error = (part.double() - expected).abs().max()
                 assert error <= largest * expected.abs().max().clamp_min(1.0), dtype
-
-
-@pytest.mark.parametrize(
-    ("num_keys", "causal", "expected"),
-    [
-        (300, False, 300),  # two whole heads
-        (512, False, 512),
-        (1024, False, 512),
-        (2048, False, 512),
-        (2048, True, 128),
-        (16_384, False, 64),
-    ],
-)
-def test_blocks_have_many_rows_unless_they_are_causal(num_keys, causal, expected):
-    terms = RowTerms(Masks(num_keys, num_keys, is_causal=causal), None, num_heads=2)
-    blocks = list(places(terms, 2, CPU))
-    assert len(blocks[0].rows) == expected
-    assert sum(block.count * len(block.rows) for block in blocks) == 2 * num_keys
 
 
 @needs_library
@@ -297,18 +284,18 @@ def test_auto_takes_the_library_where_it_was_faster(
     cls, options, dropout, keys, with_library, without, monkeypatch
 ):
     core = cls(64, 2, **{"head_dim": 32, **options}).core
-    call = Call("cpu", torch.float32, core.num_scores(1, keys, keys), keys, dropout, False)
-    refusal = "lit_probattn.attention.backends.native_refusal"
+    call = outline(core.layout, 1, keys, keys, dropout=dropout)
+    refusal = "lit_probattn.attention.engines.native.native_refusal"
     monkeypatch.setattr(refusal, lambda device: None)
-    assert core.pick_for(call) == with_library
+    assert core.pick(call) == with_library
     monkeypatch.setattr(refusal, lambda device: "cannot be found")
-    assert core.pick_for(call) == without
+    assert core.pick(call) == without
 
 
 def test_auto_serves_without_a_compiler_and_says_so_once(fresh, monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
     layer, x = MGKAttention(12, 2, head_dim=5, e_step="hard"), torch.randn(2, 7, 12)
-    layer.core.variant = "hard mgk without a compiler"
+    monkeypatch.setattr(layer.core.makes, "name", "hard mgk without a compiler")
     for _ in range(2):
         layer(x).sum().backward()
     told = [record.message for record in caplog.records if "C library" in record.message]

@@ -11,8 +11,8 @@ from lit_probattn.attention.fish.cost import mixing_macs
 from lit_probattn.kernels import runtime
 from lit_probattn.kernels.fish.operators import fish_forward
 from lit_probattn.kernels.linear.operators import linear_forward
+from lit_probattn.measure.counters import torch_flops
 from lit_probattn.randomness import RandomKey
-from profiling.measure.counters import torch_flops
 from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -148,7 +148,7 @@ def test_a_batch_without_samples_or_with_one_token_runs(name):
         (
             lambda: FiSHAttention(16, head_dim=E, **FISH, mixer="mlp", mixer_ratios=[1, 1]),
             {},
-            "more than two layers",
+            "3 matrices",
         ),
         (lambda: FiSHAttention(16, head_dim=129, **FISH), {}, "heads of 129"),
         (lambda: FiSHAttention(16, 40, head_dim=E, num_global_heads=17), {}, "17 global maps"),
@@ -161,7 +161,7 @@ def test_a_batch_without_samples_or_with_one_token_runs(name):
         (
             lambda: LinearAttention(16, 2, head_dim=64, feature_map="favor"),
             {},
-            "states of 267 features",
+            "267 features of a state",
         ),
     ],
 )

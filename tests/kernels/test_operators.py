@@ -12,9 +12,9 @@ from lit_probattn.base.torch_internals import TorchDispatchMode
 from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.dense.points import point_attention
 from lit_probattn.kernels.runtime import draw_tensor, interpreted
+from lit_probattn.measure.counters import torch_flops
 from lit_probattn.randomness import RandomKey
 from profiling.cost.exact import backend_macs
-from profiling.measure.counters import torch_flops
 from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_probattn.records.provenance import git_revision
+from lit_probattn.base.provenance import git_revision
 from tests.killing.victims import VICTIMS, Victim
 from tests.support.caches import keep_out_of_the_users_cache
 

@@ -22,6 +22,7 @@ from lit_probattn.randomness import RandomKey
 VOCAB, CLASSES, LONGEST, WIDTH, HEAD, INNER = 19, 5, 13, 10, 7, 11
 SIZES = {"vocab_size": VOCAB, "max_seq_len": LONGEST, "embed_dim": WIDTH, "head_dim": HEAD}
 SIZES |= {"num_layers": 3, "mlp_dim": INNER}
+BLOCK = {"embed_dim": WIDTH, "head_dim": HEAD, "mlp_dim": INNER}
 softmax = partial(SoftmaxAttention, num_heads=3)
 
 
@@ -175,8 +176,8 @@ def test_fixed_positions_are_exact_in_float64_and_no_weights():
 
 # ---- tied layers -------------------------------------------------------------------------------
 def test_a_shared_block_is_stored_and_counted_once():
-    one, three = (Transformer(softmax, WIDTH, HEAD, n, INNER) for n in (1, 3))
-    tied = Transformer(softmax, WIDTH, HEAD, 3, INNER, share_layers=True)
+    one, three = (Transformer(softmax, num_layers=n, **BLOCK) for n in (1, 3))
+    tied = Transformer(softmax, num_layers=3, share_layers=True, **BLOCK)
     assert list(tied.state_dict()) == list(one.state_dict())
     assert sum(p.numel() for p in tied.parameters()) == sum(p.numel() for p in one.parameters())
     block = {k.removeprefix("blocks.0."): v for k, v in tied.state_dict().items() if "blocks" in k}
@@ -190,8 +191,8 @@ def test_a_shared_block_is_stored_and_counted_once():
 def test_its_passes_draw_numbers_of_their_own():
     """Layer i of a tied stack draws as layer i of three that are alike."""
     noisy = partial(SoftmaxAttention, num_heads=2, dropout=0.5, backend="reference")
-    tied = Transformer(noisy, WIDTH, HEAD, 3, INNER, share_layers=True)
-    three = Transformer(noisy, WIDTH, HEAD, 3, INNER)
+    tied = Transformer(noisy, num_layers=3, share_layers=True, **BLOCK)
+    three = Transformer(noisy, num_layers=3, **BLOCK)
     for block in three.blocks:
         block.load_state_dict(tied.blocks[0].state_dict())
     three.norm.load_state_dict(tied.norm.state_dict())
@@ -204,7 +205,9 @@ def test_checkpointing_and_gradients_of_a_shared_block():
     for checkpointing in (False, True):
         torch.manual_seed(2)
         model = Transformer(
-            *(softmax, WIDTH, HEAD, 3, INNER),
+            softmax,
+            num_layers=3,
+            **BLOCK,
             activation_checkpointing=checkpointing,
             share_layers=True,
         )
@@ -235,8 +238,8 @@ def test_every_pass_of_a_language_model_has_a_cache_of_its_own():
 def test_m_steps_see_every_pass():
     """Sums of a shared layer are those of all passes together."""
     soft = partial(MGKAttention, num_heads=2, e_step="soft")
-    tied = Transformer(soft, WIDTH, HEAD, 3, INNER, share_layers=True)
-    three = Transformer(soft, WIDTH, HEAD, 3, INNER)
+    tied = Transformer(soft, num_layers=3, share_layers=True, **BLOCK)
+    three = Transformer(soft, num_layers=3, **BLOCK)
     for block in three.blocks:
         block.load_state_dict(tied.blocks[0].state_dict())
     x = torch.randn(2, 5, WIDTH)
@@ -249,7 +252,7 @@ def test_attention_by_layers_has_no_place_in_a_shared_block():
     layers = per_layer(softmax, {1: partial(MGKAttention, num_heads=3)})
     for factory in (layers, partial(layers, dropout=0.1)):
         with pytest.raises(ValueError, match="share_layers=true has one block for all layers"):
-            Transformer(factory, WIDTH, HEAD, 3, INNER, share_layers=True)
+            Transformer(factory, num_layers=3, share_layers=True, **BLOCK)
 
 
 def test_masked_language_models_take_it():

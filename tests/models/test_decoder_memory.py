@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from lit_probattn.attention import MGKAttention, sdpa
-from lit_probattn.attention.blockwise import BLOCK_SCORES
+from lit_probattn.attention import MGKAttention
+from lit_probattn.attention.engines import sdpa
+from lit_probattn.attention.engines.blocks import BLOCK_SCORES
 from lit_probattn.attention.masks import Masks
 from lit_probattn.base.memory import predicted_bytes
 from lit_probattn.models.encoder_decoder import EncoderDecoder

@@ -21,9 +21,12 @@ class TinyDecoder(nn.Module):
         super().__init__()
         cls, kind = LAYERS[name]
         self.max_seq_len = max_seq_len
-        self.embedding = TokenEmbedding(vocab, max_seq_len, C, init_std=1.0)
+        self.embedding = TokenEmbedding(
+            vocab_size=vocab, max_seq_len=max_seq_len, embed_dim=C, init_std=1.0
+        )
         self.encoder = Transformer(
-            lambda c, head_dim: cls(c, head_dim=head_dim, **kind), C, E, 2, 17
+            lambda c, head_dim: cls(c, head_dim=head_dim, **kind),
+            **{"embed_dim": C, "head_dim": E, "num_layers": 2, "mlp_dim": 17},
         )
         self.head = nn.Linear(C, vocab)
 

@@ -11,8 +11,9 @@ import torch
 import yaml
 
 from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.protocol import attention_option, draws_noise_at_eval
-from lit_probattn.configs import ConfigError, attention_factory, canonical
+from lit_probattn.configs import attention_factory, canonical
 from lit_probattn.models.encoder_decoder import EncoderDecoder
 from lit_probattn.models.images.replace import replace_attention
 from lit_probattn.models.per_layer import CLASS_PATH, layer_factories, per_layer
@@ -25,6 +26,7 @@ MGK = {"class_path": "lit_probattn.attention.MGKAttention", "init_args": {"num_h
 SOFTMAX = {"class_path": "lit_probattn.attention.SoftmaxAttention", "init_args": {"num_heads": 3}}
 SHORT = {"default": MGK, "layers": {0: {"num_heads": 4, "head_dim": 6}, 2: SOFTMAX}}
 softmax = partial(SoftmaxAttention, num_heads=2)
+SIZES = {"embed_dim": 8, "head_dim": 4, "mlp_dim": 16}
 LAYERS = per_layer(softmax, {1: partial(MGKAttention, num_heads=3)}, {1: 5, 2: 7})
 
 
@@ -42,13 +44,13 @@ def written_out(entry=SHORT):
 
 
 def test_every_layer_of_an_encoder_has_its_own():
-    model = Transformer(LAYERS, 8, 4, 3, 16)
+    model = Transformer(LAYERS, num_layers=3, **SIZES)
     assert shapes(block.attention for block in model.blocks) == EXPECTED
     assert model(torch.randn(2, 5, 8)).shape == (2, 5, 8)
 
 
 def test_arguments_that_a_model_adds_reach_every_layer():
-    model = Transformer(partial(LAYERS, dropout=0.25), 8, 4, 3, 16)
+    model = Transformer(partial(LAYERS, dropout=0.25), num_layers=3, **SIZES)
     assert [block.attention.dropout for block in model.blocks] == [0.25] * 3
     assert shapes(block.attention for block in model.blocks) == EXPECTED
 
@@ -138,10 +140,10 @@ def test_what_is_not_of_the_form_is_named(entry, message):
 
 def test_layers_that_the_model_does_not_have_are_refused():
     with pytest.raises(ValueError, match="given for layer 2, but the model has 2 layers"):
-        Transformer(LAYERS, 8, 4, 2, 16)
+        Transformer(LAYERS, num_layers=2, **SIZES)
     one = "given for layers 1, 2, but the model has 1 layer, number 0"
     with pytest.raises(ValueError, match=one):
-        Transformer(LAYERS, 8, 4, 1, 16)
+        Transformer(LAYERS, num_layers=1, **SIZES)
     with pytest.raises(ValueError, match="head_dim of a layer must be at least 1, received 0"):
         layer_factories(per_layer(softmax, None, {0: 0}), 1)
     with pytest.raises(ValueError, match="needs a model that numbers its layers"):

@@ -108,10 +108,10 @@ TABLE = [
     Row(r"(cloze_questions|shuffled_sentences) --text TEXT", refusal=NOT_THERE),
     Row(r"(squad|mnli|own_pairs|bert_pretraining)", refusal=NOT_THERE),
     # shortened
-    Row(r"prepare trajectories", "--num_steps 2000 --jobs 1"),
+    Row(r"d4rl_by_search", "--num_steps 2000"),
     Row(r"fit --task d4rl", "--data.init_args.data_dir tiny_data " + TINY_DECISIONS),
     Row(r"test .*d4rl", "--model.init_args.test_episodes 1"),
-    Row(r"study decoding", "--lengths 8 --tokens 8 --source 8 --batch 1 --repeats 1 "
+    Row(r"studies/decoding\.py", "--lengths 8 --tokens 8 --source 8 --batch 1 --repeats 1 "
         "--embed_dim 16 --layers 1 --vocab 50 --train_batch 1"),
     Row(r"fit .*tasks/tiny/"),
     Row(r"fit .*(Wandb|MLFlow)Logger", LISTOPS + STEPS, refusal=r"needs the package"),

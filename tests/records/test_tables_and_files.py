@@ -12,8 +12,8 @@ import pytest
 from markdown_it import MarkdownIt
 from PIL import Image
 
-from lit_probattn.records import provenance
-from lit_probattn.records.markdown import code_span
+from lit_probattn.base import files, provenance
+from lit_probattn.records.markdown import code_span, head_lines
 from lit_probattn.records.tables import (
     MAX_BYTES,
     counted,
@@ -106,17 +106,17 @@ def test_sides_are_unequal_where_a_known_setting_differs():
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     path = tmp_path / "rows.csv"
-    provenance.replace_text(path, "old\n")
+    files.replace_text(path, "old\n")
 
     def interrupted():
-        with provenance.replacing(path) as file:
+        with files.replacing(path) as file:
             file.write(b"ha")
             raise KeyError("interrupted")
 
     with pytest.raises(KeyError):
         interrupted()
     assert path.read_text() == "old\n"
-    with provenance.replacing(path) as file:
+    with files.replacing(path) as file:
         file.write(b"new\n")
         number = os.fstat(file.fileno()).st_ino
     assert path.read_text() == "new\n"
@@ -129,14 +129,14 @@ def test_temporary_names_cannot_be_guessed_and_links_are_not_followed(tmp_path, 
     target.write_text("mine")
     names = []
     for number in range(2):
-        with provenance.replacing(tmp_path / "rows.csv") as file:
+        with files.replacing(tmp_path / "rows.csv") as file:
             names.append(Path(file.name).name)
             file.write(b"%d" % number)
     assert len(set(names)) == 2
-    monkeypatch.setattr(provenance.secrets, "token_hex", lambda count: "guessed")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda count: "guessed")
     (tmp_path / ".rows.csv.guessed").symlink_to(target)
     with pytest.raises(FileExistsError):
-        provenance.replace_text(tmp_path / "rows.csv", "other")
+        files.replace_text(tmp_path / "rows.csv", "other")
     assert target.read_text() == "mine"
 
 
@@ -160,7 +160,7 @@ def test_the_revision_is_that_of_the_checkout(monkeypatch):
 def test_the_head_of_a_report_names_how_it_was_made():
     facts = provenance.facts("python -m profiling study a", "meta")
     assert list(facts) == ["device", "versions", "git_revision", "command"]
-    command, hardware, versions = provenance.head_lines(facts)
+    command, hardware, versions = head_lines(facts)
     assert command == "- Command: `python -m profiling study a`"
     assert hardware == "- Hardware: meta tensors"
     assert facts["versions"] in versions

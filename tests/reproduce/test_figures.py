@@ -7,12 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.statistics import Sample
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
-from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.low_rank import (
     AgainstHeads,

@@ -8,7 +8,8 @@ import pytest
 import torch
 import yaml
 
-from lit_probattn.base.config_files import ConfigError, find
+from lit_probattn.base.config_files import find
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import class_of, read_yaml
 from lit_probattn.reproduce.flags import FILE, main, make_page, read_flags
 from tests.support.paths import ROOT

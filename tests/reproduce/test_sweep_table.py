@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 import yaml
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.tables import kinds, read_published
-from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.sweep_table import Ours, printed_ratio, ratio_verdict, table_of
 from profiling.measure.rows import read_rows

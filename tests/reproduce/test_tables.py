@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.app import main
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.command import make_cells
@@ -34,7 +35,7 @@ from lit_probattn.compare.tables import (
     read_table,
     read_tasks,
 )
-from lit_probattn.configs import ConfigError, attention_entry, compose
+from lit_probattn.configs import attention_entry, compose
 from lit_probattn.reproduce import uea
 from lit_probattn.tasks.base import Task
 from lit_probattn.training.run_folder import flatten

@@ -179,8 +179,8 @@ def test_a_window_of_one_step_plays():
 @pytest.mark.parametrize(
     ("name", "obs_dim", "act_dim", "options", "least"),
     [
-        ("hopper", 11, 3, {}, 5),  # it falls, at different steps
-        ("hopper", 11, 3, {"terminate_when_unhealthy": False}, 100),
+        ("Hopper", 11, 3, {}, 5),  # it falls, at different steps
+        ("Hopper", 11, 3, {"terminate_when_unhealthy": False}, 100),
         pytest.param("halfcheetah", 17, 6, {}, 100, marks=pytest.mark.slow),
     ],
 )

@@ -49,7 +49,7 @@ class Pendulum:
 
 def facts(**more: Any) -> EvaluationFacts:
     numbers = {
-        "env_name": "hopper",
+        "env_name": "Hopper",
         "observation_mean": np.linspace(-0.2, 0.3, OBS),
         "observation_std": np.linspace(0.5, 1.5, OBS),
         "target_returns": (30.0, 15.0),

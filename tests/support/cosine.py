@@ -5,90 +5,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_probattn.attention.backends import Backend, BackendFunction
-from lit_probattn.attention.blockwise import blockwise_attention
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    HeadCall,
-    HeadLayout,
-    Learned,
-)
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.core import Core, Learned
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.functional import (
-    Heads,
-    compute_dtype,
-    grouped_scores,
-    reference_output,
-    repeat_heads,
-)
+from lit_probattn.attention.functional import compute_dtype, grouped_scores, repeat_heads
 from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.variant import Scores, Variant
 
 
-class CosineArguments(NamedTuple):
-    """Inverse temperatures, (H,)."""
+@dataclass(frozen=True)
+class Cosine(Variant):
+    """Attention by cosines, with inverse temperatures (H,); any scale cancels."""
 
+    name = "cosine"
     sharpness: Tensor
 
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return sharpness · cos(query[i], key[j]), (B, H, N, L)."""
+        key = repeat_heads(F.normalize(call.key, dim=-1), call.query.shape[1])
+        cosines = F.normalize(call.query, dim=-1) @ key.mT
+        return self.sharpness.to(call.query.dtype)[:, None, None] * cosines
 
-def cosine_scores(query: Tensor, key: Tensor, sharpness: Tensor) -> Tensor:
-    """Return sharpness · cos(query[i], key[j]), (B, H, N, L)."""
-    key = repeat_heads(F.normalize(key, dim=-1), query.shape[1])
-    return sharpness.to(query.dtype)[:, None, None] * (F.normalize(query, dim=-1) @ key.mT)
-
-
-def cosine_reference(given: Heads, arguments: CosineArguments) -> Tensor:
-    """Return softmax(scores) @ value, storing the maps."""
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
-    scores = cosine_scores(query.to(dtype), key.to(dtype), arguments.sharpness)
-    return reference_output(scores, value, masks, dropout)
-
-
-def cosine_blockwise(given: Heads, arguments: CosineArguments) -> Tensor:
-    """Return the same block by block."""
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
-    sharpness = arguments.sharpness.to(dtype)[:, None, None]
-    return blockwise_attention(
-        lambda _, rows, cols: rows @ repeat_heads(cols, rows.shape[1]).mT,
-        (F.normalize(query.to(dtype), dim=-1) * sharpness, F.normalize(key.to(dtype), dim=-1)),
-        ("row", "col"),
-        value.to(dtype),
-        masks,
-        dropout,
-    )
+    def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
+        """Return products of vectors of length one."""
+        dtype, low = compute_dtype(call.query), call.query.dtype
+        query = F.normalize(call.query.to(dtype), dim=-1) * self.sharpness.to(dtype)[:, None, None]
+        key = F.normalize(call.key.to(dtype), dim=-1)
+        return Scores(query.to(low), key.to(low)[:, :, None])
 
 
 class CosineCore(Core):
-    """Cosine attention from heads to heads; any scale cancels."""
+    """Inverse temperatures."""
 
-    variant: ClassVar[str] = "cosine"
+    makes = Cosine
     steps_over_cache: ClassVar[bool] = True
-    backends: ClassVar[Mapping[str, BackendFunction]] = {
-        "reference": cosine_reference,
-        "blockwise": cosine_blockwise,
-    }
 
     def __init__(self, layout: HeadLayout, backend: Backend, sharpness: float) -> None:
         super().__init__(layout, backend)
         self.log_sharpness = nn.Parameter(torch.full((layout.out,), sharpness).log())
 
-    def choose(self, call: HeadCall, backend: str) -> Choice:
-        """Return the sharpness; keys as they are."""
-        return Choice(backend, call.key, CosineArguments(self.log_sharpness.exp()))
-
-    def scores(self, call: HeadCall) -> Tensor:
-        """Return `cosine_scores`."""
-        query, key = (x.to(compute_dtype(x)) for x in (call.query, call.key))
-        return cosine_scores(query, key, self.log_sharpness.exp())
+    def variant(self, call: HeadCall) -> Cosine:
+        """Return the sharpness of every head."""
+        return Cosine(self.log_sharpness.exp())
 
     def cached_scores(
         self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall

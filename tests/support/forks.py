@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lit_probattn.base.processes import end_with_parent
 from lit_probattn.cli.app import main
-from lit_probattn.cli.shards import end_with_parent
 
 
 class Forked:

@@ -78,7 +78,7 @@ def cpu_backends(layer: Attention) -> list[str]:
 
 
 def _no_library() -> str | None:
-    from lit_probattn.attention.backends import native_refusal
+    from lit_probattn.attention.engines.native import native_refusal
 
     return native_refusal("cpu")
 
@@ -98,7 +98,17 @@ def use_oracle(layer: Attention, oracle: Callable[..., Tensor]) -> None:
         oracle: takes query, key, value, and by name masks, dropout and the variant's own arguments;
             those that it does not name must have their defaults.
     """
-    layer.core.backends = {"reference": as_backend(oracle)}
+    from lit_probattn.attention.variant import Engine
+
+    core, engine = layer.core, Engine(as_backend(oracle))
+    made = type(core).variant
+
+    def variant(call):
+        found = made(core, call)
+        object.__setattr__(found, "own_engines", {"reference": engine})
+        return found
+
+    core.variant = variant
     layer.backend = "reference"
 
 
@@ -108,7 +118,7 @@ def use_backend(layer: Attention, backend: Backend) -> None:
     The test is skipped where `native` is named and there is no library.
     """
     skip_without_library(backend)
-    layer.core.backends = type(layer.core).backends
+    vars(layer.core).pop("variant", None)
     layer.backend = backend
 
 
@@ -117,9 +127,16 @@ def as_backend(oracle: Callable[..., Tensor]) -> Callable[..., Tensor]:
     known = inspect.signature(oracle).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
 
-    def backend(heads, arguments) -> Tensor:
-        query, key, value, masks, dropout = heads
+    def backend(call, arguments) -> Tensor:
+        query, key, value, masks, dropout = call.heads
         given = {}
+        if "scale_ratio" in known:
+            given["scale_ratio"] = call.scale_ratio()
+        if hasattr(arguments, "components"):  # the oracle knows keys of every component
+            key, arguments = (
+                arguments.components(key),
+                dataclasses.replace(arguments, key_shift=None),
+            )
         for field in dataclasses.fields(arguments):
             content = getattr(arguments, field.name)
             if field.name in known or takes_all:

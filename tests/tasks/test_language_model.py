@@ -303,5 +303,5 @@ def test_one_step_of_the_other_models(tmp_path, folder, tiny):
 
 def test_missing_text_is_one_line(tmp_path, capsys):
     message = error_of(command("fit", tmp_path, tmp_path / "none"), capsys)
-    assert "no text of other in" in message
+    assert "text: the release is not under" in message
     assert "wiki.train.tokens" in message

@@ -167,9 +167,9 @@ def test_refusals():
     with pytest.raises(ValueError, match="vocab_size must exceed the 3 special tokens"):
         model(vocab_size=3)
     with pytest.raises(ValueError, match=r"mask_probability must be in \(0, 1\), received 1.0"):
-        MaskedLanguageModeling(softmax, 9, 7, mask_probability=1.0)
+        MaskedLanguageModeling(softmax, vocab_size=9, max_seq_len=7, mask_probability=1.0)
     with pytest.raises(ValueError, match="mask_token must be an id, from 0 to 8, received 9"):
-        MaskedLanguageModeling(softmax, 9, 7, mask_token=9)
+        MaskedLanguageModeling(softmax, vocab_size=9, max_seq_len=7, mask_token=9)
 
 
 # ---- the task ----------------------------------------------------------------------------------
@@ -178,7 +178,9 @@ def test_refusals():
 def make_task(attention=softmax, **options) -> MaskedLanguageModeling:
     torch.manual_seed(0)
     sizes = {"embed_dim": 12, "head_dim": 5, "num_layers": 1, "mlp_dim": 9}
-    return MaskedLanguageModeling(attention, VOCAB, 11, **{**sizes, **options})
+    return MaskedLanguageModeling(
+        attention, vocab_size=VOCAB, max_seq_len=11, **{**sizes, **options}
+    )
 
 
 def batch(rows=8):

@@ -100,7 +100,7 @@ def test_layers_in_the_order_of_the_source():
 
 
 def test_positions():
-    learned = SeriesEmbedding(FEATURES, LENGTH, 14)
+    learned = SeriesEmbedding(num_features=FEATURES, max_seq_len=LENGTH, embed_dim=14)
     assert learned.positions.abs().max() <= 0.02
     net = model(positions="fixed")
     for dtype, bound in ((torch.float32, 3e-8), (torch.float64, 1e-14)):
@@ -115,7 +115,7 @@ def test_positions():
 
 
 def test_head_reads_every_step_and_no_padding():
-    head = FlattenedClassifier(2, 3, CLASSES)
+    head = FlattenedClassifier(embed_dim=2, max_seq_len=3, num_classes=CLASSES)
     x, mask = torch.randn(1, 2, 2), torch.tensor([[True, False]])
     kept = torch.cat([F.gelu(x[0, 0]), torch.zeros(4)])
     torch.testing.assert_close(head(x, mask)[0], head.output(kept))
@@ -286,7 +286,7 @@ def test_loss_that_is_not_finite_on_one_rank_stops_both(tmp_path, monkeypatch, c
 def test_wrong_archive_is_one_line(tmp_path, capsys):
     assert main(command("fit", tmp_path, "--data.init_args.name", "JapaneseVowel")) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error")]
-    assert "did you mean JapaneseVowels?" in line
+    assert "did you mean 'JapaneseVowels'?" in line
     assert main(command("fit", tmp_path, "--data.init_args.source", "released")) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error")]
     assert "JapaneseVowels_TRAIN.ts" in line

@@ -11,16 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.locks import claim, hold, release
 from lit_probattn.cli.app import main
-from lit_probattn.records.locks import claim, hold, release
 from lit_probattn.tasks import SequenceClassifier
-from lit_probattn.training.run_folder import (
-    LOCK,
-    RunFolderError,
-    RunPlan,
-    RunSettings,
-    plan_fit,
-)
+from lit_probattn.training.run_folder import LOCK, RunPlan, RunSettings, plan_fit
 from lit_probattn.training.run_record import read_starts, remove_left_overs, write_record
 from tests.datamodules.lra.files import write_pairs
 from tests.datamodules.pictures.made import picture
@@ -84,9 +79,7 @@ def test_last_starts_from_the_newest_of_this_seed_and_never_from_another_seed(tm
     found = plan(tmp_path, config(lr=0.3), "last")
     assert found.checkpoint == tmp_path / "name/0/checkpoints/step-00000004.ckpt"
     assert "differs from" in found.notes[0]
-    with pytest.raises(
-        RunFolderError, match=r"no checkpoint in .*name with this seed.*\(1, 0 have"
-    ):
+    with pytest.raises(ConfigError, match=r"no checkpoint in .*name with this seed.*\(1, 0 have"):
         plan(tmp_path, config(seed=2), "last")
 
 
@@ -166,7 +159,7 @@ def test_a_named_version_that_another_process_holds_is_refused(tmp_path):
     (tmp_path / "name/mine").mkdir(parents=True)
     with claim(tmp_path / "name/mine" / LOCK) as handle:
         assert handle is not None
-        with pytest.raises(RunFolderError, match="exists"):
+        with pytest.raises(ConfigError, match="exists"):
             plan(tmp_path, config(), None, version="mine")
     assert plan(tmp_path, config(), None, version="mine").created
 
@@ -250,7 +243,7 @@ def test_a_run_that_was_started_from_a_checkpoint_begins_there_again(
     found = plan(tmp_path, config(), request)
     assert (found.folder.name, found.checkpoint) == ("1", source)
     source.unlink()
-    with pytest.raises(RunFolderError, match=r"name/1 began from .*not found: .*another"):
+    with pytest.raises(ConfigError, match=r"name/1 began from .*not found: .*another"):
         plan(tmp_path, config(), request)
 
 
@@ -295,7 +288,7 @@ def test_a_damaged_configuration_is_one_line(tmp_path, damage, request_):
     folder = version(tmp_path, 0, config())
     with (folder / "config.yaml").open("ab") as file:
         file.write(damage)
-    with pytest.raises(RunFolderError, match=r"0/config.yaml.*restore it, or move .*name/0 away"):
+    with pytest.raises(ConfigError, match=r"0/config.yaml.*restore it, or move .*name/0 away"):
         plan(tmp_path, config(), request_)
 
 

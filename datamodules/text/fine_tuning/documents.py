@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from datamodules.core.errors import MissingDataError
 from datamodules.core.tables import read_utf8
+from lit_probattn.base.errors import MissingDataError
 
 __all__ = ["DIVISIONS", "Division", "files_of", "is_heading", "read_documents", "sentences_of"]
 

@@ -7,41 +7,54 @@ from functools import cached_property
 from typing import Any, get_args
 
 from datamodules.core.base import CachedDataModule
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.text.choice import Kind, TokenChoice
 from datamodules.text.fine_tuning.batches import TypedCollate
 from datamodules.text.fine_tuning.order import BucketOrder
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
 
 __all__ = ["EncodedTexts"]
 
 
 class EncodedTexts(CachedDataModule):
-    """Sequences in the manner of BERT or RoBERTa; base of questions and of pairs."""
+    """Sequences in the manner of BERT or RoBERTa; base of data that may meet pre-trained weights.
 
-    choice: TokenChoice
-    max_length: int
-    bucket: int
-    _max_positions: int | None
-    _vocab_size: int | None
+    Args:
+        tokenizer: Folder or file of the tokeniser of pre-trained weights, or the cache of data of
+            this kind that one was made for. None makes one of the training texts.
+        tokens: What is made: `wordpiece`, or `bpe` of bytes.
+        vocab_limit: Most tokens of what is made.
+        lower: Whether WordPiece that is made drops case and accents.
+        max_length: Tokens of a sequence.
+        max_positions: Rows of the model's table of positions (max_seq_len), as pre-trained weights
+            have them. None means max_length.
+        vocab_size: Rows of the model's embedding table likewise. None means those of the tokeniser.
+        bucket: Training batches are cut from so many sorted by length; 1 for no sorting.
+        **kwargs: Arguments of the next base.
+    """
 
-    def set_encoding(
+    def __init__(
         self,
-        choice: TokenChoice,
-        max_length: int,
-        max_positions: int | None,
-        vocab_size: int | None,
-        bucket: int,
+        tokenizer: str | None = None,
+        tokens: Kind = "wordpiece",
+        vocab_limit: int = 8000,
+        lower: bool = True,
+        max_length: int = 128,
+        max_positions: int | None = None,
+        vocab_size: int | None = None,
+        bucket: int = 50,
+        **kwargs: Any,
     ) -> None:
-        """Take the settings of both; a DataError for one that is out of range."""
-        require_one_of(get_args(Kind), tokens=choice.unit)
+        super().__init__(**kwargs)
+        require_one_of(get_args(Kind), tokens=tokens)
         require_at_least(3, max_length=max_length)
         require_at_least(1, bucket=bucket)
         if max_positions is not None and max_positions < max_length:
             raise DataError(
                 f"max_positions must be at least max_length={max_length}, received {max_positions}"
             )
-        self.choice, self.max_length, self.bucket = choice, max_length, bucket
+        self.choice = TokenChoice(tokens, vocab_limit, lower=lower, file=tokenizer)
+        self.max_length, self.bucket = max_length, bucket
         self._max_positions, self._vocab_size = max_positions, vocab_size
 
     # ---- sizes of the model ------------------------------------------------------------------

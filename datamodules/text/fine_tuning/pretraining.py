@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,9 @@ import numpy as np
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError, require_one_of
 from datamodules.core.files import expand
 from datamodules.core.own import length_line
-from datamodules.core.progress import progress
 from datamodules.core.sequences import ragged_writer
-from datamodules.text.choice import Kind, TokenChoice, as_array
 from datamodules.text.fine_tuning.documents import (
     DIVISIONS,
     Division,
@@ -27,6 +23,8 @@ from datamodules.text.fine_tuning.documents import (
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.sequences import DocumentSplit, MaskedCollate
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError, require_one_of
+from lit_probattn.base.progress import progress
 
 __all__ = ["PretrainingText"]
 
@@ -48,19 +46,10 @@ class PretrainingText(EncodedTexts):
         documents: What a document is: a `line`, what stands between blank lines (`blank_line`),
             what stands under an article's `heading` in WikiText, or a `file`.
         next_sentence: Whether sequences have two parts, of which the second may be from elsewhere.
-        tokenizer: Folder or file of the tokeniser of pre-trained weights, or the cache of data of
-            this kind that one was made for. None makes one of the training texts.
-        tokens: What is made: `wordpiece`, or `bpe` of bytes.
-        vocab_limit: Most tokens of what is made.
-        lower: Whether WordPiece that is made drops case and accents.
-        max_length: Tokens of a sequence.
-        max_positions: Rows of the model's table of positions (max_seq_len). None means max_length.
-        vocab_size: Rows of the model's embedding table. None means those of the tokeniser.
         val_fraction: Share of the documents for validation.
         test_fraction: The same for the test.
         split_seed: Another number divides otherwise, and cuts pairs otherwise.
-        bucket: Training batches are cut from so many sorted by length; 1 for no sorting.
-        **kwargs: Arguments of DataModule.
+        **kwargs: Arguments of EncodedTexts and DataModule.
     """
 
     task = "pretraining_text"
@@ -70,17 +59,9 @@ class PretrainingText(EncodedTexts):
         path: str = "",
         documents: Division = "blank_line",
         next_sentence: bool = True,
-        tokenizer: str | None = None,
-        tokens: Kind = "wordpiece",
-        vocab_limit: int = 8000,
-        lower: bool = True,
-        max_length: int = 128,
-        max_positions: int | None = None,
-        vocab_size: int | None = None,
         val_fraction: float = 0.05,
         test_fraction: float = 0.05,
         split_seed: int = 0,
-        bucket: int = 50,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -89,8 +70,6 @@ class PretrainingText(EncodedTexts):
         check_shares(val_fraction=val_fraction, test_fraction=test_fraction)
         self._path, self.documents, self.next_sentence = path, documents, next_sentence
         self.split_seed = split_seed
-        choice = TokenChoice(tokens, vocab_limit, lower=lower, file=tokenizer)
-        self.set_encoding(choice, max_length, max_positions, vocab_size, bucket)
 
     # ---- the cache ---------------------------------------------------------------------------
 
@@ -136,7 +115,7 @@ class PretrainingText(EncodedTexts):
         unknown = {
             name: _write_split(writer, name, part, tokeniser) for name, part in parts.items()
         }
-        writer.add("facts", as_array(json.dumps({"unknown": unknown})))
+        writer.add_facts({"unknown": unknown})
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits; a DataError if one has too little text for a sequence."""
@@ -170,7 +149,7 @@ class PretrainingText(EncodedTexts):
 
     def size_lines(self) -> Iterator[str]:
         """Yield what a report says of the splits."""
-        unknown = json.loads(self.cache.array("facts").tobytes())["unknown"]
+        unknown = self.cache.facts["unknown"]
         yield f"tokens: vocabulary {self.vocab_size}, in the manner of {self.tokeniser.pairs}"
         for name in _SPLITS:
             split: Any = self.split(name)

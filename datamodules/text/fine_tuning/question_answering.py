@@ -11,26 +11,21 @@ import numpy as np
 
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import MissingDataError, require_at_least, require_one_of
-from datamodules.core.files import expand, not_found
-from datamodules.core.own import length_line
-from datamodules.core.progress import progress
+from datamodules.core.files import expand
+from datamodules.core.own import beginning, length_line
 from datamodules.core.report import compare_size
 from datamodules.core.sequences import ragged_writer
-from datamodules.text.choice import Kind, TokenChoice, as_array
 from datamodules.text.fine_tuning.batches import WindowSplit
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets, read_squad
 from datamodules.text.fine_tuning.windows import Windows, token_span
+from datamodules.text.releases import SQUAD
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import MissingDataError, require_at_least, require_one_of
+from lit_probattn.base.progress import progress
 
-__all__ = ["Question", "QuestionAnswering", "find_questions"]
+__all__ = ["Question", "QuestionAnswering"]
 
-_PUBLISHED = {
-    "1.1": {"train": 87_599, "val": 10_570},
-    "2.0": {"train": 130_319, "val": 11_873},
-}
-_NAMES = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
 _SPLITS = ("train", "val", "test")
 _SHOWN_QUESTIONS, _SHOWN = 3, 90
 
@@ -63,20 +58,11 @@ class QuestionAnswering(EncodedTexts):
         path: Folder with `train-v1.1.json` and `dev-v1.1.json` (or `-v2.0`), or with `train.json`,
             `dev.json` and, if there is one, `test.json`. Default: `squad` in data_dir.
         version: 1.1, where every question has an answer, or 2.0.
-        tokenizer: Folder or file of the tokeniser of pre-trained weights, or the cache of data of
-            this kind that one was made for. None makes one of the training texts.
-        tokens: What is made: `wordpiece`, or `bpe` of bytes.
-        vocab_limit: Most tokens of what is made.
-        lower: Whether WordPiece that is made drops case and accents.
         max_length: Tokens of a window.
-        max_positions: Rows of the model's table of positions (max_seq_len), as pre-trained weights
-            have them. None means max_length.
-        vocab_size: Rows of the model's embedding table likewise. None means those of the tokeniser.
         stride: Tokens from one piece of a text to the next.
         max_query_length: Longer questions are cut off.
         wrong_offsets: Whether answers that do not stand where they should are an error or left out.
-        bucket: Training batches are cut from so many sorted by length; 1 for no sorting.
-        **kwargs: Arguments of DataModule.
+        **kwargs: Arguments of EncodedTexts and DataModule.
     """
 
     task = "question_answering"
@@ -85,22 +71,15 @@ class QuestionAnswering(EncodedTexts):
         self,
         path: str = "",
         version: Version = "1.1",
-        tokenizer: str | None = None,
-        tokens: Kind = "wordpiece",
-        vocab_limit: int = 8000,
-        lower: bool = True,
         max_length: int = 384,
-        max_positions: int | None = None,
-        vocab_size: int | None = None,
         stride: int = 128,
         max_query_length: int = 64,
         wrong_offsets: WrongOffsets = "error",
-        bucket: int = 50,
         **kwargs: Any,
     ) -> None:
         if kwargs.get("data_dir") is None and path:
             kwargs["data_dir"] = str(expand(path))
-        super().__init__(**kwargs)
+        super().__init__(max_length=max_length, **kwargs)
         require_one_of(get_args(Version), version=version)
         require_one_of(get_args(WrongOffsets), wrong_offsets=wrong_offsets)
         require_at_least(1, stride=stride, max_query_length=max_query_length)
@@ -108,8 +87,6 @@ class QuestionAnswering(EncodedTexts):
         self._path = path
         self.version: Version = version
         self.wrong_offsets: WrongOffsets = wrong_offsets
-        choice = TokenChoice(tokens, vocab_limit, lower=lower, file=tokenizer)
-        self.set_encoding(choice, max_length, max_positions, vocab_size, bucket)
         self.stride, self.max_query_length = stride, max_query_length
         self._texts: dict[str, list[Question]] = {}
 
@@ -117,18 +94,8 @@ class QuestionAnswering(EncodedTexts):
 
     def files(self) -> dict[str, Path]:
         """Return the file of each split; a MissingDataError says what is missing."""
-        found = find_questions(self.version, self.folder)
-        if found is not None:
-            return found
-        raise not_found(
-            f"SQuAD {self.version}",
-            "questions",
-            f"train-v{self.version}.json and dev-v{self.version}.json in {self.folder}, or "
-            "train.json and dev.json",
-            "The files are published at rajpurkar.github.io/SQuAD-explorer",
-            f"{self.task} --version {self.version}{f' --path {self._path}' if self._path else ''}",
-            self.data_dir,
-        )
+        found = SQUAD[self.version].find(self.data_dir, self._path)
+        return {name: paths[0] for name, paths in found.items()}
 
     @property
     def select_on_test(self) -> bool:  # type: ignore[override]
@@ -179,7 +146,7 @@ class QuestionAnswering(EncodedTexts):
         for name, part in read.items():
             _write_split(writer, name, part, tokeniser, windows)
         notes = [note for part in read.values() for note in part.notes]
-        writer.add("facts", as_array(json.dumps({"notes": notes, "files": list(read)})))
+        writer.add_facts({"notes": notes, "files": list(read)})
 
     def _windows(self, tokeniser: Tokens) -> Windows:
         num_special = tokeniser.num_special(pair=True)
@@ -187,7 +154,7 @@ class QuestionAnswering(EncodedTexts):
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits."""
-        facts = json.loads(cache.array("facts").tobytes())
+        facts = cache.facts
         self.notes = list(facts["notes"])
         own = {name: name if name in facts["files"] else "val" for name in _SPLITS}
         return {name: WindowSplit.from_cache(cache, origin) for name, origin in own.items()}
@@ -202,9 +169,9 @@ class QuestionAnswering(EncodedTexts):
     def questions(self, split: str) -> Sequence[Question]:
         """Return the questions of a split as they were asked, by index; read once."""
         if split not in self._texts:
-            facts = json.loads(self.cache.array("facts").tobytes())
+            facts = self.cache.facts
             origin = split if split in facts["files"] else "val"
-            stored = json.loads(self.cache.array(f"{origin}_asked").tobytes())
+            stored = json.loads(self.cache.text(f"{origin}_asked"))
             self._texts[split] = [
                 Question(name, question, stored["contexts"][paragraph], answers)
                 for name, question, paragraph, answers in stored["questions"]
@@ -237,40 +204,16 @@ class QuestionAnswering(EncodedTexts):
             )
         for asked in self.questions("val")[:_SHOWN_QUESTIONS]:
             answer = asked.answers[0] if asked.answers else "no answer"
-            yield f"question {asked.id}: {_short(asked.question)} {_short(answer)}"
+            told = (beginning(text, _SHOWN) for text in (asked.question, answer))
+            yield f"question {asked.id}: {' '.join(told)}"
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
         """Yield a line for each published number of questions, of a release."""
         files = self.files()
-        for name, expected in _PUBLISHED[self.version].items():
+        for name, expected in SQUAD[self.version].counts.items():
             if files[name].name.endswith(f"-v{self.version}.json"):
                 found = self._windowed(name).num_questions
                 yield compare_size(f"questions of {name}", expected, found, found == expected)
-
-
-def find_questions(version: Version, folder: Path) -> dict[str, Path] | None:
-    """Return the files of training, validation and, if there is one, test; None without any.
-
-    Raises:
-        MissingDataError: One of the first two is missing.
-    """
-    for ending in (f"-v{version}.json", ".json"):
-        paths = {
-            split: [folder / f"{name}{ending}" for name in names] for split, names in _NAMES.items()
-        }
-        there = {split: [p for p in some if p.is_file()] for split, some in paths.items()}
-        found = {split: some[0] for split, some in there.items() if some}
-        absent = [paths[split][0] for split in ("train", "val") if split not in found]
-        if not absent:
-            return found
-        if found:
-            raise MissingDataError(f"found {next(iter(found.values()))}, but not {absent[0]}")
-    return None
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} …"
 
 
 def _write_split(
@@ -321,4 +264,4 @@ def _write_split(
         [a.id, a.question, a.paragraph, [text for text, _ in a.answers]] for a in part.questions
     ]
     stored = {"contexts": part.contexts, "questions": asked_texts}
-    writer.add(f"{name}_asked", as_array(json.dumps(stored, ensure_ascii=False)))
+    writer.add_text(f"{name}_asked", json.dumps(stored, ensure_ascii=False))

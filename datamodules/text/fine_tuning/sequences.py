@@ -12,12 +12,12 @@ import numpy.typing as npt
 import torch
 
 from datamodules.core.cache import Cache, Mapped
-from datamodules.core.errors import DataError
 from datamodules.core.order import FILL
 from datamodules.core.sequences import Ragged
 from datamodules.text.fine_tuning.batches import PairSample, TypedCollate
 from datamodules.text.segments import IGNORE
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError
 
 __all__ = ["DocumentSplit", "MaskedCollate"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.tables import read_utf8
+from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["Asked", "SquadFile", "Version", "WrongOffsets", "read_squad"]
 

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from datamodules.core.errors import DataError, require_at_least
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["Window", "Windows", "token_span"]
 

@@ -12,23 +12,18 @@ import numpy.typing as npt
 
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.own import length_line
 from datamodules.core.report import compare_size
 from datamodules.core.token_order import Lengths
 from datamodules.text.choice import TokenChoice, of_running_text
+from datamodules.text.releases import HELD_OUT_SHARDS, lm1b
 from datamodules.text.running import OwnText
 from datamodules.text.sentences.batches import SentenceCollate, Sentences, ends_of
-from datamodules.text.sentences.release import (
-    HELD_OUT_SHARDS,
-    PUBLISHED,
-    SentenceText,
-    find_release,
-)
+from datamodules.text.sentences.release import SentenceText, find_release
 from datamodules.text.source import TextSource
 from datamodules.text.stream import TextStream
 from datamodules.text.token_batches import TokenBatches
-from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
 
 __all__ = ["LM1B"]
 
@@ -51,11 +46,11 @@ class LM1B(TokenBatches, TextStream):
     `datamodules.text.sentences.batches.SentenceCollate`.
 
     Args:
-        corpus: `lm1b` is the release (`datamodules.text.sentences.release.find_release`); `other`
+        corpus: `lm1b` is the release (`datamodules.text.releases.lm1b`); `other`
             any text in `data_dir`, a file or a folder, as `datamodules.OwnText` reads it: files
             called train, val and test, or files that are divided by a hash.
-        subwords: Number of byte-level sub-words to train on the training text. Needs the package
-            `tokenizers`. None goes with tokenizer_file.
+        subwords: Number of byte-level sub-words to train on the training text. None
+            goes with tokenizer_file.
         tokenizer_file: Use the sub-words of this tokenizer.json, `<eos>` among them.
         test_shards: Held-out shards of the release that are the test, from the first on. None
             means 1, the standard test; the paper's has about 300,000 sentences, nearly all shards.
@@ -64,14 +59,9 @@ class LM1B(TokenBatches, TextStream):
         test_fraction: The same for the test.
         paragraphs: Lines are paragraphs, which are cut into sentences; headings of WikiText are
             left out.
-        max_tokens: Tokens of one optimiser step, over all ranks and accumulation steps, padding
-            included.
-        eval_max_tokens: The same for one evaluation batch of one rank. None means max_tokens,
-            divided by the number of micro-batches of a step. Results do not depend on it.
         max_length: Most predictions of a sentence, its end included; the rest is cut off. The
             model's max_seq_len.
-        pad_multiple: Padded lengths are rounded up to a multiple of this.
-        **kwargs: Arguments of TextStream.
+        **kwargs: Arguments of TokenBatches and TextStream.
 
     Raises:
         DataError: A setting is out of range, or does not apply to the corpus.
@@ -91,26 +81,18 @@ class LM1B(TokenBatches, TextStream):
         val_fraction: float | None = None,
         test_fraction: float | None = None,
         paragraphs: bool = False,
-        max_tokens: int = 4096,
-        eval_max_tokens: int | None = None,
         max_length: int = 256,
-        pad_multiple: int = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            of_running_text(None, subwords, tokenizer_file),
-            max_length,
+            units=of_running_text(None, subwords, tokenizer_file),
+            segment_len=max_length,
             batching="segments",
             val_stride=None,
             test_stride=None,
-            batch_size=1,
-            eval_batch_size=None,
-            pad_to="longest",
-            pad_multiple=pad_multiple,
             **kwargs,
         )
         require_one_of(("lm1b", "other"), corpus=corpus)
-        require_at_least(1, max_tokens=max_tokens, eval_max_tokens=eval_max_tokens)
         if not self.units.by_subwords:
             raise DataError("subwords or tokenizer_file must be set: LM1B is cut into sub-words")
         shards = {"test_shards": test_shards, "val_shards": val_shards}
@@ -131,7 +113,6 @@ class LM1B(TokenBatches, TextStream):
                 f"{HELD_OUT_SHARDS} held-out shards, received {self.test_shards} and "
                 f"{self.val_shards}"
             )
-        self.max_tokens, self.eval_max_tokens = max_tokens, eval_max_tokens
 
     # ---- the cache ---------------------------------------------------------------------------
 
@@ -180,7 +161,7 @@ class LM1B(TokenBatches, TextStream):
     def build(self, writer: CacheWriter) -> None:
         """Tokenise the text, and note where sentences begin and how many words they have."""
         super().build(writer)
-        sources, end = self.find(), self._read_vocabulary(writer).end_of_line
+        sources, end = self.find(), TokenChoice.read(Cache(writer.folder, {})).end_of_line
         for name in _SPLITS:
             tokens = np.load(writer.folder / f"{name}_tokens.npy", mmap_mode="r")
             count = 0
@@ -198,10 +179,6 @@ class LM1B(TokenBatches, TextStream):
                     "line holds <eos>, which ends a sentence; remove it from the text"
                 )
             writer.add(f"{name}_words", words)
-
-    def _read_vocabulary(self, writer: CacheWriter) -> Any:
-        text = np.load(writer.folder / "vocabulary.npy").tobytes().decode()
-        return Tokens.from_text(text)
 
     # ---- splits ------------------------------------------------------------------------------
 
@@ -272,7 +249,7 @@ class LM1B(TokenBatches, TextStream):
         if self.test_shards + self.val_shards == HELD_OUT_SHARDS:
             found["held out"] = len(self.split("val")) + len(self.split("test"))
         for name, count in found.items():
-            expected = PUBLISHED[name]
+            expected = lm1b().counts[name]
             yield compare_size(f"sentences ({name})", expected, count, count == expected)
 
 

@@ -7,23 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datamodules.core.errors import DataError, MissingDataError
-from datamodules.core.files import not_found
 from datamodules.text.fine_tuning.documents import is_heading, sentences_of
+from datamodules.text.releases import lm1b
 from datamodules.text.source import Block, PlainText, TextSource
+from lit_probattn.base.errors import DataError
 
-__all__ = ["HELD_OUT_SHARDS", "PUBLISHED", "SentenceText", "find_release"]
-
-_RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
-_TRAINING = "training-monolingual.tokenized.shuffled"
-_HELD_OUT = "heldout-monolingual.tokenized.shuffled"
-_TRAINING_NAMES = [f"news.en-{number:05d}-of-00100" for number in range(1, 100)]
-HELD_OUT_SHARDS = 50
-_HELD_OUT_NAMES = [f"news.en.heldout-{number:05d}-of-00050" for number in range(HELD_OUT_SHARDS)]
-_SHOWN = 3  # names of missing shards
-
-# Sentences of the training text, and of all held-out shards.
-PUBLISHED = {"train": 30_301_028, "held out": 306_688}
+__all__ = ["SentenceText", "find_release"]
 
 
 @dataclass(frozen=True)
@@ -79,50 +68,25 @@ class SentenceText(TextSource):
 
 
 def find_release(data_dir: Path, test_shards: int, val_shards: int) -> dict[str, TextSource]:
-    """Find the shards of the splits train, val and test.
+    """Find the text of the splits train, val and test.
 
-    Looked for in `data_dir` and in its folders lm1b and that of the release's name. The test are
-    the first held-out shards, validation the next ones.
+    The test are the first held-out shards, validation the next ones.
 
     Raises:
         MissingDataError: There is no release, or shards of it are missing.
         DataError: A shard is empty or cut off.
     """
-    folders = (data_dir / _RELEASE, data_dir, data_dir / "lm1b" / _RELEASE, data_dir / "lm1b")
-    there = [p for p in folders if (p / _TRAINING).is_dir() or (p / _HELD_OUT).is_dir()]
-    if not there:
-        raise not_found(
-            "LM1B",
-            "the one-billion-word benchmark is",
-            f"the folders {_TRAINING} and {_HELD_OUT} in {_RELEASE}",
-            f"It is {_RELEASE}.tar.gz of https://www.statmt.org/lm-benchmark, unpacked",
-            "lm1b",
-            data_dir,
-            "; --corpus other takes any text with a sentence per line",
-        )
-    used = _HELD_OUT_NAMES[: test_shards + val_shards]
-    held_out = _shards(there[0] / _HELD_OUT, used)
-    train = _shards(there[0] / _TRAINING, _TRAINING_NAMES)
-    parts = {"train": train, "val": held_out[test_shards:], "test": held_out[:test_shards]}
-    return {name: _text(paths) for name, paths in parts.items()}
-
-
-def _shards(folder: Path, names: list[str]) -> list[Path]:
-    """Return the shards of a folder; an error names those that are missing or not whole."""
-    paths = [folder / name for name in names]
-    missing = [path.name for path in paths if not path.is_file()]
-    if missing:
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        raise MissingDataError(
-            f"LM1B: {len(missing)} of {len(names)} shards are not in {folder}: "
-            f"{', '.join(missing[:_SHOWN])}{more}; unpack the release again"
-        )
+    found = lm1b(test_shards + val_shards).find(data_dir)
+    paths = [path for part in found.values() for path in part]
     for path in paths:
         if not _is_whole(path):
             raise DataError(
                 f"{path} is empty or cut off: its last line has no end; unpack the release again"
             )
-    return paths
+    held_out = len(paths) - test_shards - val_shards
+    train, rest = paths[:held_out], paths[held_out:]
+    parts = {"train": train, "val": rest[test_shards:], "test": rest[:test_shards]}
+    return {name: _text(shards) for name, shards in parts.items()}
 
 
 def _is_whole(path: Path) -> bool:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from datamodules.core.cache import Cache, CacheWriter, Mapped
-from datamodules.core.errors import DataError
 from datamodules.core.order import FILL
 from datamodules.core.sequences import Ragged, padded, padded_length, ragged_writer
 from datamodules.core.token_order import Lengths, Place
 from datamodules.text.translation.dictionary import EOS, PAD, UNK
+from lit_probattn.base.errors import DataError
 
 __all__ = ["IGNORE", "PairCollate", "SentencePair", "SentencePairs", "write_sentences"]
 

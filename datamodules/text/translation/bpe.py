@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from datamodules.core.errors import DataError
 from datamodules.text.learn import without_long_words
+from lit_probattn.base.errors import DataError
 
 __all__ = ["MARK", "Codes", "joined"]
 

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from datamodules.core.errors import DataError, MissingDataError
-from datamodules.core.files import write_whole
 from datamodules.text.learn import without_long_words
 from datamodules.text.translation.bpe import Codes, joined
 from datamodules.text.translation.dictionary import Dictionary
 from datamodules.text.translation.moses import Moses
+from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.files import replace_text
 
 __all__ = ["Cutter", "Method", "Side", "TextCoder"]
 
@@ -163,7 +163,7 @@ class TextCoder:
 
     def save(self, path: Path) -> None:
         """Write it to a file."""
-        write_whole(path, self.text)
+        replace_text(path, self.text, durable=True)
 
     @classmethod
     def load(cls, path: Path) -> TextCoder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -12,27 +11,15 @@ from typing import Any, Literal, get_args
 
 from datamodules.core.base import CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import (
-    DataError,
-    MissingDataError,
-    require_at_least,
-    require_one_of,
-)
 from datamodules.core.files import expand
-from datamodules.core.own import length_line, required_path
+from datamodules.core.own import beginning, length_line, required_path
 from datamodules.core.report import compare_size
 from datamodules.core.token_order import Lengths
+from datamodules.text.releases import ARCHIVES, extract, is_archive
 from datamodules.text.token_batches import TokenBatches
 from datamodules.text.translation.batches import PairCollate, SentencePairs
 from datamodules.text.translation.coder import Cutter, Method, TextCoder
-from datamodules.text.translation.files import (
-    ARCHIVES,
-    EmptyLines,
-    Release,
-    extract,
-    find_plain,
-    is_archive,
-)
+from datamodules.text.translation.files import EmptyLines, ParallelText, find_plain
 from datamodules.text.translation.job import LineJob
 from datamodules.text.translation.moses import Moses
 from datamodules.text.translation.preparation import (
@@ -40,6 +27,12 @@ from datamodules.text.translation.preparation import (
     Preparation,
     is_prepared,
     read_codes,
+)
+from lit_probattn.base.errors import (
+    DataError,
+    MissingDataError,
+    require_at_least,
+    require_one_of,
 )
 
 __all__ = ["Translation"]
@@ -77,14 +70,10 @@ class Translation(TokenBatches, CachedDataModule):
             other are left out. None keeps them.
         max_words: Training pairs of which one side has more words are left out.
         empty_lines: Whether a pair with an empty side is an error or left out.
-        max_tokens: Tokens of one optimiser step, over all ranks and accumulation steps: of the
-            larger side, padding included.
-        eval_max_tokens: The same for one evaluation batch of one rank. None means max_tokens,
-            divided by the number of micro-batches of a step. Results do not depend on it.
         max_length: Most tokens of a side, `</s>` included; the model's max_seq_len.
         too_long: Whether a longer sentence is an error or cut off.
-        pad_multiple: Padded lengths are rounded up to a multiple of this.
-        **kwargs: Arguments of DataModule.
+        **kwargs: Arguments of TokenBatches, where tokens are those of the larger side, and of
+            DataModule.
     """
 
     task = "translation"
@@ -107,27 +96,18 @@ class Translation(TokenBatches, CachedDataModule):
         max_ratio: float | None = None,
         max_words: int | None = None,
         empty_lines: EmptyLines = "error",
-        max_tokens: int = 4096,
-        eval_max_tokens: int | None = None,
         max_length: int = 1024,
         too_long: Literal["error", "cut"] = "error",
-        pad_multiple: int = 1,
         **kwargs: Any,
     ) -> None:
         if kwargs.get("data_dir") is None and path:
             place = expand(path)
             kwargs["data_dir"] = str(place if place.is_dir() else place.parent)
-        super().__init__(
-            batch_size=1,
-            eval_batch_size=None,
-            pad_to="longest",
-            pad_multiple=pad_multiple,
-            **kwargs,
-        )
+        super().__init__(**kwargs)
         require_one_of(get_args(Tokens), tokens=tokens)
         require_one_of(get_args(EmptyLines), empty_lines=empty_lines)
         require_one_of(("error", "cut"), too_long=too_long)
-        require_at_least(1, merges=merges, max_tokens=max_tokens, eval_max_tokens=eval_max_tokens)
+        require_at_least(1, merges=merges)
         require_at_least(5, dictionary_limit=dictionary_limit)
         require_at_least(2, max_length=max_length)
         if source_language == target_language:
@@ -141,11 +121,10 @@ class Translation(TokenBatches, CachedDataModule):
         self.joint_dictionary, self.dictionary_limit = joint_dictionary, dictionary_limit
         self.lower, self.empty_lines, self.too_long = lower, empty_lines, too_long
         self.cleaning = Cleaning(max_ratio, max_words, self.cleaning_by_pieces)
-        self.max_tokens, self.eval_max_tokens = max_tokens, eval_max_tokens
         self.max_seq_len = max_length
         self._coder: TextCoder | None = None
 
-    # ---- the release -------------------------------------------------------------------------
+    # ---- the files ---------------------------------------------------------------------------
 
     def place(self) -> Path:
         """Return the folder or archive of the text; a MissingDataError if there is none."""
@@ -161,7 +140,7 @@ class Translation(TokenBatches, CachedDataModule):
         names = [end for language in self.languages for end in (f".{language}", f".{language}.txt")]
         return name.startswith("code") or name.endswith(tuple(names))
 
-    def find(self, folder: Path) -> Release:
+    def find(self, folder: Path) -> ParallelText:
         """Find the text in a folder; a MissingDataError says what is missing."""
         inner = sorted(p for p in folder.rglob("*") if p.is_dir()) if is_archive(folder) else []
         for place in [folder, *inner]:
@@ -227,12 +206,12 @@ class Translation(TokenBatches, CachedDataModule):
         job = LineJob(self.cache_dir / f".{spec.name}.partial", [spec.settings, files])
         if job.is_resumed:
             _log.warning("resuming an interrupted preparation in %s", job.folder)
-        release = self.find(self.folder_for(job))
+        text = self.find(self.folder_for(job))
         Preparation(
             job,
-            release,
-            self._cutter(release),
-            Cleaning() if release.cleaned else self.cleaning,
+            text,
+            self._cutter(text),
+            Cleaning() if text.cleaned else self.cleaning,
             self.empty_lines,
             self.merges,
             self.joint_dictionary,
@@ -247,9 +226,9 @@ class Translation(TokenBatches, CachedDataModule):
         place = self.place()
         return extract(place, job.folder, self.wanted) if is_archive(place) else place
 
-    def _cutter(self, release: Release) -> Cutter:
-        codes = expand(self.codes_file) if self.codes_file is not None else release.codes
-        train = release.splits["train"].source
+    def _cutter(self, text: ParallelText) -> Cutter:
+        codes = expand(self.codes_file) if self.codes_file is not None else text.codes
+        train = text.splits["train"].source
         method = self.tokens
         if method == "auto":
             uncut = "moses_bpe" if codes is not None else self.default_tokens
@@ -265,7 +244,7 @@ class Translation(TokenBatches, CachedDataModule):
                 "moses_bpe, or leave out codes_file"
             )
         source, target = (
-            Moses(language, self.lower, release.aggressive) for language in self.languages
+            Moses(language, self.lower, text.aggressive) for language in self.languages
         )
         if codes is None or method == "subwords":
             return Cutter(method, source, target)
@@ -277,7 +256,7 @@ class Translation(TokenBatches, CachedDataModule):
     def coder(self) -> TextCoder:
         """Turns text into ids and back; the text is prepared if it has not been."""
         if self._coder is None:
-            self._coder = TextCoder.from_text(self.cache.array("coder").tobytes().decode())
+            self._coder = TextCoder.from_text(self.cache.text("coder"))
         return self._coder
 
     @property
@@ -332,7 +311,7 @@ class Translation(TokenBatches, CachedDataModule):
 
     def _lines(self, split: str, side: str) -> list[str]:
         require_one_of(("val", "test"), split=split)
-        return self.cache.array(f"{split}_{side}_lines").tobytes().decode().split("\n")
+        return self.cache.text(f"{split}_{side}_lines").split("\n")
 
     # ---- splits ------------------------------------------------------------------------------
 
@@ -364,8 +343,7 @@ class Translation(TokenBatches, CachedDataModule):
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(self.cache.array("facts").tobytes())
-        return facts
+        return self.cache.facts
 
     # ---- batches -----------------------------------------------------------------------------
 
@@ -434,7 +412,7 @@ class Translation(TokenBatches, CachedDataModule):
         yield f"padding in training batches: {told}"
         lines = zip(self.source_lines("test"), self.references("test"), strict=True)
         for number, pair in zip(range(_SHOWN_PAIRS), lines, strict=False):
-            cut = (text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …" for text in pair)
+            cut = (beginning(text, _SHOWN) for text in pair)
             yield f"test pair {number + 1}: {' | '.join(cut)}"
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 
 __all__ = ["BOS", "EOS", "PAD", "SPECIALS", "UNK", "Dictionary"]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError, MissingDataError
-from datamodules.core.files import read_tar
+from datamodules.text.releases import shown_name
+from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["ARCHIVES", "EmptyLines", "Lines", "Pair", "Release", "check_pair", "extract"]
-__all__ += ["find_plain", "is_archive", "shown_name"]
+__all__ = ["EmptyLines", "Lines", "Pair", "ParallelText", "check_pair", "find_plain"]
 
-ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 EmptyLines = Literal["error", "drop"]
 # Our name of a split -> what its files may be called.
 _STEMS = {"train": ("train",), "val": ("valid", "val", "dev"), "test": ("test",)}
@@ -32,16 +29,13 @@ _STRIPPED = re.compile("</?(?:title|description)>")
 class Lines:
     """The lines of one language of one split: those of some files, one after the other.
 
-    Lines end with a newline, and with nothing else; a byte-order mark is skipped.
-
-    Args:
-        form: `plain` is a sentence per line; `tags` are the training files of IWSLT, where lines of
-            addresses, numbers and keywords are left out and those of titles and descriptions lose
-            their tags; `segments` are the lines `<seg id="…">` of XML or SGML files.
+    Lines end with a newline, and with nothing else; a byte-order mark is skipped. Most files have a
+    sentence per line. Of IWSLT's training files (`train.tags.…`) lines of addresses, numbers and
+    keywords are left out, and those of titles and descriptions lose their tags; of XML and SGML
+    files the lines `<seg id="…">` count.
     """
 
     paths: tuple[Path, ...]
-    form: Literal["plain", "tags", "segments"] = "plain"
 
     @property
     def name(self) -> str:
@@ -62,22 +56,12 @@ class Lines:
                             f"0x{raw[error.start]:02x}); convert the file, as by `iconv -f latin1 "
                             f"-t utf-8`"
                         ) from None
-                    kept = self._kept(line.removesuffix("\n").removesuffix("\r"))
+                    kept = _kept(path, line.removesuffix("\n").removesuffix("\r"))
                     if kept is not None:
                         yield path, number, kept
 
     def __iter__(self) -> Iterator[str]:
         return (line for _, _, line in self.numbered())
-
-    def _kept(self, line: str) -> str | None:
-        if self.form == "tags":
-            if any(tag in line for tag in _DROPPED):
-                return None
-            return _STRIPPED.sub("", line).strip()
-        if self.form == "segments":
-            found = _SEGMENT.search(line)
-            return None if found is None else found[1].replace("’", "'")
-        return line.strip()
 
 
 @dataclass(frozen=True)
@@ -89,7 +73,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Release:
+class ParallelText:
     """The text of the splits train, val and test, and what lies beside it.
 
     Args:
@@ -119,51 +103,17 @@ class Release:
         return list(dict.fromkeys([*text, *beside]))
 
 
-def shown_name(path: Path) -> str:
-    """Return how messages call a file: one of an archive (see `extract`) by both names."""
-    for folder in path.parents:
-        if is_archive(folder):
-            return f"{folder.name}: {path.relative_to(folder)}"
-    return str(path)
+def _kept(path: Path, line: str) -> str | None:
+    """Return the sentence of a line; None where it has none."""
+    if path.name.startswith("train.tags."):
+        return None if any(tag in line for tag in _DROPPED) else _STRIPPED.sub("", line).strip()
+    if path.suffix in (".xml", ".sgm"):
+        found = _SEGMENT.search(line)
+        return None if found is None else found[1].replace("’", "'")
+    return line.strip()
 
 
-def is_archive(path: Path) -> bool:
-    """Whether a path has the name of an archive."""
-    return path.name.endswith(ARCHIVES)
-
-
-def extract(archive: Path, parent: Path, wanted: Callable[[str], bool]) -> Path:
-    """Write the files of an archive whose names are wanted to a folder, as they lie in it.
-
-    Returns:
-        The folder; it has the archive's name, so that `shown_name` can tell.
-
-    Raises:
-        DataError: The archive is damaged.
-    """
-    folder = parent / archive.name
-    done = folder / ".done"
-    if done.is_file():
-        return folder
-
-    def take(member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
-        parts = [part for part in Path(member.name).parts if part not in (".", "/")]
-        if not member.isfile() or ".." in parts or not parts or not wanted(parts[-1]):
-            return
-        place = folder.joinpath(*parts)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with place.open("wb") as file:
-            stream = tar.extractfile(member)
-            while stream is not None and (block := stream.read(1 << 20)):
-                file.write(block)
-
-    folder.mkdir(parents=True, exist_ok=True)
-    read_tar(archive, take)
-    done.touch()
-    return folder
-
-
-def find_plain(title: str, folder: Path, source: str, target: str) -> Release | None:
+def find_plain(title: str, folder: Path, source: str, target: str) -> ParallelText | None:
     """Find the files `train.<language>`, `valid.<language>`, `test.<language>`; None if none is.
 
     Raises:
@@ -202,7 +152,7 @@ def find_plain(title: str, folder: Path, source: str, target: str) -> Release | 
         for language in (source, target)
         if (folder / f"dict.{language}.txt").is_file()
     }
-    return Release(splits, codes, dictionaries)
+    return ParallelText(splits, codes, dictionaries)
 
 
 def check_pair(pair: Pair, empty: EmptyLines) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:

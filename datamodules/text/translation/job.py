@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from datamodules.core.progress import progress
 from datamodules.text.job import Job
+from lit_probattn.base.progress import progress
 
 __all__ = ["LineJob", "lines_of"]
 

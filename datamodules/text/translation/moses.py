@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 
 __all__ = ["Moses"]
 

@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.cache import CacheWriter
-from datamodules.core.errors import DataError, require_at_least
+from datamodules.text.releases import shown_name
 from datamodules.text.translation.batches import write_sentences
 from datamodules.text.translation.bpe import MARK, Codes, joined
 from datamodules.text.translation.coder import Cutter, Side, TextCoder
 from datamodules.text.translation.dictionary import Dictionary
-from datamodules.text.translation.files import EmptyLines, Lines, Release, check_pair, shown_name
+from datamodules.text.translation.files import EmptyLines, Lines, ParallelText, check_pair
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.moses import Moses
+from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["Cleaning", "Preparation", "is_prepared", "read_text"]
 
@@ -79,7 +80,7 @@ class Preparation:
     """
 
     job: LineJob
-    release: Release
+    text: ParallelText
     cutter: Cutter
     cleaning: Cleaning
     empty_lines: EmptyLines
@@ -92,7 +93,7 @@ class Preparation:
     def run(self, writer: CacheWriter) -> None:
         """Add everything to a cache."""
         checked = {
-            name: check_pair(pair, self.empty_lines) for name, pair in self.release.splits.items()
+            name: check_pair(pair, self.empty_lines) for name, pair in self.text.splits.items()
         }
         full = {name: found for name, (found, _) in checked.items()}
         shared = {
@@ -126,14 +127,14 @@ class Preparation:
             "shared": shared,
             "method": self.cutter.method,
         }
-        writer.add("coder", _bytes(coder.text))
-        writer.add("facts", _bytes(json.dumps(facts)))
+        writer.add_text("coder", coder.text)
+        writer.add_facts(facts)
 
     # ---- words and pieces --------------------------------------------------------------------
 
     def _words_file(self, name: str, side: Side, total: int) -> None:
         moses: Moses = getattr(self.cutter, side)
-        normalise = self.release.normalise and name == "train"
+        normalise = self.text.normalise and name == "train"
 
         def convert(lines: Sequence[str]) -> list[str]:
             if normalise:
@@ -157,14 +158,14 @@ class Preparation:
         return (self.cutter.words(line, side) for line in self._raw(name, side))
 
     def _raw(self, name: str, side: Side) -> Lines:
-        lines: Lines = getattr(self.release.splits[name], side)
+        lines: Lines = getattr(self.text.splits[name], side)
         return lines
 
     def _pieces_path(self, name: str, side: Side) -> Path:
         return self.job.folder / f"{name}.{side}.pieces.txt"
 
     def _file(self, name: str) -> str:
-        return self.release.splits.get(name, self.release.splits["train"]).source.name
+        return self.text.splits.get(name, self.text.splits["train"]).source.name
 
     def _clean(self, lines: Callable[[Side], Iterator[str]]) -> npt.NDArray[np.bool_]:
         both = zip(lines("source"), lines("target"), strict=True)
@@ -177,8 +178,8 @@ class Preparation:
     ) -> dict[str, tuple[str, npt.NDArray[np.bool_]]]:
         """Return the split whose lines each split is taken from, and which of them."""
         parts = {name: (name, chosen) for name, chosen in full.items()}
-        if self.release.held_out_every:
-            every, held_out = self.release.held_out_every, np.zeros_like(full["train"])
+        if self.text.held_out_every:
+            every, held_out = self.text.held_out_every, np.zeros_like(full["train"])
             held_out[np.flatnonzero(full["train"])[every - 1 :: every]] = True
             parts["train"] = "train", full["train"] & ~held_out
             parts["val"] = "train", held_out
@@ -198,7 +199,7 @@ class Preparation:
         return Cutter(**{**facts, **{side: Moses(**facts[side]) for side in SIDES}})
 
     def _dictionaries(self, chosen: npt.NDArray[np.bool_]) -> tuple[Dictionary, Dictionary]:
-        given = self.release.dictionaries
+        given = self.text.dictionaries
         if given:
             for language in self.languages:
                 if language not in given:
@@ -220,7 +221,7 @@ class Preparation:
         return self._count(chosen, ("source",)), self._count(chosen, ("target",))
 
     def _given_dictionary(self, language: str) -> Dictionary:
-        path = self.release.dictionaries[language]
+        path = self.text.dictionaries[language]
         return Dictionary.from_text(read_text(path), shown_name(path))
 
     def _count(self, chosen: npt.NDArray[np.bool_], sides: Sequence[Side]) -> Dictionary:
@@ -248,7 +249,7 @@ class Preparation:
             self._refuse_other_dictionary(name, side, *counts[side])
             if name != "train":
                 shown = itertools.compress(self._shown(origin, side), chosen)
-                writer.add(f"{name}_{side}_lines", _bytes("\n".join(shown)))
+                writer.add_text(f"{name}_{side}_lines", "\n".join(shown))
         return counts
 
     def _shown(self, name: str, side: Side) -> Iterator[str]:
@@ -258,11 +259,11 @@ class Preparation:
         return iter(self._raw(name, side))
 
     def _refuse_other_dictionary(self, name: str, side: Side, unknown: int, total: int) -> None:
-        if name == "train" and self.release.dictionaries and unknown > _MOST_UNKNOWN * total:
-            path = self.release.dictionaries[self.languages[SIDES.index(side)]]
+        if name == "train" and self.text.dictionaries and unknown > _MOST_UNKNOWN * total:
+            path = self.text.dictionaries[self.languages[SIDES.index(side)]]
             raise DataError(
                 f"{shown_name(path)} lacks {unknown} of the {total} tokens of "
-                f"{getattr(self.release.splits[name], side).name} ({100 * unknown / total:.0f} %): "
+                f"{getattr(self.text.splits[name], side).name} ({100 * unknown / total:.0f} %): "
                 f"it belongs to other text; remove it, or cut the text with its codes"
             )
 
@@ -285,7 +286,3 @@ def read_text(path: Path) -> str:
         raise DataError(f"{shown_name(path)}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{shown_name(path)} is not UTF-8: {error}") from None
-
-
-def _bytes(text: str) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(text.encode(), dtype=np.uint8)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from datamodules.core.errors import require_at_least
-from datamodules.core.files import write_whole
 from datamodules.core.order import hashes
 from datamodules.text.translation.coder import Method
 from datamodules.text.translation.data import Translation
 from datamodules.text.translation.job import LineJob
+from lit_probattn.base.errors import require_at_least
+from lit_probattn.base.files import replace_text
 
 __all__ = ["ToyTranslation"]
 
@@ -82,7 +82,7 @@ class ToyTranslation(Translation):
             pairs = list(self._pairs_of(name))
             for side, language in enumerate(self.languages):
                 text = "".join(f"{pair[side]}\n" for pair in pairs)
-                write_whole(job.folder / f"{file}.{language}", text)
+                replace_text(job.folder / f"{file}.{language}", text, durable=True)
         return job.folder
 
     def _pairs_of(self, name: str) -> Iterator[tuple[str, str]]:

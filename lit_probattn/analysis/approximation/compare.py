@@ -18,9 +18,9 @@ from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.approximation.study import Approximate, cell
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
 from lit_probattn.analysis.options import OUT, Flag
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.studies.curves import read_run
 from lit_probattn.analysis.study import Study
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table, panels
 
 _SHOWN = ("ovo", "ovo_reopt", "ova")
@@ -68,14 +68,14 @@ def read(text: str, part: str) -> pd.DataFrame:
     """Read one table of `label=folder`, with a column `model`.
 
     Raises:
-        AnalysisError: the text has no label, or the file is not there.
+        ConfigError: the text has no label, or the file is not there.
     """
     label, equals, folder = text.partition("=")
     if not equals:
-        raise AnalysisError(f"--results takes LABEL=FOLDER, received {text!r}")
+        raise ConfigError(f"--results takes LABEL=FOLDER, received {text!r}")
     path = Path(folder) / f"{Approximate.name}{part}.csv"
     if not path.is_file():
-        raise AnalysisError(f"no {path.name} in {folder}: run `approximate --out {folder}` first")
+        raise ConfigError(f"no {path.name} in {folder}: run `approximate --out {folder}` first")
     frame = pd.read_csv(path)
     frame.insert(0, "model", label)
     return frame
@@ -150,11 +150,11 @@ def draw_curves(curves: pd.DataFrame, metric: str) -> Figure:
     """Draw training curves.
 
     Raises:
-        AnalysisError: no run logged the metric.
+        ConfigError: no run logged the metric.
     """
     frame = curves[curves["metric"] == metric]
     if frame.empty:
-        raise AnalysisError(f"no run logged {metric}; logged: {', '.join(set(curves['metric']))}")
+        raise ConfigError(f"no run logged {metric}; logged: {', '.join(set(curves['metric']))}")
     figure, ((axis,),) = panels(1, 1, 5.0, 3.4)
     for name in dict.fromkeys(frame["run"]):
         part = frame[frame["run"] == name].sort_values("step")

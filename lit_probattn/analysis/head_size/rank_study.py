@@ -25,10 +25,10 @@ from lit_probattn.analysis.drawing import label, powers_of_two
 from lit_probattn.analysis.head_size.ranks import diagnose, map_rank, recovered_rank, truncate
 from lit_probattn.analysis.options import MODEL, Flag, samples
 from lit_probattn.analysis.recording import visible
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import HeadCall
 from lit_probattn.attention.functional import masked_softmax
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table, panels
 
 
@@ -124,7 +124,7 @@ def _require_softmax(call: HeadCall, logits: Tensor, weights: Tensor, name: str)
     seen = visible(call)
     expected = masked_softmax(logits, None if seen is None else seen[0])
     if not torch.allclose(expected, weights, atol=1e-6):
-        raise AnalysisError(
+        raise ConfigError(
             f"{name}: its maps are not a softmax of its scores, so ranks of logits mean nothing"
         )
 

@@ -16,10 +16,12 @@ from urllib.parse import quote
 import pandas as pd
 
 from lit_probattn.analysis.options import Flag
-from lit_probattn.analysis.results import AnalysisError, shown_command
+from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.study import Study
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import refuse_to_replace, replace_text
+from lit_probattn.base.provenance import machine
 from lit_probattn.records.markdown import code_span, escaped
-from lit_probattn.records.provenance import machine, refuse_to_replace, replace_text
 from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.run_record import read_starts
 
@@ -46,7 +48,7 @@ class Report(Study):
         """Collect and write."""
         texts = sorted(options.folder.glob("*/*.md"))
         if not texts:
-            raise AnalysisError(f"no results in {options.folder}: expected MODEL/STUDY.md below it")
+            raise ConfigError(f"no results in {options.folder}: expected MODEL/STUDY.md below it")
         page = options.folder / "report.md"
         refuse_to_replace((page, options.folder / "summary.csv"), page)
         command = f"Command: {code_span(options.command)}."
@@ -67,11 +69,11 @@ def training_line(folder: Path) -> str:
     """Say how a run was trained; absolute paths are cut to their last part.
 
     Raises:
-        AnalysisError: the folder has no record.
+        ConfigError: the folder has no record.
     """
     starts = read_starts(folder)
     if not starts:
-        raise AnalysisError(f"no versions.json in {folder}: expected a run folder")
+        raise ConfigError(f"no versions.json in {folder}: expected a run folder")
     command = shown_command(shlex.split(starts[-1]["command"]))
     revision = (starts[-1].get("git") or {}).get("revision", "unknown")[:7]
     return f"- {escaped(folder.parent.name)}: {code_span(command)} (revision {escaped(revision)})"

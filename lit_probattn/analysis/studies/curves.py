@@ -16,8 +16,8 @@ from matplotlib.ticker import ScalarFormatter
 
 from lit_probattn.analysis.drawing import tiles
 from lit_probattn.analysis.options import OUT, Flag
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.study import Study
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.logs import FILE_NAME
 
@@ -69,15 +69,15 @@ def read_run(text: str) -> pd.DataFrame:
     """Read the metrics of `[label=]folder` as rows of run, step, metric, value.
 
     Raises:
-        AnalysisError: the folder has no metrics.csv.
+        ConfigError: the folder has no metrics.csv.
     """
     label, path = split_label(text)
     file = path / FILE_NAME
     if not file.is_file():
-        raise AnalysisError(f"no {FILE_NAME} in {path}: expected a run folder, runs/NAME/VERSION")
+        raise ConfigError(f"no {FILE_NAME} in {path}: expected a run folder, runs/NAME/VERSION")
     wide = pd.read_csv(file)
     if "step" not in wide or wide.empty:
-        raise AnalysisError(f"{file} has no steps")
+        raise ConfigError(f"{file} has no steps")
     long = wide.melt("step", var_name="metric", value_name="value").dropna(subset=["value"])
     long.insert(0, "run", label or name_of(path))
     return long
@@ -92,14 +92,14 @@ def choose_metrics(long: pd.DataFrame, wanted: list[str] | None) -> list[str]:
     """Return the metrics to show.
 
     Raises:
-        AnalysisError: no run has one that is wanted.
+        ConfigError: no run has one that is wanted.
     """
     there = list(dict.fromkeys(long["metric"]))
     chosen = [m for m in _DEFAULT if m in there] if wanted is None else wanted
     missing = [m for m in chosen if m not in there]
     if missing or not chosen:
         names = ", ".join(missing) or "none of the usual metrics"
-        raise AnalysisError(f"no run logged {names}; logged: {', '.join(there)}")
+        raise ConfigError(f"no run logged {names}; logged: {', '.join(there)}")
     return chosen
 
 

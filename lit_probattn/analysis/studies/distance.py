@@ -21,8 +21,8 @@ from torch import Tensor
 from lit_probattn.analysis.drawing import tiles
 from lit_probattn.analysis.options import MODEL, Flag, samples
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table
 
 MAPS = Flag(
@@ -53,7 +53,7 @@ class Distance(ModelStudy):
             maps = attention_maps(one.call, options.maps)
             found.setdefault(one.layer, []).append(head_distances(maps, options.reduce).cpu())
         if not found:
-            raise AnalysisError("every layer has a single head: there are no pairs to compare")
+            raise ConfigError("every layer has a single head: there are no pairs to compare")
         pairs = pd.concat(
             [pair_rows(self.numbers[name], name, torch.stack(x)) for name, x in found.items()]
         )
@@ -75,13 +75,13 @@ def attention_maps(call: LayerCall, kind: str) -> Tensor:
     """Return the maps of a single sequence, (H, N, L): weights, or scores with zeros where masked.
 
     Raises:
-        AnalysisError: scores of a variant that has none.
+        ConfigError: scores of a variant that has none.
     """
     if kind == "probs":
         return call.weights()[0]
-    if not call.layer.core.has_scores:
-        raise AnalysisError(
-            f"{call.layer.core.variant} attention has no scores before a softmax: use --maps probs"
+    if not call.layer.core.makes.has_scores:
+        raise ConfigError(
+            f"{call.layer.core.name} attention has no scores before a softmax: use --maps probs"
         )
     return call.scores()[0]
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from lit_probattn.analysis.drawing import BLUE
 from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.studies.mixtures import log_kernel, mixture
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table, panels
 
 _COLUMNS = ("kernel_nll", "density_nll", "kernel_nll_per_dim", "density_nll_per_dim")
@@ -34,7 +34,7 @@ class Likelihood(ModelStudy):
 
     def _compute(self) -> str:
         if not any(layer.core.has_gaussians for layer in self.layers.values()):
-            raise AnalysisError(
+            raise ConfigError(
                 "no layer is a mixture of Gaussians: query likelihood needs MGKAttention, or "
                 "SoftmaxAttention (one Gaussian per key)"
             )

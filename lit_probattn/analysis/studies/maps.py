@@ -22,9 +22,9 @@ from torch import Tensor
 from lit_probattn.analysis.drawing import each_head
 from lit_probattn.analysis.options import MODEL, Flag, samples
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import counted, markdown_table, panels
 
 _PIXELS = 256
@@ -91,7 +91,7 @@ def map_statistics(call: LayerCall, weights: Tensor) -> list[dict[str, float]]:
 
 def _check_layers(layers: list[int] | None, count: int) -> None:
     if layers is not None and not all(1 <= number <= count for number in layers):
-        raise AnalysisError(f"--layers must be from 1 to {count}, received {layers}")
+        raise ConfigError(f"--layers must be from 1 to {count}, received {layers}")
 
 
 def draw(maps: dict[int, Tensor], max_heads: int, words: Sequence[str] = ()) -> Figure:

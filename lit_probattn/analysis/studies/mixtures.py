@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.attention.functional import compute_dtype, repeat_heads, repeat_rows
-from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
+from lit_probattn.attention.mgk.functions import MGK, component_scores
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def log_kernel(parts: Mixture, *, density: bool) -> Tensor:
 
     `density` divides each Gaussian by (2π σ²)^(E/2), so that it integrates to one.
     """
-    arguments = MGKArguments(parts.prior.log(), parts.variance, include_log_det=density)
+    arguments = MGK(parts.prior.log(), parts.variance, include_log_det=density)
     scores = component_scores(parts.query, parts.key, arguments)
     total = scores.logsumexp(2)
     if density:

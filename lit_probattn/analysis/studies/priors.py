@@ -15,9 +15,9 @@ import torch
 from matplotlib.axes import Axes
 
 from lit_probattn.analysis.options import MODEL
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention.core import Learned
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table, panels
 
 _MOST_BARS = 24
@@ -33,7 +33,7 @@ class Priors(ModelStudy):
     def _compute(self) -> str:
         table = self.rows()
         if table.empty:
-            raise AnalysisError(
+            raise ConfigError(
                 "the attention layers learn nothing beside projections: expected a variant with "
                 "priors, variances, mixing weights or the like"
             )

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from lit_probattn.analysis.drawing import BLUE, tiles
 from lit_probattn.analysis.head_size.ranks import map_rank
 from lit_probattn.analysis.options import MODEL, Flag, samples
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.sampling import generator
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table
 
 
@@ -39,7 +39,7 @@ class Rank(ModelStudy):
         if options.full:
             options.num_samples, options.max_len = 1000, 0
         if not options.threshold > 0:
-            raise AnalysisError(f"--threshold must be positive, received {options.threshold}")
+            raise ConfigError(f"--threshold must be positive, received {options.threshold}")
         table = self.rows()
         self.results.table(table)
         self.results.figure(draw(table))

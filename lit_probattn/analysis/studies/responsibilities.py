@@ -23,9 +23,9 @@ from torch import Tensor
 from lit_probattn.analysis.drawing import each_head
 from lit_probattn.analysis.options import MODEL, Flag, samples
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table, panels
 
 
@@ -43,7 +43,7 @@ class Responsibilities(ModelStudy):
     def _compute(self) -> str:
         options, results = self.options, self.results
         if not any(layer.core.has_components for layer in self.layers.values()):
-            raise AnalysisError(
+            raise ConfigError(
                 "no layer has components with responsibilities: expected MGKAttention, or "
                 "MLKAttention with mix=after"
             )

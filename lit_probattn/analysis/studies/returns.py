@@ -25,8 +25,8 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import BLUE, label
 from lit_probattn.analysis.options import MODEL, Flag
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.decision_transformer import DecisionTransformer
 from lit_probattn.records.tables import markdown_table, panels
 from lit_probattn.rollouts.environments import (
@@ -97,13 +97,13 @@ class Returns(ModelStudy):
         model = self.trained.task.model
         if not isinstance(model, DecisionTransformer):
             kind = type(self.trained.task).__name__
-            raise AnalysisError(f"returns needs a run of DecisionMaking, received one of {kind}")
+            raise ConfigError(f"returns needs a run of DecisionMaking, received one of {kind}")
         return model
 
     def _known(self) -> EvaluationFacts:
         kept = load_checkpoint(self.trained.checkpoint).get("evaluation")
         if kept is None or not kept.get("env_name"):
-            raise AnalysisError(
+            raise ConfigError(
                 f"{self.trained.checkpoint.name} names no environment: its data had none"
             )
         return EvaluationFacts(**kept)
@@ -111,7 +111,7 @@ class Returns(ModelStudy):
     def _targets(self) -> list[float]:
         given = self.options.targets or []
         if not np.isfinite(given).all():
-            raise AnalysisError(f"--targets must be finite, received {' '.join(map(str, given))}")
+            raise ConfigError(f"--targets must be finite, received {' '.join(map(str, given))}")
         if given:
             return sorted(set(given))
         low, high = self.facts.reference_returns[0], max(self.facts.target_returns)

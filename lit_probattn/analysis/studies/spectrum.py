@@ -23,10 +23,10 @@ from torch import Tensor
 
 from lit_probattn.analysis.drawing import BLUE
 from lit_probattn.analysis.options import MODEL, Flag, samples
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.studies.distance import MAPS, attention_maps
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table, panels
 
 TOP = 50
@@ -102,7 +102,7 @@ class Spectrum(ModelStudy):
         its eigenvalues take, and for the vectors kept of the layers that are done.
 
         Raises:
-            AnalysisError: a single layer does not fit.
+            ConfigError: a single layer does not fit.
         """
         options = self.options
         kept = _MAX_VECTORS * options.length**2 * 4 / 1e9
@@ -114,7 +114,7 @@ class Spectrum(ModelStudy):
             spectrum_takes = 2 * maps + 3 * num_maps**2 * 8 / 1e9
             least = min(kept, maps * len(self.layers)) + maps + spectrum_takes
             if least > options.max_gigabytes:
-                raise AnalysisError(
+                raise ConfigError(
                     f"the maps of one layer and their spectrum would take {least:.2g} GB: lower "
                     f"--num_samples ({options.num_samples}) or --length ({options.length}), or "
                     f"raise --max_gigabytes ({options.max_gigabytes:g})"
@@ -142,7 +142,7 @@ def mean_spectrum(layers: dict[int, Tensor]) -> tuple[Tensor, int]:
     """Return the eigenvalues of the mean over layers of their matrices, and the vectors used."""
     widths = {v.shape[1] for v in layers.values()}
     if len(widths) > 1:
-        raise AnalysisError("layers see different numbers of positions: lower --length")
+        raise ConfigError("layers see different numbers of positions: lower --length")
     stacked = torch.empty(sum(map(len, layers.values())), widths.pop(), dtype=torch.float64)
     for rows, maps in zip(
         stacked.split([len(v) for v in layers.values()]), layers.values(), strict=True

@@ -14,11 +14,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.studies.curves import name_of, read_run, split_label
-from lit_probattn.cli.shards import Progress, duration
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.progress import Progress, duration
+from lit_probattn.base.rows import RowStore
 from lit_probattn.models.decoding import Sampling
-from lit_probattn.records.rows import RowStore
 from lit_probattn.tasks.bleu import FORMS, BLEUForm
 from lit_probattn.training.checkpoints import find_file
 from lit_probattn.training.run_folder import folder_of_checkpoint
@@ -98,8 +98,8 @@ def open_runs(options: argparse.Namespace) -> list[Run]:
     """Open the runs of `options.runs`, `[LABEL=]FOLDER` each; a folder may name a checkpoint.
 
     Raises:
-        AnalysisError: two runs of one label, no metrics.csv, or data without text.
-        OpenError: a run is not of translation.
+        ConfigError: two runs of one label, no metrics.csv, data without text, or a run that is not
+            of translation.
     """
     runs: list[Run] = []
     for text in options.runs:
@@ -107,12 +107,12 @@ def open_runs(options: argparse.Namespace) -> list[Run]:
         folder = folder_of_checkpoint(find_file(path))
         label = label or name_of(folder)
         if any(run.label == label for run in runs):
-            raise AnalysisError(f"--runs: two runs are called {label}; give LABEL=FOLDER")
+            raise ConfigError(f"--runs: two runs are called {label}; give LABEL=FOLDER")
         metrics = read_run(f"{label}={folder}")
         opened = {"checkpoint": path, "config": None}
         trained = open_translator(argparse.Namespace(**{**vars(options), **opened}))
         if not hasattr(trained.data, "source_lines"):
-            raise AnalysisError(
+            raise ConfigError(
                 f"{path} was trained on {type(trained.data).__name__}, which does not give the "
                 "lines of its test set: translations are compared on datamodules.Translation"
             )
@@ -124,7 +124,7 @@ def common_pairs(runs: Sequence[Run], split: str) -> Pairs:
     """Return the pairs of a split that all runs translate.
 
     Raises:
-        AnalysisError: another test set in one of them.
+        ConfigError: another test set in one of them.
     """
     data = runs[0].trained.data
     source, reference = data.source_lines(split), data.references(split)
@@ -139,7 +139,7 @@ def common_pairs(runs: Sequence[Run], split: str) -> Pairs:
             first = next((i for i, (a, b) in enumerate(together) if a != b), None)
             where = f"{len(pairs)} pairs and {len(ours)}"
             where += f", first different in pair {first + 1}" if first is not None else ""
-            raise AnalysisError(
+            raise ConfigError(
                 f"{run.label} and {runs[0].label} have different {split} splits ({where}): their "
                 "scores do not compare; give runs of the same data"
             )

@@ -29,12 +29,12 @@ import numpy as np
 import pandas as pd
 
 from lit_probattn.analysis.options import OUT, SPLITS, Flag
-from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.studies.curves import draw as draw_curves
 from lit_probattn.analysis.study import Study
 from lit_probattn.analysis.translations.decoded import common_pairs, decode, open_runs
 from lit_probattn.analysis.translations.report import Report, Row
 from lit_probattn.analysis.translations.scores import Bootstrap
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.tasks.bleu import check_installed
 
 COPY = "copying the source"
@@ -73,7 +73,7 @@ class Translations(Study):
         shown = drawn(len(pairs), options.num_shown, options.seed)
         for number in remarks:
             if number not in shown:
-                raise AnalysisError(
+                raise ConfigError(
                     f"--remarks {options.remarks}: sentence {number} is not among those shown "
                     f"({', '.join(map(str, shown))}); keep --seed and --num_shown"
                 )
@@ -108,7 +108,7 @@ def read_remarks(path: Path) -> dict[int, str]:
     """Read remarks by the number of their sentence.
 
     Raises:
-        AnalysisError: the file cannot be read, has other columns, or a sentence without a number
+        ConfigError: the file cannot be read, has other columns, or a sentence without a number
             or with two remarks.
     """
     try:
@@ -116,16 +116,16 @@ def read_remarks(path: Path) -> dict[int, str]:
             columns, *rows = [row for row in csv.reader(file) if row] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise AnalysisError(f"--remarks {path}: cannot be read: {reason}") from error
+        raise ConfigError(f"--remarks {path}: cannot be read: {reason}") from error
     if columns != list(_COLUMNS):
-        raise AnalysisError(
+        raise ConfigError(
             f"--remarks {path}: expected a CSV file with the columns {','.join(_COLUMNS)}, "
             f"received {','.join(columns) or 'nothing'}"
         )
     remarks: dict[int, str] = {}
     for row in rows:
         if len(row) != len(_COLUMNS) or not row[0].isdecimal() or int(row[0]) in remarks:
-            raise AnalysisError(
+            raise ConfigError(
                 f"--remarks {path}: expected a number of its own and a remark, in quotation marks "
                 f"if it has commas, received {','.join(row)}"
             )

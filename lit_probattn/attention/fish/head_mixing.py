@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import AutoRule, Backend, BackendFunction
-from lit_probattn.attention.blockwise import Block
-from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Learned
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.core import Core, Learned
 from lit_probattn.attention.fish.functions import local_scores
 from lit_probattn.attention.fish.mixing import (
     HeadMixing,
@@ -20,30 +20,46 @@ from lit_probattn.attention.fish.mixing import (
     MixingInit,
     MixingValues,
 )
-from lit_probattn.attention.functional import Heads, compute_dtype, grouped_scores
-from lit_probattn.attention.masks import span
-from lit_probattn.attention.softmax import SoftmaxArguments, SoftmaxCore, softmax_scores
+from lit_probattn.attention.functional import compute_dtype, grouped_scores
+from lit_probattn.attention.masks import Block, span
+from lit_probattn.attention.softmax import Softmax
+from lit_probattn.attention.variant import Scores
 
 MixOn = Literal["scores", "query", "key"]
 
 
 @dataclass(frozen=True)
-class HeadMixingArguments:
-    """What it needs besides heads and masks.
+class MixedHeads(Softmax):
+    """Softmax attention whose H local queries, or keys, are mixed from G global ones.
+
+    Mixing takes N·E·G·H products, against N²·G·H where scores are mixed, so that every
+    implementation of softmax attention serves.
 
     Args:
         mixing: weights, without noise.
         last_bias: of the last layer, (H,), where it is added; a softmax cancels that of keys.
         num_heads: H.
         mix_on: what is mixed.
-        scale_ratio: factor on the products, in units of 1/√E.
     """
 
-    mixing: MixingValues
-    last_bias: Tensor | None
-    num_heads: int
-    mix_on: MixOn
-    scale_ratio: float = 1.0
+    name = "head_mixing"
+
+    mixing: MixingValues = field(kw_only=True)
+    last_bias: Tensor | None = field(kw_only=True)
+    num_heads: int = field(kw_only=True)
+    mix_on: MixOn = field(kw_only=True)
+
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return the scores of mixed heads."""
+        return super().scores(self._after_mixing(call))
+
+    def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
+        """Return softmax attention's normal form of mixed heads."""
+        return super().lower(self._after_mixing(call), own_keys=own_keys)
+
+    def _after_mixing(self, call: HeadCall) -> HeadCall:
+        query, key = self.local(call.query, call.key)
+        return replace(call, query=query, key=key)
 
     def local(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return query and key of all local heads, in the dtype of `query`."""
@@ -81,33 +97,11 @@ def mix_heads(heads: Tensor, mixing: MixingValues, last_bias: Tensor | None = No
     return local if last_bias is None else local + last_bias[:, None, None]
 
 
-def _after_mixing(attend: BackendFunction) -> BackendFunction:
-    """Return an implementation of softmax attention behind the mixing."""
-
-    def run(given: Heads, arguments: HeadMixingArguments) -> Tensor:
-        query, key = arguments.local(given.query, given.key)
-        softmax = SoftmaxArguments("dot", arguments.scale_ratio)
-        return attend(given._replace(query=query, key=key), softmax)
-
-    return run
-
-
 class HeadMixingCore(Core):
-    """Softmax attention whose H local queries, or keys, are mixed from G global ones.
+    """Mixing weights. The layout has G heads of what is mixed and H of everything else."""
 
-    The layout has G heads of what is mixed and H of everything else; see `FiSHAttention`. Mixing
-    takes N·E·G·H products, against N²·G·H where scores are mixed, so that every implementation of
-    softmax attention serves.
-    """
-
-    variant: ClassVar[str] = "head_mixing"
-    row_operators = True
-    backends: ClassVar[Mapping[str, BackendFunction]] = {
-        name: _after_mixing(attend) for name, attend in SoftmaxCore.backends.items()
-    }
-    auto_rules: Mapping[str, AutoRule] = SoftmaxCore.auto_rules
+    makes = MixedHeads
     steps_over_cache: ClassVar[bool] = True
-    kernels: ClassVar[tuple[str, ...]] = SoftmaxCore.kernels
 
     def __init__(
         self,
@@ -134,28 +128,21 @@ class HeadMixingCore(Core):
             ratios=(1.0,) if mixer_ratios is None else tuple(mixer_ratios),
         )
 
-    def arguments(self, call: HeadCall) -> HeadMixingArguments:
-        """Return the mixing and the scale of a call."""
-        mixing, ratio = self.mixing, call.scale_ratio()
-        last = mixing.last_bias if mixing.last_bias_matters else None
-        values = mixing.values(None)
-        return HeadMixingArguments(values, last, self.layout.out, self.mix_on, ratio)
-
-    def choose(self, call: HeadCall, backend: str) -> Choice:
-        """Return the mixing; keys as they are."""
-        return Choice(backend, call.key, self.arguments(call))
-
-    def scores(self, call: HeadCall) -> Tensor:
-        """Return `softmax_scores` of mixed heads."""
-        dtype, arguments = compute_dtype(call.query), self.arguments(call)
-        query, key = arguments.local(call.query.to(dtype), call.key.to(dtype))
-        return softmax_scores(query, key, SoftmaxArguments("dot", arguments.scale_ratio))
+    def variant(self, call: HeadCall) -> MixedHeads:
+        """Return the mixing of a call."""
+        mixing = self.mixing
+        return MixedHeads(
+            mixing=mixing.values(None),
+            last_bias=mixing.last_bias if mixing.last_bias_matters else None,
+            num_heads=self.layout.out,
+            mix_on=self.mix_on,
+        )
 
     def cached_scores(
         self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
     ) -> Tensor:
         """Return the scores of a part of the cache, which holds global heads."""
-        query, key = self.arguments(call).local(query, key)
+        query, key = self.variant(call).local(query, key)
         return grouped_scores(query * self.layout.head_dim**-0.5, key)
 
     def learned(self) -> dict[str, Learned]:

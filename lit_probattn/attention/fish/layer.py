@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import (
-    AUTO_RULES,
-    AutoRule,
-    Backend,
-    BackendFunction,
-    Call,
-    common_refusal,
-)
-from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Learned, key_or_fresh
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh
+from lit_probattn.attention.core import Core, Learned
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.fish.cost import (
     break_even_head_dim,
@@ -29,17 +23,10 @@ from lit_probattn.attention.fish.cost import (
     value_flops,
 )
 from lit_probattn.attention.fish.functions import (
-    FiSHArguments,
+    FiSH,
     NoisePosition,
     ScalePosition,
     ScoreNoise,
-    fish_blockwise,
-    fish_native,
-    fish_reference,
-    fish_refusal,
-    fish_scores,
-    fish_sdpa,
-    fish_triton,
 )
 from lit_probattn.attention.fish.head_mixing import HeadMixingCore, MixOn, check_mix_on
 from lit_probattn.attention.fish.mixing import (
@@ -52,40 +39,20 @@ from lit_probattn.attention.fish.mixing import (
     NoiseScale,
     SigmaShape,
 )
-from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.functional import check_choice
 from lit_probattn.attention.layer import Attention, Example, own_options
 from lit_probattn.base.graphs import written
 from lit_probattn.randomness import RandomKey
 
 
 class FiSHCore(Core):
-    """H local heads mixed from G global score maps, from heads to heads.
+    """Mixing weights and noise scales of H local heads that are mixed from G global score maps.
 
     The layout has G query and key heads, H value and output heads; see `FiSHAttention`.
     """
 
-    variant: ClassVar[str] = "fish"
-    backends: ClassVar[Mapping[str, BackendFunction]] = {
-        "reference": fish_reference,
-        "sdpa": fish_sdpa,
-        "blockwise": fish_blockwise,
-        "native": fish_native,
-        "triton": fish_triton,
-    }
+    makes = FiSH
     steps_over_cache: ClassVar[bool] = True
-    kernels: ClassVar[tuple[str, ...]] = ("fish/fish", "fish/gfish")
-    # On a CPU the concatenated heads cost G times the products of the global maps: blocks are
-    # faster at every size measured, forward and backward. The C library was faster still with
-    # dropout, and without it for Hard FiSH and global noise, 2 global heads of 8: 0.5 to 0.9 of
-    # blocks from 512 keys on. For 4 of 8, other mixings and local noise it was equal to blocks.
-    auto_rules: Mapping[str, AutoRule] = {
-        **AUTO_RULES,
-        "cpu": replace(
-            AUTO_RULES["cpu"],
-            order=("native", "blockwise", "sdpa", "reference"),
-            native_from=(256, 128),
-        ),
-    }
 
     def __init__(
         self,
@@ -125,59 +92,24 @@ class FiSHCore(Core):
             bias=mixing_bias,
             ratios=(1.0,) if mixer_ratios is None else tuple(mixer_ratios),
         )
-        self.score_maps = 1 if mixer in ("linear", "shared") else 2
         self.noise_scale: NoiseScale | None = None
         if noise != "none":
             self.noise_scale = NoiseScale(layout.query, shape=sigma_shape, start=noise_scale)
 
     # ------------------------------------------------------------------ one call
-    def choose(self, call: HeadCall, backend: str) -> Choice:
-        """Return mixing weights and the noise of the call; keys as they are."""
-        arguments = self.arguments(call)
+    def variant(self, call: HeadCall) -> FiSH:
+        """Return mixing weights, switches, and the noise of the call."""
+        values, noise = self.mixing.values(self.noise_scale), None
         if self.draws_noise:
-            key = noise_key(call.rng, self.training)
-            noise = ScoreNoise(self.noise_kind, key, self.mixing.num_noise_maps, call.first_row)
-            arguments = replace(arguments, noise=noise)
-        return Choice(backend, call.key, arguments)
-
-    def arguments(self, call: HeadCall) -> FiSHArguments:
-        """Return mixing weights and switches, without noise."""
-        return FiSHArguments(
-            self.mixing.values(self.noise_scale),
-            self.layout.out,
-            self.scale_position,
-            self.noise_position,
-            scale_ratio=call.scale_ratio(),
-        )
-
-    @property
-    def row_operators(self) -> bool:  # type: ignore[override]
-        """Where the passes over rows mix the maps; see `fish_native`."""
-        per_head = self.draws_noise and self.noise_kind != "global"
-        return self.mixing.mixer == "linear" and not per_head
+            key, count = noise_key(call.rng, self.training), self.mixing.num_noise_maps
+            noise = ScoreNoise(self.noise_kind, key, count, call.first_row)
+        switches = (self.scale_position, self.noise_position)
+        return FiSH(values, self.layout.out, *switches, noise)
 
     @property
     def draws_noise(self) -> bool:
         """Whether a call in the present mode draws noise."""
         return self.noise_kind != "none" and (self.training or self.noise_at_eval)
-
-    def scores(self, call: HeadCall) -> Tensor:
-        """Return `fish_scores`, with the noise that the call draws."""
-        dtype = compute_dtype(call.query)
-        arguments = self.choose(call, "reference").arguments
-        arguments = replace(arguments, mixing=arguments.mixing.to(dtype))
-        return fish_scores(call.query.to(dtype), call.key.to(dtype), arguments)
-
-    def refusal(self, backend: str, call: Call) -> str | None:
-        """PyTorch's softmax sees one head at a time: only the linear mixing, and no noise."""
-        if backend == "triton":
-            sizes = (self.layout.head_dim, self.layout.value_head_dim)
-            return fish_refusal(self.mixing, call, *sizes)
-        if backend == "sdpa" and self.mixing.mixer not in ("linear", "shared"):
-            return f"cannot mix scores through a ReLU (mixer={self.mixing.mixer})"
-        if backend == "sdpa" and self.draws_noise:
-            return f"cannot add noise to the scores (noise={self.noise_kind})"
-        return common_refusal(self, backend, call)
 
     @property
     def block_maps(self) -> int:
@@ -194,9 +126,7 @@ class FiSHCore(Core):
         self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
     ) -> Tensor:
         """Return the scores of a part of the cache."""
-        arguments = self.arguments(call)
-        arguments = replace(arguments, mixing=arguments.mixing.to(query.dtype))
-        return fish_scores(query, key, arguments)
+        return self.variant(call).scores(replace(call, query=query, key=key))
 
     def learned(self) -> dict[str, Learned]:
         """Return mixing weights and noise scales."""

@@ -8,77 +8,60 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.blockwise import Block
-from lit_probattn.attention.cache import LinearState, tensor_bytes
+from lit_probattn.attention.cache import Cache, LinearState, tensor_bytes
+from lit_probattn.attention.call import HeadCall
+from lit_probattn.attention.engines.kernels import kernel_refusal
 from lit_probattn.attention.fish.functions import ScoreNoise
-from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, map_heads
-from lit_probattn.attention.functional import Heads, check_choice, compute_dtype
+from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues
+from lit_probattn.attention.functional import compute_dtype, map_heads
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import (
-    LinearArguments,
+    LACKS_OF_CHUNKS,
+    LACKS_OF_STATE_KERNELS,
+    Linear,
     LinearForm,
+    check_state,
     drop_values,
     fused_features,
     kept_values,
     real_keys,
 )
-from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.masks import Block, Masks
+from lit_probattn.attention.variant import Engine, Variant
 from lit_probattn.base.memory import device_type, telling
-
-Normalizer = Literal["auto", "tied_abs", "nonneg", "none"]
 
 
 class StateNormalizer(nn.Module):
     """Weights r_kj ≥ 0 of the normaliser z_loc[j] = Σ_k r_kj z_k.
 
     Source: ours; with free mixing weights p the mixed normaliser Σ_k p_kj z_k could be negative.
+    A linear mixing has r = |p|, which is exact for weights on the simplex; others softplus of
+    parameters, 1/G at the start.
 
     Args:
         mixing: the mixing of the states.
-        kind: `tied_abs`: r = |p|, which is exact for weights on the simplex; `nonneg`: softplus of
-            parameters, 1/G at the start; `none`: outputs are not divided; `auto`: `tied_abs` for a
-            linear mixing, else `nonneg`.
-
-    Raises:
-        ValueError: `tied_abs` without a linear mixing.
     """
 
-    def __init__(self, mixing: HeadMixing, kind: Normalizer) -> None:
+    def __init__(self, mixing: HeadMixing) -> None:
         super().__init__()
-        check_choice("normalizer", kind, ("auto", "tied_abs", "nonneg", "none"))
-        if kind == "auto":
-            kind = "tied_abs" if mixing.mixer == "linear" else "nonneg"
-        if kind == "tied_abs" and mixing.mixer != "linear":
-            raise ValueError(
-                f"normalizer=tied_abs takes |p| of a linear mixing, received mixer={mixing.mixer}; "
-                "use nonneg"
-            )
-        self.kind: Normalizer = kind
-        self.shape = mixing.num_heads, mixing.num_global_heads
         self.weight: nn.Parameter | None = None
-        if kind == "nonneg":
+        if mixing.mixer != "linear":
             start = math.log(math.expm1(1.0 / mixing.num_global_heads))
-            self.weight = nn.Parameter(torch.full(self.shape, start))
+            shape = mixing.num_heads, mixing.num_global_heads
+            self.weight = nn.Parameter(torch.full(shape, start))
 
     def forward(self, first_weight: Tensor) -> Tensor:
         """Return r, (H, G), given the first weight of the mixing."""
         if self.weight is not None:
             return nn.functional.softplus(self.weight.to(first_weight.dtype))
-        if self.kind == "tied_abs":
-            return first_weight.abs()
-        # Divides nothing, but tells rows that see nothing from the others.
-        return first_weight.new_full(self.shape, 1.0 / self.shape[1])
-
-    def extra_repr(self) -> str:
-        """The kind, for printing."""
-        return f"kind={self.kind!r}"
+        return first_weight.abs()
 
 
 # Numbers in the states of all positions of one chunk, where every position needs its own mixing.
@@ -221,12 +204,10 @@ class LinearFiSHForm:
 
     Args:
         features: feature map ψ.
-        divides: divide by the mixed normaliser, instead of a root mean square norm per head.
-        eps: added to the normaliser, or to the mean square.
+        eps: added to the normaliser.
     """
 
     features: FeatureMap
-    divides: bool
     eps: float
 
 
@@ -253,8 +234,8 @@ class LinearFiSHState(LinearState):
 
 
 @dataclass(frozen=True)
-class LinearFiSHArguments:
-    """What linear FiSH needs besides heads and masks.
+class LinearFiSH(Variant):
+    """Linear attention by H local states that are mixed from G global ones.
 
     Args:
         form: the switches.
@@ -265,6 +246,11 @@ class LinearFiSHArguments:
         state: sums over earlier positions; the new ones are added to it.
     """
 
+    name = "linear_fish"
+    kind = "chunks"
+    kernels = ("linear/linear_fish",)
+    has_scores = False
+
     form: LinearFiSHForm
     mixing: MixingValues
     last_bias: Tensor | None
@@ -272,8 +258,28 @@ class LinearFiSHArguments:
     noise: ScoreNoise | None = None
     state: LinearFiSHState | None = None
 
+    def scores(self, call: HeadCall) -> Tensor:
+        """Refuse: local heads have states, and one pair has a weight per global head."""
+        raise NotImplementedError(
+            "linear FiSH mixes states, so its local heads have no attention maps; analyse "
+            "FiSHAttention or LinearAttention instead"
+        )
 
-def _linear_fish(given: Heads, arguments: LinearFiSHArguments, *, materialise: bool) -> Tensor:
+    def needs(self) -> dict[str, str]:
+        """A function of states that is no sum."""
+        return {} if self.mixing.is_linear else {"function": f"mixer={self.mixing.mixer}"}
+
+    def check(self, call: HeadCall) -> None:
+        """Refuse a bias, a scale, and caches that are not states."""
+        check_linear_fish(call.masks.bias, call.cache, call.scale)
+
+
+def check_linear_fish(bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
+    """Refuse a bias, a scale, and caches that are not states."""
+    check_state("linear FiSH", LinearFiSHState, "use FiSHAttention", bias, cache, scale)
+
+
+def _linear_fish(given: HeadCall, arguments: LinearFiSH, *, materialise: bool) -> Tensor:
     """Return linear FiSH attention, (B, H, N, E_v).
 
     Source: FiSH, NeurIPS 2022, appendix A.6; the normaliser is ours:
@@ -281,7 +287,7 @@ def _linear_fish(given: Heads, arguments: LinearFiSHArguments, *, materialise: b
         S_k = Σ_n ψ(key[k, n]) value[k, n]ᵀ,   z_k = Σ_n ψ(key[k, n]),   z_loc = R z,  R ≥ 0
     Rows that see nothing give zeros. `materialise` makes causal states of all positions at once.
     """
-    query, key, value, masks, dropout = given.precise()
+    query, key, value, masks, dropout = given.precise().heads
     dtype, form = query.dtype, arguments.form
     noise, state, last_bias = arguments.noise, arguments.state, arguments.last_bias
     rows = form.features.query(query, None)
@@ -307,12 +313,12 @@ def _linear_fish(given: Heads, arguments: LinearFiSHArguments, *, materialise: b
     return normalise(numerator, _dot(rows, z_local), form)
 
 
-def linear_fish_reference(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
+def linear_fish_reference(given: HeadCall, arguments: LinearFiSH) -> Tensor:
     """Return `_linear_fish` by the equation: causal states of all positions at once."""
     return _linear_fish(given, arguments, materialise=True)
 
 
-def linear_fish_blockwise(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
+def linear_fish_blockwise(given: HeadCall, arguments: LinearFiSH) -> Tensor:
     """Return the same with O(N) memory; causal over chunks."""
     return _linear_fish(given, arguments, materialise=False)
 
@@ -323,21 +329,15 @@ def _dot(rows: Tensor, z: Tensor) -> Tensor:
 
 
 def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
-    """Divide by the normaliser, or by the root mean square of each head's output."""
-    empty = total == 0
-    if form.divides:
-        out = numerator / (total + form.eps)
-    else:
-        out = numerator * torch.rsqrt(numerator.square().mean(-1, keepdim=True) + form.eps)
-    return out.masked_fill(empty, 0.0)
+    """Divide by the normaliser."""
+    return (numerator / (total + form.eps)).masked_fill(total == 0, 0.0)
 
 
-def linear_fish_triton(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
+def linear_fish_triton(given: HeadCall, arguments: LinearFiSH) -> Tensor:
     """Return `linear_fish_blockwise` for global keys and values and a linear mixing.
 
     The kernels mix numerators with p and denominators with r while they read, and divide; noise,
-    the same for all positions, is what states begin with. Heads that are normalised by their root
-    mean square are so outside.
+    the same for all positions, is what states begin with.
     """
     from lit_probattn.kernels.linear.operators import linear_attention
 
@@ -347,8 +347,8 @@ def linear_fish_triton(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
     drawn = None
     if noise is not None:
         drawn = state_noise(noise, mixing, given.key[:, :, :1].to(dtype), given.value)
-    own = LinearArguments(LinearForm(form.features))
-    out, den = linear_attention(
+    own = Linear(LinearForm(form.features))
+    out, _ = linear_attention(
         **fused_features(given, own),
         value=given.value,
         weight=mixing.weights[0],
@@ -356,12 +356,11 @@ def linear_fish_triton(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
         state=drawn,
         key_mask=masks.key_mask,
         keep=kept_values(given),
-        divides=form.divides,
-        eps=form.eps if form.divides else 0.0,
+        divides=True,
+        eps=form.eps,
         is_causal=masks.is_causal,
     )
-    assert den is not None
-    return out if form.divides else normalise(out, den[..., None], form)
+    return out
 
 
 def state_noise(noise: ScoreNoise, mixing: MixingValues, cols: Tensor, value: Tensor) -> Tensor:
@@ -369,3 +368,19 @@ def state_noise(noise: ScoreNoise, mixing: MixingValues, cols: Tensor, value: Te
     assert mixing.noise_scale is not None
     block = Block(range(cols.shape[-1]), range(value.shape[-1]))
     return mixing.noise_scale[:, None, None] * noise.draw(cols, block, cols.shape[1])
+
+
+_NO_PAIRS = "cannot apply attn_mask, because it forms no pairs (use key_mask, is_causal)"
+LinearFiSH.own_engines = {
+    "reference": Engine(linear_fish_reference, lacks={"pair mask": _NO_PAIRS}),
+    "blockwise": Engine(linear_fish_blockwise, lacks={**LACKS_OF_CHUNKS, "pair mask": _NO_PAIRS}),
+    "triton": Engine(
+        linear_fish_triton,
+        lacks={
+            **LACKS_OF_STATE_KERNELS,
+            "pair mask": _NO_PAIRS,
+            "function": "cannot mix states through a ReLU ({}), which every position needs anew",
+        },
+        missing=kernel_refusal,
+    ),
+}

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, BackendFunction, Call, common_refusal
+from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import Cache
-from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Learned
+from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.core import Core, Learned
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.fish.cost import projection_flops
 from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.layer import _3_HEADS, _8_HEADS, count_global_heads, noise_key
 from lit_probattn.attention.fish.linear import (
-    LinearFiSHArguments,
+    LinearFiSH,
     LinearFiSHForm,
     LinearFiSHState,
-    Normalizer,
     StateNormalizer,
-    linear_fish_blockwise,
-    linear_fish_reference,
-    linear_fish_triton,
+    check_linear_fish,
 )
 from lit_probattn.attention.fish.mixing import (
     HeadMixing,
@@ -36,22 +34,12 @@ from lit_probattn.attention.fish.mixing import (
 from lit_probattn.attention.functional import check_choice
 from lit_probattn.attention.layer import Attention, Example, own_options
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.linear.functions import CHUNK_RULES, check_state, linear_refusal
 
 
 class LinearFiSHCore(Core):
-    """H local states mixed from G global ones, from heads to heads; see `LinearFiSHAttention`."""
+    """Mixing and normaliser weights and noise scales; see `LinearFiSHAttention`."""
 
-    variant: ClassVar[str] = "linear_fish"
-    backends: ClassVar[Mapping[str, BackendFunction]] = {
-        "reference": linear_fish_reference,
-        "blockwise": linear_fish_blockwise,
-        "triton": linear_fish_triton,
-    }
-    auto_rules = CHUNK_RULES
-    counts_blocks = False
-    has_scores = False
-    kernels = ("linear/linear_fish",)
+    makes = LinearFiSH
 
     def __init__(
         self,
@@ -67,7 +55,6 @@ class LinearFiSHCore(Core):
         noise_scale: float = 0.01,
         sigma_shape: SigmaShape = "per_global",
         noise_at_eval: bool = False,
-        normalizer: Normalizer = "auto",
         eps: float = 1e-6,
     ) -> None:
         super().__init__(layout, backend)
@@ -86,27 +73,26 @@ class LinearFiSHCore(Core):
             last_bias_matters=True,
             ratios=(1.0,) if mixer_ratios is None else tuple(mixer_ratios),
         )
-        self.normalizer = StateNormalizer(self.mixing, normalizer)
+        self.normalizer = StateNormalizer(self.mixing)
         self.form = LinearFiSHForm(
             features=FeatureMap("elu", "none"),
-            divides=self.normalizer.kind != "none",
             eps=eps,
         )
         self.noise_scale: NoiseScale | None = None
         if noise != "none":
             self.noise_scale = NoiseScale(layout.key, shape=sigma_shape, start=noise_scale)
 
-    def check(self, bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
-        """Refuse a bias, a scale, and caches that are not states."""
-        check_state("linear FiSH", LinearFiSHState, "use FiSHAttention", bias, cache, scale)
+    def check(self, bias: Tensor | None, cache: Cache) -> None:
+        """Refuse a bias, and caches that are not states."""
+        check_linear_fish(bias, cache)
 
-    def choose(self, call: HeadCall, backend: str) -> Choice:
+    def variant(self, call: HeadCall) -> LinearFiSH:
         """Return mixing, normaliser weights, state, and one draw for all positions."""
         values = self.mixing.values(self.noise_scale)
         noise = None
         if self.noise_kind != "none" and (self.training or self.noise_at_eval):
             noise = ScoreNoise("global", noise_key(call.rng, self.training), self.layout.key)
-        arguments = LinearFiSHArguments(
+        return LinearFiSH(
             self.form,
             values,
             last_bias=self.mixing.last_bias,
@@ -114,27 +100,6 @@ class LinearFiSHCore(Core):
             noise=noise,
             state=call.cache if isinstance(call.cache, LinearFiSHState) else None,
         )
-        return Choice(backend, call.key, arguments)
-
-    def scores(self, call: HeadCall) -> Tensor:
-        """Refuse: local heads have states, and one pair has a weight per global head."""
-        raise NotImplementedError(
-            "linear FiSH mixes states, so its local heads have no attention maps; analyse "
-            "FiSHAttention or LinearAttention instead"
-        )
-
-    def refusal(self, backend: str, call: Call) -> str | None:
-        """There are no pairs to mask; kernels read global states that are mixed linearly."""
-        if backend == "triton":
-            if len(self.mixing.widths) > 2:
-                return (
-                    "cannot mix states through a ReLU (mixer=mlp), which every position needs anew"
-                )
-            sizes = (self.layout.head_dim, self.layout.value_head_dim)
-            return linear_refusal(self.kernel, call, *sizes)
-        if call.attn_mask:
-            return "cannot apply attn_mask, because it forms no pairs (use key_mask, is_causal)"
-        return common_refusal(self, backend, call)
 
     def new_cache(self, capacity: int = 0) -> LinearFiSHState:
         """Return an empty state; `capacity` does not matter, its size is constant."""
@@ -163,7 +128,8 @@ class LinearFiSHAttention(Attention):
         out[j, i] = ψ(query[j, i])ᵀ S_loc[j] / (ψ(query[j, i])ᵀ Σ_k r_kj z_k + eps)
         noise=none makes them Hard.
     Departs from the source: all beyond its one sentence is ours; no code was released. The
-    normaliser has weights r ≥ 0 of its own, so that it stays positive for free p.
+    normaliser has weights r ≥ 0 of its own, so that it stays positive for free p: |p| where mixer
+    is linear, else softplus of parameters, 1/G at the start.
     Attention dropout drops whole values, as in linear attention.
 
     Args:
@@ -180,8 +146,6 @@ class LinearFiSHAttention(Attention):
         noise_scale: s at the start, positive.
         sigma_shape: one s per global head, or one for all.
         noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
-        normalizer: `tied_abs`: r = |p|; `nonneg`: softplus of parameters, 1/G at the start; `none`:
-            a root mean square norm per head; `auto`: `tied_abs` for linear mixing, else `nonneg`.
         eps: added to the normaliser.
         common: the other arguments of `Attention`, without grouped heads and rotary positions;
             `dropout` drops values, `backend`: `blockwise` is the O(N) form, `triton`
@@ -196,7 +160,6 @@ class LinearFiSHAttention(Attention):
     kernel_examples = (
         Example("linear fish hard", {**_3_HEADS, "noise": "none"}, ("causal", "key")),
         Example("linear fish", _3_HEADS, ("causal",)),
-        Example("linear fish, own normaliser", {**_3_HEADS, "normalizer": "nonneg"}),
     )
     kernel_forms = (Example("linear fish, 2 of 8", {**_8_HEADS, "noise": "none"}),)
 
@@ -216,7 +179,6 @@ class LinearFiSHAttention(Attention):
         noise_scale: float = 0.01,
         sigma_shape: SigmaShape = "per_global",
         noise_at_eval: bool = False,
-        normalizer: Normalizer = "auto",
         eps: float = 1e-6,
         **common: Any,
     ) -> None:

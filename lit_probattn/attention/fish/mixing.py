@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.core import Learned
 from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.variant import NoiseKind as NoiseKind
 
 Mixer = Literal["linear", "shared", "mlp", "relu_sum"]
 MixingConstraint = Literal["relaxed", "simplex"]
 MixingInit = Literal["torch_linear", "normal_0.02", "trunc_normal_0.02", "copy"]
 MixingBias = Literal["none", "hidden", "all"]
-NoiseKind = Literal["none", "global", "local", "local_global"]
 SigmaShape = Literal["per_global", "scalar"]
 
 
@@ -38,6 +38,20 @@ class MixingValues:
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...]
     noise_scale: Tensor | None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether local maps are sums of global ones."""
+        return self.mixer in ("linear", "shared")
+
+    @property
+    def widths(self) -> list[int]:
+        """Sizes of the layers, from G on."""
+        return [self.weights[0].shape[1], *(weight.shape[0] for weight in self.weights)]
+
+    def num_noise_maps(self, num_heads: int) -> int:
+        """Return the units of the first layer: maps of one draw of local noise."""
+        return num_heads if self.mixer == "shared" else self.widths[1]
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor, in a fixed order; `with_tensors` is the inverse."""
@@ -65,13 +79,6 @@ class MixingValues:
         if scale is not None and noise != 1.0:
             scale = scale * noise
         return replace(self, weights=(*self.weights[:-1], last), noise_scale=scale)
-
-
-def map_heads(weight: Tensor, maps: Tensor) -> Tensor:
-    """Mix maps over heads by one matrix product: (O, I), (B, I, …) -> (B, O, …)."""
-    batch = maps.shape[0]
-    mixed = torch.bmm(weight.expand(batch, -1, -1), maps.flatten(2))
-    return mixed.view(batch, weight.shape[0], *maps.shape[2:])
 
 
 class HeadMixing(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.core import HeadCall
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.layer import own_options
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import Denominator, LinearForm, Mix, OutputScale

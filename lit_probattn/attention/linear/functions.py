@@ -14,13 +14,16 @@ from typing import Literal, TypedDict
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Call, kernel_refusal
 from lit_probattn.attention.cache import Cache, LinearState
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import keep_pairs
-from lit_probattn.attention.functional import Heads, compute_dtype, repeat_heads, repeat_rows
+from lit_probattn.attention.engines.kernels import kernel_refusal
+from lit_probattn.attention.engines.table import LACKS_OF_BLOCKS, LACKS_OF_OPERATORS
+from lit_probattn.attention.functional import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.masks import Masks, span
+from lit_probattn.attention.variant import Engine, Variant
 from lit_probattn.randomness import AttentionDropout
 
 Mix = Literal["after", "before"]
@@ -59,8 +62,8 @@ class LinearForm:
 
 
 @dataclass(frozen=True)
-class LinearArguments:
-    """What linear attention needs besides heads and masks.
+class Linear(Variant):
+    """Linear attention, of keys or of mixtures of keys.
 
     Args:
         form: the switches.
@@ -70,11 +73,64 @@ class LinearArguments:
         state: sums over earlier positions; the new keys are added to it.
     """
 
+    name = "linear"
+    kind = "chunks"
+    kernels = ("linear/linear",)
+    has_scores = False
+    stated_backend = "blockwise"  # the O(N) form; the reference stores the maps
+
     form: LinearForm
     projection: Tensor | None = None
     prior: Tensor | None = None
     key_shift: Tensor | None = None
     state: LinearState | None = None
+
+    @property
+    def score_maps(self) -> int:  # type: ignore[override]
+        """K."""
+        return 1 if self.prior is None else self.prior.shape[1]
+
+    def components(self, key: Tensor) -> Tensor:
+        """Return every component's keys, (B, H_kv, K, L, E), of a mixture; shifted ones exact."""
+        if self.key_shift is not None:
+            return shifted_keys(key, self.key_shift)
+        if self.prior is None or key.dim() == 5:
+            return key
+        return key.unflatten(1, (-1, self.prior.shape[1]))
+
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return `linear_kernel`: not scores before a softmax, but the maps before division."""
+        dtype = call.query.dtype
+        projection, prior = (
+            None if x is None else x.to(dtype) for x in (self.projection, self.prior)
+        )
+        exact = replace(self, projection=projection, prior=prior)
+        return linear_kernel(call.query, self.components(call.key).to(dtype), exact)
+
+    def weights(self, call: HeadCall) -> Tensor:
+        """Return kernel[i, j] / Σ_j kernel[i, j], (B, H, N, L), whatever the denominator."""
+        kernel = masked_kernel(self.scores(call.precise()), call.masks)
+        total = kernel.sum(-1, keepdim=True)
+        return kernel / total.masked_fill(total == 0, 1.0)
+
+    def sizes(self, call: HeadCall) -> dict[str, int]:
+        """F, the entries of a feature vector."""
+        return {"features of a state": self.num_features(call)}
+
+    def num_features(self, call: HeadCall) -> int:
+        """Return F."""
+        return self.form.features.num_features(call.query.shape[-1], self.projection)
+
+    def check(self, call: HeadCall) -> None:
+        """Refuse a bias, a scale, and caches that are not states."""
+        check_linear(self.name, self.form, call.masks.bias, call.cache, call.scale)
+
+
+class MLK(Linear):
+    """Linear attention whose keys are mixtures."""
+
+    name = "mlk"
+    kernels = ("linear/mlk",)
 
 
 def shifted_keys(key: Tensor, shift: Tensor) -> Tensor:
@@ -93,7 +149,7 @@ def mix_keys(key: Tensor, prior: Tensor) -> Tensor:
     return total
 
 
-def linear_kernel(query: Tensor, key: Tensor, arguments: LinearArguments) -> Tensor:
+def linear_kernel(query: Tensor, key: Tensor, arguments: Linear) -> Tensor:
     """Return the unnormalised maps of linear attention and its mixtures.
 
     Source: Katharopoulos et al., 2020, Eq. (4); MGK, ICML 2022, section 2.5 (MLK):
@@ -125,7 +181,7 @@ def linear_kernel(query: Tensor, key: Tensor, arguments: LinearArguments) -> Ten
     return ((rows[:, :, None] @ cols.mT) * shares[None, :, :, None]).sum(2)
 
 
-def linear_reference(given: Heads, arguments: LinearArguments) -> Tensor:
+def linear_reference(given: HeadCall, arguments: Linear) -> Tensor:
     """Return linear attention by the equation, materialising the maps.
 
         attn_weights[i, j] = kernel[i, j] / (Σ_j kernel[i, j] + eps)     denominator = sum
@@ -133,12 +189,9 @@ def linear_reference(given: Heads, arguments: LinearArguments) -> Tensor:
 
     The sums run over what the masks allow. Rows whose sum is zero give zeros.
     """
-    query, key, value, masks, dropout = given.precise()
-    projection, prior = (
-        None if x is None else x.to(query.dtype) for x in (arguments.projection, arguments.prior)
-    )
-    used = replace(arguments, projection=projection, prior=prior)
-    kernel = masked_kernel(linear_kernel(query, key, used), masks)
+    given = given.precise()
+    query, _, value, masks, dropout = given.heads
+    kernel = masked_kernel(arguments.scores(given), masks)
     numerator = kernel @ repeat_heads(drop_values(value, dropout), kernel.shape[1])
     total = kernel.sum(-1, keepdim=True)
     return finish(numerator, total, query.shape[-1], arguments.form, masks)
@@ -156,9 +209,7 @@ def real_keys(cols: Tensor, masks: Masks) -> Tensor:
     return cols if hidden is None else cols.masked_fill(~hidden[:, None, :, None], 0.0)
 
 
-def mixed_features(
-    given: Heads, arguments: LinearArguments
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def mixed_features(given: HeadCall, arguments: Linear) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return features of queries and of (mixed) keys, with log of the factor that keys carry.
 
     They are at least float32; with a state, its factor and the keys' become one.
@@ -166,8 +217,7 @@ def mixed_features(
     dtype, masks = compute_dtype(given.query), given.masks
     query, key = given.query.to(dtype), given.key.to(dtype)
     features, projection, prior = arguments.form.features, arguments.projection, arguments.prior
-    if arguments.key_shift is not None:
-        key = shifted_keys(key, arguments.key_shift)
+    key = arguments.components(key)
     projection = None if projection is None else projection.to(dtype)
     if prior is not None and arguments.form.mix == "before":
         key, prior = mix_keys(key, prior), None
@@ -183,14 +233,14 @@ def mixed_features(
     return features.query(query, projection), cols, scale
 
 
-def linear_blockwise(given: Heads, arguments: LinearArguments) -> Tensor:
+def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:
     """Return the same with O(N) work and memory; causal over chunks.
 
     A mixture is single-key linear attention with key features Σ_r π_jr φ(k_jr) (exact: the sum over
     components commutes with the sum over keys). Sums and states are at least float32.
     """
     given = given.precise()
-    query, _, value, masks, dropout = given
+    query, _, value, masks, dropout = given.heads
     form, state = arguments.form, arguments.state
     rows, cols, scale = mixed_features(given, arguments)
     cols, value = real_keys(cols, masks), drop_values(value, dropout)
@@ -241,13 +291,21 @@ def finish(
     return numerator * (factor / total.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
 
 
-MOST_FEATURES = 128
-
-# The chunkwise forms have no N x N work to save by storing.
-CHUNK_RULES = {
-    kind: AutoRule((*(("triton",) if kind == "cuda" else ()), "blockwise", "reference"))
-    for kind in AUTO_RULES
-}
+def check_linear(
+    name: str,
+    form: LinearForm,
+    bias: Tensor | None,
+    cache: Cache | None,
+    scale: float | None = None,
+) -> None:
+    """Refuse a bias, a scale, and caches that are not states or need a length."""
+    advice = "pass attn_mask to hide pairs, or use a softmax variant"
+    check_state(f"{name} attention", LinearState, advice, bias, cache, scale)
+    if cache is not None and form.denominator == "sqrt_len" and form.padded_len is None:
+        raise ValueError(
+            "decoding with denominator=sqrt_len needs padded_len, received None: √N is not "
+            "known before the last token"
+        )
 
 
 def check_state(
@@ -274,16 +332,7 @@ def check_state(
         )
 
 
-def linear_refusal(family: str, call: Call, num_features: int, value_dim: int) -> str | None:
-    """Say why the fused kernels cannot serve a call ("cannot …"), or None if they can."""
-    if call.attn_mask:
-        return "cannot apply attn_mask, because it forms no pairs"
-    if num_features > MOST_FEATURES:
-        return f"cannot hold states of {num_features} features: at most {MOST_FEATURES}"
-    return kernel_refusal(family, call, num_features, value_dim)
-
-
-def linear_triton(given: Heads, arguments: LinearArguments) -> Tensor:
+def linear_triton(given: HeadCall, arguments: Linear) -> Tensor:
     """Return `linear_blockwise` by fused kernels, (B, H, N, E_v) in the dtype of `query`.
 
     Features and their mixtures are computed in float32 and rounded to the dtype of `query`, in
@@ -321,11 +370,11 @@ class FusedFeatures(TypedDict, total=False):
     mix_before: bool
 
 
-def fused_features(given: Heads, arguments: LinearArguments) -> FusedFeatures:
+def fused_features(given: HeadCall, arguments: Linear) -> FusedFeatures:
     """Return queries and keys as kernels take them."""
     features, prior, shift = arguments.form.features, arguments.prior, arguments.key_shift
     if features.name == "elu" or features.name == "relu":
-        key = given.key
+        key = given.key if shift is not None else arguments.components(given.key)
         if prior is None and key.dim() == 5:
             raise ValueError(f"keys of {key.shape[2]} components need a prior, received None")
         return {
@@ -338,7 +387,7 @@ def fused_features(given: Heads, arguments: LinearArguments) -> FusedFeatures:
     return {"query": rows.to(dtype), "key": cols.to(dtype)}
 
 
-def kept_values(given: Heads) -> Tensor | None:
+def kept_values(given: HeadCall) -> Tensor | None:
     """Return what `drop_values` multiplies values with, (B, H_kv, L) float32."""
     dropout, value = given.dropout, given.value
     if dropout is None:
@@ -346,3 +395,18 @@ def kept_values(given: Heads) -> Tensor | None:
     batch, heads, length, _ = value.shape
     keep = keep_pairs(dropout, batch, heads, range(1), span(0, length), value.device)
     return keep[:, :, 0] * dropout.scale
+
+
+LACKS_OF_CHUNKS = {"transform": LACKS_OF_BLOCKS["transform"]}
+LACKS_OF_STATE_KERNELS = {**LACKS_OF_OPERATORS, "state": "cannot continue from a state"}
+_NO_PAIRS = "cannot apply attn_mask, because it forms no pairs"
+Linear.own_engines = {
+    "reference": Engine(linear_reference, lacks={"state": "cannot continue from a state"}),
+    "blockwise": Engine(linear_blockwise, lacks={**LACKS_OF_CHUNKS, "pair mask": _NO_PAIRS}),
+    "triton": Engine(
+        linear_triton,
+        lacks={**LACKS_OF_STATE_KERNELS, "pair mask": _NO_PAIRS},
+        limits={"features of a state": 128},
+        missing=lambda call, variant: kernel_refusal(call, variant, variant.num_features(call)),
+    ),
+}

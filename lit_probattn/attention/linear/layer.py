@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, BackendFunction, Call, common_refusal
+from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import Cache, LinearState
-from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, key_or_fresh
+from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh
+from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.functional import autocast_off, check_choice, compute_dtype
+from lit_probattn.attention.functional import check_choice, compute_dtype
 from lit_probattn.attention.layer import Attention, Example
 from lit_probattn.attention.linear.features import (
     FeatureMap,
@@ -23,37 +23,17 @@ from lit_probattn.attention.linear.features import (
     drawn_projection,
     orthogonal_projection,
 )
-from lit_probattn.attention.linear.functions import (
-    CHUNK_RULES,
-    LinearArguments,
-    LinearForm,
-    check_state,
-    linear_blockwise,
-    linear_kernel,
-    linear_reference,
-    linear_refusal,
-    linear_triton,
-    masked_kernel,
-)
+from lit_probattn.attention.linear.functions import Linear, LinearForm, check_linear
 from lit_probattn.randomness import RandomKey
 
 
 class LinearCore(Core):
-    """Linear attention from heads to heads; see `LinearAttention`."""
+    """Random features, if any; see `LinearAttention`."""
 
-    variant: ClassVar[str] = "linear"
-    backends: ClassVar[Mapping[str, BackendFunction]] = {
-        "reference": linear_reference,
-        "blockwise": linear_blockwise,
-        "triton": linear_triton,
-    }
-    auto_rules = CHUNK_RULES
-    counts_blocks = False
-    has_scores = False
-    stated_backend = "blockwise"  # the O(N) form; the reference stores the maps
-    kernels: ClassVar[tuple[str, ...]] = ("linear/linear",)
+    makes: ClassVar[type[Linear]] = Linear
     redraws = True  # random features anew in every training step, by its key
     projection: Tensor | None
+    key_shift: Tensor | None
 
     def __init__(
         self,
@@ -68,6 +48,7 @@ class LinearCore(Core):
         check_feature_map(form.features, size)
         _check_form(form, num_features)
         self.form = form
+        self.key_shift = None
         projection = None
         if form.features.name == "favor":
             count = default_num_features(size) if num_features is None else num_features
@@ -75,16 +56,9 @@ class LinearCore(Core):
             projection = orthogonal_projection(normals).to(torch.get_default_dtype())
         self.register_buffer("projection", projection)
 
-    def check(self, bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
-        """Refuse a bias, a scale, and caches that are not states."""
-        advice = "pass attn_mask to hide pairs, or use a softmax variant"
-        check_state(f"{self.variant} attention", LinearState, advice, bias, cache, scale)
-        needs_len = self.form.denominator == "sqrt_len" and self.form.padded_len is None
-        if cache is not None and needs_len:
-            raise ValueError(
-                "decoding with denominator=sqrt_len needs padded_len, received None: √N is not "
-                "known before the last token"
-            )
+    def check(self, bias: Tensor | None, cache: Cache) -> None:
+        """Refuse a bias, and caches that are not states."""
+        check_linear(self.name, self.form, bias, cache)
 
     def cross_refusal(self) -> str | None:
         """√N is of two lengths there, one of which is not known while decoding."""
@@ -93,16 +67,13 @@ class LinearCore(Core):
         return None
 
     # ------------------------------------------------------------------ one call
-    def choose(self, call: HeadCall, backend: str) -> Choice:
-        """Return components of the keys, features, priors and state."""
-        return Choice(backend, self.components(call.key), self.arguments(call))
-
-    def arguments(self, call: HeadCall) -> LinearArguments:
-        """Return features, priors and state."""
-        return LinearArguments(
+    def variant(self, call: HeadCall) -> Linear:
+        """Return features, priors, shifts and state."""
+        return self.makes(
             self.form,
             self.features(call.rng),
             prior=self.shares(call),
+            key_shift=self.key_shift,
             state=call.cache if isinstance(call.cache, LinearState) else None,
         )
 
@@ -117,35 +88,6 @@ class LinearCore(Core):
     def shares(self, call: HeadCall) -> Tensor | None:
         """Return π of the call's keys, (H_kv, K, 1 or L). None means no mixture."""
         return None
-
-    def scores(self, call: HeadCall) -> Tensor:
-        """Return `linear_kernel`: not scores before a softmax, but the maps before division."""
-        dtype = compute_dtype(call.query)
-        features = self.features(call.rng)
-        features = None if features is None else features.to(dtype)
-        arguments = LinearArguments(self.form, features, prior=self.shares(call))
-        key = self.components(call.key).to(dtype)
-        return linear_kernel(call.query.to(dtype), key, arguments)
-
-    def weights(self, call: HeadCall) -> Tensor:
-        """Return kernel[i, j] / Σ_j kernel[i, j], (B, H, N, L), whatever the denominator."""
-        self.admit(call)
-        with autocast_off(call.query):
-            kernel = self.scores(call)
-        kernel = masked_kernel(kernel, call.masks)
-        total = kernel.sum(-1, keepdim=True)
-        return kernel / total.masked_fill(total == 0, 1.0)
-
-    def refusal(self, backend: str, call: Call) -> str | None:
-        """Masks of pairs need the pairs; a state has none."""
-        if backend == "triton":
-            count = self.form.features.num_features(self.layout.head_dim, self.projection)
-            return linear_refusal(self.kernel, call, count, self.layout.value_head_dim)
-        if backend == "reference" and call.recurrent:
-            return "cannot continue from a state"
-        if backend == "blockwise" and call.attn_mask:
-            return "cannot apply attn_mask, because it forms no pairs"
-        return common_refusal(self, backend, call)
 
     def new_cache(self, capacity: int = 0) -> LinearState:
         """Return an empty state; `capacity` does not matter, its size is constant."""

@@ -9,17 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.core import (
-    Choice,
-    HeadCall,
-    HeadLayout,
-    Learned,
-    check_components,
-)
+from lit_probattn.attention.call import HeadCall, HeadLayout, check_components
+from lit_probattn.attention.core import Learned
 from lit_probattn.attention.functional import check_choice, compute_dtype
 from lit_probattn.attention.layer import Example, own_options
 from lit_probattn.attention.linear.functions import (
-    LinearArguments,
+    MLK,
+    Linear,
     linear_kernel,
     masked_kernel,
     shifted_keys,
@@ -34,8 +30,7 @@ class MLKCore(LinearCore):
     The layout has K keys per head unless they are shifted here; see `MLKAttention`.
     """
 
-    variant: ClassVar[str] = "mlk"
-    kernels = ("linear/mlk",)
+    makes: ClassVar[type[Linear]] = MLK
 
     def __init__(
         self,
@@ -53,7 +48,7 @@ class MLKCore(LinearCore):
         super().__init__(layout, backend, **linear)
         check_components(layout, num_components, shifted_keys)
         check_choice("mix", self.form.mix, ("after", "before"))
-        self.num_components = self.score_maps = num_components
+        self.num_components = num_components
         self.prior = MixturePrior(
             num_components,
             layout.key,
@@ -62,7 +57,6 @@ class MLKCore(LinearCore):
             by_m_step=False,
             max_positions=max_positions,
         )
-        self.key_shift: nn.Parameter | None = None
         if shifted_keys:
             shift = torch.randn(layout.key, num_components, layout.head_dim) * shift_init_std
             self.key_shift = nn.Parameter(shift)
@@ -72,13 +66,6 @@ class MLKCore(LinearCore):
         if self.key_shift is None:
             return key if key.dim() == 5 else key.unflatten(1, (-1, self.num_components))
         return shifted_keys(key, self.key_shift)
-
-    def choose(self, call: HeadCall, backend: str) -> Choice:
-        """Return the call as `LinearCore` does; kernels shift keys themselves."""
-        if backend != "triton" or self.key_shift is None:
-            return super().choose(call, backend)
-        arguments = replace(self.arguments(call), key_shift=self.key_shift)
-        return Choice(backend, call.key, arguments)
 
     def shares(self, call: HeadCall) -> Tensor | None:
         """Return π of the call's keys, (H_kv, K, 1 or L)."""
@@ -102,7 +89,7 @@ class MLKCore(LinearCore):
         for component in range(self.num_components):
             alone = torch.zeros_like(prior)
             alone[:, component] = prior[:, component]
-            arguments = LinearArguments(self.form, features, alone)
+            arguments = Linear(self.form, features, alone)
             parts.append(linear_kernel(query, key, arguments))
         kernel = torch.stack(parts, 2)
         total = kernel.sum(2)

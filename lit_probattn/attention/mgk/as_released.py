@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from lit_probattn.attention.backends import Backend, Call
-from lit_probattn.attention.core import HeadCall, HeadLayout
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.functional import check_choice, compute_dtype
 from lit_probattn.attention.layer import own_options
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
+from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.attention.mgk.layer import MGKAttention, MGKCore
 from lit_probattn.attention.mgk.priors import PRIOR_FLOOR, MixturePrior
 from lit_probattn.base.torch_internals import in_backward
@@ -77,7 +77,7 @@ def code_parity_sums(
         code: which of the two.
     """
     dtype = compute_dtype(query)
-    arguments = MGKArguments(log_prior.to(dtype), variance.to(dtype))
+    arguments = MGK(log_prior.to(dtype), variance.to(dtype))
     heads, num_keys = query.shape[1], key.shape[3]
     first = torch.zeros(heads, num_keys, dtype=torch.float64, device=query.device)
     count = torch.zeros_like(first)
@@ -158,15 +158,9 @@ class ReleasedMGKCore(MGKCore):
             self.prior.apply_statistics(self.prior.statistics())
         return out
 
-    def arguments(self, call: HeadCall) -> MGKArguments:
+    def variant(self, call: HeadCall) -> MGK:
         """Return the mixture and `row_eps`."""
-        return replace(super().arguments(call), row_eps=self.row_eps)
-
-    def refusal(self, backend: str, call: Call) -> str | None:
-        """Only the reference adds to the sums of rows."""
-        if backend != "reference" and self.row_eps:
-            return "cannot add row_eps to the sums of rows"
-        return super().refusal(backend, call)
+        return replace(super().variant(call), row_eps=self.row_eps)
 
     def observe(self, call: HeadCall) -> None:
         """Gather the released code's sums."""

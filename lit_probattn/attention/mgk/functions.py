@@ -1,7 +1,7 @@
-"""Attention whose keys are mixtures of Gaussians: its backends as pure functions.
+"""Attention whose keys are mixtures of Gaussians: the equation and its normal form.
 
-The layer that owns projections, shifts, priors and variances is in `layer.py`. Cached keys cost one
-product per pair where shifts allow it. With τ = 1/σ²:
+The parameters are in `layer.py`. Cached keys cost one product per pair where shifts allow it. With
+τ = 1/σ²:
 
     s_ijr = τ_r query[i] · key[j, r] − (τ_r / 2) ‖query[i]‖² + β_jr
     β_jr = log π_jr − (1 − λ) (τ_r / 2) ‖key[j, r]‖² [− (E / 2) log σ²_r]
@@ -15,32 +15,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import pair_arguments
-from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
+from lit_probattn.attention.call import HeadCall
+from lit_probattn.attention.engines.kernels import pair_arguments
+from lit_probattn.attention.engines.table import NORMAL_FORM
 from lit_probattn.attention.functional import (
-    Heads,
     compute_dtype,
     first_maximum,
-    grouped_scores,
-    log_sum_exp,
-    reference_output,
     repeat_heads,
     repeat_rows,
-    split_precision,
     squared_distance,
 )
-from lit_probattn.attention.rowpass.mixture import mixture_attention
-from lit_probattn.attention.sdpa import fused_attention
+from lit_probattn.attention.variant import Scores, Variant
 
 Score = Literal["gaussian", "dot"]
 
 
 @dataclass(frozen=True)
-class MGKArguments:
-    """What attention to mixtures of Gaussians needs besides heads and masks.
+class MGK(Variant):
+    """Attention to keys that are mixtures of K Gaussians.
 
     Args:
         log_prior: log π, (H_prior, K, 1 or L). None means no prior.
@@ -49,11 +43,15 @@ class MGKArguments:
         equal_variance: known to be the same for all components of a head, which lets faster forms
             drop the query's norm.
         hard: maximum instead of sum over components.
-        key_shift: b_r, (H_prior, K, E), where the backend takes keys before shifting.
+        key_shift: b_r, (H_prior, K, E), of which key[j, r] = key[j] + b_r; (H_prior, K, L, E) where
+            it depends on the position. None means K keys per position.
         row_eps: added to the sum over keys (released language-modelling code: 1e-6), by the
             reference only.
         norm_weight: λ, (), of Gaussian scores; see `component_scores`. None means 0.
     """
+
+    name = "mgk"
+    kernels = ("dense/mgk", "dense/smgk")
 
     log_prior: Tensor | None
     variance: Tensor
@@ -65,8 +63,132 @@ class MGKArguments:
     row_eps: float = 0.0
     norm_weight: Tensor | None = None
 
+    @property
+    def shares_product(self) -> bool:
+        """Whether the components' scores differ by a term per query and one per key only."""
+        return self.key_shift is not None and self.key_shift.dim() == 3
 
-def component_scores(query: Tensor, key: Tensor, arguments: MGKArguments) -> Tensor:
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """With heads of 8 entries one product for all components was not faster."""
+        shift = self.key_shift
+        wide = shift is not None and shift.shape[-1] >= 16
+        return "shifted" if self.shares_product and wide else "mixture"
+
+    @property
+    def kernel(self) -> str:
+        """The family that serves these numbers."""
+        return self.kernels[self.shares_product]
+
+    @property
+    def score_maps(self) -> int:  # type: ignore[override]
+        """K."""
+        return self.variance.shape[1]
+
+    def components(self, key: Tensor) -> Tensor:
+        """Return every component's keys, (B, H_key, K, L, E); shifted ones in at least float32."""
+        shift = self.key_shift
+        if shift is None:
+            return key if key.dim() == 5 else key.unflatten(1, (-1, self.variance.shape[1]))
+        key = key.to(compute_dtype(key))
+        table = (shift[:, :, None] if shift.dim() == 3 else shift).to(key.dtype)
+        return repeat_heads(key, max(shift.shape[0], key.shape[1]))[:, :, None] + table[None]
+
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return l_ij = logsumexp_r s_ijr, or max_r s_ijr when hard; (B, H, N, L).
+
+        Source: MGK, ICML 2022, Eq. (7); hard E-step, section 2.3:
+            attn_weights[i, j] ∝ Σ_r exp(s_ijr)      or      ∝ max_r exp(s_ijr)
+        Departs from the source: sums of exponentials in log space.
+        """
+        exact = replace(self, variance=self.variance.to(call.query.dtype))
+        return mgk_scores(call.query, self.components(call.key), exact)
+
+    def needs(self) -> dict[str, str]:
+        """A maximum; sums of rows to which something is added; norms that are put back."""
+        found = {
+            "maximum": ("e_step=hard", self.hard),
+            "row_eps": (f"row_eps={self.row_eps:g}", bool(self.row_eps)),
+            "norm weight": ("key_norm_weight", self.norm_weight is not None),
+        }
+        return {name: option for name, (option, needed) in found.items() if needed}
+
+    def sizes(self, call: HeadCall) -> dict[str, int]:
+        """K."""
+        return {"components": self.variance.shape[1]}
+
+    def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
+        """Return the scores in normal form.
+
+        Where shifts allow it, one product per pair serves all components. With c the mean key,
+        k' = k − c and q' = q − c,
+
+            s_ijr = τ_r q'·k'_jr + a_ir + β_jr,   a_ir = τ_r q'·b_r − (τ_r − τ_1) ‖q'‖²/2
+        """
+        query, low = call.query, call.query.dtype
+        dtype, heads = compute_dtype(query), query.shape[1]
+        one_product = self.shares_product and not own_keys
+        shift = self.key_shift if one_product else None
+        key = call.key[:, :, None] if one_product else self.components(call.key)
+        owners = max(key.shape[1], self.variance.shape[0])
+        precision = repeat_rows(1.0 / self.variance.to(dtype), owners)  # (H', K)
+        key, query = repeat_heads(key, owners).to(dtype), query.to(dtype)
+        shift = None if shift is None else repeat_rows(shift.to(dtype), owners)  # (H', K, E)
+        kept = None
+        if self.score == "gaussian":
+            if self.norm_weight is not None:
+                whole = key if shift is None else key + shift[:, :, None]
+                kept = _kept_norms(whole, self.norm_weight)
+            centre = key.detach().mean((2, 3), keepdim=True)
+            key, query = key - centre, query - repeat_heads(centre[:, :, 0], heads)
+        query, coef = query.to(low).to(dtype), None
+        if shift is None or self.equal_variance:  # the factor is the key's
+            factor = precision[:, : key.shape[2], None, None]
+            scaled = (key * factor).to(low)
+            key = scaled.to(dtype) / factor if low != dtype else key
+        else:
+            scaled, coef = key.to(low), precision
+        row = self.row_terms(query, precision, shift)
+        col = self.col_terms(key, precision, shift, kept)
+        reduce: Literal["soft", "hard"] = "hard" if self.hard else "soft"
+        return Scores(query.to(low), scaled, coef=coef, row=row, col=col, reduce=reduce)
+
+    def row_terms(self, query: Tensor, precision: Tensor, shift: Tensor | None) -> Tensor | None:
+        """Return a_ir, (B, H, N, K), or None where components share it."""
+        heads, row = query.shape[1], None
+        precision = repeat_rows(precision, heads)
+        if self.score == "gaussian" and not self.equal_variance and precision.shape[1] > 1:
+            difference = (precision - precision[:, :1]) * -0.5
+            row = query.square().sum(-1, keepdim=True) * difference[:, None]
+        if shift is not None:
+            moved = query @ (repeat_rows(shift, heads) * precision[..., None]).mT
+            row = moved if row is None else row + moved
+        return row
+
+    def col_terms(
+        self, key: Tensor, precision: Tensor, shift: Tensor | None, kept: Tensor | None = None
+    ) -> Tensor | None:
+        """Return β_jr, (B, H', K, L), of keys (B, H', K or 1, L, E), or None where it is 0."""
+        col: Tensor | None = None
+        if self.log_prior is not None:
+            col = repeat_rows(self.log_prior.to(key.dtype), precision.shape[0])
+        if self.include_log_det:
+            log_det = (key.shape[-1] / 2.0) * precision.log()[:, :, None]
+            col = log_det if col is None else col + log_det
+        if self.score == "gaussian":
+            norm = key.square().sum(-1)
+            if shift is not None:
+                norm = norm + 2.0 * (shift @ key[:, :, 0].mT) + shift.square().sum(-1)[:, :, None]
+            if kept is not None:
+                norm = norm - 2.0 * kept
+            norm = norm * (precision[:, :, None] / -2.0)
+            col = norm if col is None else col + norm
+        if col is None:
+            return None
+        return col.expand(key.shape[0], *precision.shape, key.shape[3])
+
+
+def component_scores(query: Tensor, key: Tensor, arguments: MGK) -> Tensor:
     """Return s_ijr, the log-score of component r of key j for query i; (B, H, K, N, L).
 
     Source: MGK, ICML 2022, Eq. (3), (6), (7):
@@ -97,65 +219,10 @@ def component_scores(query: Tensor, key: Tensor, arguments: MGKArguments) -> Ten
     return result
 
 
-def mgk_scores(query: Tensor, key: Tensor, arguments: MGKArguments) -> Tensor:
+def mgk_scores(query: Tensor, key: Tensor, arguments: MGK) -> Tensor:
     """Return l_ij = logsumexp_r s_ijr, or max_r s_ijr when hard; (B, H, N, L)."""
     components = component_scores(query, key, arguments)
     return first_maximum(components.unbind(2)) if arguments.hard else components.logsumexp(2)
-
-
-def mgk_reference(given: Heads, arguments: MGKArguments) -> Tensor:
-    """Attend to keys that are Gaussian mixtures, by the equation.
-
-    Source: MGK, ICML 2022, Eq. (7); hard E-step, section 2.3:
-        attn_weights[i, j] ∝ Σ_r exp(s_ijr)      or      ∝ max_r exp(s_ijr)
-    Departs from the source: sums of exponentials in log space.
-    """
-    query, key, value, masks, dropout = given.precise()
-    scores = mgk_scores(query, key, replace(arguments, variance=arguments.variance.to(query.dtype)))
-    return reference_output(scores, value, masks, dropout, arguments.row_eps)
-
-
-def expand_to_dot(query: Tensor, key: Tensor, arguments: MGKArguments) -> tuple[Tensor, Tensor]:
-    """Return vectors whose plain dot product is s_ijr up to a constant of the row.
-
-    With τ = 1/σ² the query becomes [q, 1, ‖q‖²] and the key [τ k, β, −(τ − τ_ref)/2], where
-    β = log π − (1 − λ) τ‖k‖²/2 [− (E/2) log σ²]. The last coordinate is dropped when σ² is the same
-    for all components. In low precision each scalar coordinate is split into parts, and norms are
-    those of the rounded vectors.
-
-    Returns:
-        query (B, H, N, E') and key (B, H_key or H, K, L, E').
-    """
-    dtype, low = compute_dtype(query), query.dtype
-    log_prior, variance = arguments.log_prior, arguments.variance
-    heads = max(key.shape[1], variance.shape[0])
-    key = repeat_heads(key, heads).to(dtype)
-    query = query.to(dtype)
-    precision = repeat_rows(1.0 / variance.to(dtype), heads)[None, :, :, None, None]
-    offset = torch.zeros((), dtype=dtype, device=key.device)
-    if arguments.score == "gaussian":
-        if arguments.norm_weight is not None:
-            offset = _kept_norms(key, arguments.norm_weight)[..., None] * precision
-        centre = key.detach().mean((2, 3), keepdim=True)
-        key, query = key - centre, query - repeat_heads(centre[:, :, 0], query.shape[1])
-    query, scaled = query.to(low), (key * precision).to(low)
-    if log_prior is not None:
-        offset = offset + repeat_rows(log_prior.to(dtype), heads)[None, ..., None]
-    if arguments.include_log_det:
-        offset = offset + (query.shape[-1] / 2.0) * precision.log()
-    if arguments.score == "gaussian":
-        norm = scaled.to(dtype).square().sum(-1, keepdim=True)
-        offset = offset - norm / (2.0 * precision)
-    offset = offset.expand(*scaled.shape[:-1], 1)
-    key_parts = split_precision(offset, low)
-    query_parts = [torch.ones_like(query[..., :1])] * len(key_parts)
-    if arguments.score == "gaussian" and not arguments.equal_variance:
-        difference = (precision - precision[:, :, :1].detach()) * -0.5
-        squares = query.to(dtype).square().sum(-1, keepdim=True)
-        for a, b in _product_parts(squares, difference, low):
-            query_parts.append(a)
-            key_parts.append(b.expand(*scaled.shape[:-1], 1))
-    return torch.cat([query, *query_parts], -1), torch.cat([scaled, *key_parts], -1)
 
 
 def _kept_norms(key: Tensor, weight: Tensor) -> Tensor:
@@ -163,132 +230,22 @@ def _kept_norms(key: Tensor, weight: Tensor) -> Tensor:
     return weight.to(key.dtype) / 2.0 * key.square().sum(-1)
 
 
-def _product_parts(a: Tensor, b: Tensor, low: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-    """Return pairs of low-precision tensors whose products sum to a·b."""
-    a_parts, b_parts = split_precision(a, low), split_precision(b, low)
-    count = len(a_parts)
-    return [(a_parts[i], b_parts[j]) for i in range(count) for j in range(count) if i + j < count]
-
-
-def mgk_sdpa(given: Heads, arguments: MGKArguments) -> Tensor:
-    """Return the same as softmax attention over K·L keys, by PyTorch's fused attention.
-
-    Exact for the soft E-step: Σ_r exp(s_ijr) v_j is a sum over the pairs (j, r), each with its own
-    key and the value of its position.
-    """
-    query, key, value, masks, _ = given
-    query, key = expand_to_dot(query, key, arguments)
-    components = key.shape[2]
-    flat_key = key.transpose(2, 3).flatten(2, 3)
-    flat_value = repeat_heads(value, key.shape[1]).repeat_interleave(components, 2)
-    return fused_attention(
-        query, flat_key, flat_value, masks=masks, scale=1.0, keys_per_position=components
-    )
-
-
-def mgk_blockwise(given: Heads, arguments: MGKArguments) -> Tensor:
-    """Return the same block by block: hard and soft, with dropout, O(N · block) memory."""
-    query, key, value, masks, dropout = given.precise()
-    # Hard inference compares components, so it too may drop what all components of a row share.
-    query, key = expand_to_dot(query, key, arguments)
-
-    def scores(_: Block, rows: Tensor, *cols: Tensor) -> Tensor:
-        components = [grouped_scores(rows, component) for component in cols]
-        return first_maximum(components) if arguments.hard else log_sum_exp(components)
-
-    keys = key.unbind(2)
-    axes: list[Axis] = ["col"] * len(keys)
-    return blockwise_attention(scores, (query, *keys), ["row", *axes], value, masks, dropout)
-
-
-def mgk_native(given: Heads, arguments: MGKArguments) -> Tensor:
-    """Return the same as `mgk_blockwise`, with the rows of a block in C.
-
-    Keys are unshifted, (B, H_key, L, E), where the arguments have shifts: then one product per pair
-    serves all components. With c the mean key, k' = k − c and q' = q − c,
-
-        s_ijr = τ_r q'·k'_jr + a_ir + β_jr,   a_ir = τ_r q'·b_r − (τ_r − τ_1) ‖q'‖²/2
-
-    where the norms that λ puts back are those of keys that are not centred.
-    """
-    query, key, value, masks, dropout = given.precise()
-    dtype, heads, shift = query.dtype, query.shape[1], arguments.key_shift
-    gaussian = arguments.score == "gaussian"
-    precision = repeat_rows(1.0 / arguments.variance.to(dtype), heads)  # (H, K)
-    key = repeat_heads(key if shift is None else key[:, :, None], heads)  # (B, H, K or 1, L, E)
-    shift = None if shift is None else repeat_rows(shift.to(dtype), heads)  # (H, K, E)
-    kept = None
-    if gaussian and arguments.norm_weight is not None:
-        whole = key if shift is None else key + shift[:, :, None]
-        kept = _kept_norms(whole, arguments.norm_weight)
-    if gaussian:
-        centre = key.detach().mean((2, 3), keepdim=True)
-        key, query = key - centre, query - centre[:, :, 0]
-    offset = query.new_zeros(1)
-    if arguments.log_prior is not None:
-        offset = repeat_rows(arguments.log_prior.to(dtype), heads)
-    if arguments.include_log_det:
-        offset = offset + (query.shape[-1] / 2.0) * precision.log()[:, :, None]
-    row: Tensor | None = None
-    if gaussian:
-        norm = key.square().sum(-1)  # (B, H, K or 1, L)
-        if shift is not None:
-            cross = 2.0 * (shift @ key[:, :, 0].mT)
-            norm = norm + cross + shift.square().sum(-1)[:, :, None]
-        if kept is not None:
-            norm = norm - 2.0 * kept
-        offset = offset - norm * precision[:, :, None] / 2.0
-        if not arguments.equal_variance:
-            difference = (precision - precision[:, :1].detach()) * -0.5
-            row = query.square().sum(-1)[..., None] * difference[:, None]
-    if shift is not None:
-        moved = query @ (shift * precision[..., None]).mT
-        row = moved if row is None else row + moved
-    components, length = precision.shape[1], key.shape[3]
-    col = offset.expand(query.shape[0], heads, components, length)
-    coef: Tensor | None = None
-    if shift is None:
-        key = key * precision[:, :, None, None]
-    elif arguments.equal_variance:
-        key = key * precision[:, :1, None, None]
-    else:
-        coef = precision
-    return mixture_attention(
-        query,
-        key,
-        value,
-        masks,
-        dropout,
-        coef=coef,
-        row=row,
-        col=col,
-        hard=arguments.hard,
-    )
-
-
-def key_offsets(key: Tensor, arguments: MGKArguments) -> Tensor:
+def key_offsets(key: Tensor, arguments: MGK) -> Tensor:
     """Return β_jr, (B, H_key, K, L), in at least float32.
 
     Args:
         key: every component's keys, (B, H_key, K, L, E), as they are stored (rounded).
         arguments: prior of these keys, (H_key, K, 1 or L), and variances, (H_key, K).
     """
-    dtype = compute_dtype(key)
-    precision = 1.0 / arguments.variance.to(dtype)[:, :, None]
-    beta = torch.zeros(key.shape[:-1], dtype=dtype, device=key.device)
-    if arguments.score == "gaussian":
-        norms = key.to(dtype).square().sum(-1) * precision / 2.0
-        weight = arguments.norm_weight
-        beta = beta - (norms if weight is None else (1.0 - weight.to(dtype)) * norms)
-    if arguments.log_prior is not None:
-        beta = beta + arguments.log_prior.to(dtype)
-    if arguments.include_log_det:
-        beta = beta + (key.shape[-1] / 2.0) * precision.log()
-    return beta
+    key = key.to(compute_dtype(key))
+    precision, weight = 1.0 / arguments.variance.to(key.dtype), arguments.norm_weight
+    kept = None if weight is None else _kept_norms(key, weight)
+    found = arguments.col_terms(key, precision, None, kept)
+    return key.new_zeros(key.shape[:-1]) if found is None else found
 
 
 def mixture_scores(
-    query: Tensor, key: Tensor, offset: Tensor, arguments: MGKArguments, subtract_query_norm: bool
+    query: Tensor, key: Tensor, offset: Tensor, arguments: MGK, subtract_query_norm: bool
 ) -> Tensor:
     """Return logsumexp_r s_ijr, or max_r s_ijr when hard; (B, H, N, L).
 
@@ -300,55 +257,54 @@ def mixture_scores(
         subtract_query_norm: whether −(τ_r / 2) ‖query‖² counts.
     """
     heads, shift = query.shape[1], arguments.key_shift
-    precision = repeat_rows(1.0 / arguments.variance.to(query.dtype), heads)[..., None, None]
-    offset = repeat_heads(offset, heads)[:, :, :, None]  # (B, H, K, 1, L)
-    # What does not depend on the key, (B, H, N, K), is small beside the scores.
-    alone: Tensor | None = None
-    if shift is not None:
-        alone = query @ repeat_rows(shift.to(query.dtype), heads).mT
+    precision = 1.0 / arguments.variance.to(query.dtype)
+    row = None
     if subtract_query_norm:
-        norms = query.square().sum(-1, keepdim=True) / 2.0
-        alone = norms.new_zeros(precision.shape[1]) - norms if alone is None else alone - norms
-    if alone is not None:
-        offset = offset + alone.transpose(2, 3)[..., None] * precision
-    shared = None if shift is None else grouped_scores(query, key)
-    total: Tensor | None = None
-    for r in range(precision.shape[1]):
-        product = grouped_scores(query, key[:, :, r]) if shared is None else shared
-        score = torch.addcmul(offset[:, :, r], product, precision[:, r])
-        if total is None:
-            total = score
-        else:
-            join = torch.maximum if arguments.hard else torch.logaddexp
-            total = join(total, score)
-    assert total is not None
-    return total
+        norms = query.square().sum(-1, keepdim=True) / -2.0
+        row = norms * repeat_rows(precision, heads)[:, None]
+    if shift is not None:
+        key = key[:, :, None]
+        factors = repeat_rows(shift.to(query.dtype) * precision[..., None], heads)
+        row = query @ factors.mT if row is None else row + query @ factors.mT
+    reduce: Literal["soft", "hard"] = "hard" if arguments.hard else "soft"
+    return Scores(query, key, coef=precision, row=row, col=offset, reduce=reduce).reduced()
 
 
-def mgk_triton(given: Heads, arguments: MGKArguments) -> Tensor:
-    """Return attention to mixtures of Gaussians by the fused kernels, (B, H, N, E_v).
+def mgk_triton(call: HeadCall, variant: MGK) -> Tensor:
+    """Attend by fused kernels that make the terms of scores from keys, shifts and variances.
 
-    Keys are unshifted, (B, H_key, L, E), where the arguments have shifts: then one product per pair
-    serves all components.
+    One launch makes all terms; their gradients are made by the kernels that own the points.
     """
     from lit_probattn.kernels.dense.attention import mgk_attention
 
-    query, key, value, *_ = given
-    owners = max(key.shape[1], arguments.variance.shape[0])
-    precision = repeat_rows(1.0 / arguments.variance.to(compute_dtype(query)), owners)
-    log_prior = arguments.log_prior
+    query, dtype = call.query, compute_dtype(call.query)
+    key, shift = call.key, variant.key_shift if variant.shares_product else None
+    if shift is None:
+        key = variant.components(key).to(query.dtype)
+    owners = max(key.shape[1], variant.variance.shape[0])
+    precision = repeat_rows(1.0 / variant.variance.to(dtype), owners)
+    log_prior = variant.log_prior
     offset = None if log_prior is None else repeat_rows(log_prior, owners)
-    if arguments.include_log_det:
+    if variant.include_log_det:
         log_det = (query.shape[-1] / 2.0) * precision.log()[..., None]
         offset = log_det if offset is None else offset + log_det
-    terms = {
-        "precision": precision,
-        "offset": offset,
-        "gaussian": arguments.score == "gaussian",
-        "equal_precision": arguments.equal_variance,
-        "hard": arguments.hard,
-        **pair_arguments(given),
-    }
-    key, shift = repeat_heads(key, owners), arguments.key_shift
-    shift = None if shift is None else repeat_rows(shift, owners)
-    return mgk_attention(query, key, value, shift=shift, **terms)
+    return mgk_attention(
+        *(query, repeat_heads(key, owners), call.value),
+        precision=precision,
+        offset=offset,
+        gaussian=variant.score == "gaussian",
+        equal_precision=variant.equal_variance,
+        hard=variant.hard,
+        shift=None if shift is None else repeat_rows(shift, owners),
+        **pair_arguments(call),
+    )
+
+
+_TRITON = NORMAL_FORM["triton"]
+MGK.own_engines = {
+    "triton": replace(
+        _TRITON,
+        compute=mgk_triton,
+        lacks={**_TRITON.lacks, "norm weight": "cannot weigh the norms of keys ({})"},
+    ),
+}

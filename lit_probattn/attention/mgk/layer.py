@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import (
-    AUTO_RULES,
-    AutoRule,
-    Backend,
-    BackendFunction,
-)
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    Gaussians,
-    HeadCall,
-    HeadLayout,
-    Learned,
-    check_components,
-)
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.call import HeadCall, HeadLayout, check_components
+from lit_probattn.attention.core import Core, Gaussians, Learned
 from lit_probattn.attention.cost import (
     Cost,
     CostTerm,
@@ -42,16 +29,10 @@ from lit_probattn.attention.functional import (
 )
 from lit_probattn.attention.layer import Attention, Example, own_options
 from lit_probattn.attention.mgk.functions import (
-    MGKArguments,
+    MGK,
     Score,
     component_scores,
     key_offsets,
-    mgk_blockwise,
-    mgk_native,
-    mgk_reference,
-    mgk_scores,
-    mgk_sdpa,
-    mgk_triton,
     mixture_scores,
 )
 from lit_probattn.attention.mgk.m_step import responsibility_sums
@@ -68,16 +49,9 @@ from lit_probattn.attention.mgk.priors import (
 from lit_probattn.attention.rotary import Rotary, RotaryShift
 from lit_probattn.base.torch_internals import in_backward
 
-# Where one product serves all components, the C library needs fewer products than the fused
-# reduction over K·N keys; with heads of 8 entries it was not faster.
-SHIFTED_RULES: Mapping[str, AutoRule] = {
-    **AUTO_RULES,
-    "cpu": replace(AUTO_RULES["cpu"], order=("native", "sdpa", "blockwise", "reference")),
-}
-
 
 class MGKCore(Core):
-    """Attention to keys that are mixtures of K Gaussians, from heads to heads.
+    """Shifts, priors and variances of attention to keys that are mixtures of K Gaussians.
 
     The layout has K keys per head unless they are shifted here; `rotary` turns the keys, where
     shifts come before rotation. For the other arguments see `MGKAttention`.
@@ -86,20 +60,11 @@ class MGKCore(Core):
         ValueError: a variance is not positive, a name is unknown, or shifts have no dimension left.
     """
 
-    variant: ClassVar[str] = "mgk"
-    row_operators = True
+    makes: ClassVar[type[MGK]] = MGK
     steps_over_cache: ClassVar[bool] = True
     can_drop_keys: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True
     has_components = True
-    kernels: ClassVar[tuple[str, ...]] = ("dense/mgk", "dense/smgk")
-    backends: ClassVar[Mapping[str, BackendFunction]] = {
-        "reference": mgk_reference,
-        "sdpa": mgk_sdpa,
-        "blockwise": mgk_blockwise,
-        "native": mgk_native,
-        "triton": mgk_triton,
-    }
 
     def __init__(
         self,
@@ -131,7 +96,7 @@ class MGKCore(Core):
         check_choice("em_weighting", em_weighting, ("uniform", "posterior"))
         check_choice("rotary_shift", rotary_shift, ("before", "after", "unrotated"))
         self.num_components, self.shifted_keys = num_components, shifted_keys
-        self.e_step, self.score, self.score_maps = e_step, score, num_components
+        self.e_step, self.score = e_step, score
         self.include_log_det, self.em_weighting = include_log_det, em_weighting
         self.rotary, self.rotary_shift = rotary, rotary_shift
         self.observes = e_step == "soft"
@@ -169,7 +134,6 @@ class MGKCore(Core):
         self.start_norm_weight = key_norm_weight
         self.key_norm_weight: Tensor | None
         self.register_buffer("key_norm_weight", self._weight_of_norms(key_norm_weight))
-        self.set_rules()
         collapses = shifted_keys and score == "dot" and self.variance.is_equal
         if collapses and prior_share != "head_position":
             warnings.warn(
@@ -196,15 +160,6 @@ class MGKCore(Core):
                 "likeliest only of Gaussian densities, weighted by the posterior"
             )
 
-    def set_rules(self) -> None:
-        """Set what the choice of a backend depends on."""
-        if self.shares_product and self.layout.head_dim >= 16:
-            self.auto_rules = SHIFTED_RULES
-        if self.e_step == "hard":
-            self.refused["sdpa"] = "cannot take the maximum over components (e_step=hard)"
-        if self.key_norm_weight is not None:
-            self.refused["triton"] = "cannot weigh the norms of keys (key_norm_weight)"
-
     def _weight_of_norms(self, weight: float | None) -> Tensor | None:
         """Return λ as it is kept, or None where norms count as the score says."""
         if weight is None:
@@ -229,48 +184,39 @@ class MGKCore(Core):
         self.key_norm_weight.fill_(weight)
 
     # ------------------------------------------------------------------ one call
-    def choose(self, call: HeadCall, backend: str) -> Choice:
-        """Return components of the keys and the mixture; shifts where one product serves all."""
-        arguments = self.arguments(call)
-        if backend in ("native", "triton") and self.shares_product:
-            return Choice(backend, call.key, replace(arguments, key_shift=self.shifts()))
-        key = self.components(call.key)
-        return Choice(backend, key.to(call.key) if backend == "triton" else key, arguments)
-
-    def arguments(self, call: HeadCall) -> MGKArguments:
-        """Return priors, variances and switches; another scale divides the variances."""
-        variance = self.variance()
-        return MGKArguments(
-            log_prior=None if self.prior is None else self.prior(call.masks.num_keys),
+    def variant(self, call: HeadCall) -> MGK:
+        """Return priors, variances, shifts and switches; another scale divides the variances."""
+        num_keys, variance = call.masks.num_keys, self.variance()
+        return self.makes(
+            log_prior=None if self.prior is None else self.prior(num_keys),
             variance=variance if call.scale is None else variance / call.scale_ratio(),
             equal_variance=self.variance.is_equal,
             score=self.score,
             include_log_det=self.include_log_det,
             hard=self.e_step == "hard",
+            key_shift=self.shift_table(0, num_keys),
             norm_weight=self.key_norm_weight,
         )
 
+    def shift_table(self, first_position: int, num_keys: int) -> Tensor | None:
+        """Return b_r, (H_prior, K, E), or of every position, (H_prior, K, L, E), where it turns."""
+        shift = self.shifts()
+        if shift is None or self.shares_product:
+            return shift
+        assert self.rotary is not None
+        table = shift.to(compute_dtype(shift))[:, :, None].expand(-1, -1, num_keys, -1)
+        return self.rotary(table, first_position)
+
     def components(self, key: Tensor, first_position: int = 0) -> Tensor:
         """Return every component's keys, (B, H_key, K, L, E); shifted ones in at least float32."""
-        shift = self.shifts()
-        if shift is None:
-            return key if key.dim() == 5 else key.unflatten(1, (-1, self.num_components))
-        key = key.to(compute_dtype(key))
-        table = shift[:, :, None].to(key.dtype)
-        if self.rotary is not None and self.rotary_shift == "before":
-            table = self.rotary(table.expand(-1, -1, key.shape[-2], -1), first_position)
-        return repeat_heads(key, max(shift.shape[0], key.shape[1]))[:, :, None] + table[None]
-
-    @property
-    def kernel(self) -> str:
-        """The family that serves these options."""
-        return self.kernels[self.shares_product]
+        table = self.shift_table(first_position, key.shape[-2])
+        return MGK(None, self.variance(), key_shift=table).components(key)
 
     def clear_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
         """Return, if hard, the pairs whose best component leads by more than 16-bit rounding."""
         if self.e_step != "hard":
             return None
-        arguments = MGKArguments(
+        arguments = MGK(
             None, self.variance().double(), self.score, norm_weight=self.key_norm_weight
         )
         scores = component_scores(query.double(), self.components(key).double(), arguments)
@@ -289,13 +235,6 @@ class MGKCore(Core):
         if self.key_shift is None or self.key_shift.shape[-1] == size:
             return self.key_shift
         return nn.functional.pad(self.key_shift, (size - self.key_shift.shape[-1], 0))
-
-    def scores(self, call: HeadCall) -> Tensor:
-        """Return `mgk_scores`."""
-        dtype = compute_dtype(call.query)
-        key, arguments = self.components(call.key).to(dtype), self.arguments(call)
-        arguments = replace(arguments, variance=arguments.variance.to(dtype))
-        return mgk_scores(call.query.to(dtype), key, arguments)
 
     # ------------------------------------------------------------------ what studies ask
     def gaussians(self, call: HeadCall) -> Gaussians:
@@ -325,7 +264,7 @@ class MGKCore(Core):
         """
         parts, masks = self._mixtures(call), call.masks
         forms = (parts.log_prior, parts.variance, self.score, self.include_log_det)
-        arguments = MGKArguments(*forms, norm_weight=self.key_norm_weight)
+        arguments = MGK(*forms, norm_weight=self.key_norm_weight)
         scores = component_scores(call.query.to(parts.key), parts.key, arguments)
         rows, cols = masks.all_rows, masks.all_cols
         allowed = masks.allowed(rows, cols, call.query.device)
@@ -359,7 +298,7 @@ class MGKCore(Core):
         sums = responsibility_sums(
             call.query.detach(),
             self.components(call.key).detach(),
-            self.arguments(call),
+            self.variant(call),
             masks=call.masks,
             query_mask=call.query_mask,
             weighting=self.em_weighting,
@@ -416,7 +355,7 @@ class MGKCore(Core):
         variance = self.variance()
         components = repeat_heads(self.components(key, first_position), variance.shape[0])
         forms = (log_prior, variance, self.score, self.include_log_det)
-        arguments = MGKArguments(*forms, norm_weight=self.key_norm_weight)
+        arguments = MGK(*forms, norm_weight=self.key_norm_weight)
         return key_offsets(components, arguments)
 
     def cached_scores(
@@ -430,7 +369,7 @@ class MGKCore(Core):
         if shift is None:
             key = self.components(key, cols.start)
         hard, varies = self.e_step == "hard", not self.variance.is_equal or self.row_eps > 0.0
-        arguments = MGKArguments(None, self.variance(), self.score, hard=hard, key_shift=shift)
+        arguments = MGK(None, self.variance(), self.score, hard=hard, key_shift=shift)
         return mixture_scores(query, key, offset, arguments, self.score == "gaussian" and varies)
 
     def extra_repr(self) -> str:
@@ -634,14 +573,12 @@ class MGKAttention(Attention):
         core, k, e, e_v = self.core, self.num_components, self.head_dim, self.value_head_dim
         gaussian = core.score == "gaussian"
         pairs = PairMacs(k * e, e_v)
-        if backend in ("native", "triton") and core.shares_product:
+        if backend in ("blockwise", "native", "triton") and core.shares_product:
             heads = self.num_heads + (self.layout.key if gaussian else 0)
             pairs = PairMacs(e, e_v, per_token=heads * k * e)
-        elif backend in ("sdpa", "blockwise"):
-            parts = num_parts(backend, dtype)
-            size = e + parts
-            if gaussian and not core.variance.is_equal:
-                size += {1: 1, 3: 6}[parts]
+        elif backend == "sdpa":
+            varies = gaussian and not core.variance.is_equal
+            size = e + num_parts(dtype) * (k if varies else 1)
             pairs = fused_pairs(size, e_v, k, backend)
         return replace(pairs, m_step=k * e if core.by_m_step else 0)
 

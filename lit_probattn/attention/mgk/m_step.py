@@ -15,7 +15,7 @@ from lit_probattn.attention.functional import (
     repeat_rows,
 )
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
+from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.base.memory import telling
 
 
@@ -38,7 +38,7 @@ class ResponsibilitySums(NamedTuple):
 def responsibility_sums(
     query: Tensor,
     key: Tensor,
-    arguments: MGKArguments,
+    arguments: MGK,
     *,
     masks: Masks,
     query_mask: Tensor | None,
@@ -100,7 +100,7 @@ def responsibility_sums(
     return ResponsibilitySums(numerator, denominator, squares)
 
 
-def _squared_distances(scores: Tensor, arguments: MGKArguments, head_dim: int) -> Tensor:
+def _squared_distances(scores: Tensor, arguments: MGK, head_dim: int) -> Tensor:
     """Return ‖query[i] − key[j, r]‖² from Gaussian scores, (B, H, K, N, L): no second product."""
     heads = scores.shape[1]
     sigma2 = repeat_rows(arguments.variance, heads)[None, :, :, None, None]

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_probattn.attention.backends import Backend, native_refusal
-from lit_probattn.attention.blockwise import BLOCK_SCORES
+from lit_probattn.attention.backends import GPU_BACKENDS, Backend, engines_of
+from lit_probattn.attention.engines.blocks import BLOCK_SCORES
+from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.layer import Attention
 from lit_probattn.randomness import RandomKey
 
@@ -76,14 +77,19 @@ def close(found: Tensor, expected: Tensor, what: str, atol: float = TOLERANCE) -
 
 def cpu_backends(layer: Attention) -> list[Backend]:
     """Return the implementations that run on this CPU in float64."""
-    absent = {"triton"} if native_refusal("cpu") is None else {"triton", "native"}
+    absent = {*GPU_BACKENDS, *(() if native_refusal("cpu") is None else ("native",))}
     return [cast(Backend, name) for name in layer.core.backends if name not in absent]
 
 
 def serving(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
     """Return the implementations on a CPU that serve a call of self-attention."""
-    described = layer.core.describe(layer.call(x, **call))
-    return [name for name in cpu_backends(layer) if layer.core.refusal(name, described) is None]
+    made = layer.call(x, **call)
+    variant = layer.core.variant(made)
+
+    def refusal(name: str) -> str | None:
+        return engines_of(variant)[name].refusal(made, variant)
+
+    return [name for name in cpu_backends(layer) if refusal(name) is None]
 
 
 # ---- masks -------------------------------------------------------------------------------------
@@ -164,7 +170,7 @@ def a_bias_is_added_to_the_scores(make: Make) -> None:
     hidden[:, 4] = -torch.inf
     pairs = torch.ones(N, N, dtype=torch.bool)
     pairs[:, 4] = False
-    if not layer.core.has_scores:
+    if not layer.core.makes.has_scores:
         try:
             layer(x, bias=hidden)
         except ValueError as error:
@@ -266,7 +272,8 @@ def backends_agree(make: Make) -> None:
 def blocks_of_queries_agree(make: Make) -> None:
     """Queries by themselves give what they give together, over keys of other widths and number.
 
-    Also where they read keys that were projected before.
+    Also where they read keys that were projected before. Where scores know positions, a query comes
+    with all before it.
     """
     layer = make(key_embed_dim=17, value_head_dim=3).double().eval()
     memory, x = double(B, 19, 17), double(B, 7, EMBED)
@@ -277,14 +284,16 @@ def blocks_of_queries_agree(make: Make) -> None:
         out = layer(x, memory, key_mask=mask)
         expect(out.shape == (B, 7, EMBED), f"{backend}: shape {tuple(out.shape)}")
         for i in (0, 3, 6):
-            alone = layer(x[:1, i : i + 1], memory[:1, :11])
+            start = 0 if layer.core.knows_positions else i
+            alone = layer(x[:1, start : i + 1], memory[:1, :11])[:, -1:]
             close(out[:1, i : i + 1], alone, f"{backend}: query {i} by itself")
         differ = (out[:, 1:] - out[:, :-1]).abs().amax(-1).min() > 0
         expect(differ, f"{backend}: two queries have one output")
     layer.backend = "auto"
     if layer.cross_refusal() is None:
         kept = layer.remember(memory, key_mask=mask)
-        parts = torch.cat([layer(part, memory=kept) for part in (x[:, :3], x[:, 3:])], 1)
+        cuts = [x] if layer.core.knows_positions else [x[:, :3], x[:, 3:]]
+        parts = torch.cat([layer(part, memory=kept) for part in cuts], 1)
         close(parts, layer(x, memory, key_mask=mask), "queries that read a memory")
 
 
@@ -386,8 +395,8 @@ def cost_is_what_is_counted(make: Make) -> None:
     Not of linear forms, whose random features are drawn by products that no paper counts.
     """
     layer = make().eval()
-    backend = layer.core.stated_backend
-    if backend not in cpu_backends(layer) or not layer.core.has_scores:
+    backend = layer.core.makes.stated_backend
+    if backend not in cpu_backends(layer) or not layer.core.makes.has_scores:
         return
     layer.backend = backend
     for length in (7, N):

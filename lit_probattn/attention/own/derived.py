@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from inspect import Parameter
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.backends import Backend, BackendFunction
-from lit_probattn.attention.blockwise import Block, block_length
-from lit_probattn.attention.cache import Cache
-from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.core import Core
 from lit_probattn.attention.draws import keep_pairs
+from lit_probattn.attention.engines.blocks import block_length
+from lit_probattn.attention.engines.table import LACKS_OF_BLOCKS
 from lit_probattn.attention.functional import (
-    Heads,
     biased,
-    compute_dtype,
     grouped_values,
     masked_softmax,
-    reference_output,
     repeat_heads,
 )
+from lit_probattn.attention.masks import Block, span
+from lit_probattn.attention.variant import Engine, Variant
 
-__all__ = ["DerivedCore", "Scores", "count_score_macs"]
+__all__ = ["DerivedCore", "OwnScores", "count_score_macs"]
 
-# From queries (B, H, N, E) and keys (B, H, L, E) to scores (B, H, N, L).
-Scores = Callable[[Tensor, Tensor], Tensor]
+# From queries (B, H, N, E) and keys (B, H, L, E) to scores (B, H, N, L); two more arguments are the
+# positions of queries (N,) and of keys (L,).
+OwnScores = Callable[..., Tensor]
 
 
-def checked_scores(scores: Scores, query: Tensor, key: Tensor) -> Tensor:
-    """Return the scores, every query head with its key head; a ValueError for another shape."""
-    found = scores(query, repeat_heads(key, query.shape[1]))
+def takes_positions(scores: OwnScores) -> bool:
+    """Whether scores take positions of queries and keys beside these."""
+    named = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
+    return sum(p.kind in named for p in inspect.signature(scores).parameters.values()) >= 4
+
+
+def checked_scores(
+    variant: OwnVariant, query: Tensor, key: Tensor, rows: range, first_row: int
+) -> Tensor:
+    """Return the scores, every query head with its key head; a ValueError for another shape.
+
+    Args:
+        variant: whose scores.
+        query: (B, H, n, E), those of `rows`.
+        key: (B, H_kv, l, E), the first l.
+        rows: which queries of the call these are.
+        first_row: position of the call's first query.
+    """
+    places: tuple[Tensor, ...] = ()
+    if variant.positions:
+        device = query.device
+        at = torch.arange(rows.start + first_row, rows.stop + first_row, device=device)
+        places = at, torch.arange(key.shape[-2], device=device)
+    found = variant.function(query, repeat_heads(key, query.shape[1]), *places)
     expected = (*query.shape[:3], key.shape[-2])
     if tuple(found.shape) != expected:
         raise ValueError(
@@ -43,21 +68,16 @@ def checked_scores(scores: Scores, query: Tensor, key: Tensor) -> Tensor:
     return found
 
 
-def derived_reference(given: Heads, scores: Scores) -> Tensor:
-    """Return the softmax of the scores times the values, (B, H, N, E_v), in at least float32."""
-    query, key, value, masks, dropout = given.precise()
-    return reference_output(checked_scores(scores, query, key), value, masks, dropout)
-
-
-def derived_blockwise(given: Heads, scores: Scores) -> Tensor:
-    """Return the same by blocks of queries, which backward computes again; O(N · block) memory."""
-    query, key, value, masks, dropout = given.precise()
+def in_blocks(call: HeadCall, variant: OwnVariant) -> Tensor:
+    """By blocks of queries, which backward computes again; O(N · block) memory."""
+    query, key, value, masks, dropout = call.precise().heads
     row_scores = query.shape[0] * query.shape[1] * masks.num_keys
     length = block_length(row_scores, masks.num_queries, query.device)
 
     def attend(block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rows, cols = block.rows, block.cols
-        found = biased(checked_scores(scores, query, key), masks, rows, cols)
+        found = checked_scores(variant, query, key, rows, call.first_row)
+        found = biased(found, masks, rows, cols)
         weights = masked_softmax(found, masks.allowed(rows, cols, query.device))
         if dropout is not None:
             batch, heads = weights.shape[:2]
@@ -75,44 +95,70 @@ def derived_blockwise(given: Heads, scores: Scores) -> Tensor:
     return torch.cat(outs, -2)
 
 
-class DerivedCore(Core):
-    """Attention by the scores that a layer gives, from heads to heads.
+@dataclass(frozen=True)
+class OwnVariant(Variant):
+    """A variant that is its scores alone.
 
     Args:
-        scores: the layer's `reference_scores`.
-        name: name of the variant, for messages.
-        pairwise: whether a score depends on its query and its key alone; without, there are no
-            blocks.
+        function: from queries and keys to scores.
+        name: for messages.
+        pairwise: whether a score depends on its query, its key and their positions alone; without,
+            there are no blocks.
+        positions: whether the function takes positions.
     """
 
-    variant: ClassVar[str] = "own variant"
-    backends: ClassVar[Mapping[str, BackendFunction]] = {
-        "reference": derived_reference,
-        "blockwise": derived_blockwise,
+    own_engines: ClassVar[Mapping[str, Engine]] = {
+        "blockwise": Engine(
+            in_blocks,
+            lacks={
+                **LACKS_OF_BLOCKS,
+                "all pairs": "cannot cut the scores of {}: pairwise is False",
+            },
+        ),
     }
 
-    def __init__(
-        self, layout: HeadLayout, backend: Backend, scores: Scores, name: str, pairwise: bool
-    ) -> None:
-        super().__init__(layout, backend)
-        vars(self)["variant"] = name
-        self._scores = scores
-        if not pairwise:
-            self.refused["blockwise"] = f"cannot cut the scores of {name}: pairwise is False"
-
-    def choose(self, call: HeadCall, backend: str) -> Choice:
-        """Return the scores; keys as they are."""
-        return Choice(backend, call.key, self._scores)
+    function: OwnScores
+    name: str = "own variant"  # type: ignore[misc]
+    pairwise: bool = True
+    positions: bool = False
 
     def scores(self, call: HeadCall) -> Tensor:
         """Return the scores of a call."""
-        dtype = compute_dtype(call.query)
-        return checked_scores(self._scores, call.query.to(dtype), call.key.to(dtype))
+        rows = span(0, call.query.shape[2])
+        return checked_scores(self, call.query, call.key, rows, call.first_row)
 
-    def check(self, bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
+    def needs(self) -> dict[str, str]:
+        """Scores that depend on more than their pair cannot be cut."""
+        return {} if self.pairwise else {"all pairs": self.name}
+
+    def check(self, call: HeadCall) -> None:
         """Refuse a scale: the scores have their own."""
-        if scale is not None:
-            raise ValueError(f"{self.variant} has no place for scale={scale}: its scores have one")
+        if call.scale is not None:
+            raise ValueError(
+                f"{self.name} has no place for scale={call.scale}: its scores have one"
+            )
+
+
+class DerivedCore(Core):
+    """The scores that a layer gives; parameters are the layer's."""
+
+    makes = OwnVariant
+
+    def __init__(
+        self, layout: HeadLayout, backend: Backend, scores: OwnScores, name: str, pairwise: bool
+    ) -> None:
+        super().__init__(layout, backend)
+        self.knows_positions = takes_positions(scores)
+        self._variant = OwnVariant(scores, name, pairwise, self.knows_positions)
+
+    @property
+    def name(self) -> str:
+        """Name of the layer's class."""
+        return self._variant.name
+
+    def variant(self, call: HeadCall) -> OwnVariant:
+        """Return the scores."""
+        return self._variant
 
 
 def count_score_macs(layer: Any, seq_len: int) -> int:
@@ -133,5 +179,6 @@ def _score_macs(layer: Any, length: int) -> int:
     heads = torch.zeros(1, layer.num_heads, length, layer.head_dim)
     heads = heads.to(weight.device, weight.dtype)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        layer.reference_scores(heads, heads)
+        places = [torch.arange(length, device=weight.device)] * 2
+        layer.reference_scores(heads, heads, *(places if layer.core.knows_positions else []))
     return int(counter.get_total_flops()) // 2

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.config_files import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.commands.ask.layers import (
     Answer,
     Question,

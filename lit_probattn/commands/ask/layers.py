@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from lit_probattn.attention import Attention
-from lit_probattn.attention.backends import Call
-from lit_probattn.base.config_files import ConfigError, file_named, find, list_attention
+from lit_probattn.attention.call import outline
+from lit_probattn.base.config_files import file_named, find, list_attention
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import MADE_BY, refuse_to_replace, replace_text
 from lit_probattn.base.memory import (
     Resident,
     StepFunction,
@@ -26,7 +28,6 @@ from lit_probattn.configs import attention_entry, class_of
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
 from lit_probattn.kernels.runtime import recording
 from lit_probattn.randomness import RandomKey
-from lit_probattn.records.provenance import MADE_BY, refuse_to_replace, replace_text
 from profiling.cost.exact import NoFormulaError, attention_cost
 
 BASELINE = "softmax"
@@ -234,8 +235,8 @@ def operations(layer: Attention, seq_len: int) -> int:
     try:
         return attention_cost(layer, seq_len).macs
     except NoFormulaError:
+        from lit_probattn.measure.counters import torch_macs
         from profiling.cost.models import AttentionOnly
-        from profiling.measure.counters import torch_macs
 
         inputs = torch.empty(1, seq_len, layer.embed_dim, device="meta")
         return torch_macs(AttentionOnly(layer), inputs).products
@@ -245,16 +246,9 @@ def choose(layer: Attention, question: Question, train: bool) -> str:
     """Return what `auto` chooses on the device; library and kernels are taken to pass tests."""
     core = layer.core.train(train)
     sizes = (question.batch_size, question.seq_len, question.seq_len)
-    call = Call(
-        device=question.kind,
-        dtype=torch.float32,
-        num_scores=core.num_scores(*sizes),
-        num_keys=question.seq_len,
-        dropout=train and question.dropout > 0.0,
-        bias_needs_grad=False,
-    )
+    dropout = train and question.dropout > 0.0
     with predicting(question.kind):
-        return core.pick_for(call)
+        return core.pick(outline(core.layout, *sizes, device=question.kind, dropout=dropout))
 
 
 def memory(known: Answer, question: Question, backend: str, train: bool) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_probattn.base.config_files import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.commands.ask.layers import Answer, Question
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def rows_of(folder: Path) -> list[ProfileRow]:
     Raises:
         ConfigError: no rows are there, or a file of them is damaged.
     """
-    from profiling.measure.rows import RowsError, read_rows  # pandas: half a second
+    from profiling.measure.rows import read_rows  # pandas: half a second
 
     path = folder / "rows.jsonl"
     if not path.is_file():
@@ -45,7 +45,7 @@ def rows_of(folder: Path) -> list[ProfileRow]:
         )
     try:
         rows, _ = read_rows(path)
-    except RowsError as error:
+    except ConfigError as error:
         raise ConfigError(f"--measured {folder}: {error}") from error
     return [row for row in rows if row.quantity == "time" and row.status == "ok"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lit_probattn.base.config_files import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.interop.swap.door import swap
 from lit_probattn.interop.swap.report import Report
-from profiling.measure.counters import torch_flops_by_module
+from lit_probattn.measure.counters import torch_flops_by_module
 
 LIBRARIES = ("timm", "hf")
 # Sizes that a configuration of transformers is built with: its layers are alike, and words and the
@@ -139,7 +138,7 @@ def _timm(name: str, seq_len: int) -> Named:
 
     known = timm.list_models()
     if name not in known:
-        raise ConfigError(f"--model timm:{name}: unknown model{_close(name, known)}")
+        raise ConfigError(f"--model timm:{name}: unknown model{nearest(name, known, lists=False)}")
     model: Any = timm.create_model(name, pretrained=False)
     size = model.pretrained_cfg.get("input_size", (3, 224, 224))
     inputs = torch.empty(1, *size, device="meta")
@@ -158,7 +157,9 @@ def _transformers(name: str, seq_len: int) -> Named:
     kind = name.removesuffix("-base")
     if kind not in kinds:
         family = kind.partition("-")[0]
-        told = f"; did you mean {family!r}?" if family in kinds else _close(kind, kinds)
+        told = (
+            f"; did you mean {family!r}?" if family in kinds else nearest(kind, kinds, lists=False)
+        )
         raise ConfigError(
             f"--model hf:{name}: unknown model{told or ';'} types that can be swapped: "
             f"{', '.join(KNOWN)}"
@@ -186,8 +187,3 @@ def _transformers(name: str, seq_len: int) -> Named:
     if getattr(config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = words
     return Named(model, inputs, f"{told}one sequence of {seq_len} tokens")
-
-
-def _close(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -17,7 +17,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_probattn.base.config_files import ConfigError
+from lit_probattn.base.errors import ConfigError
 
 OUT = Path("runs/demo")
 SECONDS = 25.0
@@ -77,9 +77,9 @@ def _run(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)  # before half a minute is spent
     # Importing PyTorch takes seconds.
     from datamodules import expressions
+    from lit_probattn.base.files import refuse_to_replace, replace_text
     from lit_probattn.commands.demo import cost, page, training
     from lit_probattn.commands.demo.display import Display
-    from lit_probattn.records.provenance import refuse_to_replace, replace_text
 
     path = options.out / "demo.html"
     refuse_to_replace([path])

@@ -117,7 +117,7 @@ def _in_turns(steps: Sequence[Callable[[], None]]) -> list[list[float]]:
 
 def _peak(attention: Callable[..., Attention]) -> int:
     """Predict the peak memory of a step above what is resident, in bytes."""
-    from lit_probattn.training.memory import predicted_bytes  # Lightning takes seconds to import
+    from lit_probattn.base.memory import predicted_bytes
 
     def build() -> tuple[Callable[[], object], list[torch.nn.Module]]:
         model = make_model(attention, LONG)

@@ -30,8 +30,9 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import instantiate
-from lit_probattn.convert.files import ConversionError, check_output, write
+from lit_probattn.convert.files import check_output, write
 from lit_probattn.convert.model import compare_losses, compare_models, layer_inputs
 from lit_probattn.convert.prune.components import (
     component_usage,
@@ -47,7 +48,7 @@ def _own_layers(found: Mapping[str, Attention]) -> dict[str, MGKAttention]:
     layers = {}
     for name, layer in found.items():
         if not isinstance(layer, MGKAttention):
-            raise ConversionError(
+            raise ConfigError(
                 f"{name} is {type(layer).__name__}: only models whose attention is MGK or sMGK "
                 "have components to prune"
             )
@@ -59,7 +60,7 @@ def _entry_of(config: Mapping[str, Any], layers: Mapping[str, MGKAttention]) -> 
     entry: dict[str, Any] = config["init_args"]["attention"]
     name = str(entry.get("class_path", "")).rpartition(".")[2]
     if any(type(layer).__name__ != name for layer in layers.values()):
-        raise ConversionError(
+        raise ConfigError(
             f"the attention of the run is {name}, one for each layer: pruning needs the same "
             "attention in all layers"
         )
@@ -70,7 +71,7 @@ def prune_checkpoint(options: argparse.Namespace) -> list[str]:
     """Prune `options.checkpoint` to `options.output`; return the lines to print.
 
     Raises:
-        ConversionError: the checkpoint or the options do not fit.
+        ConfigError: the checkpoint or the options do not fit.
         CheckpointError: a file cannot be read or written.
     """
     check_output(options.output)
@@ -87,7 +88,7 @@ def prune_checkpoint(options: argparse.Namespace) -> list[str]:
     before, after = layers[first].num_components, places[first].shape[1]
     least = min(float(values.min()) for values in usage.values())
     if after == before:
-        raise ConversionError(
+        raise ConfigError(
             f"nothing to prune: a head uses all {before} components at least {options.threshold:g} "
             f"(the smallest usage is {least:.4f}); raise --threshold"
         )
@@ -129,7 +130,7 @@ def _build(config: dict[str, Any], state: Mapping[str, Tensor]) -> Any:
         task.load_state_dict(state)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise ConversionError(f"the pruned model cannot be built: {reason}") from error
+        raise ConfigError(f"the pruned model cannot be built: {reason}") from error
     if getattr(task, "ema", None) is not None:
         task.model = task.ema.module
     return task.eval()
@@ -153,13 +154,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.num_batches < 1:
-            raise ConversionError(
-                f"--num_batches must be at least 1, received {options.num_batches}"
-            )
+            raise ConfigError(f"--num_batches must be at least 1, received {options.num_batches}")
         if not 0.0 < options.threshold <= 1.0:
-            raise ConversionError(f"--threshold must be in (0, 1], received {options.threshold:g}")
+            raise ConfigError(f"--threshold must be in (0, 1], received {options.threshold:g}")
         lines = prune_checkpoint(options)
-    except (CheckpointError, ConversionError) as error:
+    except (CheckpointError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))

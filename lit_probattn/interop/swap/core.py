@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.core import Core, HeadCall
+from lit_probattn.attention.call import HeadCall
+from lit_probattn.attention.core import Core
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.functional.call import split_mask
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from lit_probattn.attention.core import Core
-from lit_probattn.base.config_files import nearest
-from lit_probattn.base.finite import nan_among
+from lit_probattn.base.errors import nan_among, nearest
 from lit_probattn.interop.swap.hosts.base import CannotSwap, Host, Place, Sizes
 from lit_probattn.interop.swap.hosts.huggingface import HuggingFaceHost
 from lit_probattn.interop.swap.hosts.timm import TimmHost

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lit_probattn.base.config_files import nearest
+from lit_probattn.base.errors import nearest
 from lit_probattn.interop.swap.plan import Found, Planned
 from lit_probattn.interop.swap.settings import Settings
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
-from lit_probattn.attention.core import Core, HeadLayout
+from lit_probattn.attention.call import HeadLayout
+from lit_probattn.attention.core import Core
 from lit_probattn.attention.mgk.layer import MGKCore
 from lit_probattn.attention.softmax import SoftmaxCore
-from lit_probattn.base.config_files import nearest
+from lit_probattn.base.errors import nearest
 
 VARIANTS = ("softmax", "mgk", "smgk")
 # Most keys per head, and largest seed: what no model needs takes minutes, or overflows.

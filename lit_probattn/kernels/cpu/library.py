@@ -1,9 +1,10 @@
 """The C library of the CPU path: compiled at first use, kept outside the repository, loaded once.
 
-The system's C compiler ($CC, cc, gcc or clang) makes it in a second or two. Its file is named by a
-hash of the sources, the flags, the compiler and the processor, and appears by a rename, so that any
-number of processes may start at once. It ends with its own SHA-256, and lies in a folder that no
-other user can write: nothing else is loaded. It includes no header of Python or torch.
+The system's C compiler ($CC, cc, gcc or clang) makes it in some five seconds of two cores. Its file
+is named by a hash of the sources, the flags, the compiler and the processor, and appears by a
+rename, so that any number of processes may start at once. It ends with its own SHA-256, and lies in
+a folder that no other user can write: nothing else is loaded. It includes no header of Python or
+torch.
 """
 
 from __future__ import annotations
@@ -22,27 +23,35 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-from lit_probattn.records.provenance import replacing
+from lit_probattn.base.files import replacing
 
 logger = logging.getLogger("lit_probattn")
 
 _FOLDER = Path(__file__).parent
-_HEADERS = ("philox.h", "rows.h")
+_HEADERS = ("philox.h", "rows.h", "vectors.h", "keep.h", "mixing.h")
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+# -O3 would write a copy of every loop for every switch: three times the time, none of the speed.
+_COMMON = (
+    *("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic"),
+    *("-fopenmp-simd", "-fno-signed-zeros"),
+)
 # -ffast-math only where it is compiled, never where it is linked: linked with it, a library sets
 # flush-to-zero for the whole process.
 _SOURCES = {
-    "rows.c": ("-fopenmp-simd", "-fno-signed-zeros"),
-    "noise.c": ("-ffast-math",),
+    "rows.o": ("rows.c", *_COMMON),
+    "noise.o": ("noise.c", "-ffast-math"),
+    "tiles_float.o": ("tiles.c", *_COMMON),
+    "tiles_double.o": ("tiles.c", *_COMMON, "-DDOUBLE"),
 }
 # Vectors of 512 bits, where the processor has them and the compiler knows the flag.
 _WIDE = "-mprefer-vector-width=512"
 _SECONDS = 120
 # How long to wait for another process that compiles: it may be stopped.
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 # Age in seconds of what a killed compilation left.
 _LEFT = 3600
 _SEAL = b"sha256:"
@@ -120,15 +129,18 @@ def _run(command: list[str]) -> str | None:
 
 def _compiled(compiler: list[str], scratch: Path) -> bytes:
     """Compile and link in an empty folder."""
-    name, objects = shlex.join(compiler), []
-    for source, flags in _SOURCES.items():
-        made = scratch / f"{source}.o"
-        command = [*compiler, *_FLAGS, *flags, "-c", str(_FOLDER / source), "-o", str(made)]
-        if _run([*command, _WIDE]) is not None:
-            failed = _run(command)
+
+    def compiled(made: str) -> str | None:
+        source, *flags = _SOURCES[made]
+        command = [*compiler, *_FLAGS, *flags, "-c", str(_FOLDER / source), "-o"]
+        command.append(str(scratch / made))
+        return None if _run([*command, _WIDE]) is None else _run(command)
+
+    name, objects = shlex.join(compiler), [str(scratch / made) for made in _SOURCES]
+    with ThreadPoolExecutor() as pool:
+        for failed in pool.map(compiled, _SOURCES):
             if failed is not None:
                 raise Unavailable(f"cannot be compiled by {name}: {failed.splitlines()[0]}")
-        objects.append(str(made))
     linked = scratch / "linked.so"
     failed = _run([*compiler, "-shared", *objects, "-o", str(linked), "-lm"])
     if failed is None and not linked.is_file():
@@ -138,8 +150,13 @@ def _compiled(compiler: list[str], scratch: Path) -> bytes:
     return linked.read_bytes()
 
 
+def _files() -> list[str]:
+    """Return the names of all source files."""
+    return sorted({*_HEADERS, *(source for source, *_ in _SOURCES.values())})
+
+
 def _digest(compiler: list[str]) -> str:
-    texts = [(_FOLDER / name).read_text() for name in (*_HEADERS, *_SOURCES)]
+    texts = [(_FOLDER / name).read_text() for name in _files()]
     flags = repr((_FLAGS, _SOURCES, _WIDE))
     parts = [*texts, flags, repr(compiler), _processor(), platform.machine()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -194,7 +211,7 @@ def _turn(folder: Path) -> Iterator[None]:
 
     After `_PATIENCE` seconds it is left to chance: what is compiled twice is equal.
     """
-    from lit_probattn.records.locks import claim
+    from lit_probattn.base.locks import claim
 
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
@@ -223,7 +240,7 @@ def _kept(compiler: list[str], folder: Path, name: str) -> Library:
             with _turn(folder):
                 found = _sound(handle, name)  # another process may have made it meanwhile
                 if found is None:
-                    logger.info("compiling %s", folder / name)
+                    logger.info("compiling %s: some seconds, once", folder / name)
                     _clear(folder)
                     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
                         content = _compiled(compiler, Path(scratch))
@@ -272,8 +289,11 @@ def _open(handle: int, path: Path) -> Library:
             setattr(found, f"rows_backward_{real}", backward)
         found.keep_block.argtypes = [pointer, pointer, *[size] * 7, word, word, ctypes.c_int32]
         found.keep_block.restype = None
-        found.noise_block.argtypes = [pointer, *[size] * 5, word, word, word]
-        found.noise_block.restype = None
+        found.noise_tile.argtypes = [pointer, *[size] * 7, word, word, word]
+        found.noise_tile.restype = None
+        for real in ("float", "double"):
+            getattr(found, f"tiles_forward_{real}").argtypes = [pointer, size, size]
+            getattr(found, f"tiles_backward_{real}").argtypes = [pointer, *[size] * 6]
     except AttributeError as error:
         reason = str(error).replace(address, str(path))
         raise Unavailable(f"cannot be loaded: {reason}") from error

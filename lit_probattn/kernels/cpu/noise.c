@@ -5,9 +5,9 @@
 #include "philox.h"
 #include <math.h>
 
-/* out: maps x rows x cols, dense, of one sample. */
-void noise_block(float *out, int64_t maps, int64_t row, int64_t rows, int64_t col, int64_t cols, uint32_t sample,
-                 uint32_t k0, uint32_t k1) {
+/* out: maps x rows x cols of one sample; `plane` numbers from map to map, `stride` from row to row. */
+void noise_tile(float *out, int64_t plane, int64_t stride, int64_t maps, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                uint32_t sample, uint32_t k0, uint32_t k1) {
     uint32_t words[4 * CHUNK];
     double radius[CHUNK], angle[CHUNK];
     for (int64_t g = 0; 4 * g < maps; g++)
@@ -16,7 +16,7 @@ void noise_block(float *out, int64_t maps, int64_t row, int64_t rows, int64_t co
                 int here = (int)(cols - j < CHUNK ? cols - j : CHUNK);
                 philox_words((uint32_t)(row + i), (uint32_t)(col + j), (uint32_t)g, sample, k0, k1, here, words);
                 for (int pair = 0; pair < 2 && 4 * g + 2 * pair < maps; pair++) {
-                    float *x = out + ((4 * g + 2 * pair) * rows + i) * cols + j, *y = x + rows * cols;
+                    float *x = out + (4 * g + 2 * pair) * plane + i * stride + j, *y = x + plane;
                     for (int n = 0; n < here; n++) {
                         radius[n] = sqrt(-2.0 * log(((double)words[4 * n + 2 * pair] + 1.0) * 0x1p-32));
                         angle[n] = (double)words[4 * n + 2 * pair + 1] * (0x1p-32 * 2.0 * 3.14159265358979323846);

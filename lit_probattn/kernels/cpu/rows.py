@@ -76,6 +76,17 @@ def _run(call: Callable[[int, int, int], int], rows: int) -> None:
         raise MemoryError("the CPU library could not allocate its rows")
 
 
+def run_jobs(call: Callable[[int], int], jobs: range, alone: bool = False) -> None:
+    """Call for every job, in as many threads as torch has, or `alone` one after the other."""
+    threads = torch.get_num_threads()
+    if alone or threads == 1 or len(jobs) == 1:
+        failed = [call(n) for n in jobs]
+    else:
+        failed = list(_pool(threads).map(call, jobs))
+    if any(failed):
+        raise MemoryError("the CPU library could not allocate its tiles")
+
+
 def _name(tensor: Tensor) -> str:
     return "float" if tensor.dtype == torch.float32 else "double"
 
@@ -170,11 +181,12 @@ def normal_noise(
     shape = (batch_size, num_maps, len(rows), len(cols))
     noise = torch.empty(shape, dtype=torch.float32, device="cpu")
     samples = key.samples(batch_size, torch.device("cpu")).tolist()
-    words, call = key.philox_key(STREAM_NOISE), load().noise_block
+    words, call = key.philox_key(STREAM_NOISE), load().noise_tile
     places = (rows.start, len(rows), cols.start, len(cols))
+    strides = (len(rows) * len(cols), len(cols))
 
     def draw(index: int) -> None:
-        call(noise[index].data_ptr(), num_maps, *places, samples[index], *words)
+        call(noise[index].data_ptr(), *strides, num_maps, *places, samples[index], *words)
 
     if torch.get_num_threads() > 1 and batch_size > 1:
         list(_pool(torch.get_num_threads()).map(draw, range(batch_size)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_probattn.base.torch_internals import outside_modes
-from lit_probattn.kernels.cpu import rows
+from lit_probattn.kernels.cpu import rows, tiles
 from lit_probattn.kernels.cpu.library import Unavailable, load
 from lit_probattn.randomness import AttentionDropout, RandomKey, normal_noise
 
@@ -69,7 +70,56 @@ def _checks() -> list[tuple[str, bool]]:
     row, col = range(4, 9), range(3, 600)
     expected = dropout.keep(2, 3, row, col, torch.device("cpu"))
     same_bits = torch.equal(rows.keep(dropout, 2, 3, row, col), expected)
-    return [("dropout", same_bits), ("softmax", _softmax_error() < _ERROR)]
+    found = [("dropout", same_bits), ("softmax", _softmax_error() < _ERROR)]
+    forms = [(kind, _tiles_error(kind)) for kind in range(len(tiles.KINDS))]
+    return found + [(f"tiles, {tiles.KINDS[kind]}", error < _ERROR) for kind, error in forms]
+
+
+def _tiles_error(kind: int) -> float:
+    """Return the largest error of attention by tiles of two maps, and of its gradients."""
+    generator = torch.Generator().manual_seed(kind)
+
+    def draw(*shape: int) -> Tensor:
+        drawn = torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
+        return drawn.requires_grad_()
+
+    heads, rows, cols, size, common = 3, 50, 130, 5, kind >= 2
+    names = dict.fromkeys(tiles.Inputs._fields)
+    given: dict[str, Any] = {
+        "query": draw(1, 2 if common else heads, rows, size),
+        "key": draw(1, 1 if common else heads, 2, cols, size),
+        "value": draw(1, heads, cols, size),
+    }
+    if tiles.KINDS[kind] == "layers":
+        given |= {"first": draw(4, 2), "first_bias": draw(4), "second": draw(heads, 4)}
+    else:
+        given["coef"] = draw(heads, 2)
+    switches: dict[str, Any] = {
+        "kind": kind,
+        "heads": heads,
+        "components": 1 if "first" in given else 2,
+    }
+    switches |= {"is_causal": True, "threshold": 0, "first_row": 0, "scale": 0.5}
+    exact = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    query, key = exact["query"], exact["key"]
+    maps = 0.5 * (query @ key[:, 0].mT if common else query[:, :, None] @ key.mT)
+    if "first" in exact:
+        units = torch.einsum("ug,bgnl->bunl", exact["first"], maps)
+        units = (units + exact["first_bias"][:, None, None]).relu()
+        scores = torch.einsum("hu,bunl->bhnl", exact["second"], units)
+    elif common:
+        scores = torch.einsum("hg,bgnl->bhnl", exact["coef"], maps)
+    else:
+        parts = maps * exact["coef"][:, :, None, None]
+        scores = parts.amax(2) if tiles.KINDS[kind] == "hard" else parts.logsumexp(2)
+    hidden = torch.ones(rows, cols, dtype=torch.bool, device="cpu").triu(cols - rows + 1)
+    expected = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ exact["value"]
+    out = tiles.attend(tiles.Inputs(**{**names, **given, **switches}))
+    weight = torch.linspace(-1.0, 1.0, out.numel(), device="cpu").view(out.shape)
+    found = torch.autograd.grad(out, list(given.values()), weight)
+    wanted = torch.autograd.grad(expected, list(exact.values()), weight.double())
+    pairs = [(out, expected), *zip(found, wanted, strict=True)]
+    return max(float((a - b).detach().norm() / b.detach().norm()) for a, b in pairs)
 
 
 def _softmax_error() -> float:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import timm
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.layer import AttentionFactory
 from lit_probattn.models.images.replace import WeightInit, key_slot, places_of, replace_attention
 from lit_probattn.randomness import RandomKey
 
@@ -17,7 +16,25 @@ from lit_probattn.randomness import RandomKey
 class ImageModel(nn.Module):
     """A Swin or ViT of timm with the attention of some blocks replaced.
 
-    The arguments are those of `lit_probattn.tasks.ImageClassifier`; nothing is downloaded.
+    Nothing is downloaded.
+
+    Args:
+        attention: called once per replaced layer as
+            `attention(embed_dim, head_dim=E, num_heads=H)`.
+        model_name: timm's name of the model.
+        num_classes: number of labels.
+        image_size: side of the pictures in pixels.
+        replace: False trains timm's own model.
+        stages: stages of a Swin model whose attention is replaced, from 0. None means all.
+        blocks: blocks by number, in place of `stages`.
+        global_heads: global heads for each of `stages`.
+        head_ratio: the same as local heads per global head.
+        attention_weights: new layers start `fresh`, or as a `copy` of those they replace.
+        allow_padding: accept windows that do not divide the picture, padded as in timm.
+        drop_path: largest probability of leaving out a branch of a block.
+        activation_checkpointing: recompute the blocks in backward instead of storing them.
+        channels_last: memory layout of pictures and convolutions.
+        model_options: further arguments of the model in timm.
 
     Raises:
         ValueError: timm has no model of that name, or refuses the sizes; or see
@@ -26,22 +43,22 @@ class ImageModel(nn.Module):
 
     def __init__(
         self,
-        attention: Callable[..., Attention],
+        attention: AttentionFactory,
         *,
         model_name: str,
         num_classes: int,
         image_size: int = 224,
         replace: bool = True,
-        stages: Sequence[int] | None = None,
-        blocks: Sequence[int] | None = None,
-        global_heads: int | Sequence[int] | Mapping[int, int] | None = None,
+        stages: list[int] | None = None,
+        blocks: list[int] | None = None,
+        global_heads: int | list[int] | None = None,
         head_ratio: float | None = None,
         attention_weights: WeightInit = "fresh",
         allow_padding: bool = False,
         drop_path: float = 0.0,
         activation_checkpointing: bool = False,
         channels_last: bool = False,
-        model_options: Mapping[str, Any] | None = None,
+        model_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if model_name not in timm.list_models():

@@ -12,7 +12,6 @@ from timm.models.swin_transformer import WindowAttention as TimmWindowAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from lit_probattn.attention.backends import WINDOW_RULES
 from lit_probattn.attention.layer import Attention
 from lit_probattn.models.images.layers import KeySlot, TokenAttention, WindowAttention
 from lit_probattn.models.images.weights import copy_weights, draw_weights
@@ -105,7 +104,7 @@ def replace_attention(
         copy_weights(old, layer) if init == "copy" else draw_weights(layer)
         layer.to(old.proj.weight.device, old.proj.weight.dtype)
         if isinstance(old, TimmWindowAttention):
-            layer.core.auto_rules = WINDOW_RULES
+            layer.core.auto_kind = "window"
             place.block.attn = WindowAttention(layer, old, slot, place.index)
         else:
             place.block.attn = TokenAttention(layer, old, slot, place.index)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.functional import check_choice
 from lit_probattn.attention.layer import AttentionFactory
+from lit_probattn.base.arguments import takes
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.models.transformer import Block, Transformer
 
@@ -46,9 +47,9 @@ class NormedResidualBlock(Block):
 class ReleasedTransformer(Transformer):
     """A stack of such blocks, without a final norm."""
 
-    def __init__(self, *sizes: Any, pre_norm: PreNorm, **options: Any) -> None:
+    def __init__(self, attention: AttentionFactory, *, pre_norm: PreNorm, **stack: Any) -> None:
         self.block_class = RawQueryBlock if pre_norm == "keys" else NormedResidualBlock
-        super().__init__(*sizes, **options)
+        super().__init__(attention, **stack)
         self.norm = nn.Identity()
 
 
@@ -63,19 +64,17 @@ class ReleasedLanguageModel(LanguageModel):
         pre_norm: `keys` (softmax, MGK): keys and values, those of earlier segments too, are read
             from normalised tokens, queries from raw ones. `residual` (linear attention, MLK): all
             are normalised, and so is the residual path. Neither has a final norm.
-        arguments: those of `LanguageModel`.
 
     Raises:
         ValueError: unknown `pre_norm`; see also `LanguageModel`.
     """
 
-    def __init__(
-        self, attention: AttentionFactory, *, pre_norm: PreNorm = "keys", **arguments: Any
-    ) -> None:
+    @takes(LanguageModel, without=("norm_first",))
+    def __init__(self, *, pre_norm: PreNorm = "keys", **options: Any) -> None:
         check_choice("pre_norm", pre_norm, ("keys", "residual"))
         self.pre_norm: PreNorm = pre_norm
-        super().__init__(attention, **{**arguments, "norm_first": True})
+        super().__init__(norm_first=True, **options)
 
-    def make_encoder(self, *sizes: Any, **options: Any) -> Transformer:
+    def make_encoder(self, attention: AttentionFactory, **stack: Any) -> Transformer:
         """Return the stack of blocks."""
-        return ReleasedTransformer(*sizes, pre_norm=self.pre_norm, **options)
+        return ReleasedTransformer(attention, pre_norm=self.pre_norm, **stack)

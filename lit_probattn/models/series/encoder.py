@@ -7,13 +7,14 @@ and Flowformer (layer norm).
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_probattn.attention.layer import Attention, AttentionFactory
+from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.base.torch_internals import FollowingModule
 from lit_probattn.models.embeddings import sine_positions
 from lit_probattn.models.per_layer import layer_factories
@@ -28,7 +29,11 @@ AttentionInit = Literal["xavier", "default"]
 class SeriesEmbedding(FollowingModule):
     """Linear map of every step times √C, plus positions, then dropout.
 
-    Positions are `learnable`, uniform in ±0.02 at the start, or `fixed` sines and cosines.
+    Args:
+        num_features: dimensions of a series.
+        max_seq_len: N, the longest series.
+        embed_dim: C, width of the residual stream.
+        positions: `learnable`, uniform in ±0.02 at the start, or `fixed` sines and cosines.
 
     Raises:
         ValueError: fixed positions of an odd width.
@@ -36,6 +41,7 @@ class SeriesEmbedding(FollowingModule):
 
     def __init__(
         self,
+        *,
         num_features: int,
         max_seq_len: int,
         embed_dim: int,
@@ -79,24 +85,27 @@ class SeriesBlock(nn.Module):
     x ─┬─ attention ─ drop ─ + ─ norm1 ─┬─ mlp ─ + ─ norm2 ─
        └──────────────────┘             └──────┘
 
-    `dropout` acts on the attention's output and in the MLP; see `make_norm` for the norms.
+    Args:
+        norm: `batch` (mvts) or `layer` (Flowformer).
+        norm_positions: steps that count in batch norm: `real`, or `all` as in the source, which
+            needs `pad_to=max` of the data.
     """
 
+    @takes(MLP, without=("activation_dropout",))
     def __init__(
         self,
         attention: Attention,
-        embed_dim: int,
-        mlp_dim: int,
+        *,
         norm: Norm = "batch",
         norm_positions: NormPositions = "real",
-        dropout: float = 0.0,
-        activation: Activation = "gelu",
+        **options: Any,
     ) -> None:
         super().__init__()
+        embed_dim = options["embed_dim"]
         self.attention = attention
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(options["dropout"])
         self.norm1 = make_norm(embed_dim, norm, norm_positions)
-        self.mlp = MLP(embed_dim, mlp_dim, dropout, activation)
+        self.mlp = MLP(**options)
         self.norm2 = make_norm(embed_dim, norm, norm_positions)
 
     def forward(
@@ -113,10 +122,14 @@ class FlattenedClassifier(nn.Module):
 
     A batch padded to fewer steps than `max_seq_len` uses the columns of its steps: the others would
     meet zeros.
+
+    Args:
+        num_classes: number of labels.
     """
 
     def __init__(
         self,
+        *,
         embed_dim: int,
         max_seq_len: int,
         num_classes: int,
@@ -158,47 +171,50 @@ class SeriesTransformer(nn.Module):
     attention_init=default, final_norm=True` (its 1×1 convolutions are the MLP's linear layers).
     Departs from the source: layers start independently; there, as copies of one.
 
-    The arguments are those of `lit_probattn.tasks.SeriesClassifier`.
+    Args:
+        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
+        head_dim: E, size of a head; independent of embed_dim and the number of heads.
+        num_layers: number of blocks.
+        dropout: dropout of embedding, both branches of a block, and head. Attention dropout is the
+            attention's own argument.
+        final_norm: a layer norm after the last block (Flowformer).
+        attention_init: projections start as those of nn.MultiheadAttention (`xavier`, mvts) or of
+            nn.Linear (`default`).
+        activation: of the MLPs and of the head.
 
     Raises:
         ValueError: fewer than one layer, or an unknown choice.
     """
 
+    @takes(
+        *(SeriesEmbedding, SeriesBlock, FlattenedClassifier),
+        dropout=0.1,
+    )
     def __init__(
         self,
         attention: AttentionFactory,
         *,
-        num_features: int,
-        num_classes: int,
-        max_seq_len: int,
-        embed_dim: int,
         head_dim: int,
         num_layers: int,
-        mlp_dim: int,
-        dropout: float = 0.1,
-        norm: Norm = "batch",
-        norm_positions: NormPositions = "real",
         final_norm: bool = False,
-        positions: Positions = "learnable",
         attention_init: AttentionInit = "xavier",
-        activation: Activation = "gelu",
+        **options: Any,
     ) -> None:
         super().__init__()
         if not 1 <= num_layers <= MOST_LAYERS:
             raise ValueError(f"num_layers must be from 1 to {MOST_LAYERS}, received {num_layers}")
-        self.needs_full_length = norm == "batch" and norm_positions == "all"
-        self.max_seq_len = max_seq_len
-        self.embedding = SeriesEmbedding(num_features, max_seq_len, embed_dim, positions, dropout)
+        self.needs_full_length = options["norm"] == "batch" and options["norm_positions"] == "all"
+        self.max_seq_len: int = options["max_seq_len"]
+        embed_dim: int = options["embed_dim"]
+        self.embedding = SeriesEmbedding(**arguments_of(SeriesEmbedding, options))
         self.blocks = nn.ModuleList()
         for made in layer_factories(attention, num_layers):
             layer = made(embed_dim, head_dim=head_dim)
             if attention_init == "xavier":
                 init_attention(layer)
-            self.blocks.append(
-                SeriesBlock(layer, embed_dim, mlp_dim, norm, norm_positions, dropout, activation)
-            )
+            self.blocks.append(SeriesBlock(layer, **arguments_of(SeriesBlock, options)))
         self.norm = nn.LayerNorm(embed_dim) if final_norm else nn.Identity()
-        self.head = FlattenedClassifier(embed_dim, max_seq_len, num_classes, dropout, activation)
+        self.head = FlattenedClassifier(**arguments_of(FlattenedClassifier, options))
 
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None

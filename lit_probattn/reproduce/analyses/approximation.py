@@ -8,7 +8,6 @@ seeds as those of figures are.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import shutil
@@ -22,9 +21,9 @@ from lit_probattn.analysis.__main__ import main as analyse
 from lit_probattn.analysis.approximation.compare import Compare
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.results import shown_command
+from lit_probattn.base.files import digest, replace_text
 from lit_probattn.compare.cells import Cell
 from lit_probattn.records.markdown import code_span
-from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.figures.cells import CellFigure
 from lit_probattn.reproduce.studies import MODULE, CellStudy
@@ -90,8 +89,7 @@ class ApproximationTable(CellFigure):
         if not found:
             return None
         text = json.dumps([str(self.study.folder(cell)) for cell, _ in found])
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        name = f"{Compare.name}-seed{seed}-{digest}"
+        name = f"{Compare.name}-seed{seed}-{digest(text, 8)}"
         return found[0][0].folder / "studies" / self.table.name / name
 
     def _is_compared(self, seed: int) -> bool:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from lit_probattn.base.config_files import find
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.model import build_task
 from lit_probattn.compare.tables import read_table
-from lit_probattn.configs import ConfigError, attention_entry, class_of, nearest, read_yaml
+from lit_probattn.configs import attention_entry, class_of, read_yaml
 from lit_probattn.reproduce.figures.verdicts import Bound
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.tables import (
     FOLDER,
     Metric,
@@ -21,7 +22,6 @@ from lit_probattn.compare.tables import (
     read_table,
     read_tasks,
 )
-from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce.analyses.computed import Computed
 from lit_probattn.reproduce.figures.verdicts import Bound
 from lit_probattn.reproduce.studies import CellStudy, Value

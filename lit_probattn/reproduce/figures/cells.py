@@ -13,11 +13,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import tiles
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.protocol import setting
 from lit_probattn.compare.statistics import Sample
 from lit_probattn.compare.tables import Row, Table, read_table
-from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce.figures.claims import Claim
 from lit_probattn.reproduce.figures.curves import Curves, curve_of
 from lit_probattn.reproduce.figures.panels import Panel, show

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.statistics import Sample
-from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce.figures.curves import (
     Curves,
     best,

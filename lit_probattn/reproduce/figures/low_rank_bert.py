@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.tables import Row, Table, read_tasks
-from lit_probattn.configs import ConfigError
 from lit_probattn.records.tables import panels
 from lit_probattn.reproduce.figures.report import FigureReport
 from lit_probattn.reproduce.figures.verdicts import Finding, Judge, at_equal, sample_of, sided

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import replace_text
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import Table
-from lit_probattn.configs import ConfigError
-from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.figures.verdicts import Judge
 

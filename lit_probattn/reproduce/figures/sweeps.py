@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two, ratio_axis, tiles
 from lit_probattn.base.config_files import output_folder
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import replace_text
+from lit_probattn.base.provenance import as_command
 from lit_probattn.records.markdown import code_span, escaped
-from lit_probattn.records.provenance import as_command, replace_text
 from lit_probattn.records.tables import markdown_lines, save_png
 from profiling.measure.rows import to_frame
 from profiling.report.claims import Judged, judge, ratios_of, values_of
@@ -149,7 +150,7 @@ class SweepFigure:
         """The rows of every sweep.
 
         Raises:
-            RowsError: a sweep has no rows, or rows of several versions.
+            ConfigError: a sweep has no rows, or rows of several versions.
         """
         found = {}
         for name, config in self.sweeps.items():

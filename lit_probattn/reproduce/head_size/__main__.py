@@ -21,18 +21,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from datamodules.core.errors import DataError
 from lit_probattn.analysis.head_size import theory
-from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.compare.cells import portable
-from lit_probattn.configs import ConfigError
 from lit_probattn.convert import wider_heads
-from lit_probattn.convert.to_mgk import ConversionError
-from lit_probattn.records.tables import PictureError
 from lit_probattn.reproduce.head_size import experiment
-from lit_probattn.reproduce.head_size.grid import GridError
 from lit_probattn.training.checkpoints import CheckpointError
-from lit_probattn.training.trained import OpenError
 
 PROGRAM = "python -m lit_probattn.reproduce.head_size"
 PARTS = {
@@ -41,10 +35,7 @@ PARTS = {
     "experiment": (experiment, "perplexity over heads"),
 }
 
-REFUSALS = (
-    *(AnalysisError, CheckpointError, ConfigError, ConversionError, DataError, GridError),
-    *(OpenError, PictureError),
-)
+REFUSALS = (ConfigError, CheckpointError, DataError)
 
 
 def make_parser() -> argparse.ArgumentParser:

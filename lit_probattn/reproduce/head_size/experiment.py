@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the grid and write table, figures and text; see `lit_probattn.compare.command.run`.
 
     Raises:
-        GridError: the grid is malformed.
+        ConfigError: the grid is malformed.
     """
     path = Path(file_named("table", options.grid))
     table = Grid.read(path).table(path.stem, place_of(options))

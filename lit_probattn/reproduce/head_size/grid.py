@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_probattn.base.config_files import run_stem
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.cells import Place, data_of
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
-from lit_probattn.configs import ConfigError, compose, read_yaml
+from lit_probattn.configs import compose, read_yaml
 from lit_probattn.reproduce.head_size.parameters import Sizes, matched_embed_dim, matched_mlp_dim
 
 Rule = Literal[
@@ -33,10 +34,6 @@ RULES: dict[str, str] = {
     "width": "d / h, width varied",
     "width_and_heads": "width varied, one head size",
 }
-
-
-class GridError(ValueError):
-    """A grid is malformed; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class Perplexity(Metric):
         """Return the perplexity.
 
         Raises:
-            GridError: there is none.
+            ConfigError: there is none.
         """
         return perplexity_of(report)[1]
 
@@ -88,14 +85,14 @@ def perplexity_of(scores: Mapping[str, Any]) -> tuple[str, float]:
     """Name and value of the perplexity among test results: of tokens, or of hidden words.
 
     Raises:
-        GridError: there is none.
+        ConfigError: there is none.
     """
     for name, value in scores.items():
         if name.startswith("test/ppl_"):
             return name, float(value)
         if name == "test/mlm_loss":
             return "exp(test/mlm_loss)", math.exp(float(value))
-    raise GridError(f"no test/ppl_* and no test/mlm_loss among {', '.join(scores)}")
+    raise ConfigError(f"no test/ppl_* and no test/mlm_loss among {', '.join(scores)}")
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ class Grid:
             points: entries in place of the file's.
 
         Raises:
-            GridError: the file is missing, has an unknown entry, or lacks one.
+            ConfigError: the file is missing, has an unknown entry, or lacks one.
         """
         try:
             content = {**read_yaml(path), **(points or {})}
@@ -157,7 +154,7 @@ class Grid:
             return cls(**given)
         except (ConfigError, TypeError) as error:
             text = str(error).replace("Grid.__init__() ", "")
-            raise GridError(f"grid {path.name}: {' '.join(text.split())}") from error
+            raise ConfigError(f"grid {path.name}: {' '.join(text.split())}") from error
 
     def sizes(self, num_heads: int, head_dim: int, num_layers: int, vocab_size: int) -> Sizes:
         """Sizes of a model of the grid's width."""
@@ -167,8 +164,8 @@ class Grid:
         """Yield all points.
 
         Raises:
-            GridError: a number of heads does not divide the width where it must, or a matched size
-                does not exist.
+            ConfigError: a number of heads does not divide the width where it must, or a matched
+                size does not exist.
         """
         d, f, size = self.embed_dim, self.mlp_dim, self.head_dim
         for heads in self.standard_heads:
@@ -191,7 +188,7 @@ class Grid:
                 width = matched_embed_dim(fixed, heads if heads % 2 == 0 else 2 * heads)
                 yield Point("matched_width", heads, _divide(width, heads), width, f)
         except ValueError as error:
-            raise GridError(str(error)) from error
+            raise ConfigError(str(error)) from error
 
     def _widths(self) -> Iterator[Point]:
         """Yield the baselines of several widths."""
@@ -201,7 +198,7 @@ class Grid:
                 yield Point("width", heads, _divide(width, heads), width, f)
             if size is not None:
                 if width % size:
-                    raise GridError(f"heads of size {size} do not divide the width {width}")
+                    raise ConfigError(f"heads of size {size} do not divide the width {width}")
                 yield Point("width_and_heads", width // size, size, width, f)
 
     def table(self, name: str, place: Place, title: str | None = None) -> Table:
@@ -213,7 +210,7 @@ class Grid:
             place: where the text lies, whose vocabulary rule M2 needs.
 
         Raises:
-            GridError: see `points`.
+            ConfigError: see `points`.
             DataError: the text is needed and missing.
         """
         config = compose([self.task], self.flags)
@@ -249,5 +246,5 @@ class Grid:
 
 def _divide(width: int, heads: int) -> int:
     if width % heads:
-        raise GridError(f"{heads} heads of size d / h: they do not divide the width {width}")
+        raise ConfigError(f"{heads} heads of size d / h: they do not divide the width {width}")
     return width // heads

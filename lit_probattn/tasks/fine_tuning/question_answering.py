@@ -10,15 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_probattn.attention import AttentionFactory
-from lit_probattn.models.embeddings import PositionInit
+from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.fine_tuned import SpanModel
-from lit_probattn.models.text_encoder import TextEncoder
-from lit_probattn.models.transformer import Activation
-from lit_probattn.tasks.base import Split, model_arguments
+from lit_probattn.tasks.base import Split, Task
 from lit_probattn.tasks.distributed import gather_objects, sum_over_ranks
 from lit_probattn.tasks.fine_tuning.answers import Prediction, scores_of
-from lit_probattn.tasks.fine_tuning.recipe import FineTuning
+from lit_probattn.tasks.fine_tuning.recipe import BERT, FineTuning
 from lit_probattn.tasks.fine_tuning.spans import (
     Answer,
     Window,
@@ -26,7 +23,6 @@ from lit_probattn.tasks.fine_tuning.spans import (
     merge,
     probabilities,
 )
-from lit_probattn.tasks.schedules import ScheduleName
 
 
 class QuestionAnswering(FineTuning):
@@ -52,19 +48,9 @@ class QuestionAnswering(FineTuning):
     Source: BERT (Devlin et al., 2019), sections 4.2 and 4.3.
 
     Args:
-        dropout: dropout of embeddings and of both branches of a block.
-        position_period: for long inputs, see `PeriodicPositions`.
-        position_init: `normal` or `sinusoidal`, see `TextEncoder`; `--init_from` goes before it.
-        num_token_types: kinds of segments that the model tells apart; 0 for none, as in RoBERTa.
-        norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
         n_best: answers of a window, and of a question, that are kept.
         max_answer_length: most tokens of an answer.
         null_threshold: in data of version 2.0, no answer is predicted where `null_odds` exceed it.
-        share_layers: one block for all layers, stored and counted once.
-        init_std: standard deviation of matrices and tables at the start, see `TextEncoder`.
-        activation_dropout: dropout within the MLPs, after the activation, where BERT has none. None
-            means `dropout`.
-        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
         ValueError: a number is out of range.
@@ -77,37 +63,16 @@ class QuestionAnswering(FineTuning):
 
     model: SpanModel
 
+    @takes(SpanModel, Task, **BERT)
     def __init__(
         self,
-        attention: AttentionFactory,
-        vocab_size: int,
-        max_seq_len: int,
-        embed_dim: int = 768,
-        head_dim: int = 64,
-        num_layers: int = 12,
-        mlp_dim: int = 3072,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        activation: Activation = "gelu",
-        attention_dropout: float | None = 0.1,
-        position_period: int | None = None,
-        position_init: PositionInit = "normal",
-        num_token_types: int = 2,
-        norm_eps: float = 1e-12,
-        activation_checkpointing: bool = False,
+        *,
         n_best: int = 20,
         max_answer_length: int = 30,
         null_threshold: float = 0.0,
-        lr: float = 3e-5,
-        weight_decay: float = 0.01,
-        schedule: ScheduleName = "linear",
-        share_layers: bool = False,
-        init_std: float = 0.02,
-        activation_dropout: float | None = None,
-        **training_options: Any,
+        **options: Any,
     ) -> None:
-        optimisation: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
-        super().__init__(schedule=schedule, **optimisation, **training_options)
+        super().__init__(**arguments_of(Task, options))
         for name, value in (("n_best", n_best), ("max_answer_length", max_answer_length)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, received {value}")
@@ -116,7 +81,7 @@ class QuestionAnswering(FineTuning):
         self.keep_arguments()
         self.n_best, self.max_answer_length = n_best, max_answer_length
         self.null_threshold = null_threshold
-        self.model = SpanModel(attention, **model_arguments(TextEncoder, locals()))
+        self.model = SpanModel(**arguments_of(SpanModel, options))
         self._sums = torch.zeros(2, dtype=torch.float64)  # losses, windows
         self._windows: list[Window] = []
 

@@ -10,6 +10,17 @@ from torch.optim import AdamW, Optimizer
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.parameter_order import ordered_parameters
 
+# Defaults of the tasks: the model of BERT and its optimiser.
+BERT: dict[str, Any] = {
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "num_token_types": 2,
+    "norm_eps": 1e-12,
+    "lr": 3e-5,
+    "weight_decay": 0.01,
+    "schedule": "linear",
+}
+
 
 class FineTuning(Task):
     """A task whose weight decay leaves out biases and layer norms.

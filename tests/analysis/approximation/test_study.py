@@ -9,7 +9,7 @@ import pytest
 
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.approximation.methods import ESTIMATE, EXACT
-from lit_probattn.records.rows import RowStore
+from lit_probattn.base.rows import RowStore
 from tests.datamodules.text import made as made_text
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention

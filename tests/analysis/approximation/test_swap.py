@@ -65,14 +65,18 @@ def language_model(variant="softmax"):
     torch.manual_seed(0)
     attention = VARIANTS[variant] if isinstance(variant, str) else variant
     sizes = {"embed_dim": C, "head_dim": E, "num_layers": 2, "mlp_dim": 9, "cutoffs": [9, 20]}
-    return randomised(LanguageModeling(attention, VOCAB, LENGTH, dropout=0.0, **sizes))
+    return randomised(
+        LanguageModeling(attention, vocab_size=VOCAB, max_seq_len=LENGTH, dropout=0.0, **sizes)
+    )
 
 
 def masked_model():
     torch.manual_seed(0)
     sizes = {"embed_dim": C, "head_dim": E, "num_layers": 2, "mlp_dim": 9}
     attention = VARIANTS["softmax"]
-    return randomised(MaskedLanguageModeling(attention, VOCAB, LENGTH, **sizes))
+    return randomised(
+        MaskedLanguageModeling(attention, vocab_size=VOCAB, max_seq_len=LENGTH, **sizes)
+    )
 
 
 def batches(count=2, padded=False):
@@ -270,7 +274,14 @@ def test_hashing_and_features_need_the_exponential_kernel(variant):
 def test_classifiers_are_scored_by_their_errors():
     torch.manual_seed(0)
     sizes = {"embed_dim": C, "head_dim": E, "num_layers": 1, "mlp_dim": 9}
-    task = SequenceClassifier(VARIANTS["softmax"], VOCAB, 3, LENGTH, dropout=0.0, **sizes).eval()
+    task = SequenceClassifier(
+        VARIANTS["softmax"],
+        vocab_size=VOCAB,
+        num_classes=3,
+        max_seq_len=LENGTH,
+        dropout=0.0,
+        **sizes,
+    ).eval()
     data = [{**b, "target": torch.tensor([0, 1, 2])} for b in batches(3)]
     with torch.no_grad():
         logits = torch.cat([task(b) for b in data])

@@ -22,8 +22,9 @@ from lit_probattn.analysis.head_size.ranks import (
     truncate,
 )
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.reproduce.head_size.__main__ import main
-from lit_probattn.reproduce.head_size.grid import Grid, GridError, perplexity_of
+from lit_probattn.reproduce.head_size.grid import Grid, perplexity_of
 from lit_probattn.reproduce.head_size.parameters import Sizes, model_parameters
 from tests.datamodules.text import made as made_text
 from tests.support import forks
@@ -152,9 +153,9 @@ def test_shipped_grids_are_consistent(path):
 def test_malformed_grids_are_one_line(tmp_path):
     path = tmp_path / "grid.yaml"
     path.write_text("task: a\nunknown: 1\n")
-    with pytest.raises(GridError, match=r"grid grid.yaml: .*unknown"):
+    with pytest.raises(ConfigError, match=r"grid grid.yaml: .*unknown"):
         Grid.read(path)
-    with pytest.raises(GridError, match="3 heads of size d / h: they do not divide the width 16"):
+    with pytest.raises(ConfigError, match="3 heads of size d / h: they do not divide the width 16"):
         list(Grid("a", "b", 16, 32, 4, standard_heads=(3,)).points(1, 1))
 
 
@@ -224,5 +225,7 @@ def test_perplexity_of_test_results():
     )
     name, value = perplexity_of({"test/mlm_error": 80.0, "test/mlm_loss": 2.0})
     assert (name, value) == ("exp(test/mlm_loss)", pytest.approx(7.389056, rel=1e-6))
-    with pytest.raises(GridError, match=r"no test/ppl_\* and no test/mlm_loss among test/accuracy"):
+    with pytest.raises(
+        ConfigError, match=r"no test/ppl_\* and no test/mlm_loss among test/accuracy"
+    ):
         perplexity_of({"test/accuracy": 1.0})

@@ -11,7 +11,6 @@ import yaml
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, HeadCall, SoftmaxAttention
-from lit_probattn.attention.fish.functions import fish_scores
 from lit_probattn.attention.masks import Masks
 from lit_probattn.base.config_files import run_stem
 from lit_probattn.randomness import RandomKey, normal_noise
@@ -167,7 +166,7 @@ def test_mixture_draws_for_every_local_and_global_head():
         layer.core.noise_scale.theta.fill_(0.7)
     zeros = torch.zeros(1, 2, 256, HEAD, dtype=torch.float64)
     call = HeadCall(zeros, zeros, zeros, Masks(256, 256), rng=RandomKey(1))
-    drawn = fish_scores(zeros, zeros, layer.core.choose(call, "reference").arguments)[0]
+    drawn = layer.core.variant(call).scores(call)[0]
     drawn = drawn.detach().flatten(1) * HEAD**0.5
     s = 0.7**2
     generator = torch.Generator().manual_seed(1)

@@ -154,7 +154,7 @@ def test_blocks_of_any_size_agree(name, noise, monkeypatch):
     layer.backend = "blockwise"
     for scores in (1, 500, 1 << 20):
         budget = {"cpu": scores, "cuda": scores}
-        monkeypatch.setattr("lit_probattn.attention.blockwise.BLOCK_SCORES", budget)
+        monkeypatch.setattr("lit_probattn.attention.engines.blocks.BLOCK_SCORES", budget)
         out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
         assert out < TOLERANCE
         assert grad < TOLERANCE * 10

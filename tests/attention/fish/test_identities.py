@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, SoftmaxAttention
-from lit_probattn.attention.fish.functions import concatenate_heads
+from lit_probattn.attention.variant import concatenate_heads
 from lit_probattn.randomness import RandomKey
 
 BATCH, LENGTH, EMBED, HEAD = 2, 13, 11, 5
@@ -125,7 +125,7 @@ def test_5_local_noise_is_hard_fish_plus_a_bias():
     noisy = layer_of(noise="local", noise_scale=0.5)
     hard = copy_parameters(noisy, layer_of())
     x, rng = inputs(), RandomKey(5)
-    drawn = noisy.core.choose(noisy.call(x, rng=rng), "reference").arguments.noise
+    drawn = noisy.core.variant(noisy.call(x, rng=rng)).noise
     epsilon = drawn.draw(x, block=block(LENGTH, LENGTH), num_maps=H)
     c = noisy.core.mixing.weights[0] @ noisy.core.noise_scale()
     bias = c[:, None, None] * epsilon / HEAD**0.5
@@ -133,7 +133,7 @@ def test_5_local_noise_is_hard_fish_plus_a_bias():
 
 
 def block(rows, cols):
-    from lit_probattn.attention.blockwise import Block
+    from lit_probattn.attention.masks import Block
 
     return Block(range(rows), range(cols))
 

@@ -10,7 +10,6 @@ import yaml
 
 from lit_probattn import attention
 from lit_probattn.attention import FiSHAttention, HeadCall
-from lit_probattn.attention.fish.functions import fish_scores
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import RandomKey
 from tests.support.helpers import largest_difference, run_with_gradients
@@ -66,7 +65,7 @@ def scores_of(layer, count):
     parts = []
     for step in range(count):
         call = HeadCall(zeros, zeros, zeros, Masks(64, 64), rng=RandomKey(3, step=step))
-        scores = fish_scores(zeros, zeros, layer.core.choose(call, "reference").arguments)
+        scores = layer.core.variant(call).scores(call)
         parts.append(scores[0].flatten(1) * HEAD**0.5)
     return torch.cat(parts, 1)
 
@@ -184,7 +183,7 @@ def test_bad_choices_are_named(options, message):
     [
         ({}, r"cannot add noise to the scores \(noise=global\); .* blockwise"),
         ({"noise": "local"}, r"noise=local"),
-        ({"mixer": "mlp", "noise": "none"}, r"cannot mix scores through a ReLU \(mixer=mlp\)"),
+        ({"mixer": "mlp", "noise": "none"}, r"mixer=mlp"),
         ({"noise": "none", "dropout": 0.1}, "dropout"),
     ],
 )

@@ -26,11 +26,9 @@ TOLERANCE = 1e-11  # float64; normalisers divide by sums that start near 1
 GENERAL = {"mixer": "mlp"}
 VARIANTS = {
     "lfish": {},
-    "lfish, own norm": {"normalizer": "nonneg"},
-    "lfish, rms": {"normalizer": "none"},
     "lfish simplex": {"mixing": "simplex"},
     "glfish": GENERAL,
-    "glfish, rms, no bias": {**GENERAL, "normalizer": "none", "mixing_bias": False},
+    "glfish, no bias": {**GENERAL, "mixing_bias": False},
     "glfish, three layers": {**GENERAL, "mixer_ratios": [2, 3]},
 }
 CASES = [
@@ -97,10 +95,7 @@ def oracle(
                 top = top + first[j, g] * (pairs @ value[:, g] + q[:, j] @ shift[:, g])
         if local is not None:
             top = torch.einsum("bif,bife->bie", q[:, j], local[j])
-        if form.divides:
-            out = top / (total + form.eps)
-        else:
-            out = top / (top.square().mean(-1, keepdim=True) + form.eps).sqrt()
+        out = top / (total + form.eps)
         seen = visible.sum(-1, keepdim=True) > 0
         outputs.append(torch.where(seen, out, 0.0))
     return torch.stack(outputs, 1)

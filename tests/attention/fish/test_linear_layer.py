@@ -43,9 +43,9 @@ def test_cost_and_parameters_of_the_specification():
     assert plain.cost(n).paper_flops == flops
 
 
-@pytest.mark.parametrize("kind", ["nonneg", "none"])
-def test_normaliser_starts_as_the_mean_of_the_global_heads(kind):
-    layer = LinearFiSHAttention(EMBED, 7, head_dim=HEAD, num_global_heads=3, normalizer=kind)
+def test_normaliser_of_states_mixed_by_an_mlp_starts_as_the_mean_of_the_global_heads():
+    layer = LinearFiSHAttention(EMBED, 7, head_dim=HEAD, num_global_heads=3, **GENERAL)
+    assert layer.core.state_dict()["normalizer.weight"].shape == (7, 3)
     found = layer.core.normalizer(layer.core.mixing.weights[0])
     torch.testing.assert_close(found, torch.full((7, 3), 1 / 3))
 
@@ -65,7 +65,6 @@ def test_configs_name_working_presets(name):
     ("options", "message"),
     [
         ({"num_global_heads": 8}, "between 1 and num_heads=7"),
-        ({**GENERAL, "normalizer": "tied_abs"}, "use nonneg"),
         ({**GENERAL, "mixing_init": "copy", "num_global_heads": 4}, "twice as wide"),
         ({"noise": "local"}, "noise must be one of none, global, received 'local'"),
         ({"mixer": "shared"}, "mixer must be one of linear, mlp"),

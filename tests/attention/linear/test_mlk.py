@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from lit_probattn.attention import (
+    HeadCall,
     LinearAttention,
     MLKAttention,
     ReleasedLinearAttention,
     ReleasedMLKAttention,
 )
-from lit_probattn.attention.functional import Heads
 from lit_probattn.attention.linear.functions import (
-    LinearArguments,
+    MLK,
     linear_blockwise,
     linear_reference,
 )
@@ -72,8 +72,8 @@ def test_t6_mixture_is_linear_attention_over_expanded_keys(backend, is_causal):
     v = torch.randn(B, H, N, E, dtype=torch.float64)
     prior = torch.rand(H, K, N, dtype=torch.float64)
     masks = make_masks(B, H, N, N, is_causal=is_causal)
-    heads = Heads(q, key, v, masks, None)
-    found = backend(heads, LinearArguments(layer.core.form, prior=prior))
+    heads = HeadCall(q, key, v, masks)
+    found = backend(heads, MLK(layer.core.form, prior=prior))
 
     def phi(x):
         return torch.nn.functional.elu(x) + 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention
-from lit_probattn.attention.backends import Call
-from tests.support.helpers import cpu_backends, largest_difference, run_with_gradients
+from lit_probattn.attention.own.contract import serving as serving_call
+from tests.support.helpers import largest_difference, run_with_gradients
 
 B, H, N, E, K, C = 2, 3, 11, 5, 2, 17
 EXACT = 1e-12
@@ -36,7 +35,7 @@ def make(weight, seed=3, **options):
 
 
 def serving(layer):
-    return [name for name in cpu_backends(layer) if name not in layer.core.refused]
+    return serving_call(layer, inputs()[0])
 
 
 def inputs():
@@ -113,16 +112,6 @@ def test_decoding_knows_the_weight(options):
     cache = layer.new_cache(N)
     steps = [layer(x[:, i : i + 1], is_causal=True, cache=cache) for i in range(N)]
     torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=0, atol=EXACT)
-
-
-def test_the_fused_kernel_is_passed_over_and_refused_by_name():
-    layer = make(0.5)
-    call = Call("cuda", torch.float32, 10, 10, False, False)
-    assert layer.core.pick_for(call) == "sdpa"
-    assert layer.core.pick_for(replace(call, dropout=True)) == "blockwise"
-    layer.backend = "triton"
-    with pytest.raises(NotImplementedError, match=r"triton.*key_norm_weight.*auto, reference"):
-        layer.core.pick_for(call)
 
 
 def test_weights_that_were_annealed_are_those_of_a_plain_layer():

@@ -10,7 +10,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.mgk.functions import MGKArguments
+from lit_probattn.attention.mgk.functions import MGK
 from lit_probattn.attention.mgk.m_step import responsibility_sums
 from lit_probattn.models.transformer import Transformer
 
@@ -42,7 +42,7 @@ def test_responsibilities_equal_sums_over_real_pairs(mixture, weighting):
     numerator, denominator, _ = responsibility_sums(
         q,
         k,
-        MGKArguments(prior.log(), sigma2),
+        MGK(prior.log(), sigma2),
         masks=masks,
         query_mask=key_mask,
         weighting=weighting,
@@ -102,7 +102,7 @@ def test_m_step_ignores_evaluation_and_recomputation():
         torch.manual_seed(1)
         return Transformer(
             lambda c, head_dim: MGKAttention(c, H, head_dim=head_dim, e_step="soft"),
-            *(C, E, 2, 7),
+            **{"embed_dim": C, "head_dim": E, "num_layers": 2, "mlp_dim": 7},
             activation_checkpointing=checkpointing,
         ).double()
 

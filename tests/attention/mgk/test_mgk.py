@@ -7,7 +7,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.functional import first_maximum, masked_softmax
-from lit_probattn.attention.mgk.functions import MGKArguments, component_scores, mgk_scores
+from lit_probattn.attention.mgk.functions import MGK, component_scores, mgk_scores
 
 B, H, N, L, E, K, C = 2, 3, 11, 13, 5, 3, 17
 EXACT = 1e-13
@@ -25,7 +25,7 @@ def scores_of(query, key, prior, sigma2, **options):
         "hard": False,
     }
     log_prior = None if prior is None else prior.log()
-    return mgk_scores(query, key, MGKArguments(log_prior, sigma2, **{**defaults, **options}))
+    return mgk_scores(query, key, MGK(log_prior, sigma2, **{**defaults, **options}))
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_hard_is_the_limit_of_small_variances(mixture):
 def test_hard_gradient_goes_to_the_winner_only(mixture):
     q, k, _, sigma2 = mixture.values()
     k.requires_grad_()
-    components = component_scores(q, k, MGKArguments(None, sigma2))
+    components = component_scores(q, k, MGK(None, sigma2))
     winner = components.argmax(2)  # (B, H, N, L)
     scores_of(q, k, None, sigma2, hard=True).sum().backward()
     won = torch.stack([(winner == r).any(2) for r in range(K)], 2)  # (B, H, K, L)

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from lit_probattn.attention import Attention, Core, HeadLayout, SoftmaxAttention
+from lit_probattn.attention import Attention, Core, HeadLayout, SoftmaxAttention, Variant
 from lit_probattn.attention.layer import MissingPartError
 from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD, ContractError, small_blocks
 from lit_probattn.randomness import RandomKey
@@ -37,6 +37,15 @@ class Dots(Attention):
         return query @ key.mT * query.shape[-1] ** -0.5
 
 
+class Distances(Dots):
+    """ALiBi (Press et al., 2022) by scores that know positions."""
+
+    def reference_scores(self, query, key, query_positions, key_positions):
+        slopes = 2.0 ** -torch.arange(1, query.shape[1] + 1).to(query)
+        apart = (query_positions[:, None] - key_positions).abs()
+        return super().reference_scores(query, key) - slopes[:, None, None] * apart
+
+
 class OverKeys(Dots):
     """Scores that are divided by their spread over the keys: a pair depends on the others."""
 
@@ -55,10 +64,8 @@ class Nothing(Attention):
 
 
 class HalfACore(Core):
-    variant = "half"
-
-    def scores(self, call):
-        return call.query @ call.key.mT
+    def variant(self, call):
+        return Variant()
 
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
@@ -114,6 +121,27 @@ def test_copies_have_scores_of_their_own():
         assert not torch.equal(other(x), layer(x))
 
 
+@pytest.mark.parametrize("check", CHECKS)
+def test_scores_that_know_positions_keep_every_promise(check):
+    torch.manual_seed(0)
+    with small_blocks():
+        CHECKS[check].run(partial(Distances, EMBED, 4, head_dim=HEAD))
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_positions_are_those_of_queries_and_keys(backend):
+    layer = Distances(EMBED, 4, head_dim=HEAD, backend=backend).double()
+    plain = Dots(EMBED, 4, head_dim=HEAD).double()
+    plain.load_state_dict(layer.state_dict())
+    x, at = torch.randn(2, 13, EMBED, dtype=torch.float64), torch.arange(13)
+    slopes = 2.0 ** -torch.arange(1, 5, dtype=torch.float64)
+    bias = -slopes[:, None, None] * (at[:, None] - at).abs()
+    with small_blocks():
+        found = layer(x, is_causal=True)
+    torch.testing.assert_close(found, plain(x, is_causal=True, bias=bias), rtol=0, atol=1e-12)
+    assert not torch.allclose(found, plain(x, is_causal=True))
+
+
 def test_scores_over_keys_break_named_promises_and_are_not_cut():
     make = partial(OverKeys, EMBED, 4, head_dim=HEAD)
     broken = []
@@ -138,7 +166,7 @@ def test_what_is_missing_is_named_in_one_line():
         Nothing(EMBED, 4, head_dim=HEAD)(torch.randn(2, 7, EMBED))
     with pytest.raises(NotImplementedError, match="Nothing has neither reference_scores nor"):
         Nothing(EMBED, 4, head_dim=HEAD).cost(7)
-    with pytest.raises(TypeError, match="HalfACore lacks backends, choose, which a core gives"):
+    with pytest.raises(TypeError, match="HalfACore lacks makes, which a core gives"):
         HalfACore(HeadLayout(4, 4, 4, 4, HEAD, HEAD))
     shape = r"returned shape \(2, 7, 7\), expected .* = \(2, 4, 7, 7\)"
     with pytest.raises(ValueError, match=shape):

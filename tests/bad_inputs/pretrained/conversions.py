@@ -37,19 +37,8 @@ def _prune(attention: str, flags: str) -> Callable[[Path], str]:
     return tell
 
 
-def _study(flags: str) -> Callable[[Path], str]:
-    """A study of conversions of a sound run."""
-
-    def tell(folder: Path) -> str:
-        make_run(folder / "run")
-        place = ["--checkpoint", str(folder / "run"), "--out", str(folder / "out")]
-        return command_error(["analyse", "conversion", *place, "--device", "cpu", *flags.split()])
-
-    return tell
-
-
 def cases() -> Iterator[Case]:
-    """Flags of conversions, then of annealing, then of the study."""
+    """Flags of conversions, then of annealing."""
     area = "Converting attention"
     for flags in (
         "--to fish --num_components 2",
@@ -73,10 +62,3 @@ def cases() -> Iterator[Case]:
     yield Case(area, "`key_norm_weight` of dot products", dot)
     triton = variant(mgk, key_norm_weight=1.0, backend="triton")
     yield Case(area, "`key_norm_weight` with `backend triton`", triton)
-    for flags in (
-        "--steps 100 --eval_every 30",
-        "--anneal_steps 400",
-        "--to fish --spread 0.1",
-        "--metric val/f1 --steps 1 --eval_every 1",
-    ):
-        yield Case(area, f"`analyse conversion {flags}`", _study(flags))

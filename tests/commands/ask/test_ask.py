@@ -9,11 +9,10 @@ import torch
 import yaml
 
 import lit_probattn
-from lit_probattn.attention import blockwise
-from lit_probattn.attention.backends import native_refusal
+from lit_probattn.attention.engines import blocks
+from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.fish import linear as fish_linear
 from lit_probattn.attention.linear import chunkwise
-from lit_probattn.attention.rowpass import products
 from lit_probattn.commands.ask import layers
 from lit_probattn.commands.ask.command import main, ranked, table
 from lit_probattn.commands.ask.layers import Answer, Question, answer
@@ -21,11 +20,11 @@ from lit_probattn.commands.ask.models import KNOWN, changes
 from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
 from lit_probattn.kernels.cpu.selftest import failure
+from lit_probattn.measure.counters import torch_macs
+from lit_probattn.measure.memory import measured_cpu_bytes
 from lit_probattn.randomness import RandomKey
 from profiling.cli import main as profiling_main
 from profiling.cost.models import AttentionOnly
-from profiling.measure.counters import torch_macs
-from profiling.measure.memory import measured_cpu_bytes
 from profiling.measure.rows import append_rows
 from profiling.sweep.config import load_sweep
 from profiling.sweep.plan import make_plan
@@ -50,9 +49,11 @@ def test_numbers_are_those_of_the_layer(name):
     assert found.parameters == sum(p.numel() for p in layer.parameters())
     with torch.device("meta"):
         counted = AttentionOnly(lit_probattn.create(name, 32, head_dim=8, **found.options))
-    counted.layer.backend, counted.layer.dropout = layer.core.stated_backend, 0.0
+    counted.layer.backend, counted.layer.dropout = layer.core.makes.stated_backend, 0.0
     assert found.macs == torch_macs(counted, torch.empty(2, 64, 32, device="meta")).products
-    assert 0 < found.inference_bytes < found.training_bytes
+    assert found.inference_bytes > 0
+    # Tiles hold less than PyTorch's fused attention, which serves without dropout.
+    assert found.inference_bytes < found.training_bytes or "native" in found.backends
 
 
 def test_every_variant_has_equal_dropout_and_the_share_of_heads_of_its_file():
@@ -119,8 +120,9 @@ NATIVE = ["smgk", "fish", "softmax", "mgk", "mgk_multi_query", "hard_fish", "gfi
 @pytest.mark.parametrize("name", mostly_slow([*NATIVE, "ast"], ["smgk", "fish"]))
 def test_memory_is_what_the_backend_allocates(name, is_causal, monkeypatch):
     """Blocks are made small, so that there are many; the rest is single numbers."""
-    for blocks in (blockwise.BLOCK_SCORES, products.BLOCK_SCORES):
-        monkeypatch.setitem(blocks, "cpu", 1 << (18 if name == "ast" else 13))
+    native_refusal("cpu")  # its self-test at the first use is not the step's memory
+    for most in (blocks.BLOCK_SCORES,):
+        monkeypatch.setitem(most, "cpu", 1 << (18 if name == "ast" else 13))
     question = Question(32, 331, num_heads=4, batch_size=3, is_causal=is_causal)
     for train in (True, False):
         backend, found, measured = made(name, question, train, measured=True)

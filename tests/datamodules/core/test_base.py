@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from datamodules import ListOps, Synthetic
-from datamodules.core.errors import DataError
 from datamodules.core.sequences import PadCollate, Sample
+from lit_probattn.base.errors import DataError
 
 
 def synthetic(**options) -> Synthetic:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from datamodules.core.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
-from datamodules.core.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.support.paths import ROOT
 
 SPEC = CacheSpec("numbers", {"count": 7})
@@ -129,7 +129,7 @@ DAMAGES = {
     remove: "a.npy is missing",
     remove_meta: "meta.json is missing",
     cut_meta: "meta.json is missing or unreadable",
-    other_version: "format 99, expected 2",
+    other_version: "format 99, expected 3",
     other_settings: "made for other settings",
     other_kind: "meta.json is unreadable",
     no_size: "meta.json is unreadable",

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 
 SHARES = {"test": 0.2, "val": 0.1}
 

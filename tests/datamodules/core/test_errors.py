@@ -7,9 +7,9 @@ import zipfile
 
 import pytest
 
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.text.source import PlainText
-from datamodules.text.wikitext_release import find_release
+from datamodules.text.wikitext103 import find_release
+from lit_probattn.base.errors import DataError, MissingDataError
 
 
 @pytest.mark.parametrize("kind", [DataError, MissingDataError])

@@ -6,8 +6,8 @@ from itertools import chain, islice
 
 import pytest
 
-from datamodules.core.errors import DataError
 from datamodules.core.order import FILL, EvaluationOrder, TrainingOrder, permutation
+from lit_probattn.base.errors import DataError
 from tests.support.orders import global_batch
 
 NUM_SAMPLES, BATCH_SIZE, SEED = 53, 8, 11

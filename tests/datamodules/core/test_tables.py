@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.core.errors import DataError
 from datamodules.core.tables import labels_of, read_table
+from lit_probattn.base.errors import DataError
 
 ROWS = [("pos" if i % 2 else "neg", f"text {i}") for i in range(30)]
 

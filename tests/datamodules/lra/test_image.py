@@ -13,8 +13,8 @@ import torch
 
 from datamodules import Image
 from datamodules.__main__ import main
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.lra.image import to_grey
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.lra.files import (
     cifar_batch,
     cifar_files,

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from datamodules import ListOps
-from datamodules.core.errors import DataError
 from datamodules.lra.listops_generator import (
     CHUNK_TREES,
     TOKENS,
@@ -20,6 +19,7 @@ from datamodules.lra.listops_generator import (
     generate_chunk,
     generate_chunks,
 )
+from lit_probattn.base.errors import DataError
 
 GOLDEN_DIGEST = "645845bbb41a8676b1c9a54753927dd9b1e2271d9dac1d4b36f5ccf9dcb5ae3a"
 SMALL = GeneratorSettings(min_length=4, max_length=60, max_depth=5, max_args=4, seed=3)

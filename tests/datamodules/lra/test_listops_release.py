@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from datamodules import ListOps
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.lra.listops_generator import TOKENS
 from datamodules.lra.listops_release import read_split
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.support.listops import export_release, to_line
 
 HEADER = "Source\tTarget\n"

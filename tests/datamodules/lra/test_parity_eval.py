@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from datamodules import ListOps
-from datamodules.core.errors import DataError
 from datamodules.core.order import FILL, RotatingOrder, permutation
+from lit_probattn.base.errors import DataError
 
 NUM, WINDOW, SEED = 53, 24, 11
 

@@ -10,7 +10,7 @@ from PIL import Image as PilImage
 
 from datamodules import Pathfinder
 from datamodules.__main__ import main
-from datamodules.core.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.lra.files import pathfinder_picture, write_pathfinder
 
 

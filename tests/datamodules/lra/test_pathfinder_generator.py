@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.core.errors import DataError
 from datamodules.lra import pathfinder_generator
 from datamodules.lra.pathfinder_contours import Canvas, Draws, GeneratorSettings, paddle
 from datamodules.lra.pathfinder_generator import draw_picture
+from lit_probattn.base.errors import DataError
 from tests.datamodules.lra.files import write_pathfinder
 from tests.datamodules.lra.test_pathfinder import contents, pathfinder
 

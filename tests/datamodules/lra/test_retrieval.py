@@ -13,8 +13,8 @@ import torch
 
 from datamodules import Retrieval
 from datamodules.__main__ import main
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.order import FILL
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.lra.files import PAIR_FILES, pair_lines, write_pairs
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from datamodules import Text
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.lra import imdb
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.support.paths import SHARED_DATA
 
 REVIEWS = {

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.core.errors import DataError
 from datamodules.core.order import TrainingOrder
 from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
 from datamodules.pictures.samples import Request
+from lit_probattn.base.errors import DataError
 from tests.datamodules.pictures.made import imagenet, write_pictures
 
 UNMIXED = {"mixup": 0.0, "cutmix": 0.0}

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from datamodules import PictureFolder
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 
 NAMES = ("train", "val", "test")
 

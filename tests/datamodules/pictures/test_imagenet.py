@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from datamodules.__main__ import main
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.order import FILL
 from datamodules.pictures.samples import PictureError, open_picture
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.pictures.made import CLASSES, imagenet, picture, write_pictures
 from tests.support.orders import global_batch
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from datamodules import OwnSeries
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 from tests.datamodules.series.test_ts_file import GOOD
 
 NAMES = ("train", "val", "test")
@@ -101,7 +101,6 @@ def test_arrays_of_numpy(tmp_path):
 
 
 def test_ts_files_of_ones_own(tmp_path):
-    pytest.importorskip("aeon")
     for name in ("TRAIN", "TEST"):
         text = GOOD if name == "TRAIN" else GOOD.replace("4,5,6", "4,5,7").replace("+7", "+8")
         (tmp_path / f"Mine_{name}.ts").write_text(text)

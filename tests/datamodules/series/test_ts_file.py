@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.core.errors import DataError
-from datamodules.series.ts_file import check_ts, read_ts
+from datamodules.series.ts_file import read_ts
+from lit_probattn.base.errors import DataError
 
 HEADER = """# a comment
 @problemName Tiny
@@ -97,14 +97,13 @@ def test_malformed_file_is_refused_with_file_and_line(case: str, tmp_path: Path)
     text, line, message = BAD[case]
     path = write(tmp_path, text)
     with pytest.raises(DataError, match=message) as error:
-        check_ts(path)
+        read_ts(path)
     place = str(path) if line == 0 else f"{path}:{line}: "
     assert str(error.value).startswith(place)
     assert "\n" not in str(error.value)
 
 
 def test_good_file_is_read_as_written(tmp_path: Path) -> None:
-    pytest.importorskip("aeon")
     file = read_ts(write(tmp_path, GOOD))
     assert file.labels == ["Up", "Down"]
     assert file.lines == [FIRST, FIRST + 1]
@@ -113,7 +112,6 @@ def test_good_file_is_read_as_written(tmp_path: Path) -> None:
 
 
 def test_carriage_returns_change_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("aeon")
     expected = read_ts(write(tmp_path, GOOD))
     file = read_ts(write(tmp_path, GOOD.replace("\n", "\r\n")))
     assert file.labels == expected.labels
@@ -123,28 +121,28 @@ def test_carriage_returns_change_nothing(tmp_path: Path) -> None:
 
 
 def test_declared_missing_values_become_nan(tmp_path: Path) -> None:
-    pytest.importorskip("aeon")
     text = HEADER.replace("@missing false", "@missing true") + "1,?,nan:4,5,NaN:Up\n1:2:Down\n"
     file = read_ts(write(tmp_path, text))
     expected = np.float32([[1, 4], [np.nan, 5], [np.nan, np.nan]])
     np.testing.assert_array_equal(file.series[0], expected)
 
 
-def test_without_aeon_the_error_says_what_to_install(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "aeon.datasets", None)
-    with pytest.raises(
-        DataError, match=r'optional package aeon.*pip install "lit-probattn\[series\]"'
-    ):
-        read_ts(write(tmp_path, GOOD))
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_feature_and_several_are_refused(order: int, tmp_path: Path) -> None:
+    tags = "\n".join(["@univariate true", "@dimensions 2"][::order])
+    text = GOOD.replace("@univariate false\n", "").replace("@dimensions 2", tags)
+    with pytest.raises(DataError, match="@univariate true and @dimensions"):
+        read_ts(write(tmp_path, text))
 
 
-def test_the_reader_refuses_what_aeon_takes(tmp_path: Path) -> None:
-    """The reason for the validator; where aeon learns to refuse, this test says so."""
+def test_values_are_those_that_aeon_reads(tmp_path: Path) -> None:
+    """An independent reader; it also takes files that ours refuses."""
     datasets = pytest.importorskip("aeon.datasets")
-    for case in ("unknown label", "header without data", "question mark undeclared"):
-        text, _, message = BAD[case]
-        path = write(tmp_path, text)
+    for name, text in (("a", GOOD), ("b", GOOD.replace("1,2,3", "1e-3,2.5,.3"))):
+        (tmp_path / name).mkdir()
+        path = write(tmp_path / name, text)
         values, labels = datasets.load_from_ts_file(str(path))
-        assert len(values) == len(labels)
-        with pytest.raises(DataError, match=message):
-            read_ts(path)
+        file = read_ts(path)
+        assert [label.lower() for label in file.labels] == [str(each).lower() for each in labels]
+        for ours, theirs in zip(file.series, values, strict=True):
+            np.testing.assert_array_equal(ours, np.asarray(theirs, dtype=np.float32).T)

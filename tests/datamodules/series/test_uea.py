@@ -12,10 +12,10 @@ import torch
 
 from datamodules import UEA
 from datamodules.__main__ import main
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.order import FILL
 from datamodules.series.archive import ARCHIVES
 from datamodules.series.samples import Normalizer, fill_missing
+from lit_probattn.base.errors import DataError, MissingDataError
 
 pytest.importorskip("aeon")
 
@@ -69,7 +69,7 @@ def test_collection_has_thirty_names_of_which_aeon_knows_all():
     [("JapanesVowels", "JapaneseVowels"), ("heartbeat", "Heartbeat"), ("PEMS", "PEMS-SF")],
 )
 def test_unknown_name_is_told_the_nearest(name, nearest):
-    with pytest.raises(DataError, match=f"unknown archive {name!r}.*did you mean {nearest}"):
+    with pytest.raises(DataError, match=f"unknown archive {name!r}.*did you mean {nearest!r}"):
         UEA(name)
 
 

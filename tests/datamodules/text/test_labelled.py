@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from datamodules import LabelledTexts
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
@@ -125,7 +125,7 @@ def test_a_class_of_one_text_stays_in_training_with_a_note(tmp_path):
 def test_unknown_tokens_are_those_that_training_has_not(tmp_path, tokens):
     train, test = write(tmp_path / "train.csv", rows(40)), [("omega beta q", "cat")]
     made = data(train, test_path=str(write(tmp_path / "t.csv", test)), tokens=tokens)
-    unknown, count = made.facts["unknown"]["test"]
+    unknown, count = made.facts["counts"]["test"], made.split("test").lengths.sum()
     if tokens == "words":
         assert (unknown, count) == (2, 4)  # omega, q; the end of the line is known
         assert texts_of(made, "test") == [("<unk> beta <unk>", "cat")]
@@ -145,7 +145,7 @@ def test_rare_words_are_unknown_in_training_too(tmp_path, min_count, unknown):
     )
     paths = {"val_path": str(parts["a"]), "test_path": str(parts["b"])}
     made = data(train, **paths, tokens="words", min_count=min_count)
-    assert made.facts["unknown"]["train"][0] == unknown
+    assert made.facts["counts"]["train"] == unknown
 
 
 def test_a_limit_keeps_the_most_frequent_words(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from datamodules import MaskedText, TextPairs
-from datamodules.core.errors import DataError
 from datamodules.text.masked_text import MaskedSplit
+from lit_probattn.base.errors import DataError
 from tests.datamodules.text import made as made_text
 from tests.datamodules.text.fine_tuning import made
 from tests.datamodules.text.made import encoder

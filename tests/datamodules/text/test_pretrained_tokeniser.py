@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.core.errors import DataError
 from datamodules.text.choice import TokenChoice
 from datamodules.text.token_files import read_encoder
 from datamodules.text.translation.bpe import Codes
+from lit_probattn.base.errors import DataError
 from tests.datamodules.text.made import encoder
 
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from datamodules import OwnText
-from datamodules.core.errors import DataError
+from lit_probattn.base.errors import DataError
 from tests.datamodules.text.made import lines
 
 SPLITS = ("train", "val", "test")

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from datamodules import LM1B
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.order import FILL
+from datamodules.text.releases import HELD_OUT_SHARDS, lm1b
 from datamodules.text.segments import IGNORE
-from datamodules.text.sentences import release
+from lit_probattn.base.errors import DataError, MissingDataError
 
 RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
 TRAINING = f"{RELEASE}/training-monolingual.tokenized.shuffled"
 HELD_OUT = f"{RELEASE}/heldout-monolingual.tokenized.shuffled"
+_NAMES = [name.rpartition("/")[2] for name in lm1b().forms[0]]
+_TRAINING_NAMES, _HELD_OUT_NAMES = _NAMES[:99], _NAMES[99:]
 WORDS = ["the", "of", "to", "and", "in", "said", "that", "for", "was", "is", "he", "The", ",", "'s"]
 
 
@@ -28,7 +30,7 @@ def sentences(count: int, seed: int, most: int = 14) -> list[str]:
 
 def write(folder: Path) -> Path:
     """The release with two sentences in a training shard, and one to three in a held-out one."""
-    for part, names in ((TRAINING, release._TRAINING_NAMES), (HELD_OUT, release._HELD_OUT_NAMES)):
+    for part, names in ((TRAINING, _TRAINING_NAMES), (HELD_OUT, _HELD_OUT_NAMES)):
         (folder / part).mkdir(parents=True)
         for number, name in enumerate(names):
             count = 2 if part == TRAINING else 1 + number % 3
@@ -62,12 +64,12 @@ def lines_of(folder: Path, part: str, names: list[str]) -> list[str]:
 
 
 def test_names_are_those_of_the_release():
-    assert release._TRAINING_NAMES[0] == "news.en-00001-of-00100"
-    assert release._TRAINING_NAMES[-1] == "news.en-00099-of-00100"
-    assert len(release._TRAINING_NAMES) == 99
-    assert release._HELD_OUT_NAMES[0] == "news.en.heldout-00000-of-00050"
-    assert release._HELD_OUT_NAMES[-1] == "news.en.heldout-00049-of-00050"
-    assert len(release._HELD_OUT_NAMES) == release.HELD_OUT_SHARDS == 50
+    assert _TRAINING_NAMES[0] == "news.en-00001-of-00100"
+    assert _TRAINING_NAMES[-1] == "news.en-00099-of-00100"
+    assert [*lm1b(3).forms[0]] == [*lm1b().forms[0]][: 99 + 3]
+    assert _HELD_OUT_NAMES[0] == "news.en.heldout-00000-of-00050"
+    assert _HELD_OUT_NAMES[-1] == "news.en.heldout-00049-of-00050"
+    assert len(_HELD_OUT_NAMES) == HELD_OUT_SHARDS == 50
 
 
 @pytest.mark.parametrize(("shards", "first", "last"), [((None, None), 1, 50), ((40, 3), 40, 43)])
@@ -76,9 +78,9 @@ def test_the_first_held_out_shards_are_the_test_and_the_next_validation(
 ):
     test_shards, val_shards = shards
     data = made(folder, tmp_path, test_shards=test_shards, val_shards=val_shards, max_length=300)
-    held_out = release._HELD_OUT_NAMES
+    held_out = _HELD_OUT_NAMES
     expected = {
-        "train": lines_of(folder, TRAINING, release._TRAINING_NAMES),
+        "train": lines_of(folder, TRAINING, _TRAINING_NAMES),
         "test": lines_of(folder, HELD_OUT, held_out[:first]),
         "val": lines_of(folder, HELD_OUT, held_out[first:last]),
     }
@@ -110,7 +112,7 @@ def test_missing_and_short_shards_are_named(tmp_path):
     gone = folder / TRAINING / "news.en-00042-of-00100"
     text = gone.read_bytes()
     gone.unlink()
-    with pytest.raises(MissingDataError, match=r"1 of 99 shards are not in .*: news.en-00042-of"):
+    with pytest.raises(MissingDataError, match=r"but not .*/news.en-00042-of-00100; add"):
         made(folder)
     for damaged in (b"", text[:-1]):
         gone.write_bytes(damaged)
@@ -118,7 +120,7 @@ def test_missing_and_short_shards_are_named(tmp_path):
             made(folder)
     gone.write_bytes(text)
     (folder / HELD_OUT / "news.en.heldout-00007-of-00050").unlink()
-    with pytest.raises(MissingDataError, match="1 of 50 shards"):
+    with pytest.raises(MissingDataError, match=r"but not .*heldout-00007-of-00050; add"):
         made(folder)
     assert len(made(folder, test_shards=5, val_shards=2).split("test")) == 1 + 2 + 3 + 1 + 2
 

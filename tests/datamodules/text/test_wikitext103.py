@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from datamodules import WikiText103
-from datamodules.core.errors import DataError
 from datamodules.core.order import TrainingOrder
 from datamodules.text.learn import as_words
 from datamodules.text.segments import IGNORE
 from datamodules.text.token_files import read_words
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError
 from tests.datamodules.text import made as made_text
 from tests.support.paths import SHARED_DATA
 from tests.support.runs import in_child, kill_me

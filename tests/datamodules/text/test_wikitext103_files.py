@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamodules.__main__ import main
-from datamodules.core.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.text import made as made_text
 
 
@@ -152,7 +152,9 @@ def test_nothing_and_half_a_release(tmp_path):
         made_text.data(tmp_path, corpus="wikitext-103").prepare_data()
     made_text.write(tmp_path)
     (tmp_path / "wiki.valid.tokens").unlink()
-    with pytest.raises(MissingDataError, match=r"found .*wiki.train.tokens.*but no valid beside"):
+    with pytest.raises(
+        MissingDataError, match=r"found .*wiki.train.tokens, but not .*wiki.valid.tokens"
+    ):
         made_text.data(tmp_path).prepare_data()
 
 

@@ -16,8 +16,8 @@ import torch
 
 from datamodules import ToyTrajectories, Trajectories
 from datamodules.core.base import DataModule
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.order import FILL
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.trajectories import made
 from tests.support.orders import global_batch
 

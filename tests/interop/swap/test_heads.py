@@ -10,7 +10,7 @@ from torch import nn
 
 import lit_probattn
 from lit_probattn.attention.core import HeadLayout
-from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
+from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.interop.swap.core import scaled
 from lit_probattn.interop.swap.settings import Settings
 from lit_probattn.interop.weights import (
@@ -97,7 +97,7 @@ def test_a_factor_per_head_multiplies_scores(score):
 
     def scores(q, k):
         keys = k.unflatten(1, (3, 2))
-        arguments = MGKArguments(None, torch.full((3, 2), 2.0).double(), score)
+        arguments = MGK(None, torch.full((3, 2), 2.0).double(), score)
         return component_scores(q, keys, arguments)
 
     found = scores(*scaled(core, query, key, factor))

@@ -142,6 +142,6 @@ def test_the_shipped_task_trains(tmp_path):
 
 def test_norm_first_is_no_option_of_it():
     with pytest.raises(TypeError, match="norm_first"):
-        ReleasedLanguageModeling(softmax, VOCAB, LONGEST, norm_first=False)
+        ReleasedLanguageModeling(softmax, vocab_size=VOCAB, max_seq_len=LONGEST, norm_first=False)
     with pytest.raises(ValueError, match="pre_norm must be one of keys, residual"):
         ReleasedLanguageModel(softmax, **SIZES, pre_norm="queries")

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.measure.counters import torch_flops_by_module, torch_macs
 from lit_probattn.randomness import RandomKey
 from profiling.cost.count import attention_layers, require_identical
 from profiling.cost.models import LanguageModel, PairModel, SequenceModel
-from profiling.measure.counters import torch_flops_by_module, torch_macs
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import build_model, make_inputs, measure_point

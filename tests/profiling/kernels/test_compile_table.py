@@ -14,7 +14,7 @@ import torch
 import triton
 from packaging.version import Version
 
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.kernels.fish.plan import Heads, make_plan
 from lit_probattn.kernels.runtime import Shape, default_launch, interpreted, recording
 from profiling.kernels import compile as compiling

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
-from lit_probattn.attention.backends import Call
+from lit_probattn.attention.call import outline
 from lit_probattn.kernels import selftest
 from lit_probattn.kernels.runtime import Launch, forced
 from profiling.kernels import model
@@ -94,7 +94,7 @@ def test_auto_takes_what_the_model_calls_fastest(maps, head_dim, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "pretended")
     layer = FiSHAttention(8, 8, num_global_heads=maps, noise="none", head_dim=head_dim)
-    call = Call("cuda", torch.bfloat16, 10**9, 4096, dropout=False, bias_needs_grad=False)
-    assert layer.core.pick_for(call) == model.fastest(maps, 8, head_dim)
+    call = outline(layer.layout, 8, 4096, 4096, device="cuda", dtype=torch.bfloat16)
+    assert layer.core.pick(call) == model.fastest(maps, 8, head_dim)
     monkeypatch.setattr(model, "RATES", (1.0, 1.0))  # if PyTorch's kernels never waited
     assert model.fastest(maps, 8, head_dim) == "sdpa"

@@ -9,7 +9,15 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.measure.memory import cpu_peak_bytes
+from lit_probattn.measure.timing import (
+    NotCapturedError,
+    captured,
+    quantile,
+    summarise,
+    time_sides,
+)
 from profiling.kernels import picture, speed
 from profiling.kernels.config import KernelsConfig, Side, load_kernels, narrowed, points
 from profiling.kernels.speed import (
@@ -22,14 +30,6 @@ from profiling.kernels.speed import (
     run_kernels,
     side_function,
     speed_report,
-)
-from profiling.measure.memory import cpu_peak_bytes
-from profiling.measure.timing import (
-    NotCapturedError,
-    captured,
-    quantile,
-    summarise,
-    time_sides,
 )
 from tests.profiling.helpers import MGK
 from tests.support.paths import ROOT

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from profiling.measure.rows import RowsError, append_rows, read_rows, repair, to_frame, write_tables
+from lit_probattn.base.errors import ConfigError
+from profiling.measure.rows import append_rows, read_rows, repair, to_frame, write_tables
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import measure_point
 from tests.profiling.helpers import sweep
@@ -55,7 +56,7 @@ def test_damage_in_the_middle_is_an_error(tmp_path, groups):
     path = tmp_path / "rows.jsonl"
     lines = write(path, groups).splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], lines[1][:40] + b"\n", *lines[2:]]))
-    with pytest.raises(RowsError, match="line 2 is not a row"):
+    with pytest.raises(ConfigError, match="line 2 is not a row"):
         read_rows(path)
 
 
@@ -75,7 +76,7 @@ def test_numbers_that_cannot_be_are_named_by_line_and_field(tmp_path, groups, ch
     first, *others = write(path, groups).splitlines(keepends=True)
     first = json.dumps({**json.loads(first), **change}).encode() + b"\n"
     path.write_bytes(b"".join([first, *others]))
-    with pytest.raises(RowsError, match=rf"line 1 is not a row of a sweep \({problem}") as error:
+    with pytest.raises(ConfigError, match=rf"line 1 is not a row of a sweep \({problem}") as error:
         read_rows(path)
     assert "pydantic" not in str(error.value)
     assert "\n" not in str(error.value)
@@ -84,12 +85,12 @@ def test_numbers_that_cannot_be_are_named_by_line_and_field(tmp_path, groups, ch
 def test_a_point_that_stands_there_twice_is_refused(tmp_path, groups):
     path = tmp_path / "rows.jsonl"
     write(path, [*groups, [row.model_copy(update={"macs": 1}) for row in groups[0]]])
-    with pytest.raises(RowsError, match=f"the point {groups[0][0].point_id} stands there twice"):
+    with pytest.raises(ConfigError, match=f"the point {groups[0][0].point_id} stands there twice"):
         read_rows(path)
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(RowsError, match="cannot read"):
+    with pytest.raises(ConfigError, match="cannot read"):
         read_rows(tmp_path / "none.jsonl")
     assert repair(tmp_path / "none.jsonl") == []
 

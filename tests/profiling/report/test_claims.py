@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
 from profiling.report.claims import judge
 from profiling.sweep.config import Claim, Sentence, load_sweep
 from tests.profiling.helpers import attention, sweep

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_probattn.configs import ConfigError
+from lit_probattn.base.errors import ConfigError
 from profiling.cli import main
 from profiling.report.findings import finding_of, summary_of, table_sentence
 from profiling.report.index import write_index

@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from lit_probattn.records.provenance import command_line
-from profiling.measure.rows import RowsError, append_rows, read_rows, to_frame
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.provenance import command_line
+from profiling.measure.rows import append_rows, read_rows, to_frame
 from profiling.report.compare import compare_sweeps
 from profiling.report.page import agreement, unequal_lines, write_report
 from profiling.report.ratios import crossovers, ratio_table, relative_errors
@@ -209,7 +210,7 @@ def test_a_sweep_of_memory_alone_has_a_report(tmp_path, monkeypatch):
 
 
 def test_no_results(tmp_path):
-    with pytest.raises(RowsError, match="no results in"):
+    with pytest.raises(ConfigError, match="no results in"):
         write_report(sweep(), tmp_path, tmp_path / "out")
 
 
@@ -224,7 +225,7 @@ def test_rows_of_another_sweep_are_refused(results, tmp_path, change, problem):
     config, folder = results
     rows, _ = read_rows(folder / "rows.jsonl")
     append_rows(tmp_path / "rows.jsonl", [row.model_copy(update=change) for row in rows])
-    with pytest.raises(RowsError, match=problem):
+    with pytest.raises(ConfigError, match=problem):
         write_report(config, tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -235,13 +236,13 @@ def test_shards_that_count_one_point_differently_are_refused(results, tmp_path):
     append_rows(tmp_path / "rows.jsonl", rows)
     other = [row.model_copy(update={"macs": row.macs + 1}) for row in rows]
     append_rows(tmp_path / "rows.1-of-2.jsonl", other)
-    with pytest.raises(RowsError, match="other counts of the point"):
+    with pytest.raises(ConfigError, match="other counts of the point"):
         write_report(config, tmp_path, tmp_path / "out")
 
 
 def test_empty_sweep(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"half": ')
-    with pytest.raises(RowsError, match="empty"):
+    with pytest.raises(ConfigError, match="empty"):
         write_report(sweep(), tmp_path, tmp_path / "out")
 
 
@@ -251,7 +252,7 @@ def test_mixed_versions_are_refused(results, tmp_path):
     append_rows(tmp_path / "rows.jsonl", rows[:-2])
     other = [row.model_copy(update={"versions": "torch 1.0"}) for row in rows[-2:]]
     append_rows(tmp_path / "rows.jsonl", other)
-    with pytest.raises(RowsError, match="mixes versions"):
+    with pytest.raises(ConfigError, match="mixes versions"):
         write_report(config, tmp_path, tmp_path / "out")
 
 
@@ -259,7 +260,7 @@ def test_no_baseline_row(results, tmp_path):
     config, folder = results
     rows, _ = read_rows(folder / "rows.jsonl")
     append_rows(tmp_path / "rows.jsonl", [r for r in rows if r.variant != "softmax"])
-    with pytest.raises(RowsError, match="no baseline row: softmax"):
+    with pytest.raises(ConfigError, match="no baseline row: softmax"):
         write_report(config, tmp_path, tmp_path / "out")
 
 
@@ -294,5 +295,5 @@ def test_two_sweeps_side_by_side(results, tmp_path):
     run_sweep(
         sweep(name="other", grid={"embed_dim": [40], "seq_len": [8]}), tmp_path / "other", ROOT
     )
-    with pytest.raises(RowsError, match="no measured point in common"):
+    with pytest.raises(ConfigError, match="no measured point in common"):
         compare_sweeps(folder, tmp_path / "other", tmp_path)

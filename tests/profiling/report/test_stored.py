@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lit_probattn.base.errors import ConfigError
 from profiling.cli import main
-from profiling.measure.rows import RowsError
 from profiling.report.page import write_report
 from profiling.report.stored import stored_rows
 from profiling.sweep.run import run_sweep
@@ -65,7 +65,7 @@ def test_results_come_before_the_report_in_the_same_folder(made):
     ],
 )
 def test_another_sweep_is_refused(change, message, made):
-    with pytest.raises(RowsError, match="run the sweep again") as error:
+    with pytest.raises(ConfigError, match="run the sweep again") as error:
         stored_rows(sweep(**{**CHANGES, **change}), made[1] / "report", ROOT)
     assert message in str(error.value)
 
@@ -74,7 +74,7 @@ def test_a_report_of_something_else_is_refused(made, tmp_path):
     config, folder = made
     (tmp_path / "rows.csv").write_bytes((folder / "report/rows.csv").read_bytes())
     (tmp_path / "report.md").write_text("# Another report\n")
-    with pytest.raises(RowsError, match="does not begin as that of a sweep"):
+    with pytest.raises(ConfigError, match="does not begin as that of a sweep"):
         stored_rows(config, tmp_path, ROOT)
 
 

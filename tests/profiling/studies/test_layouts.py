@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiling.measure.processes import RanksError, run_in_ranks
+from lit_probattn.base.errors import ChildError
+from profiling.measure.processes import run_in_ranks
 from profiling.studies import layouts
 from profiling.studies.layouts import LAYOUTS, REQUIRED, Layout, largest_differences
 
@@ -60,7 +61,7 @@ def test_a_rank_that_fails_or_hangs_is_reported(tmp_path):
         print("what went wrong")
         return 3
 
-    with pytest.raises(RanksError, match=r"\[3, 3\].*\n.*what went wrong"):
+    with pytest.raises(ChildError, match=r"\[3, 3\].*\n.*what went wrong"):
         run_in_ranks(fail, 2, log=tmp_path / "log")
-    with pytest.raises(RanksError, match=r"ranks \[0\] did not end within 1 s"):
+    with pytest.raises(ChildError, match=r"ranks \[0\] did not end within 1 s"):
         run_in_ranks(lambda: __import__("time").sleep(60) or 0, 1, timeout=0.7)

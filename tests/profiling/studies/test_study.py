@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import runpy
-import sys
 from importlib import import_module
 
 import pandas as pd
 import pytest
 import torch
 
-from lit_probattn.configs import ConfigError, read_yaml
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.configs import read_yaml
 from profiling import cli
-from profiling.studies import ddp_overhead, fish_memory, layouts, running_text, study, swin_step
+from profiling.studies import ddp_overhead, fish_memory, layouts, study
 from profiling.studies.study import STUDIES, TIMED, Report, command, flag, measure_sides, shown
 from tests.support.paths import CONFIGS, ROOT
 
@@ -37,7 +36,6 @@ def test_every_file_is_a_study_and_every_study_has_help(capsys):
         (["nothing"], "invalid choice: 'nothing'"),
         (["fish_memory", "--seq", "8"], "unrecognized arguments: --seq 8"),
         (["fish_memory", "--variants", "softmax"], "invalid choice: 'softmax'"),
-        (["swin_step"], "required: part"),
         (["step_ratio", "--repeats", "many"], "argument --repeats: invalid"),
     ],
 )
@@ -47,16 +45,6 @@ def test_wrong_words_are_one_line(words, expected, capsys):
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert expected in line
-
-
-def test_a_study_runs_as_a_module(monkeypatch, capsys):
-    """`python -m profiling.studies.running_text unigram` is named in docs/wikitext103.md."""
-    monkeypatch.setattr(sys, "argv", ["profiling/studies/running_text.py", "unigram", "--help"])
-    monkeypatch.delitem(sys.modules, "profiling.studies.running_text")
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_module("profiling.studies.running_text", run_name="__main__")
-    assert stop.value.code == 0
-    assert "usage: python -m profiling study running_text" in capsys.readouterr().out
 
 
 def test_the_schedule_of_the_recipe_fits_into_the_least_steps(capsys):
@@ -139,18 +127,3 @@ def test_fish_memory_judges_by_its_ratio(tmp_path, capsys):
     assert row["memory_over_reference"] == row["blockwise_bytes"] / row["reference_bytes"]
     assert row["command"].startswith("python -m profiling study fish_memory --seq_len 64")
     assert "| hard_fish |" in capsys.readouterr().out
-
-
-def test_parts_of_running_text_and_swin(tmp_path, capsys, monkeypatch):
-    for split in ("train", "valid", "test"):
-        (tmp_path / f"wiki.{split}.tokens").write_text(" a b a\n c a a b\n" * 20)
-    assert running_text.main(["unigram", "--folder", str(tmp_path)]) == 0
-    assert "| val | " in capsys.readouterr().out
-    monkeypatch.setattr(running_text, "_VOCABULARY", 300)
-    words = ["--batch_size", "2", "--windows", "3", "--rows", "2", "--device", "cpu"]
-    assert running_text.main(["model", *words, "--output", "full"]) == 0
-    printed = capsys.readouterr().out
-    assert "| one step, 2 x 256 tokens in 1 parts |" in printed
-    assert "| 3 sliding windows, 2 at a time |" in printed
-    assert swin_step.main(["loader", "--data_dir", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("error: ")

@@ -13,16 +13,15 @@ import time
 import pytest
 import yaml
 
+from lit_probattn.base.errors import ChildError, ConfigError
+from lit_probattn.base.locks import claim
 from lit_probattn.cli.shards import parse_shard
-from lit_probattn.configs import ConfigError
-from lit_probattn.records.locks import claim
 from profiling.measure.rows import read_rows
 from profiling.report.page import load_results
 from profiling.sweep.config import load_sweep
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import failed_rows
 from profiling.sweep.run import describe_plan, run_sweep
-from profiling.sweep.worker import WorkerFailure
 from tests.profiling.helpers import MGK, SOFTMAX, attention, fork_workers, sweep
 from tests.support.paths import ROOT
 
@@ -153,7 +152,7 @@ def test_points_that_failed_are_tried_again(tmp_path, monkeypatch):
     def tried(self, point, timeout_s, predicted=None):
         calls.append(point.point_id)
         if len(calls) == 1:
-            raise WorkerFailure("the worker was killed")
+            raise ChildError("the worker was killed")
         return failed_rows(point, "made up", status="ok")
 
     monkeypatch.setattr("profiling.sweep.run.Worker.run", tried)

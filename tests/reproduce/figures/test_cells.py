@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import yaml
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
-from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.cells import CellFigure, StudyFigure
 from tests.compare.tiny import finished, write_tables

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.tasks import (
     ImageClassifier,
     QuestionAnswering,
@@ -18,7 +19,7 @@ from lit_probattn.tasks import (
     TextClassifier,
 )
 from lit_probattn.training.checkpoints import save_checkpoint
-from lit_probattn.training.init_from import InitError, init_from
+from lit_probattn.training.init_from import init_from
 from tests.datamodules.text.fine_tuning import made
 from tests.support.runs import error_of, newest_state, only_version, run, write_attention
 
@@ -123,13 +124,13 @@ def test_a_head_of_another_shape_begins_anew(tmp_path):
     ],
 )
 def test_other_shapes_are_refused(other, message, tmp_path):
-    with pytest.raises(InitError, match=message):
+    with pytest.raises(ConfigError, match=message):
         init_from(made_task(), saved(tmp_path, made_task(**other)))
 
 
 def test_a_model_of_another_kind_is_refused(tmp_path):
     save_checkpoint({"state_dict": {"model.pooler.weight": torch.zeros(8, 8)}}, tmp_path / "x.ckpt")
-    with pytest.raises(InitError, match="no entry beside heads has a name of this model's"):
+    with pytest.raises(ConfigError, match="no entry beside heads has a name of this model's"):
         init_from(made_task(TextClassifier, num_classes=2), str(tmp_path / "x.ckpt"))
 
 
@@ -142,7 +143,7 @@ def test_layers_may_be_missing(tmp_path):
 
 def test_another_tokeniser_is_refused(tmp_path):
     path = saved(tmp_path, made_task(seed=4), TextPairs={"tokeniser": "one"})
-    with pytest.raises(InitError, match="trained with another tokeniser"):
+    with pytest.raises(ConfigError, match="trained with another tokeniser"):
         init_from(made_task(), path, "two")
     init_from(made_task(), path, "one")
     init_from(made_task(), path)
@@ -166,7 +167,7 @@ def test_safetensors_are_weights_of_a_model(tmp_path):
     assert init_from(task, str(tmp_path / "x.safetensors")).step is None
     assert torch.equal(task.model.spans.weight, source.model.spans.weight)
     (tmp_path / "x.safetensors").write_bytes(b"no")
-    with pytest.raises(InitError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         init_from(task, str(tmp_path / "x.safetensors"))
 
 

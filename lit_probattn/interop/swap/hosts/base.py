@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.core import Core, HeadLayout
+from lit_probattn.attention.call import HeadLayout
+from lit_probattn.attention.core import Core
 from lit_probattn.interop.swap.settings import Settings
 from lit_probattn.interop.weights import HeadWeights, RotaryPairs
 

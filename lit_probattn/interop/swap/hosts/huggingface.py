@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.attention.call import with_dropout
 from lit_probattn.attention.core import Core
-from lit_probattn.functional.call import attend
 from lit_probattn.interop.swap.core import documents_mask, head_call, mean_of_groups
 from lit_probattn.interop.swap.hosts.base import (
     PROBE,
@@ -148,7 +148,7 @@ def attention_function(
         is_causal=causal,
         scale=scaling,
     )
-    out = attend(core, call, dropout)
+    out = core(with_dropout(call, dropout))
     weights = core.weights(call) if kwargs.get("output_attentions") else None
     return out.transpose(1, 2).contiguous(), weights
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_probattn.attention.backends import WINDOW_RULES
+from lit_probattn.attention.call import with_dropout
 from lit_probattn.attention.core import Core
-from lit_probattn.functional.call import attend
 from lit_probattn.interop.swap.core import head_call, mean_of_groups, scaled
 from lit_probattn.interop.swap.hosts.base import (
     CannotSwap,
@@ -72,7 +71,7 @@ class Swapped(nn.Module):
     def joined(self, x: Tensor, heads: tuple[Tensor, Tensor, Tensor], **masks: Any) -> Tensor:
         """Attend, and join the heads to the output."""
         dropout = self.attn_drop.p if self.training else 0.0
-        out = attend(self.core, head_call(*heads, **masks), dropout)
+        out = self.core(with_dropout(head_call(*heads, **masks), dropout))
         out = self.norm(out.transpose(1, 2).flatten(2))
         if self.gate is not None:
             out = out * self.gate(x).sigmoid()
@@ -156,7 +155,7 @@ class SwappedWindows(_WithTable):
 
     def __init__(self, old: Any, weights: HeadWeights, core: Core) -> None:
         super().__init__(old, weights, core)
-        core.auto_rules = WINDOW_RULES
+        core.auto_kind = "window"
 
     @property
     def window_size(self) -> tuple[int, int]:

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from datamodules import TextPairs
-from datamodules.core.errors import DataError, MissingDataError
-from datamodules.text.fine_tuning.pairs import read_corpus
+from datamodules import LabelledTexts, TextPairs
+from datamodules.text.fine_tuning.corpora import CORPORA, read_corpus
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.text.fine_tuning import made
 
 
@@ -94,10 +94,10 @@ def test_roberta_has_two_separators_and_one_type(tmp_path):
     [
         (
             {"gold_label": "neutrall"},
-            r"line 3: label 'neutrall' is not one of .*did you mean neutral",
+            r"line 3: label 'neutrall' is not one of .*did you mean 'neutral'",
         ),
-        ({"sentence2": None}, "line 3: 'sentence2' is missing"),
-        ({"sentence1": 5}, "line 3: 'sentence1' is not text"),
+        ({"sentence2": None}, "line 3: sentence2 is missing"),
+        ({"sentence1": 5}, "line 3: sentence1 is a number, expected text"),
     ],
 )
 def test_wrong_rows_are_named(line, message, tmp_path):
@@ -106,14 +106,14 @@ def test_wrong_rows_are_named(line, message, tmp_path):
     lines[2] = json.dumps({**json.loads(lines[2]), **line})
     path.write_text("\n".join(lines))
     with pytest.raises(DataError, match=message):
-        read_corpus("mnli", path)
+        read_corpus(CORPORA["mnli"], path)
 
 
 def test_a_test_file_without_labels_is_named(tmp_path):
     path = tmp_path / "test.tsv"
     path.write_text("index\tsentence\n0\tgood\n")
-    with pytest.raises(DataError, match="no column label, its columns are index, sentence"):
-        read_corpus("sst2", path)
+    with pytest.raises(DataError, match="no column 'label', its columns are index, sentence"):
+        read_corpus(CORPORA["sst2"], path)
 
 
 def test_options_that_have_no_effect_are_refused(tmp_path):
@@ -129,7 +129,7 @@ def test_missing_files_are_named(tmp_path):
     (folder / "multinli_1.0_dev_matched.jsonl").unlink()
     with pytest.raises(MissingDataError, match=r"but not .*dev_matched\.jsonl"):
         data_of(folder, "mnli")
-    with pytest.raises(MissingDataError, match="SST-2: the corpus not under"):
+    with pytest.raises(MissingDataError, match="SST-2: the release is not under"):
         TextPairs(str(tmp_path / "nothing"), "sst2").prepare_data()
 
 
@@ -137,4 +137,14 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_text("sentence\tlabel\tlabel\nthe dogs ran\t0\t1\n")
     with pytest.raises(DataError, match=r"train\.tsv: column 'label' is there twice"):
-        read_corpus("sst2", path)
+        read_corpus(CORPORA["sst2"], path)
+
+
+def test_tokens_of_running_text_are_no_tokeniser_of_an_encoder(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("text,label\n" + "".join(f"it rains {i},{'ab'[i % 2]}\n" for i in range(40)))
+    words = LabelledTexts(str(path), tokens="words", cache_dir=str(tmp_path / "words"))
+    words.prepare_data()
+    folder = words.open().folder
+    with pytest.raises(DataError, match=rf"{folder}: the tokens of this cache .* set tokenizer"):
+        TextPairs(str(path), tokenizer=str(folder), cache_dir=str(tmp_path)).prepare_data()

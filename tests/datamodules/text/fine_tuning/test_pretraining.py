@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from datamodules import PretrainingText
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.sequences import Ragged
 from datamodules.text.fine_tuning.documents import files_of, read_documents
 from datamodules.text.fine_tuning.sequences import DocumentSplit, _fit
 from datamodules.text.segments import IGNORE
+from lit_probattn.base.errors import DataError, MissingDataError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 

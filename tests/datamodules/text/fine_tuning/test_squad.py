@@ -7,8 +7,8 @@ import json
 import pytest
 
 from datamodules import QuestionAnswering
-from datamodules.core.errors import DataError
 from datamodules.text.fine_tuning.squad import read_squad
+from lit_probattn.base.errors import DataError
 from tests.datamodules.text.fine_tuning import made
 
 SIZES = {"max_length": 20, "stride": 4, "max_query_length": 8, "vocab_limit": 200, "batch_size": 4}

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from datamodules import ToyTranslation, Translation
-from datamodules.core.errors import DataError
 from datamodules.text.translation.batches import IGNORE
 from datamodules.text.translation.dictionary import EOS, PAD, UNK
 from datamodules.text.translation.job import LineJob
+from lit_probattn.base.errors import DataError
 from tests.datamodules.text.translation import made
 
 METHODS = ("subwords", "moses_bpe", "words")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from datamodules import Translation
-from datamodules.core.errors import DataError
 from datamodules.text.translation.bpe import Codes, joined
 from datamodules.text.translation.coder import TextCoder
 from datamodules.text.translation.dictionary import UNK, Dictionary
+from lit_probattn.base.errors import DataError
 from tests.datamodules.text.translation import made
 
 LINES = [side for pair in made.pairs(80, 3) for side in pair]

@@ -10,8 +10,8 @@ import pytest
 
 from datamodules import IWSLT14, WMT14
 from datamodules.__main__ import main
-from datamodules.core.errors import DataError, MissingDataError
 from datamodules.text.translation.moses import Moses
+from lit_probattn.base.errors import DataError, MissingDataError
 from tests.datamodules.text.translation import made
 
 _XML_ORDER = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
@@ -112,8 +112,11 @@ def test_iwslt_prepared_by_the_script_is_not_cleaned_again(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("absent", "message"),
     [
-        ("train.tags.de-en.en", r"train\.tags\.de-en\.en is missing"),
-        ("IWSLT14.TED.tst2011.de-en.de.xml", r"IWSLT14\.TED\.tst2011\.de-en\.de\.xml is missing"),
+        ("train.tags.de-en.en", r"found .*, but not .*de-en/train\.tags\.de-en\.en"),
+        (
+            "IWSLT14.TED.tst2011.de-en.de.xml",
+            r"found .*, but not .*de-en/IWSLT14\.TED\.tst2011\.de-en\.de\.xml",
+        ),
     ],
 )
 def test_iwslt_with_a_file_missing(tmp_path: Path, absent: str, message: str) -> None:
@@ -212,5 +215,5 @@ def test_wmt_raw_text(tmp_path: Path) -> None:
     assert 0 < len(pieces) < 60
     assert max(pieces) <= 25
     (tmp_path / "commoncrawl.de-en.de").unlink()
-    with pytest.raises(DataError, match=r"no commoncrawl\.de-en\.de"):
+    with pytest.raises(DataError, match=r"but not .*commoncrawl\.de-en\.de"):
         wmt(tmp_path, merges=41)

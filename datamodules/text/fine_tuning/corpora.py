@@ -1,0 +1,88 @@
+"""Texts and pairs of texts with labels: MultiNLI, SST-2 and QNLI as they are released.
+
+MultiNLI is read as its authors release it (JSON lines, or the tab-separated .txt) and as GLUE does;
+SST-2 and QNLI as GLUE does. Fields of GLUE's tables are never quoted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from datamodules.core.own import Rows
+from datamodules.core.tables import read_released
+from lit_probattn.base.errors import DataError, nearest
+
+__all__ = ["CORPORA", "Corpus", "CorpusName", "read_corpus"]
+
+CorpusName = Literal["mnli", "sst2", "qnli"]
+_NO_LABEL = "-"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What the tables of a corpus hold.
+
+    Args:
+        labels: Label of each class number, in GLUE's order.
+        columns: Names of the columns of the texts.
+        label_columns: Names of the label's column, the likeliest first.
+        written: What stands for a label in a file, where it is not the label.
+    """
+
+    labels: tuple[str, ...]
+    columns: tuple[str, ...]
+    label_columns: tuple[str, ...] = ("label",)
+    written: tuple[tuple[str, str], ...] = ()
+
+
+CORPORA: dict[CorpusName, Corpus] = {
+    "mnli": Corpus(
+        ("entailment", "neutral", "contradiction"),
+        ("sentence1", "sentence2"),
+        ("gold_label", "label"),
+    ),
+    "sst2": Corpus(
+        ("negative", "positive"),
+        ("sentence",),
+        written=(("0", "negative"), ("1", "positive")),
+    ),
+    "qnli": Corpus(("entailment", "not_entailment"), ("question", "sentence")),
+}
+
+
+def read_corpus(corpus: Corpus, path: Path) -> tuple[Rows, int]:
+    """Read a file of a corpus.
+
+    Returns:
+        The examples, a text alone with None as its second; and how many were left out because
+        annotators agreed on no label (`-`).
+
+    Raises:
+        DataError: A column is missing, a row has other columns, or a label is not of the corpus.
+    """
+    table = read_released(path, (*corpus.columns, *corpus.label_columns))
+    named = [name for name in corpus.label_columns if name in table.columns]
+    label_column = named[0] if named else corpus.label_columns[0]
+    columns = [table.column(name, "", ()) for name in (*corpus.columns, label_column)]
+    *texts, labels = (table.strings(name, released=True) for name in columns)
+    written = dict(corpus.written)
+    rows = Rows([], [], [], notes=[])
+    for number, label in enumerate(labels):
+        label = written.get(label.strip(), label.strip())
+        if label == _NO_LABEL:
+            continue
+        if label not in corpus.labels:
+            valid = [*corpus.labels, *written]
+            raise DataError(
+                f"{table.place(number)}: label {label!r} is not one of {', '.join(valid)}"
+                f"{nearest(label, valid, lists=False)}"
+            )
+        values = [column[number] for column in texts]
+        rows.values.append((values[0], values[1] if len(values) > 1 else None))
+        rows.labels.append(label)
+        rows.places.append(table.place(number))
+    if not rows.labels:
+        raise DataError(f"{path} has no labelled rows")
+    return rows, len(labels) - len(rows.labels)

@@ -1,0 +1,363 @@
+"""Releases of text: what their files are called, where they are looked for, how they are unpacked.
+
+A release is passed on in several forms. Each form has parts, such as its splits, and each part has
+patterns of file names, of which the first that is there counts.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from datamodules.core.files import expand, not_found, read_tar
+from lit_probattn.base.errors import MissingDataError
+
+__all__ = ["ARCHIVES", "HELD_OUT_SHARDS", "IWSLT14", "IWSLT14_TESTS", "IWSLT14_TRAIN", "PAIRS"]
+__all__ += ["SQUAD", "WIKITEXT", "WMT14_CORPORA", "WMT14_PIECES", "Release", "extract"]
+__all__ += ["is_archive", "lm1b", "shown_name", "wmt14"]
+
+ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+Form = Mapping[str, Sequence[str]]
+_SHOWN = 3  # names of missing files
+
+
+@dataclass(frozen=True)
+class Release:
+    """The files of a release.
+
+    Args:
+        title: What messages call it.
+        command: What prepares it, after `python -m datamodules prepare`.
+        expected: Its files, for messages.
+        origin: Where it is from.
+        forms: Patterns of the files of each part, form by form.
+        folders: Folders below `data_dir` that are looked in.
+        optional: Parts that a form may lack.
+        counts: Published numbers, by part.
+        otherwise: What a message says at its end.
+    """
+
+    title: str
+    command: str
+    expected: str
+    origin: str
+    forms: Sequence[Form]
+    folders: Sequence[str] = ("",)
+    optional: Sequence[str] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    otherwise: str = ""
+
+    def find(self, data_dir: Path, path: str = "") -> dict[str, list[Path]]:
+        """Return the files of each part, of the first form that is complete.
+
+        Args:
+            path: A folder that is looked in, in place of those below `data_dir`.
+
+        Raises:
+            MissingDataError: No form is complete; the message names what is expected, or what is
+                missing of the form that lacks least.
+        """
+        place = expand(path) if path else data_dir
+        found = self.files_in([place] if path else [data_dir / name for name in self.folders])
+        if found is not None:
+            return found
+        command = f"{self.command} --path {path}" if path else self.command
+        places = [] if path else [name for name in self.folders if name]
+        expected = f"{self.expected} in it" + (f" or in {' or '.join(places)}" if places else "")
+        what = "the release is"
+        raise not_found(
+            self.title, what, expected, self.origin, command, place, otherwise=self.otherwise
+        )
+
+    def files_in(self, folders: Iterable[Path]) -> dict[str, list[Path]] | None:
+        """Return the same from some folders; None if there is no file of the release."""
+        incomplete: list[tuple[list[str], Path]] = []
+        for folder in folders:
+            for form in self.forms:
+                found = _files_of(folder, form)
+                missing = [part for part in form if part not in (*found, *self.optional)]
+                if not missing:
+                    return found
+                if found:
+                    first = next(iter(found.values()))[0]
+                    incomplete.append(([str(folder / form[part][0]) for part in missing], first))
+        if not incomplete:
+            return None
+        names, first = min(incomplete, key=lambda entry: len(entry[0]))
+        shown = ", ".join(shown_name(Path(name)) for name in names[:_SHOWN])
+        more = f" and {len(names) - _SHOWN} more files" if len(names) > _SHOWN else ""
+        raise MissingDataError(
+            f"{self.title}: found {shown_name(first)}, but not {shown}{more}; add what is missing"
+        )
+
+
+def _files_of(folder: Path, form: Form) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for part, patterns in form.items():
+        for pattern in patterns:
+            paths = sorted(path for path in folder.glob(pattern) if path.is_file())
+            if paths:
+                found[part] = paths
+                break
+    return found
+
+
+# ---- archives ----------------------------------------------------------------------------------
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path has the name of an archive."""
+    return path.name.endswith(ARCHIVES)
+
+
+def shown_name(path: Path) -> str:
+    """Return how messages call a file: one of an archive (see `extract`) by both names."""
+    for folder in path.parents:
+        if is_archive(folder):
+            return f"{folder.name}: {path.relative_to(folder)}"
+    return str(path)
+
+
+def extract(archive: Path, parent: Path, wanted: Callable[[str], bool]) -> Path:
+    """Write the files of an archive whose names are wanted to a folder, as they lie in it.
+
+    Returns:
+        The folder; it has the archive's name, so that `shown_name` can tell.
+
+    Raises:
+        DataError: The archive is damaged.
+    """
+    folder = parent / archive.name
+    done = folder / ".done"
+    if done.is_file():
+        return folder
+
+    def take(member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
+        parts = [part for part in Path(member.name).parts if part not in (".", "/")]
+        if not member.isfile() or ".." in parts or not parts or not wanted(parts[-1]):
+            return
+        place = folder.joinpath(*parts)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("wb") as file:
+            stream = tar.extractfile(member)
+            while stream is not None and (block := stream.read(1 << 20)):
+                file.write(block)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    read_tar(archive, take)
+    done.touch()
+    return folder
+
+
+# ---- the table ---------------------------------------------------------------------------------
+
+
+def _splits(pattern: str, *names: str) -> dict[str, tuple[str, ...]]:
+    """Return the file of each split, by what stands for it in a name."""
+    splits = ("train", "val", "test")
+    return {s: (pattern.format(name),) for s, name in zip(splits, names, strict=False)}
+
+
+def _wikitext(corpus: str, **counts: int) -> Release:
+    names = {"train": ("train",), "val": ("valid", "validation"), "test": ("test",)}
+    shards = ("{0}-*.parquet", "*-{0}-*.parquet", "{0}/*.parquet")
+    release = "wikitext-103" if corpus == "other" else corpus
+    origin = (
+        "It is WikiText (Merity et al., 2016), the word-level release; as the data set "
+        f"Salesforce/wikitext, folder {release}-v1, on the Hugging Face hub"
+    )
+    return Release(
+        "text" if corpus == "other" else corpus,
+        f"wikitext103 --corpus {corpus}",
+        "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens; train.txt, valid.txt and "
+        f"test.txt; {release}-v1.zip; or Parquet shards train-*.parquet, validation-*.parquet and "
+        "test-*.parquet",
+        "Any text in this layout will do" if corpus == "other" else origin,
+        (
+            _splits("wiki.{}.tokens", "train", "valid", "test"),
+            _splits("{}.txt", "train", "valid", "test"),
+            {"archive": (f"{corpus}-v1.zip",)},
+            {s: [p.format(n) for n in some for p in shards] for s, some in names.items()},
+        ),
+        ("",) if corpus == "other" else ("", corpus, f"{corpus}-v1", f"wikitext/{corpus}-v1"),
+        counts=counts,
+    )
+
+
+# Words, and tokens with `<eos>`.
+WIKITEXT = {
+    "wikitext-103": _wikitext(
+        "wikitext-103", words=267_735, train=103_227_021, val=217_646, test=245_569
+    ),
+    "wikitext-2": _wikitext("wikitext-2", words=33_278, train=2_088_628, val=217_646, test=245_569),
+    "other": _wikitext("other"),
+}
+
+HELD_OUT_SHARDS = 50
+_LM1B = "1-billion-word-language-modeling-benchmark-r13output"
+
+
+def lm1b(num_held_out: int = HELD_OUT_SHARDS) -> Release:
+    """Return the one-billion-word benchmark with so many of its held-out shards, from the first."""
+    folders = "{}-monolingual.tokenized.shuffled"
+    train = [f"{folders.format('training')}/news.en-{n:05d}-of-00100" for n in range(1, 100)]
+    held_out = [
+        f"{folders.format('heldout')}/news.en.heldout-{n:05d}-of-00050" for n in range(num_held_out)
+    ]
+    return Release(
+        "LM1B",
+        "lm1b",
+        f"the folders {folders.format('training')} and {folders.format('heldout')}",
+        f"It is {_LM1B}.tar.gz of https://www.statmt.org/lm-benchmark, unpacked",
+        ({name: (name,) for name in (*train, *held_out)},),
+        (_LM1B, "", f"lm1b/{_LM1B}", "lm1b"),
+        counts={"train": 30_301_028, "held out": 306_688},
+        otherwise="; --corpus other takes any text with a sentence per line",
+    )
+
+
+_GLUE = _splits("{}.tsv", "train", "dev")
+_MNLI = ("train", "dev_matched", "dev_mismatched")
+PAIRS = {
+    "mnli": Release(
+        "MultiNLI",
+        "text_pairs --corpus mnli",
+        ", ".join(f"multinli_1.0_{name}.jsonl" for name in _MNLI),
+        "It is multinli_1.0.zip of cims.nyu.edu/~sbowman/multinli, or MNLI of GLUE",
+        (
+            _splits("multinli_1.0_{}.jsonl", *_MNLI),
+            _splits("multinli_1.0_{}.txt", *_MNLI),
+            _splits("{}.tsv", *_MNLI),
+        ),
+        ("mnli",),
+        counts={"train": 392_702, "val": 9_815, "test": 9_832},
+    ),
+    "sst2": Release(
+        "SST-2",
+        "text_pairs --corpus sst2",
+        "train.tsv and dev.tsv",
+        "It is SST-2 of GLUE (gluebenchmark.com)",
+        (_GLUE,),
+        ("sst2",),
+        counts={"train": 67_349, "val": 872},
+    ),
+    "qnli": Release(
+        "QNLI",
+        "text_pairs --corpus qnli",
+        "train.tsv and dev.tsv",
+        "It is QNLI (v2) of GLUE (gluebenchmark.com)",
+        (_GLUE,),
+        ("qnli",),
+        counts={"train": 104_743, "val": 5_463},
+    ),
+}
+
+
+def _squad(version: str, **counts: int) -> Release:
+    forms = (
+        {"train": (f"train{end}",), "val": (f"dev{end}", f"val{end}"), "test": (f"test{end}",)}
+        for end in (f"-v{version}.json", ".json")
+    )
+    return Release(
+        f"SQuAD {version}",
+        f"question_answering --version {version}",
+        f"train-v{version}.json and dev-v{version}.json, or train.json and dev.json",
+        "The files are published at rajpurkar.github.io/SQuAD-explorer",
+        tuple(forms),
+        ("squad",),
+        optional=("test",),
+        counts=counts,
+    )
+
+
+SQUAD = {
+    "1.1": _squad("1.1", train=87_599, val=10_570),
+    "2.0": _squad("2.0", train=130_319, val=11_873),
+}
+
+
+def _both(pattern: str, folder: str = "") -> dict[str, tuple[str, ...]]:
+    """Return the file of both languages of a part, by what stands for them in a name."""
+    name = pattern.removesuffix(".{}").removesuffix(".{}.xml")
+    return {f"{name}.{language}": (folder + pattern.format(language),) for language in ("de", "en")}
+
+
+IWSLT14_TRAIN = "train.tags.de-en"
+IWSLT14_TESTS = tuple(
+    f"IWSLT14.{name}.de-en"
+    for name in ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+)
+_PREPARED = "iwslt14.tokenized.de-en"
+
+
+def _iwslt14(folder: str) -> Iterator[Form]:
+    raw = [_both(f"{IWSLT14_TRAIN}.{{}}", folder)]
+    raw += [_both(f"{name}.{{}}.xml", folder) for name in IWSLT14_TESTS]
+    yield {part: names for pair in raw for part, names in pair.items()}
+    yield _both("train.{}", folder)
+
+
+IWSLT14 = Release(
+    "IWSLT'14",
+    "iwslt14",
+    f"de-en.tgz, its folder de-en/, or {_PREPARED}/, which fairseq's script makes,",
+    "Source: IWSLT 2014, the German–English archive of WIT3 (texts 2014-01)",
+    (
+        {"archive": ("de-en.tgz",)},
+        *(form for folder in ("de-en/", f"{_PREPARED}/", "") for form in _iwslt14(folder)),
+    ),
+    ("", "iwslt14"),
+    counts={"train": 160_239, "val": 7_283, "test": 6_750},  # as printed by those who ran it
+)
+
+WMT14_PIECES = {
+    "train": "train.tok.clean.bpe.32000",
+    "val": "newstest2013.tok.bpe.32000",
+    "test": "newstest2014.tok.bpe.32000",
+}
+# Raw text: each corpus by the first of its names that is there.
+WMT14_CORPORA = ("europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v12.de-en")
+_OTHER_NAMES = {"news-commentary-v12.de-en": "news-commentary-v9.de-en"}
+
+
+def wmt14(source_language: str = "en") -> Release:
+    """Return WMT'14 English–German; which SGML files are its text depends on the direction."""
+
+    def form(stems: Iterable[str]) -> dict[str, list[str]]:
+        return {
+            f"{stem}.{x}": _wmt14_names(stem, x, source_language)
+            for stem in stems
+            for x in ("en", "de")
+        }
+
+    news = ("newstest2013", "newstest2014")
+    return Release(
+        "WMT'14",
+        "wmt14",
+        "wmt16_en_de.tar.gz, its files train.tok.clean.bpe.32000.{en,de}, or raw text,",
+        "Source: the prepared WMT'16 English–German data of fairseq's example scaling_nmt, or "
+        "statmt.org/wmt14",
+        (
+            {"archive": ("wmt16_en_de.tar.gz",)},
+            {**form(WMT14_PIECES.values()), "codes": ("bpe.32000", "*/bpe.32000")},
+            form(("train", *news)),
+            form((*WMT14_CORPORA, *news)),
+        ),
+        ("", "wmt14", "wmt14_en_de", "wmt16_en_de", "wmt16_en_de_bpe32k"),
+        ("codes",),
+        counts={"val": 3_000, "test": 3_003},
+    )
+
+
+def _wmt14_names(stem: str, language: str, source_language: str) -> list[str]:
+    """Return how one language of a part may be called: plain text, or SGML of the news."""
+    names = [f"{stem}.{language}"]
+    if stem in _OTHER_NAMES:
+        names.append(f"{_OTHER_NAMES[stem]}.{language}")
+    if stem.startswith("newstest") and stem[len("newstest") :].isdecimal():
+        role = "src" if language == source_language else "ref"
+        names += [f"{stem}-{role}.{language}.sgm", f"{stem}-deen-{role}.{language}.sgm"]
+    folders = ("",) if stem == "train" else ("", "*/")
+    return [folder + name for name in names for folder in folders]

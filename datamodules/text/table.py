@@ -1,0 +1,268 @@
+"""Tables of the user's own: a text, or a pair of texts, and a label in each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.core.base import Split
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.own import OwnSamples, Rows, beginning
+from datamodules.core.sequences import TokenSplit, ragged_writer
+from datamodules.core.tables import TABLES, Table, labels_of, read_table
+from datamodules.text.choice import TokenChoice, Unit
+from datamodules.text.tokens import Tokens
+from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.progress import progress
+
+__all__ = ["Encoded", "LabelledTexts", "TextTable", "Texts"]
+
+# Usual names of columns, the likeliest first.
+_TEXT_GUESSES = (
+    *("text", "sentence", "review", "content", "document", "body", "message", "comment"),
+    *("tweet", "question", "utterance", "description", "title"),
+)
+_LABEL_GUESSES = (
+    *("label", "labels", "class", "target", "category", "sentiment", "intent", "topic"),
+    *("rating", "y"),
+)
+_PAIR_GUESSES = (
+    *(("sentence1", "sentence2"), ("text1", "text2"), ("premise", "hypothesis")),
+    *(("question", "sentence"), ("question1", "question2"), ("first", "second")),
+)
+_SHOWN = 70  # characters of a text
+Texts = tuple[str | None, ...]  # of a row; None where a pair has no second
+
+
+class Encoded(NamedTuple):
+    """The texts of a row in tokens.
+
+    Args:
+        second: Where the second text begins; the length where there is none.
+        counted: Tokens that are unknown or cut off, whatever the kind counts.
+    """
+
+    ids: npt.ArrayLike
+    second: int
+    counted: int
+
+
+class TextTable(OwnSamples):
+    """Rows of one or two texts and a label, as sequences of tokens.
+
+    A text alone is a pair without its second. A subclass sets `columns`, the value of each setting
+    that names a column (of one text or two, then of the label), and `choice`, and makes the
+    sequence of a row.
+    """
+
+    what = "texts"
+    suffixes: tuple[str, ...] = TABLES
+    columns: dict[str, str | None]
+    choice: TokenChoice
+
+    def encoded(self, tokens: Tokens, texts: Texts) -> Encoded:
+        """Return the sequence of a row."""
+        raise NotImplementedError
+
+    # ---- reading -----------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache."""
+        return {**super().settings(), **self.columns, **self.choice.settings()}
+
+    def sources(self) -> list[Path]:
+        """The files, each once, and those of given tokens."""
+        return list(dict.fromkeys([*super().sources(), *self.choice.files()]))
+
+    def read(self, path: Path) -> Rows:
+        """Read a table."""
+        table = read_table(path)
+        *texts, label = self._columns_of(table)
+        notes = list(table.notes)
+        first, *_, last = self.columns.values()
+        if None in (first, last):
+            listed = " and ".join(map(repr, texts))
+            notes.append(
+                f"{path.name}: texts from column {listed}, labels from {label!r}; "
+                f"{', '.join(self.columns)} name others"
+            )
+        labels = labels_of(table, label)
+        values: list[Any] = [table.strings(name) for name in texts]
+        values += [[None] * len(labels)] * (len(self.columns) - 1 - len(texts))
+        places = [table.place(row) for row in range(len(labels))]
+        return Rows(list(zip(*values, strict=True)), labels, places, notes)
+
+    def _columns_of(self, table: Table) -> list[str]:
+        """Return the columns of the texts and of the label, as named or by usual names."""
+        *texts, label = self.columns
+        named = {setting: self.columns[setting] for setting in texts}
+        found: dict[str, str] = {}
+        if len(texts) > 1 and not any(named.values()):
+            lower = {name.strip().lower(): name for name in table.columns}
+            pairs = (pair for pair in _PAIR_GUESSES if set(pair) <= lower.keys())
+            found = {s: lower[name] for s, name in zip(texts, next(pairs, ()), strict=False)}
+        if not found:
+            found[texts[0]] = table.column(named[texts[0]], texts[0], _TEXT_GUESSES)
+            for setting in texts[1:]:
+                if named[setting] is not None:
+                    found[setting] = table.column(named[setting], setting, ())
+        found[label] = table.column(self.columns[label], label, _LABEL_GUESSES)
+        for name in found.values():
+            settings = [setting for setting, column in found.items() if column == name]
+            if len(settings) > 1:
+                raise DataError(f"{' and '.join(settings)} are both {name!r}; name two columns")
+        return list(found.values())
+
+    def key(self, value: Texts) -> bytes:
+        """Return the texts themselves, without the blanks around them."""
+        parts = [(text or "").strip() for text in value]
+        return "\x1f".join(parts).encode("utf-8", "surrogatepass")
+
+    # ---- the cache ---------------------------------------------------------------------------
+
+    def store(
+        self, writer: CacheWriter, parts: dict[str, list[Any]], targets: dict[str, list[int]]
+    ) -> dict[str, Any]:
+        """Make the tokens of the training split, unless they are given, and the sequences."""
+
+        def texts() -> Iterator[str]:
+            for row in parts["train"]:
+                yield from (self.cleaned(text) for text in row if text is not None)
+
+        tokens = self.choice.write(writer, texts)
+        counts = {
+            name: self._write(writer, name, part, targets[name], tokens)
+            for name, part in parts.items()
+        }
+        return {"counts": counts}
+
+    def cleaned(self, text: str) -> str:
+        """Return a text as its tokens are made of it."""
+        return text
+
+    def _write(
+        self,
+        writer: CacheWriter,
+        name: str,
+        part: list[Texts],
+        targets: list[int],
+        tokens: Tokens,
+    ) -> int:
+        """Add the sequences of a split to a cache; return the sum of what they count."""
+        seconds: list[int] = []
+        count = 0
+        with (
+            progress(f"tokens of {name}", len(part), "texts") as advance,
+            ragged_writer(writer, name) as append,
+        ):
+            for texts in part:
+                advance(1)
+                found = self.encoded(tokens, texts)
+                append(found.ids)
+                seconds.append(found.second)
+                count += found.counted
+        if len(self.columns) > 2:
+            writer.add(f"{name}_seconds", np.array(seconds, dtype=np.int32))
+        writer.add(f"{name}_targets", np.array(targets, dtype=np.uint16))
+        return count
+
+    # ---- texts -------------------------------------------------------------------------------
+
+    def decode(self, ids: Any) -> str:
+        """Turn ids of a batch into text."""
+        raise NotImplementedError
+
+    def shown(self, name: str, index: int) -> str:
+        """Return the beginnings of the texts of a sample, as the model sees them."""
+        sample = self.split(name)[index]
+        second = getattr(sample, "second", len(sample.values))
+        parts = (sample.values[:second], sample.values[second:])
+        return " | ".join(beginning(self.decode(ids), _SHOWN) for ids in parts if len(ids))
+
+
+class LabelledTexts(TextTable):
+    """Texts and their class, from a CSV, TSV, JSON lines or Parquet file.
+
+    Ids: 0 padding, then the tokens; a line of the text ends with `<eos>` (a newline where tokens
+    are bytes or characters). The vocabulary is that of the training split. `classes` maps class
+    numbers to labels.
+
+    Args:
+        text_column: Column of the texts. None takes the first usual name, and says which.
+        label_column: Column of the labels, words or numbers. None likewise.
+        tokens: What a token is: bytes, characters, words (as blanks separate them), or subwords
+            (byte-level pair encoding).
+        vocab_limit: Most tokens of the vocabulary, the most frequent ones; the number of sub-words.
+        min_count: Words that are rarer in the training split become `<unk>`.
+        max_length: Texts are cut off after so many tokens; the model's max_seq_len.
+        **kwargs: Arguments of OwnSamples.
+    """
+
+    task = "own_texts"
+    max_seq_len: int
+
+    def __init__(
+        self,
+        path: str = "",
+        text_column: str | None = None,
+        label_column: str | None = None,
+        tokens: Unit = "bytes",
+        vocab_limit: int = 8000,
+        min_count: int = 2,
+        max_length: int = 1024,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(path, **kwargs)
+        require_at_least(1, max_length=max_length)
+        require_one_of(get_args(Unit), tokens=tokens)
+        self.columns = {"text_column": text_column, "label_column": label_column}
+        self.choice = TokenChoice(tokens, vocab_limit, min_count)
+        self.max_seq_len = max_length
+
+    @cached_property
+    def vocabulary(self) -> Tokens:
+        """Tokens and their ids, which are one less than those of a batch."""
+        return TokenChoice.read(self.cache)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding table: the vocabulary and the padding."""
+        return len(self.vocabulary) + 1
+
+    def must_name(self) -> dict[str, Any]:
+        """The files, and what is not the default."""
+        named = {name: value for name, value in self.columns.items() if value is not None}
+        return {**super().must_name(), **named, **self.choice.settings()}
+
+    def cleaned(self, text: str) -> str:
+        """Return a text as whole lines, each ended by a newline."""
+        return text.strip().replace("\r\n", "\n").replace("\r", "\n") + "\n"
+
+    def encoded(self, tokens: Tokens, texts: Texts) -> Encoded:
+        """Return the tokens of a text; those that are unknown are counted."""
+        ids, unknown = tokens.encode(self.cleaned(str(texts[0])))
+        return Encoded(ids, len(ids), unknown)
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the splits."""
+        self.notes = list(self.facts["notes"])
+        part = partial(TokenSplit.from_cache, cache, shift=1)
+        return {name: part(name, self.max_seq_len) for name in ("train", "val", "test")}
+
+    def decode(self, ids: Any) -> str:
+        """Turn ids of a batch into text, without padding."""
+        return self.vocabulary.decode([int(i) - 1 for i in ids if i > 0])
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield what a report says of the splits, and how much is unknown."""
+        yield f"tokens: {self.choice.unit}, vocabulary {len(self.vocabulary)}"
+        yield from super().size_lines()
+        for name, unknown in self.facts["counts"].items():
+            total = int(self.splits[name].lengths.sum())
+            share = 100 * unknown / max(1, total)
+            yield f"<unk> in {name}: {unknown} of {total} tokens ({share:.2f} %)"

@@ -1,0 +1,67 @@
+"""What both releases share: they are found by the table of releases, not by a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from datamodules.text.releases import Release, is_archive
+from datamodules.text.translation.coder import Method
+from datamodules.text.translation.data import Translation
+from datamodules.text.translation.files import Lines, Pair, ParallelText
+from lit_probattn.base.errors import MissingDataError, require_one_of
+
+__all__ = ["PublishedTranslation"]
+
+
+class PublishedTranslation(Translation):
+    """A release of parallel text, in `data_dir`; pairs with an empty side are left out.
+
+    Args:
+        **kwargs: Arguments of Translation.
+    """
+
+    default_tokens: Method = "moses_bpe"
+    release: Release
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(path="", empty_lines="drop", **kwargs)
+        source, target = self.languages
+        require_one_of(("de", "en"), source_language=source, target_language=target)
+
+    def text_of(self, files: dict[str, list[Path]]) -> ParallelText:
+        """Return the text of the files of a form."""
+        raise NotImplementedError
+
+    @property
+    def published_counts(self) -> dict[str, int]:
+        """Published numbers of pairs."""
+        return dict(self.release.counts)
+
+    def identity(self) -> dict[str, Any]:
+        """What names the text."""
+        return {"release": self.task}
+
+    def place(self) -> Path:
+        """Return the archive, or the folder that is looked in."""
+        found = self.release.find(self.data_dir)
+        return found["archive"][0] if "archive" in found else self.data_dir
+
+    def find(self, folder: Path) -> ParallelText:
+        """Find the text in a folder, or in what was unpacked of an archive."""
+        if not is_archive(folder):
+            return self.text_of(self.release.find(folder))
+        found = self.release.files_in([folder])
+        if found is None:
+            raise MissingDataError(
+                f"{self.title}: {folder.name} has no text; expected {self.release.expected} in it"
+            )
+        return self.text_of(found)
+
+    def pair(self, files: dict[str, list[Path]], *parts: str) -> Pair:
+        """Return both languages of some parts, one after the other."""
+        source, target = (
+            Lines(tuple(path for part in parts for path in files[f"{part}.{language}"]))
+            for language in self.languages
+        )
+        return Pair(source, target)

@@ -1,1 +1,0 @@
-"""What a conversion of attention is worth, over the steps of fine-tuning after it."""

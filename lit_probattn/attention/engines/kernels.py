@@ -1,0 +1,130 @@
+"""Attention by the fused kernels of `lit_probattn/kernels`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.call import HeadCall
+from lit_probattn.attention.draws import philox_words
+from lit_probattn.attention.variant import MapFunction, Scores, Variant
+from lit_probattn.base.memory import is_predicting
+from lit_probattn.base.torch_internals import constant_in_graphs
+from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
+
+# Widest value head of our kernels: values of heads that share a map are split to fit.
+WIDEST_IN_KERNEL = 128
+
+
+def by_kernels(call: HeadCall, scores: Scores) -> Tensor:
+    """Fused, forward and backward, O(N) memory.
+
+    Raises:
+        NotImplementedError: heads share their maps, and a bias that needs a gradient is broadcast
+            over queries or keys.
+    """
+    if scores.shares_maps:
+        return _by_map_kernels(call, scores)
+    from lit_probattn.kernels.dense.operators import MixtureInputs
+    from lit_probattn.kernels.dense.operators import mixture_attention as fused
+
+    out, _ = fused(
+        *MixtureInputs(
+            query=scores.query,
+            key=scores.key,
+            value=call.value,
+            scales=scores.coef,
+            row_bias=None if scores.row is None else scores.row.transpose(2, 3),
+            key_bias=scores.col,
+            scale=scores.scale,
+            hard=scores.reduce == "hard",
+            equal_scales=scores.coef is None,
+            **pair_arguments(call),
+        )
+    )
+    return out
+
+
+def _by_map_kernels(call: HeadCall, scores: Scores) -> Tensor:
+    """The same where heads mix maps; weights and noise scales are float32 in the kernels."""
+    from lit_probattn.kernels.fish.operators import fish_attention
+
+    bias, pairs = call.masks.bias, (call.masks.num_queries, call.masks.num_keys)
+    if call.bias_needs_grad and bias is not None and bias.shape[2:] != pairs:
+        raise NotImplementedError(
+            f"fish: backend 'triton' cannot give a gradient to a bias of shape "
+            f"{tuple(bias.shape)}, broadcast over queries or keys: expected (…, {pairs[0]}, "
+            f"{pairs[1]}); expand it, or use backend 'blockwise'"
+        )
+    heads, noise, layers = call.value.shape[1], scores.noise, None
+    if isinstance(scores.reduce, MapFunction):
+        layers = scores.reduce.layers
+        assert layers is not None
+        noise = layers.noise
+    first = scores.coef if layers is None else layers.first
+    assert first is not None
+    scale = None if noise is None else noise.scale
+    if len(first) == 1:  # all heads alike
+        first = first.expand(heads, -1)
+        if scale is not None and noise is not None and noise.per_head:
+            scale = scale.expand(heads)
+    return fish_attention(
+        *(scores.query, scores.key[:, :, 0], call.value),
+        first=first,
+        first_bias=None if layers is None else layers.bias,
+        second=None if layers is None else layers.second,
+        noise_scale=scale,
+        noise_per_head=noise is not None and noise.per_head,
+        noise_draw=None if noise is None else noise.draws.words(scores.query),
+        first_row=0 if noise is None else noise.draws.first_row,
+        on_global=scores.scale,
+        **pair_arguments(call),
+    )
+
+
+def kernel_refusal(call: HeadCall, variant: Variant, query_size: int = 0) -> str | None:
+    """Return why the variant's fused kernels cannot serve a call ("cannot …"), or None if they can.
+
+    The family's self-test runs at the first call on a GPU with this dtype and these head sizes.
+
+    Args:
+        call: the call.
+        variant: the variant, whose `kernel` is the family.
+        query_size: size of a query head in the kernel. 0 means that of the call.
+    """
+    sizes = (query_size or call.query.shape[-1], call.value.shape[-1])
+    return _refusal(variant.kernel, call.device, call.query.dtype, sizes)
+
+
+@constant_in_graphs
+def _refusal(
+    family: str, device: str, dtype: torch.dtype, head_dims: tuple[int, int]
+) -> str | None:
+    from lit_probattn.kernels.runtime import refusal
+    from lit_probattn.kernels.selftest import failure
+
+    reason = refusal(device, dtype, *head_dims)
+    if reason is None and device == "cuda" and not is_predicting():
+        reason = failure(family, dtype, head_dims)
+    return reason
+
+
+def pair_arguments(call: HeadCall) -> dict[str, Any]:
+    """Return masks, bias and dropout as the kernels take them."""
+    masks, dropout = call.masks, call.dropout
+    draw = None if dropout is None else draw_words(dropout.key, STREAM_DROPOUT, call.query)
+    return {
+        "bias": masks.bias,
+        "key_mask": masks.key_mask,
+        "pair_mask": masks.attn_mask,
+        "is_causal": masks.is_causal,
+        "draw": draw,
+        "threshold": 0 if dropout is None else dropout.threshold,
+    }
+
+
+def draw_words(key: RandomKey, stream: int, like: Tensor) -> Tensor:
+    """Return what a kernel draws a stream of a batch from, (2 + B,) int64, where `like` is."""
+    return philox_words(key, stream, like.shape[0], like.device)

@@ -1,0 +1,125 @@
+"""Attention by the C library of the CPU: tiles that stay in its cache, `kernels/cpu/tiles.c`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.call import HeadCall
+from lit_probattn.attention.draws import philox_words
+from lit_probattn.attention.engines.blocks import by_blocks
+from lit_probattn.attention.functional import compute_dtype, repeat_heads
+from lit_probattn.attention.variant import Layers, MapFunction, Scores, Variant, lowered
+from lit_probattn.base.memory import is_predicting
+from lit_probattn.base.torch_internals import constant_in_graphs
+from lit_probattn.randomness import STREAM_DROPOUT
+
+
+def by_library(call: HeadCall, variant: Variant) -> Tensor:
+    """Tile by tile, forward and backward one call of C each.
+
+    Where tiles do not hold a form, block by block with the softmax of a block in C.
+    """
+    compute = by_tiles if tiles_hold(call, variant) else partial(by_blocks, native=True)
+    return lowered(compute, precise=True)(call, variant)
+
+
+def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
+    """Attend by tiles, (B, H, N, E_v); see `kernels.cpu.tiles.Inputs`."""
+    from lit_probattn.kernels.cpu.tiles import KINDS, Inputs, attend
+
+    query, masks, dropout = scores.query, call.masks, call.dropout
+    layers, coef = _layers(scores), scores.coef
+    noise = scores.noise if layers is None else layers.noise
+    key, heads = scores.key, query.shape[1]
+    if scores.shares_maps:
+        key, heads = key[:, :, 0][:, None], call.value.shape[1]
+    draw = None
+    if dropout is not None:
+        draw = philox_words(dropout.key, STREAM_DROPOUT, len(query), query.device)
+    if coef is not None:
+        coef = None if layers is not None else repeat_heads(coef[None], heads)[0]
+    return attend(
+        Inputs(
+            query=query,
+            key=key,
+            value=call.value,
+            coef=coef,
+            row=scores.row,
+            col=scores.col,
+            bias=None if masks.bias is None else masks.bias.to(query.dtype),
+            noise_scale=None if noise is None else noise.scale,
+            first=None if layers is None else layers.first,
+            first_bias=None if layers is None else layers.bias,
+            second=None if layers is None else layers.second,
+            key_mask=masks.key_mask,
+            pair_mask=masks.attn_mask,
+            draw=draw,
+            noise=None if noise is None else noise.draws.words(query),
+            kind=KINDS.index("layers" if layers is not None else scores.reduce),
+            heads=heads,
+            components=1 if layers is not None else scores.num_components,
+            is_causal=masks.is_causal,
+            threshold=0 if dropout is None else dropout.threshold,
+            first_row=0 if noise is None else noise.draws.first_row,
+            scale=scores.scale,
+        )
+    )
+
+
+def _layers(scores: Scores) -> Layers | None:
+    """Return what tiles mix through units: two layers, or one whose units have noise."""
+    if isinstance(scores.reduce, MapFunction):
+        return scores.reduce.layers
+    noise = scores.noise
+    if scores.coef is None or noise is None or not noise.per_head:
+        return None
+    return Layers(scores.coef, None, None, noise)
+
+
+def tiles_hold(call: HeadCall, variant: Variant) -> bool:
+    """Whether tiles hold what a variant needs; else the library serves blocks."""
+    from lit_probattn.kernels.cpu.tiles import MOST
+
+    needs, sizes = variant.needs().keys(), variant.sizes(call)
+    drawn = bool(needs & {"map noise", "head noise"})
+    if needs & {"function without layers", "one map"} or {"function", "map noise"} <= needs:
+        return False
+    if drawn and not (compute_dtype(call.query) == torch.float32 and _draws_noise()):
+        return False
+    if ("function" in needs or "head noise" in needs) and call.value.shape[1] > MOST:
+        return False
+    return all(sizes.get(name, 0) <= MOST for name in ("components", "global maps", "hidden units"))
+
+
+@constant_in_graphs
+def _draws_noise() -> bool:
+    """Whether tiles draw the noise that torch draws on this machine; they do so in float32."""
+    if is_predicting():
+        return True
+    from lit_probattn.kernels.cpu import selftest
+
+    return selftest.draws_noise()
+
+
+def missing_library(call: HeadCall, variant: Variant) -> str | None:
+    """Return why the library cannot serve here: no CPU, no compiler, or no operator of a graph."""
+    if call.graph == "compiled" and not tiles_hold(call, variant):
+        return "cannot be compiled: its scores are no operator of a graph"
+    return native_refusal(call.device)
+
+
+@constant_in_graphs
+def native_refusal(device: str) -> str | None:
+    """Return why the C library cannot serve tensors on a device ("cannot …"), or None if it can."""
+    if device != "cpu":
+        return f"cannot run on {device}: it is for the CPU"
+    if is_predicting():  # nothing would run: nothing is compiled and tested
+        from lit_probattn.kernels.cpu.library import obstacle
+
+        return obstacle()
+    from lit_probattn.kernels.cpu.selftest import failure
+
+    return failure()

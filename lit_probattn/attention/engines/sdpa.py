@@ -1,0 +1,170 @@
+"""PyTorch's fused attention with our mask convention, with several keys per position.
+
+The exact reductions of a variant to softmax attention over `keys_per_position` · L keys end here.
+Keys are interleaved (position major), so what a causal block may see is a prefix of them and the
+largest mask ever made is one block of queries by the keys, never N x (keys_per_position · N).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_probattn.attention.call import HeadCall
+from lit_probattn.attention.functional import repeat_heads
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.variant import Scores
+from lit_probattn.base.graphs import (
+    is_symbol,
+    reject_second_derivative,
+    written,
+)
+
+# Attends from some of the queries to the keys up to a number: (rows, cols, mask, is_causal); with
+# no keys there is nothing to see.
+_Attend = Callable[[Tensor, int, Tensor | None, bool], Tensor]
+
+# Queries per call where masks have to be built block by block.
+_BLOCK_ROWS = 256
+# Head size below which PyTorch's kernel for the CPU slows down.
+LEAST_SIZE = 16
+
+
+def by_sdpa(call: HeadCall, scores: Scores) -> Tensor:
+    """One softmax over K·L keys, by PyTorch's fused attention.
+
+    Exact for the sum over components: Σ_r exp(t_ijr) v_j is a sum over the pairs (j, r), each with
+    its own key and the value of its position.
+    """
+    query, key = scores.as_dots()
+    components, value = key.shape[2], call.value
+    if components > 1:
+        value = repeat_heads(value, key.shape[1]).repeat_interleave(components, 2)
+    return fused_attention(
+        *(query, key.transpose(2, 3).flatten(2, 3), value),
+        masks=call.masks,
+        scale=scores.scale,
+        keys_per_position=components,
+    )
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    masks: Masks,
+    scale: float,
+    keys_per_position: int = 1,
+) -> Tensor:
+    """Attend by `scaled_dot_product_attention`, (B, H, N, E_v); rows that see nothing give zeros.
+
+    Args:
+        query: (B, H, N, E), or (B, 1, N, E) for all heads.
+        key: (B, H_kv or 1, L · keys_per_position, E), position major.
+        value: (B, H_kv, L · keys_per_position, E_v).
+        masks: over the L positions; every key of a position shares its mask and bias.
+        scale: factor on query·key.
+        keys_per_position: K.
+    """
+    value_dim = value.shape[-1]
+    # Both sizes alike: otherwise PyTorch's CPU path silently materialises the scores.
+    size = _kernel_size(max(query.shape[-1], value_dim), query.device)
+    query, key, value = (_pad_to(x, size) for x in (query, key, value))
+    if query.shape[1] != key.shape[1] and query.device.type == "cuda" and masks.has_pair_mask:
+        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    if value.shape[1] > 1:  # what all heads share
+        query, key = (
+            x.expand(-1, value.shape[1], -1, -1) if x.shape[1] == 1 else x for x in (query, key)
+        )
+    grouped = query.shape[1] != key.shape[1]
+
+    def attend(rows: Tensor, cols: int, mask: Tensor | None, is_causal: bool) -> Tensor:
+        if cols == 0:
+            return rows * 0.0
+        return F.scaled_dot_product_attention(
+            rows,
+            key[..., : cols * keys_per_position, :],
+            value[..., : cols * keys_per_position, :],
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=bool(grouped),  # tracing makes sizes tensors
+        )
+
+    out = _masked(attend, query, masks, keys_per_position)
+    if out.requires_grad and written() is None:
+        out.register_hook(lambda _: reject_second_derivative())
+    return out[..., :value_dim]
+
+
+def _masked(attend: _Attend, query: Tensor, masks: Masks, keys_per_position: int) -> Tensor:
+    """Attend with masks that PyTorch's kernels take, in blocks of queries where it needs them."""
+    num_queries, num_keys = masks.num_queries, masks.num_keys
+    plain = masks.bias is None and masks.attn_mask is None and masks.key_mask is None
+    if plain and not masks.is_causal:
+        return attend(query, num_keys, None, False)
+    if plain and keys_per_position == 1 and num_queries == num_keys:
+        return attend(query, num_keys, None, True)
+    whole = masks.bias is None and masks.attn_mask is None and not masks.is_causal
+    if whole or is_symbol(num_queries) or is_symbol(num_keys):  # a loop would count blocks
+        mask = _block_mask(masks, masks.all_rows, query, keys_per_position)
+        return attend(query, num_keys, mask, False)
+    parts = []
+    shared = _causal_mask(masks, query, keys_per_position) if plain else None
+    for start in range(0, num_queries, _BLOCK_ROWS):
+        rows = range(start, min(start + _BLOCK_ROWS, num_queries))
+        block = query[..., rows.start : rows.stop, :]
+        cols = len(masks.visible_keys(rows))
+        if cols == 0:
+            mask = None
+        elif shared is None:
+            mask = _block_mask(masks, rows, query, keys_per_position)
+        else:  # its last rows, and its last columns
+            mask = shared[-len(rows) :, (num_keys - cols) * keys_per_position :]
+        parts.append(attend(block, cols, mask, False))
+    return torch.cat(parts, -2)
+
+
+def _block_mask(masks: Masks, rows: range, query: Tensor, keys_per_position: int) -> Tensor | None:
+    """Return what `scaled_dot_product_attention` takes for these rows: bool, or the masked bias."""
+    cols = masks.visible_keys(rows)
+    mask = masks.allowed(rows, cols, query.device)
+    bias = masks.bias_block(rows, cols)
+    if bias is not None:
+        bias = bias.to(query.dtype)
+        mask = bias if mask is None else torch.where(mask, bias, float("-inf"))
+        mask = mask.expand(*mask.shape[:-1], len(cols))
+    if mask is None:
+        return None
+    return mask if keys_per_position == 1 else mask.repeat_interleave(keys_per_position, -1)
+
+
+def _causal_mask(masks: Masks, query: Tensor, keys_per_position: int) -> Tensor | None:
+    """Return what all blocks of rows take parts of, where only later keys are hidden.
+
+    Counted from its last row and its last key, every block has the same triangle. Backward keeps
+    the masks of all blocks; parts of one are O(N), where masks of their own are O(N²).
+    """
+    if query.device.type == "cuda":
+        return None  # its kernels want aligned masks
+    rows = min(_BLOCK_ROWS, masks.num_queries)
+    width = max(masks.num_keys, rows)
+    hidden = torch.full((rows, width), float("-inf"), dtype=query.dtype, device=query.device)
+    mask = hidden.triu(width - rows + 1)[:, width - masks.num_keys :]
+    return mask.repeat_interleave(keys_per_position, -1)
+
+
+def _kernel_size(size: int, device: torch.device) -> int:
+    """Return the head size to pad to: CUDA kernels take multiples of 8, the CPU's at least 16.
+
+    The CPU's kernel takes longer for 8 to 15 entries than for 16, and above 16 padding never pays.
+    """
+    return -(-size // 8) * 8 if device.type == "cuda" else max(size, LEAST_SIZE)
+
+
+def _pad_to(tensor: Tensor, size: int) -> Tensor:
+    return tensor if tensor.shape[-1] == size else F.pad(tensor, (0, size - tensor.shape[-1]))

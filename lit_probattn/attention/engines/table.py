@@ -1,0 +1,101 @@
+"""Every engine, and what each lacks; a new one is one entry here and a file beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from lit_probattn.attention.call import HeadCall
+from lit_probattn.attention.engines.blocks import by_blocks
+from lit_probattn.attention.engines.flex import by_flex, missing_gpu
+from lit_probattn.attention.engines.kernels import WIDEST_IN_KERNEL, by_kernels, kernel_refusal
+from lit_probattn.attention.engines.native import by_library, missing_library
+from lit_probattn.attention.engines.sdpa import by_sdpa
+from lit_probattn.attention.functional import reference_output
+from lit_probattn.attention.variant import Engine, lowered
+
+
+def by_equation(call: HeadCall, variant: Any) -> Tensor:
+    """The scores by the variant's equation, stored; softmax, dropout, values."""
+    call = call.precise()
+    return reference_output(
+        variant.scores(call), call.value, call.masks, call.dropout, variant.normalise
+    )
+
+
+# What no engine of blocks can do.
+LACKS_OF_BLOCKS = {
+    "transform": "cannot be transformed by torch.func (vmap, grad, jvp)",
+    "dynamic": "cannot be exported for a dynamic number of positions: it counts its blocks",
+}
+LACKS_OF_OPERATORS = {
+    "transform": "cannot be transformed by torch.func (vmap, grad, jvp)",
+    "exported": "cannot be exported: it is no operation of PyTorch",
+}
+
+
+_ROW_EPS = "cannot add row_eps to the sums of rows"
+_NORMALISER = "cannot normalise rows by another function than the softmax ({})"
+
+# Every variant whose scores have the normal form has all of these.
+NORMAL_FORM: Mapping[str, Engine] = {
+    "reference": Engine(by_equation),
+    "sdpa": Engine(
+        lowered(by_sdpa, own_keys=True),
+        lacks={
+            "transform": LACKS_OF_BLOCKS["transform"],
+            "dropout": "cannot draw the counter-based attention dropout",
+            "bias gradient": "cannot give a gradient to the additive bias without storing all "
+            "scores",
+            "maximum": "cannot take the maximum over components ({})",
+            "function": "cannot take a function of several maps ({})",
+            "map noise": "cannot add noise to the scores ({})",
+            "head noise": "cannot add noise to the scores ({})",
+            "row_eps": _ROW_EPS,
+            "normaliser": _NORMALISER,
+        },
+    ),
+    "blockwise": Engine(
+        lowered(by_blocks, precise=True), lacks={**LACKS_OF_BLOCKS, "row_eps": _ROW_EPS}
+    ),
+    "native": Engine(
+        by_library,
+        lacks={**LACKS_OF_OPERATORS, "row_eps": _ROW_EPS, "normaliser": _NORMALISER},
+        missing=missing_library,
+    ),
+    "flex": Engine(
+        lowered(by_flex),
+        lacks={
+            "transform": LACKS_OF_BLOCKS["transform"],
+            "exported": "cannot be exported: it is compiled by itself",
+            "dropout": "cannot draw the counter-based attention dropout",
+            "bias gradient": "cannot give a gradient to the additive bias",
+            "maximum": "cannot take the maximum over components ({})",
+            "function": "cannot take a function of several maps ({})",
+            "map noise": "cannot add noise to the scores ({})",
+            "head noise": "cannot add noise to the scores ({})",
+            "row_eps": _ROW_EPS,
+            "normaliser": _NORMALISER,
+        },
+        missing=missing_gpu,
+    ),
+    "triton": Engine(
+        lowered(by_kernels, widest=WIDEST_IN_KERNEL),
+        lacks={
+            **LACKS_OF_OPERATORS,
+            "function without layers": "cannot take this function of several maps ({})",
+            "row_eps": _ROW_EPS,
+            "normaliser": _NORMALISER,
+        },
+        # Score tiles of all maps, and all hidden units, are written out in a program; queries of a
+        # tile stay in shared memory.
+        limits={
+            "global maps": 16,
+            "entries of all global maps": 1024,
+            "hidden units": 32,
+        },
+        missing=kernel_refusal,
+    ),
+}

@@ -1,0 +1,125 @@
+"""Constructors that pass arguments on to their parts: each is declared and documented by its part.
+
+    class LanguageModeling(Task):
+        @takes(LanguageModel, Task, lr=5e-4)
+        def __init__(self, *, top_k: int | None = None, **options: Any) -> None:
+            super().__init__(**arguments_of(Task, options))
+            self.model = LanguageModel(**arguments_of(LanguageModel, options))
+
+The signature has every argument with its type and default, so parsers, `help` and configurations
+show them; the constructor receives a value for each. A type checker sees the bodies of the parts,
+not the arguments at calls of the whole: these are checked when it is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature
+from itertools import takewhile
+from typing import Any, get_type_hints
+
+from lit_probattn.base.config_files import nearest
+
+Constructor = Callable[..., None]
+
+
+def takes(
+    *parts: type, without: tuple[str, ...] = (), **defaults: Any
+) -> Callable[[Constructor], Constructor]:
+    """Give a constructor the arguments of its parts, as `**options`.
+
+    Args:
+        parts: classes whose arguments it passes on. Of two that share an argument, the first
+            documents it.
+        without: arguments of the parts that the constructor sets by itself.
+        defaults: defaults that are not those of the part.
+
+    Raises:
+        TypeError: parts declare an argument differently, a part does not name its arguments, or no
+            part has one that is named here.
+    """
+
+    def decorate(init: Constructor) -> Constructor:
+        signature = _signature(init, parts, without, defaults)
+
+        @functools.wraps(init)
+        def construct(*args: Any, **given: Any) -> None:
+            known = [name for name in signature.parameters if name != "self"]
+            for name in given.keys() - known:
+                told = f"got an unexpected keyword argument {name!r}{nearest(name, known)}"
+                raise TypeError(f"{init.__qualname__}() {told}")
+            try:
+                bound = signature.bind(*args, **given)
+            except TypeError as error:
+                raise TypeError(f"{init.__qualname__}() {error}") from None
+            bound.apply_defaults()
+            init(**bound.arguments)
+
+        hints = {name: found.annotation for name, found in signature.parameters.items()}
+        made: Any = construct
+        made.__signature__ = signature
+        made.__annotations__ = {k: v for k, v in hints.items() if v is not Parameter.empty}
+        made.__doc__ = f"{inspect.cleandoc(init.__doc__ or '')}\n{_described(parts)}"
+        return made
+
+    return decorate
+
+
+def arguments_of(part: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a part takes."""
+    names = inspect.signature(part).parameters
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _signature(
+    init: Constructor,
+    parts: tuple[Any, ...],
+    without: tuple[str, ...],
+    defaults: Mapping[str, Any],
+) -> Signature:
+    """Return the signature of a constructor that takes the arguments of its parts."""
+    own = inspect.signature(init).parameters
+    shown = {name: p for name, p in _typed(init, own).items() if p.kind is not p.VAR_KEYWORD}
+    taken: dict[str, Parameter] = {}
+    for part in parts:
+        for name, found in _typed(part.__init__, inspect.signature(part).parameters).items():
+            if found.kind in (found.VAR_KEYWORD, found.VAR_POSITIONAL):
+                raise TypeError(f"{part.__name__} does not name its arguments: use `takes` there")
+            if name in defaults:
+                found = found.replace(default=defaults[name])
+            if name in shown or name in without:
+                continue
+            if found.default is not found.empty:
+                found = found.replace(kind=found.KEYWORD_ONLY)
+            if taken.setdefault(name, found).replace(kind=found.kind) != found:
+                raise TypeError(f"{init.__qualname__}: two parts declare {name} differently")
+    absent = {*without, *defaults} - {
+        name for part in parts for name in inspect.signature(part).parameters
+    }
+    if absent or shown.keys() & {*without, *defaults}:
+        raise TypeError(
+            f"{init.__qualname__}: {', '.join(absent) or 'its own argument'} is not taken"
+        )
+    positional = [p for p in shown.values() if p.kind is not p.KEYWORD_ONLY]
+    own_options = [p for p in shown.values() if p.kind is p.KEYWORD_ONLY]
+    ordered = sorted([*positional, *taken.values(), *own_options], key=lambda p: p.kind)
+    return Signature(ordered)
+
+
+def _typed(init: Any, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """Return parameters with their types in place of the names of these."""
+    hints = get_type_hints(init)
+    return {n: p.replace(annotation=hints.get(n, p.annotation)) for n, p in parameters.items()}
+
+
+def _described(parts: tuple[type, ...]) -> str:
+    """Return the descriptions of the parts' arguments, as a section of a docstring."""
+    blocks: list[str] = []
+    for part in reversed(parts):  # of two descriptions a parser takes the last
+        for cls in reversed(part.__mro__[:-1]):
+            for text in (getattr(vars(cls).get("__init__"), "__doc__", None), cls.__doc__):
+                lines = inspect.cleandoc(text or "").partition("Args:\n")[2].splitlines()
+                blocks += takewhile(lambda line: line.startswith(" "), lines)
+    return "\n".join(["Args:", *blocks]) if blocks else ""

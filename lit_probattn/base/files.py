@@ -1,0 +1,136 @@
+"""Files written whole or not at all, appended durably, never over what is not ours; digests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lit_probattn.base.errors import ConfigError
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Write atomically: a temporary file, renamed to `path` once the block ends well.
+
+    What stood under the name is untouched otherwise; the temporary file's name is random and new.
+
+    Args:
+        path: its folder is made if needed.
+        durable: whether file and name are on the disk, not only in its cache, before this returns.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    file = temporary.open("x+b")  # fails where anything has this name, a link too
+    try:
+        with file:
+            yield file
+            if durable:
+                sync(file)
+        temporary.replace(path)
+        if durable:
+            _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """Write a text atomically: a temporary file, then a rename."""
+    with replacing(path, durable=durable) as file:
+        file.write(text.encode("utf-8"))
+
+
+# What the first lines of files that our commands write say: reports, pages, settings of a sweep. Of
+# one of these all must stand there.
+GENERATOR = '<meta name="generator" content="lit_probattn">'
+MADE_BY = "# Made by `lit-probattn"
+_SIGNATURES = (("command: `", "revision"), (GENERATOR,), (MADE_BY,), ('"point_timeout_s":',))
+_HEAD_BYTES = 1 << 16
+
+
+def refuse_to_replace(paths: Iterable[Path], *beside: Path) -> None:
+    """Refuse to write over files that no command of ours has written, before any work is done.
+
+    Args:
+        paths: what is to be written.
+        beside: files written with them that say so for all; a table cannot say it for itself.
+
+    Raises:
+        ConfigError: it names the file.
+    """
+    known = any(map(_is_ours, beside))
+    for path in paths:
+        if (path.exists() or path.is_symlink()) and not known and not _is_ours(path):
+            raise ConfigError(
+                f"{path} exists, and no command of this package wrote it: choose another place, or "
+                "remove it"
+            )
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file says in its first lines that one of our commands wrote it."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES).decode("utf-8", errors="replace").lower()
+    return any(all(part.lower() in head for part in signature) for signature in _SIGNATURES)
+
+
+def sync(file: Any) -> None:
+    """Have what was written to a file on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append lines in one write and wait until they are on disk."""
+    block = "".join(f"{line}\n" for line in lines).encode()
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        view = memoryview(block)
+        while view:
+            view = view[os.write(handle, view) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---- digests: names of runs, caches and files, and the shares that samples fall into -------------
+
+
+def digest(content: str | bytes, length: int = 64) -> str:
+    """Return the first hexadecimal digits of the SHA-256; what is not Unicode keeps its bytes."""
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    return hashlib.sha256(data).hexdigest()[:length]
+
+
+def digest_of(parts: Iterable[bytes]) -> str:
+    """Return the SHA-256 of parts that follow one another, in hexadecimal digits."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint(content: bytes, size: int = 16, salt: bytes = b"") -> bytes:
+    """Return a quick digest of some bytes (BLAKE2b), by which samples are told apart."""
+    return hashlib.blake2b(content, digest_size=size, salt=salt).digest()

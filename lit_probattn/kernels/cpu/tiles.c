@@ -1,0 +1,697 @@
+/* Attention by tiles of TALL queries and WIDE keys that stay in the second-level cache, products included.
+
+   With maps S_r = scale query . key_r, coefficients c, row terms a_ir, column terms b_jr and pair terms (bias, -inf where
+   hidden), the scores of a head are
+
+       SOFT    l = log sum_r exp t_r     t_r = c_r S_r + a_ir + b_jr + pair term
+       HARD    l = max_r t_r, the first largest wins
+       SUM     l = sum_r c_r S_r + pair term, of maps that all heads of a sample read, plus noise of the maps
+       LAYERS  l = W_2 ReLU(W_1 S + b_1 + s noise) + pair term, or W_1 S + s noise where there is no W_2
+
+   and the output is dropout(softmax_j l) value.  Forward: online softmax, whose maximum moves only where a score passes it
+   by SLACK.  Backward: from each row's maximum and inverse sum, which are kept apart because the logarithm of the sum is too
+   coarse beside scores of 1e8; a tile of keys at a time, so that gradients of keys and values are written once.
+   Left out, exactly: keys behind the last real one, tiles that a causal mask hides, in backward queries without a gradient.
+
+   An owner of maps is a head of a sample, or where heads have maps in common a sample. */
+#include "keep.h"
+#include <stdlib.h>
+
+#ifdef DOUBLE
+#define FORWARD tiles_forward_double
+#define BACKWARD tiles_backward_double
+#else
+#define FORWARD tiles_forward_float
+#define BACKWARD tiles_backward_float
+#endif
+
+#define MOST 16 /* components, maps, hidden units */
+#define TALL 48
+#define WIDE 128
+#define STRIDE (WIDE + 16) /* rows of maps; and of LONG entries of queries */
+#define LONG 128
+#define PANEL (ACROSS * VL)
+#define SLACK ((real)8)
+#define FAR ((real)40) /* how far components may be apart for one exponential */
+enum { SOFT, HARD, SUM, LAYERS };
+
+/* `_Call` in tiles.py mirrors it.  Strides count numbers; the last dimension is dense. */
+typedef struct {
+    int64_t batch, heads, rows, cols, size, value_size, maps, components, kind, common;
+    int64_t key_heads, value_heads, col_heads;
+    double scale;
+    const real *query, *key, *value, *coef, *row, *col;
+    int64_t query_strides[3], key_strides[4], value_strides[3]; /* sample, head (or map), [component,] position */
+    const real *bias;
+    int64_t bias_strides[4];
+    const uint8_t *key_mask;
+    int64_t key_stride;
+    const uint8_t *pair_mask;
+    int64_t pair_strides[4], causal;
+    const int64_t *draw; /* two words of the key, then one of each sample */
+    int64_t threshold;
+    const int64_t *noise;
+    int64_t first_row, hidden;
+    const real *noise_scale, *first, *first_bias, *second;
+    real *out, *top, *inverse;
+    int64_t out_strides[3];
+    const real *grad_out;
+    int64_t grad_strides[3];
+    /* null where not wanted; those of query, key and value have the strides above, the others are dense */
+    real *grad_query, *grad_key, *grad_value, *grad_row, *grad_col, *grad_bias;
+    int64_t grad_query_strides[3], grad_key_strides[4], grad_value_strides[3], grad_bias_strides[4];
+    double *grad_coef, *grad_scale, *grad_first, *grad_first_bias, *grad_second; /* one of each per owner */
+} Call;
+
+void noise_tile(float *out, int64_t plane, int64_t stride, int64_t maps, int64_t row, int64_t rows, int64_t col, int64_t cols, uint32_t sample,
+                uint32_t k0, uint32_t k1);
+
+/* What one job works with. */
+typedef struct {
+    real *maps[MOST], *parts[MOST], *sums[MOST], *units[MOST], *w, *pairs, *dl, *noise; /* tiles, TALL x STRIDE */
+    real *query[MOST], *here;               /* queries of a tile and rows of the output's gradient, LONG entries at a time */
+    real *panels[MOST], *key_rows[MOST];    /* keys for products, all of an owner or those of a tile; backward: as rows */
+    real *values;                           /* forward: rows; backward: panels of a tile, for every head */
+    real *col[MOST], *factor[MOST], *summit; /* column terms; factors of components that share a map, beside the largest term */
+    real *a[MOST], *shift, spread;          /* row terms of the tile, or factors beside the largest; of column terms */
+    real *top, *total, *out;                /* of rows: largest score, sums of exponentials in VL parts, values */
+    real *grad_keys[MOST], *grad_values, *grad_cols[MOST], *grad_queries, *delta;
+    int16_t *keep;
+    uint8_t *wanted;                        /* whether a tile of queries has a gradient, for every head */
+    int divides, factored; /* whether components may share an exponential, and do in this tile of queries */
+    int64_t length;        /* behind the last real key */
+    void *block;
+} Room;
+
+INLINE long upto(long n, long step) { return (n + step - 1) / step * step; }
+INLINE int least(long a, long b) { return (int)(a < b ? a : b); }
+
+/* ---- products ----------------------------------------------------------------------------------------------------------- */
+
+/* Rows from memory to a tile of LONG entries at a time, zeros behind the last row and entry. */
+static void fill(real *to, const real *from, long stride, int count, long size, real scale) {
+    for (long e = 0; e < size; e += LONG, to += TALL * STRIDE) {
+        const int some = least(size - e, LONG), full = (int)upto(some, 16);
+        for (int n = 0; n < TALL; n++) {
+            real *restrict at = to + n * STRIDE;
+            const real *restrict row = from + n * stride + e;
+            for (int x = 0; n < count && x < some; x++) at[x] = scale * row[x];
+            for (int x = n < count ? some : 0; x < full; x++) at[x] = 0;
+        }
+    }
+}
+
+/* Keys of a tile to panels of PANEL keys each, zeros behind the last. */
+static void pack(real *panels, const real *keys, long stride, int cols, long size) {
+    for (int j = 0; j < WIDE; j += PANEL, panels += size * PANEL)
+        for (int n = 0; n < PANEL; n++)
+            for (long e = 0; e < size; e++) panels[e * PANEL + n] = j + n < cols ? keys[(j + n) * stride + e] : 0;
+}
+
+static void copy_rows(real *to, long full, const real *from, long stride, int count, long size) {
+    for (int n = 0; n < count; n++) {
+        memcpy(to + n * full, from + n * stride, sizeof(real) * (size_t)size);
+        memset(to + n * full + size, 0, sizeof(real) * (size_t)(full - size));
+    }
+}
+
+/* s (height, WIDE) = x (height, size) panels. */
+static void scores(const real *x, const real *panels, long size, real *s, int height) {
+    for (long e = 0; e < size; e += LONG, x += TALL * STRIDE)
+        for (int j = 0; j < WIDE; j += PANEL)
+            for (int i = 0; i < height; i += DOWN) {
+                const real *y = panels + j * size + e * PANEL;
+                real *to = s + i * STRIDE + j;
+                if (e) block(DOWN, ACROSS, size - e < LONG ? size - e : LONG, x + i * STRIDE, STRIDE, 1, y, PANEL, to, STRIDE, 1);
+                else block(DOWN, ACROSS, size < LONG ? size : LONG, x + i * STRIDE, STRIDE, 1, y, PANEL, to, STRIDE, 0);
+            }
+}
+
+/* to (height, width) += p (height, depth) y (depth, width). */
+static void gather(const real *p, const real *y, long width, real *to, int height, int depth) {
+    long c = 0;
+#if BYTES == 64
+    for (; c + 4 * VL <= width; c += 4 * VL)
+        for (int i = 0; i < height; i += 6) block(6, 4, depth, p + i * STRIDE, STRIDE, 1, y + c, width, to + i * width + c, width, 1);
+#endif
+    for (; c + PANEL <= width; c += PANEL)
+        for (int i = 0; i < height; i += DOWN) block(DOWN, ACROSS, depth, p + i * STRIDE, STRIDE, 1, y + c, width, to + i * width + c, width, 1);
+    for (; c < width; c += VL)
+        for (int i = 0; i < height; i += DOWN) block(DOWN, 1, depth, p + i * STRIDE, STRIDE, 1, y + c, width, to + i * width + c, width, 1);
+}
+
+/* to (WIDE, width) += p' (WIDE, count) x (count, width). */
+static void scatter(const real *p, const real *x, long width, real *to, int count) {
+    enum { WHOLE = WIDE % SIDE % 4 == 0 ? WIDE / SIDE * SIDE : (WIDE / SIDE - 1) * SIDE };
+    for (long e = 0; e < width; e += LONG, x += TALL * STRIDE) {
+        const long some = width - e < LONG ? width - e : LONG;
+        long c = 0;
+        for (; c + PANEL <= some; c += PANEL) {
+            real *at = to + e + c;
+            for (int j = 0; j < WHOLE; j += SIDE) block(SIDE, ACROSS, count, p + j, 1, STRIDE, x + c, STRIDE, at + j * width, width, 1);
+            for (int j = WHOLE; j < WIDE; j += 4) block(4, ACROSS, count, p + j, 1, STRIDE, x + c, STRIDE, at + j * width, width, 1);
+        }
+        for (; c < some; c += VL)
+            for (int j = 0; j < WIDE; j += 4) block(4, 1, count, p + j, 1, STRIDE, x + c, STRIDE, to + e + c + j * width, width, 1);
+    }
+}
+
+/* ---- what a job works with ---------------------------------------------------------------------------------------------- */
+
+static int room_make(Room *m, const Call *f, int backward, size_t heads) {
+    const size_t tile = TALL * STRIDE, R = (size_t)f->maps, K = (size_t)f->components, U = (size_t)f->hidden;
+    const size_t all = (size_t)upto(f->cols, WIDE), E = (size_t)upto(f->size, 16), V = (size_t)upto(f->value_size, 16);
+    const size_t held = f->common ? (size_t)f->value_heads : 1;
+    const size_t long_query = (E + LONG - 1) / LONG * tile, long_value = (V + LONG - 1) / LONG * tile;
+    const size_t queries = f->common ? R : 1, keys = backward ? WIDE : all, rows = (size_t)upto(f->rows, TALL);
+    m->divides = f->kind == SOFT && K > 1 && R == 1 && !f->coef && f->col && f->row;
+    for (int turn = 0; turn < 2; turn++) {
+        char *at = turn ? m->block : 0;
+#define ROOM(name, type, count) name = (type *)at, at += (sizeof(type) * (count) + 63) / 64 * 64
+        for (size_t r = 0; r < R; r++) ROOM(m->maps[r], real, tile);
+        for (size_t r = 0; r < K; r++)
+            if (f->kind == SOFT && K > 1 && R == 1) ROOM(m->parts[r], real, tile);
+            else m->parts[r] = m->maps[r < R ? r : 0];
+        for (size_t r = 0; r < R && f->common && backward; r++) ROOM(m->sums[r], real, tile);
+        for (size_t h = 0; h < (size_t)f->heads && f->kind == LAYERS; h++) ROOM(m->units[h], real, tile);
+        ROOM(m->w, real, tile);
+        ROOM(m->pairs, real, tile);
+        ROOM(m->dl, real, backward && f->grad_bias ? tile : 0);
+        ROOM(m->noise, real, f->noise ? tile * (f->kind == LAYERS ? U : R) : 0);
+        for (size_t r = 0; r < queries; r++) ROOM(m->query[r], real, long_query);
+        ROOM(m->here, real, backward ? long_value : 0);
+        for (size_t r = 0; r < R; r++) ROOM(m->panels[r], real, keys * (size_t)f->size);
+        for (size_t r = 0; r < R && backward; r++) ROOM(m->key_rows[r], real, WIDE * E);
+        ROOM(m->values, real, held * keys * V);
+        for (size_t r = 0; r < K; r++) ROOM(m->col[r], real, all);
+        for (size_t r = 0; r < K && m->divides; r++) ROOM(m->factor[r], real, all);
+        ROOM(m->summit, real, m->divides ? all : 0);
+        for (size_t r = 0; r < K; r++) ROOM(m->a[r], real, TALL);
+        ROOM(m->shift, real, TALL);
+        ROOM(m->top, real, heads * TALL);
+        ROOM(m->total, real, heads * TALL * (size_t)VL);
+        ROOM(m->out, real, backward ? 0 : heads * TALL * V);
+        for (size_t r = 0; r < R && backward; r++) ROOM(m->grad_keys[r], real, WIDE * E);
+        ROOM(m->grad_values, real, backward ? held * WIDE * V : 0);
+        for (size_t r = 0; r < K; r++) ROOM(m->grad_cols[r], real, WIDE);
+        ROOM(m->grad_queries, real, backward ? TALL * E : 0);
+        ROOM(m->delta, real, backward ? heads * rows : 0);
+        ROOM(m->keep, int16_t, TALL * WIDE);
+        ROOM(m->wanted, uint8_t, backward ? heads * rows / TALL : 0);
+#undef ROOM
+        if (!turn && !(m->block = aligned_alloc(64, (size_t)(at - (char *)0) + 64))) return 0;
+    }
+    return 1;
+}
+
+/* Column terms of a head, -inf for hidden keys and behind the last; the last real key. */
+static void columns(Room *m, const Call *f, int64_t b, int64_t h) {
+    const int64_t L = f->cols, all = upto(L, WIDE), K = f->common ? 1 : f->components;
+    const uint8_t *real_keys = f->key_mask ? f->key_mask + b * f->key_stride : 0;
+    m->length = L;
+    while (real_keys && m->length > 0 && !real_keys[m->length - 1]) m->length--;
+    for (int64_t r = 0; r < K; r++) {
+        const real *beta = f->col ? f->col + ((b * f->col_heads + h * f->col_heads / f->heads) * K + r) * L : 0;
+        real *restrict to = m->col[r];
+        for (int64_t j = 0; j < L; j++) to[j] = beta ? beta[j] : 0;
+        for (int64_t j = 0; real_keys && j < L; j++) to[j] = real_keys[j] ? to[j] : (real)-INFINITY;
+        for (int64_t j = L; j < all; j++) to[j] = (real)-INFINITY;
+    }
+}
+
+/* Factors of the keys [from, to), and how far their components are apart. */
+static void divide_columns(Room *m, const Call *f, int64_t from, int64_t to) {
+    m->spread = 0;
+    for (int64_t j = from; j < to && m->divides; j++) {
+        real high = m->col[0][j];
+        for (int64_t r = 1; r < f->components; r++) high = m->col[r][j] > high ? m->col[r][j] : high;
+        m->summit[j] = high;
+        for (int64_t r = 0; r < f->components && high > (real)-INFINITY; r++)
+            if (!(high - m->col[r][j] <= m->spread)) m->spread = high - m->col[r][j]; /* NaN stays */
+    }
+    for (int64_t r = 0; r < f->components && m->divides; r++)
+        for (int64_t j = from; j < to; j += VL) {
+            const vec high = load(m->summit + j), x = exponential(load(m->col[r] + j) - high);
+            store(m->factor[r] + j, (vec)((vint)x & ((vint)(high > all((real)-INFINITY)) | (vint)(high != high))));
+        }
+}
+
+/* Row terms of a tile, and whether one exponential serves all components: exp(S + max a + max b) sum_r A_r B_r. */
+static void row_terms(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, int count) {
+    const int64_t K = f->components;
+    m->factored = 0;
+    if (!f->row) return;
+    const real *a = f->row + ((b * f->heads + h) * f->rows + i) * K;
+    real spread = 0;
+    for (int n = 0; n < count; n++) {
+        real high = a[n * K], low = high;
+        for (int64_t r = 0; r < K; r++) {
+            const real x = a[n * K + r];
+            m->a[r][n] = x;
+            high = x > high ? x : high;
+            low = x < low ? x : low;
+        }
+        m->shift[n] = high;
+        if (!(high - low <= spread)) spread = high - low;
+    }
+    m->factored = m->divides && (m->spread < FAR || spread < FAR);
+    for (int64_t r = 0; r < K && m->factored; r++)
+        for (int n = 0; n < count; n++) m->a[r][n] = exp(m->a[r][n] - m->shift[n]);
+}
+
+/* Pair terms of a tile of a head: bias, and -inf where a pair is hidden; whether there are any. */
+static int pair_terms(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, int64_t j, int count, int cols) {
+    const int64_t offset = f->cols - f->rows;
+    const int edge = f->causal && j + WIDE - 1 > i + offset;
+    if (!edge && !f->bias && !f->pair_mask) return 0;
+    for (int n = 0; n < count; n++) {
+        real *restrict x = m->pairs + n * STRIDE;
+        if (f->bias) {
+            const int64_t *s = f->bias_strides;
+            const real *at = f->bias + b * s[0] + h * s[1] + (i + n) * s[2] + j * s[3];
+            for (int c = 0; c < cols; c++) x[c] = at[c * s[3]];
+        } else
+            memset(x, 0, sizeof(real) * WIDE);
+        for (int c = cols; c < WIDE; c++) x[c] = 0;
+        if (f->pair_mask) {
+            const int64_t *s = f->pair_strides;
+            const uint8_t *at = f->pair_mask + b * s[0] + h * s[1] + (i + n) * s[2] + j * s[3];
+            for (int c = 0; c < cols; c++) x[c] = at[c * s[3]] ? x[c] : (real)-INFINITY;
+        }
+        if (edge) {
+            const int64_t seen = i + n + offset + 1 - j;
+            for (int c = seen < 0 ? 0 : (int)seen; c < WIDE; c++) x[c] = (real)-INFINITY;
+        }
+    }
+    return 1;
+}
+
+static void keep_pairs(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, int64_t j, int count) {
+    keep_tile(m->keep, i, count, j, WIDE, (uint32_t)h, (uint32_t)f->draw[2 + b], (uint32_t)f->draw[0], (uint32_t)f->draw[1], (int16_t)f->threshold);
+}
+
+INLINE real dropout_scale(const Call *f) { return f->draw ? (real)(65536.0 / (32768.0 - (double)f->threshold)) : 1; }
+
+/* ---- the pass of a tile --------------------------------------------------------------------------------------------------- */
+
+/* How a head's score comes from maps: ONE map; OWN maps of components, or a SHARED one; their largest; one exponential for
+   components that share a map; a sum of maps. */
+enum { ONE, OWN, SHARED, LARGEST, FACTORED, SUMMED };
+
+typedef struct {
+    int kind, K, shared, terms, pairs, dropped; /* whether there are row terms, pair terms, dropout */
+    const real *coef;
+    real *maps[MOST]; /* what ONE reads may be made from the maps */
+} Form;
+
+static Form form_of(const Room *m, const Call *f, int64_t h, int pairs) {
+    Form form = {.K = (int)f->components, .shared = f->maps == 1, .terms = f->row != 0, .pairs = pairs, .dropped = f->draw != 0};
+    form.coef = f->coef ? f->coef + h * f->components : 0;
+    for (int r = 0; r < form.K; r++) form.maps[r] = m->maps[form.shared ? 0 : r];
+    if (f->kind == LAYERS) form.maps[0] = m->units[h];
+    if (f->kind == SUM) form.kind = SUMMED;
+    else if (f->kind == LAYERS) form.kind = ONE, form.K = 1;
+    else if (form.K == 1) form.kind = ONE;
+    else if (f->kind == HARD) form.kind = LARGEST;
+    else form.kind = m->factored ? FACTORED : form.shared ? SHARED : OWN;
+    return form;
+}
+
+/* t_r, or l of a sum. */
+INLINE vec term(const Room *m, const Form *g, int kind, int K, int r, int n, int c, int64_t j) {
+    const int at = n * STRIDE + c;
+    vec t;
+    if (kind == SUMMED) {
+        t = load(m->col[0] + j + c);
+        for (int k = 0; k < K; k++) t += all(g->coef[k]) * load(g->maps[k] + at);
+    } else if (kind == FACTORED)
+        t = load(g->maps[0] + at) + load(m->summit + j + c) + all(m->shift[n]);
+    else {
+        t = load(g->maps[r] + at);
+        if (g->coef) t *= all(g->coef[r]);
+        t += load(m->col[r] + j + c);
+        if (g->terms) t += all(m->a[r][n]);
+    }
+    return g->pairs ? t + load(m->pairs + at) : t;
+}
+
+INLINE vec factors(const Room *m, int K, int n, int64_t j) {
+    vec sum = all(m->a[0][n]) * load(m->factor[0] + j);
+    for (int r = 1; r < K; r++) sum += all(m->a[r][n]) * load(m->factor[r] + j);
+    return sum;
+}
+
+/* Weights of a tile, not yet divided by their sum; o is what was gathered before. */
+INLINE void weigh_rows(Room *m, const Form *g, int kind, int K, real *tops, real *totals, int64_t j, int count, real *o, long width) {
+    const int several = kind == OWN || kind == SHARED;
+    for (int n = 0; n < count; n++) {
+        real *restrict w = m->w + n * STRIDE;
+        vec high = all((real)-INFINITY), sum = load(totals + n * VL);
+        for (int c = 0; c < WIDE; c += VL) {
+            if (several)
+                for (int r = 0; r < K; r++) {
+                    const vec t = term(m, g, kind, K, r, n, c, j);
+                    store(m->parts[r] + n * STRIDE + c, t);
+                    high = larger(high, t);
+                }
+            else {
+                vec t = term(m, g, kind, K, 0, n, c, j);
+                if (kind == LARGEST)
+                    for (int r = 1; r < K; r++) t = larger(t, term(m, g, kind, K, r, n, c, j));
+                store(w + c, t);
+                high = larger(high, t);
+            }
+        }
+        if (any(high > all(tops[n] + SLACK))) {
+            const real next = largest(high), less = (real)exp(tops[n] - next);
+            sum *= all(less);
+            for (long e = 0; e < width; e += VL) store(o + n * width + e, load(o + n * width + e) * all(less));
+            tops[n] = next;
+        }
+        const vec base = all(tops[n] == (real)-INFINITY ? 0 : tops[n]);
+        for (int c = 0; c < WIDE; c += 2 * VL) {
+            vec p[2], q[2];
+            UNROLL for (int x = 0; x < 2; x++) p[x] = load((several ? m->parts[0] + n * STRIDE : w) + c + x * VL) - base;
+            exponentials(2, p);
+            for (int r = 1; several && r < K; r++) {
+                UNROLL for (int x = 0; x < 2; x++) q[x] = load(m->parts[r] + n * STRIDE + c + x * VL) - base;
+                exponentials(2, q);
+                UNROLL for (int x = 0; x < 2; x++) p[x] += q[x];
+            }
+            UNROLL for (int x = 0; x < 2; x++) {
+                if (kind == FACTORED) p[x] *= factors(m, K, n, j + c + x * VL);
+                sum += p[x];
+                store(w + c + x * VL, g->dropped ? kept(p[x], m->keep + n * WIDE + c + x * VL) : p[x]);
+            }
+        }
+        store(totals + n * VL, sum);
+    }
+}
+
+/* What rows sum up in a backward pass. */
+typedef struct {
+    const real *top, *inverse, *delta;
+    real *rows;                      /* (count, K) of row terms, added to, or null */
+    double *coef;                    /* (K), or null */
+    real scale;                      /* of dropout */
+    int cols, pairs;                 /* whether gradients of column terms and of pairs are wanted */
+} Sums;
+
+/* w holds gradients of the dropped weights and gets these weights; maps get their gradients, sums are added to. */
+INLINE void spread_rows(Room *m, const Form *g, int kind, int K, const Sums *s, int64_t j, int count) {
+    const int several = kind == OWN || kind == SHARED, own = several || kind == LARGEST ? K : 1;
+    const vec scale = all(s->scale);
+    vec coefs[MOST];
+    for (int r = 0; r < K; r++) coefs[r] = all(0);
+    for (int n = 0; n < count; n++) {
+        const vec top = all(s->top[n]), inverse = all(s->inverse[n]), delta = all(s->delta[n]);
+        vec sums[MOST];
+        for (int r = 0; r < K; r++) sums[r] = all(0);
+        for (int c = 0; c < WIDE; c += VL) {
+            const int at = n * STRIDE + c;
+            vec t[MOST], p, many = all(1), best = all(0), dp = load(m->w + at);
+            for (int r = 0; r < own; r++) t[r] = term(m, g, kind, K, r, n, c, j) - top;
+            if (kind == LARGEST) {
+                best = t[0];
+                for (int r = 1; r < K; r++) best = larger(best, t[r]);
+                p = exponential(best) * inverse;
+            } else if (several) {
+                for (int r = 0; r + 1 < K; r += 2) exponentials(2, t + r);
+                if (K % 2) t[K - 1] = exponential(t[K - 1]);
+                for (int r = 0; r < K; r++) t[r] *= inverse;
+                p = t[0];
+                for (int r = 1; r < K; r++) p += t[r];
+            } else {
+                t[0] = exponential(t[0]) * inverse;
+                if (kind == FACTORED) many = factors(m, K, n, j + c);
+                p = kind == FACTORED ? t[0] * many : t[0];
+            }
+            vec dropped = p;
+            if (g->dropped) {
+                dropped = kept(p * scale, m->keep + n * WIDE + c);
+                dp = kept(dp * scale, m->keep + n * WIDE + c);
+            }
+            store(m->w + at, dropped);
+            const vec rest = dp - delta, dl = p * rest;
+            if (s->pairs) store(m->dl + at, dl);
+            if (kind == SUMMED) {
+                for (int r = 0; r < K; r++) {
+                    coefs[r] += dl * load(g->maps[r] + at);
+                    store(m->sums[r] + at, load(m->sums[r] + at) + dl * all(g->coef[r]));
+                }
+                continue;
+            }
+            if (kind == FACTORED) {
+                const vec mine = t[0] * rest;
+                for (int r = 0; r < K; r++) {
+                    const vec share = mine * load(m->factor[r] + j + c);
+                    if (s->cols) store(m->grad_cols[r] + c, load(m->grad_cols[r] + c) + share * all(m->a[r][n]));
+                    sums[r] += share;
+                }
+                store(g->maps[0] + at, dl);
+                continue;
+            }
+            vint left = (vint)(all(1) == all(1));
+            const vec map = load(g->maps[0] + at);
+            vec shared = all(0);
+            for (int r = 0; r < K; r++) {
+                vec mine = dl;
+                if (kind == LARGEST) { /* the first largest takes the gradient */
+                    const vint here = (vint)(t[r] == best) & left;
+                    mine = (vec)((vint)dl & here);
+                    left &= ~here;
+                } else if (several)
+                    mine = t[r] * rest;
+                if (s->cols) store(m->grad_cols[r] + c, load(m->grad_cols[r] + c) + mine);
+                sums[r] += mine;
+                if (g->coef) {
+                    coefs[r] += mine * (g->shared ? map : load(g->maps[r] + at));
+                    mine *= all(g->coef[r]);
+                }
+                if (g->shared) shared += mine;
+                else store(g->maps[r] + at, mine);
+            }
+            if (g->shared) store(g->maps[0] + at, shared);
+        }
+        for (int r = 0; s->rows && r < K; r++) s->rows[n * K + r] += added(sums[r]) * (kind == FACTORED ? m->a[r][n] : 1);
+    }
+    for (int r = 0; s->coef && r < K; r++) s->coef[r] += (double)added(coefs[r]);
+}
+
+#define EVERY_FORM(pass)                                             \
+    switch (g->kind * 4 + (g->K == 2)) {                             \
+    case ONE * 4: pass(ONE, 1); break;                               \
+    case OWN * 4 + 1: pass(OWN, 2); break;                           \
+    case OWN * 4: pass(OWN, g->K); break;                            \
+    case SHARED * 4 + 1: case SHARED * 4: pass(SHARED, g->K); break; \
+    case LARGEST * 4 + 1: pass(LARGEST, 2); break;                   \
+    case LARGEST * 4: pass(LARGEST, g->K); break;                    \
+    case FACTORED * 4 + 1: pass(FACTORED, 2); break;                 \
+    case FACTORED * 4: pass(FACTORED, g->K); break;                  \
+    case SUMMED * 4 + 1: pass(SUMMED, 2); break;                     \
+    default: pass(SUMMED, g->K);                                     \
+    }
+
+static void weigh(Room *m, const Form *g, real *tops, real *totals, int64_t j, int count, real *o, long width) {
+#define PASS(kind, K) weigh_rows(m, g, kind, K, tops, totals, j, count, o, width)
+    EVERY_FORM(PASS)
+#undef PASS
+}
+
+static void spread(Room *m, const Form *g, const Sums *s, int64_t j, int count) {
+#define PASS(kind, K) spread_rows(m, g, kind, K, s, j, count)
+    EVERY_FORM(PASS)
+#undef PASS
+}
+
+#include "mixing.h"
+
+/* ---- forward and backward --------------------------------------------------------------------------------------------------- */
+
+static void make_maps(Room *m, const Call *f, int64_t b, int64_t i, int64_t j, int count, int cols, int height, int64_t tile) {
+    for (int r = 0; r < f->maps; r++) scores(m->query[f->common ? r : 0], m->panels[r] + tile * WIDE * f->size, f->size, m->maps[r], height);
+    if (f->noise) add_noise(m, f, b, i, j, count, cols);
+    if (f->kind == LAYERS) mix(m, f, count);
+}
+
+static void fill_queries(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, int count) {
+    const int64_t *s = f->query_strides;
+    for (int r = 0; r < (f->common ? f->maps : 1); r++)
+        fill(m->query[r], f->query + b * s[0] + (f->common ? r : h) * s[1] + i * s[2], s[2], count, f->size, (real)f->scale);
+}
+
+/* Items are (owner, tile of queries). */
+int FORWARD(const Call *f, int64_t from, int64_t to) {
+    const int64_t H = f->heads, N = f->rows, L = f->cols, E = f->size, V = upto(f->value_size, 16), tiles = (N + TALL - 1) / TALL;
+    const int64_t *ks = f->key_strides, *vs = f->value_strides, *os = f->out_strides, offset = L - N;
+    const int heads = f->common ? (int)H : 1;
+    Room room = {0}, *m = &room;
+    if (!room_make(m, f, 0, (size_t)heads)) return 1;
+    int64_t owner = -1, packed = -1, copied = -1;
+    for (int64_t item = from; item < to; item++) {
+        const int64_t z = item / tiles, b = f->common ? z : z / H, h = f->common ? 0 : z % H, i = item % tiles * TALL;
+        const int64_t key_head = b * f->key_heads + h * f->key_heads / H, value_head = b * f->value_heads + h * f->value_heads / H;
+        const int count = least(N - i, TALL), height = (int)upto(count, 12);
+        if (z != owner) columns(m, f, b, h), divide_columns(m, f, 0, upto(L, WIDE));
+        owner = z;
+        row_terms(m, f, b, h, i, count);
+        for (int64_t j = 0; j < L && key_head != packed; j += WIDE)
+            for (int r = 0; r < f->maps; r++)
+                pack(m->panels[r] + j * E, f->key + b * ks[0] + (key_head - b * f->key_heads) * ks[1] + r * ks[2] + j * ks[3], ks[3], least(L - j, WIDE), E);
+        packed = key_head;
+        for (int64_t v = 0; v < (f->common ? f->value_heads : 1) && value_head != copied; v++)
+            copy_rows(m->values + v * upto(L, WIDE) * V, V, f->value + b * vs[0] + (value_head - b * f->value_heads + v) * vs[1], vs[2], (int)L, f->value_size);
+        copied = value_head;
+        fill_queries(m, f, b, h, i, count);
+        for (int n = 0; n < heads * TALL; n++) m->top[n] = (real)-INFINITY;
+        memset(m->total, 0, sizeof(real) * (size_t)(heads * TALL * VL));
+        memset(m->out, 0, sizeof(real) * (size_t)(heads * TALL * V));
+        const int64_t seen = i + count + offset, stop = f->causal && seen < m->length ? seen : m->length;
+        for (int64_t j = 0; j < stop; j += WIDE) {
+            const int cols = least(L - j, WIDE);
+            make_maps(m, f, b, i, j, count, cols, height, j / WIDE);
+            for (int x = 0; x < heads; x++) {
+                const int pairs = pair_terms(m, f, b, h + x, i, j, count, cols);
+                const Form form = form_of(m, f, h + x, pairs);
+                real *o = m->out + x * TALL * V;
+                if (f->draw) keep_pairs(m, f, b, h + x, i, j, count);
+                weigh(m, &form, m->top + x * TALL, m->total + x * TALL * VL, j, count, o, V);
+                gather(m->w, m->values + (x * (f->common ? f->value_heads : 0) / H * upto(L, WIDE) + j) * V, V, o, height, cols);
+            }
+        }
+        for (int x = 0; x < heads; x++)
+            for (int n = 0; n < count; n++) {
+                const int64_t place = (b * H + h + x) * N + i + n;
+                const real total = added(load(m->total + (x * TALL + n) * VL)), top = m->top[x * TALL + n];
+                const real inverse = total == 0 ? 0 : 1 / total, factor = inverse * dropout_scale(f);
+                f->top[place] = top == (real)-INFINITY ? 0 : top;
+                f->inverse[place] = inverse;
+                real *restrict out = f->out + b * os[0] + (h + x) * os[1] + (i + n) * os[2];
+                const real *restrict o = m->out + (x * TALL + n) * V;
+                for (int64_t e = 0; e < f->value_size; e++) out[e] = o[e] * factor;
+            }
+    }
+    free(m->block);
+    return 0;
+}
+
+/* delta = grad_out . out of a head's rows, and which tiles of queries have a gradient. */
+static void deltas(const Call *f, int64_t b, int64_t h, real *delta, uint8_t *wanted) {
+    const int64_t *os = f->out_strides, *gs = f->grad_strides;
+    memset(wanted, 0, (size_t)((f->rows + TALL - 1) / TALL));
+    for (int64_t i = 0; i < f->rows; i++) {
+        const real *g = f->grad_out + b * gs[0] + h * gs[1] + i * gs[2], *o = f->out + b * os[0] + h * os[1] + i * os[2];
+        double sum = 0;
+        int some = 0;
+        for (int64_t e = 0; e < f->value_size; e++) some |= g[e] != 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t e = 0; e < f->value_size; e++) sum += (double)g[e] * (double)o[e];
+        delta[i] = (real)sum;
+        wanted[i / TALL] |= (uint8_t)some;
+    }
+}
+
+static void add_bias(const Room *m, const Call *f, int64_t b, int64_t h, int64_t i, int64_t j, int count, int cols) {
+    const int64_t *s = f->grad_bias_strides;
+    for (int n = 0; n < count; n++) {
+        real *to = f->grad_bias + b * s[0] + h * s[1] + (i + n) * s[2] + j * s[3];
+        for (int c = 0; c < cols; c++) to[c * s[3]] += m->dl[n * STRIDE + c];
+    }
+}
+
+/* Rows to memory: in place of what is there, or added to it. */
+static void put(real *to, long stride, const real *from, long full, int count, long size, real scale, int add) {
+    for (int n = 0; n < count; n++)
+        for (long e = 0; e < size; e++) to[n * stride + e] = (add ? to[n * stride + e] : 0) + scale * from[n * full + e];
+}
+
+/* Tiles of keys `first`, `first` + `step`, ... of the heads [from, to) of a sample, or of all that have maps in common.  Keys,
+   values and column terms belong to these heads alone; gradients of queries and of row terms are this job's. */
+int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, int64_t step, int64_t slot) {
+    const int64_t H = f->heads, N = f->rows, L = f->cols, E = f->size, K = f->components, R = f->maps;
+    const int64_t full = upto(E, 16), V = upto(f->value_size, 16), rows = upto(N, TALL), offset = L - N;
+    const int64_t *ks = f->key_strides, *vs = f->value_strides, *gs = f->grad_strides, *qs = f->grad_query_strides;
+    const int64_t *gk = f->grad_key_strides, *gv = f->grad_value_strides;
+    const int heads = f->common ? (int)H : 1, held = f->common ? (int)f->value_heads : 1;
+    const int64_t slots = slot * f->batch; /* gradients that jobs share are added up later */
+    Room room = {0}, *m = &room;
+    if (!room_make(m, f, 1, (size_t)(to - from))) return 1;
+    for (int64_t h = from; h < to; h++) deltas(f, b, h, m->delta + (h - from) * rows, m->wanted + (h - from) * rows / TALL);
+    for (int64_t t = first; t * WIDE < L; t += step) {
+        const int64_t j = t * WIDE;
+        const int cols = least(L - j, WIDE);
+        int64_t packed = -1, copied = -1, termed = -1;
+        for (int64_t h = from; h < to; h += heads) {
+            const int64_t key_head = h * f->key_heads / H, value_head = h * f->value_heads / H, col_head = h * f->col_heads / H;
+            const int last = h + heads >= to; /* then what is added up over heads is written */
+            columns(m, f, b, h);
+            if (j >= m->length) break; /* gradients begin as zeros */
+            divide_columns(m, f, j, j + WIDE);
+            for (int r = 0; r < R && key_head != packed; r++) {
+                const real *keys = f->key + b * ks[0] + key_head * ks[1] + r * ks[2] + j * ks[3];
+                pack(m->panels[r], keys, ks[3], cols, E);
+                copy_rows(m->key_rows[r], full, keys, ks[3], cols, E);
+                memset(m->grad_keys[r], 0, sizeof(real) * (size_t)(WIDE * full));
+            }
+            packed = key_head;
+            for (int v = 0; v < held && value_head != copied; v++)
+                pack(m->values + v * WIDE * f->value_size, f->value + b * vs[0] + (value_head + v) * vs[1] + j * vs[2], vs[2], cols, f->value_size);
+            if (value_head != copied) memset(m->grad_values, 0, sizeof(real) * (size_t)(held * WIDE * V));
+            copied = value_head;
+            for (int64_t r = 0; r < K && col_head != termed; r++) memset(m->grad_cols[r], 0, sizeof(real) * WIDE);
+            termed = col_head;
+            const int64_t seen = f->causal && j - offset > 0 ? (j - offset) / TALL * TALL : 0;
+            for (int64_t i = seen; i < N; i += TALL) {
+                const int count = least(N - i, TALL), height = (int)upto(count, 12);
+                int some = 0;
+                for (int x = 0; x < heads; x++) some |= m->wanted[((h - from + x) * rows + i) / TALL];
+                if (!some) continue;
+                row_terms(m, f, b, h, i, count);
+                fill_queries(m, f, b, h, i, count);
+                make_maps(m, f, b, i, j, count, cols, height, 0);
+                for (int64_t r = 0; r < R && f->common; r++) memset(m->sums[r], 0, sizeof(real) * TALL * STRIDE);
+                for (int x = 0; x < heads; x++) {
+                    const int64_t place = (b * H + h + x) * N + i, v = f->common ? x * f->value_heads / H : 0;
+                    const int pairs = pair_terms(m, f, b, h + x, i, j, count, cols);
+                    const Form form = form_of(m, f, h + x, pairs);
+                    fill(m->here, f->grad_out + b * gs[0] + (h + x) * gs[1] + i * gs[2], gs[2], count, f->value_size, 1);
+                    scores(m->here, m->values + v * WIDE * f->value_size, f->value_size, m->w, height);
+                    if (f->draw) keep_pairs(m, f, b, h + x, i, j, count);
+                    const Sums sums = {
+                        .top = f->top + place, .inverse = f->inverse + place, .delta = m->delta + (h - from + x) * rows + i, .scale = dropout_scale(f),
+                        .rows = f->grad_row ? f->grad_row + (slots * H * N + place) * K : 0,
+                        .coef = f->grad_coef ? f->grad_coef + ((slots + b) * H + h + x) * K : 0,
+                        .cols = f->grad_col != 0, .pairs = f->grad_bias != 0,
+                    };
+                    spread(m, &form, &sums, j, count);
+                    if (f->grad_bias) add_bias(m, f, b, h + x, i, j, count, cols);
+                    if (f->grad_value) scatter(m->w, m->here, V, m->grad_values + v * WIDE * V, count);
+                }
+                if (f->kind == LAYERS) unmix(m, f, count, slots + b);
+                if (f->grad_scale && f->kind != LAYERS) noise_gradient(m, f, count, cols, f->grad_scale + (slots + b) * R);
+                for (int64_t r = 0; r < (f->common ? R : 1) && f->grad_query; r++) {
+                    memset(m->grad_queries, 0, sizeof(real) * (size_t)(TALL * full));
+                    for (int64_t k = r; k < (f->common ? r + 1 : R); k++)
+                        gather(f->common ? m->sums[k] : m->maps[k], m->key_rows[k], full, m->grad_queries, height, cols);
+                    put(f->grad_query + slot * f->batch * (f->common ? R : H) * N * E + b * qs[0] + (f->common ? r : h) * qs[1] + i * qs[2], qs[2],
+                        m->grad_queries, full, count, E, (real)f->scale, 1);
+                }
+                for (int64_t r = 0; r < R && f->grad_key; r++)
+                    scatter(f->common ? m->sums[r] : m->maps[r], m->query[f->common ? r : 0], full, m->grad_keys[r], count);
+            }
+            if (f->grad_key && (last || (h + heads) * f->key_heads / H != key_head))
+                for (int64_t r = 0; r < R; r++)
+                    put(f->grad_key + b * gk[0] + key_head * gk[1] + r * gk[2] + j * gk[3], gk[3], m->grad_keys[r], full, cols, E, 1, 0);
+            if (f->grad_value && (last || (h + heads) * f->value_heads / H != value_head))
+                for (int v = 0; v < held; v++)
+                    put(f->grad_value + b * gv[0] + (value_head + v) * gv[1] + j * gv[2], gv[2], m->grad_values + v * WIDE * V, V, cols, f->value_size, 1, 0);
+            if (f->grad_col && (last || (h + heads) * f->col_heads / H != col_head))
+                for (int64_t r = 0; r < K; r++) {
+                    real *restrict at = f->grad_col + ((b * f->col_heads + col_head) * K + r) * L + j;
+                    memcpy(at, m->grad_cols[r], sizeof(real) * (size_t)cols);
+                }
+        }
+    }
+    free(m->block);
+    return 0;
+}

@@ -1,0 +1,325 @@
+"""Attention by the tiles of tiles.c: forward and backward are one call each, on plain tensors.
+
+It knows no variant, only scores: maps of queries and keys, what is added to them, and how maps
+become the score of a head; tiles.c writes that down.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_probattn.base.graphs import once_differentiable, written
+from lit_probattn.base.memory import only_shapes
+from lit_probattn.kernels.cpu.library import load
+from lit_probattn.kernels.cpu.rows import run_jobs
+from lit_probattn.kernels.operator import define_operators, new_gradients
+
+Reduction = Literal["soft", "hard", "sum", "layers"]
+KINDS = ("soft", "hard", "sum", "layers")
+# Components, maps, hidden units, and heads of layers: their number is fixed in tiles.c.
+MOST = 16
+_TALL, _WIDE = 48, 128
+
+_SIZES = ("batch", "heads", "rows", "cols", "size", "value_size", "maps", "components", "kind")
+_GRADS = ("query", "key", "value", "coef", "row", "col", "bias")
+_MIXING = ("noise_scale", "first", "first_bias", "second")
+
+
+class Inputs(NamedTuple):
+    """What attention by tiles is given; the C side says what is computed.
+
+    Args:
+        query: (B, H, N, E); (B, R, N, E) where heads read the same maps (`sum`, `layers`).
+        key: (B, H_key, R, L, E), R components or 1 for all; (B, 1, R, L, E) where shared by heads.
+        value: (B, H_value, L, E_v). H is a multiple of the numbers of heads of keys and values.
+        coef: c, (H, K); of a sum (H, R).
+        row: a, (B, H, N, K). col: β, (B, H_col, K, L).
+        bias: (1 or B, 1 or H, 1 or N, 1 or L).
+        noise_scale: standard deviation of the noise of every map, or unit of the first layer.
+        first, first_bias, second: layers, (U, R), (U,) and (H, U); (H, R) alone where one layer.
+        key_mask: (B, L) bool. pair_mask: like the bias, bool.
+        draw, noise: what `draws.philox_words` returns for dropout and for noise, (2 + B,).
+        kind: place in `Reduction`.
+        heads: H.
+        components: K.
+        threshold: of the dropout.
+        first_row: position of query 0 among all tokens, for the noise.
+        scale: factor on products of queries and keys.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    coef: Tensor | None
+    row: Tensor | None
+    col: Tensor | None
+    bias: Tensor | None
+    noise_scale: Tensor | None
+    first: Tensor | None
+    first_bias: Tensor | None
+    second: Tensor | None
+    key_mask: Tensor | None
+    pair_mask: Tensor | None
+    draw: Tensor | None
+    noise: Tensor | None
+    kind: int
+    heads: int
+    components: int
+    is_causal: bool
+    threshold: int
+    first_row: int
+    scale: float
+
+    @property
+    def common(self) -> bool:
+        """Whether all heads of a sample read the same maps."""
+        return self.kind >= 2
+
+    def sizes(self) -> list[int]:
+        """Return the numbers of `_SIZES`."""
+        (batch, _, rows, size), cols = self.query.shape, self.key.shape[3]
+        maps, kind = self.key.shape[2], self.kind
+        sizes = [batch, self.heads, rows, cols, size, self.value.shape[-1], maps]
+        return [*sizes, self.components, kind]
+
+
+def _strides(names: str) -> list[tuple[str, Any]]:
+    found = []
+    for name, count in (part.split(":") for part in names.split()):
+        found.append((f"{name}_strides", ctypes.c_int64 * int(count)))
+    return found
+
+
+def _pointers(names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_void_p) for name in names.split()]
+
+
+def _numbers(names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_int64) for name in names.split()]
+
+
+class _Call(ctypes.Structure):
+    """Mirror of `Call` in tiles.c."""
+
+    _fields_ = [
+        *_numbers(f"{' '.join(_SIZES)} common key_heads value_heads col_heads"),
+        ("scale", ctypes.c_double),
+        *_pointers("query key value coef row col"),
+        *_strides("query:3 key:4 value:3"),
+        *_pointers("bias"),
+        *_strides("bias:4"),
+        *_pointers("key_mask"),
+        *_numbers("key_stride"),
+        *_pointers("pair_mask"),
+        *_strides("pair_mask:4"),
+        *_numbers("causal"),
+        *_pointers("draw"),
+        *_numbers("threshold"),
+        *_pointers("noise"),
+        *_numbers("first_row hidden"),
+        *_pointers("noise_scale first first_bias second out top inverse"),
+        *_strides("out:3"),
+        *_pointers("grad_out"),
+        *_strides("grad_out:3"),
+        *_pointers("grad_query grad_key grad_value grad_row grad_col grad_bias"),
+        *_strides("grad_query:3 grad_key:4 grad_value:3 grad_bias:4"),
+        *_pointers("grad_coef grad_noise_scale grad_first grad_first_bias grad_second"),
+    ]
+
+
+def _check(call: Inputs) -> None:
+    most = max(
+        call.components, call.key.shape[2], *([] if call.first is None else call.first.shape)
+    )
+    if most > MOST or (call.first is not None and call.heads > MOST):
+        raise NotImplementedError(
+            f"attention by tiles holds at most {MOST} components or maps of a head, received "
+            f"{most}; use backend='blockwise'"
+        )
+
+
+def _put(block: _Call, name: str, tensor: Tensor | None) -> None:
+    """Note where a tensor lies, and its strides where the C side reads them."""
+    if tensor is None:
+        return
+    setattr(block, name, tensor.data_ptr())
+    strides = getattr(block, f"{name}_strides", None)
+    if strides is not None:
+        found = zip(tensor.shape, tensor.stride(), strict=True)
+        strides[:] = [0 if n == 1 else s for n, s in found][: len(strides)]
+
+
+def _dense_rows(tensor: Tensor) -> Tensor:
+    """Return a tensor whose last dimension is dense."""
+    return tensor if tensor.shape[-1] == 1 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _describe(call: Inputs, out: Tensor, sums: Tensor) -> tuple[_Call, list[Tensor | None]]:
+    """Describe a call; the tensors must stay alive."""
+    block = _Call(**dict(zip(_SIZES, call.sizes(), strict=True)), common=call.common)
+    block.key_heads, block.value_heads = call.key.shape[1], call.value.shape[1]
+    block.col_heads = 1 if call.col is None else call.col.shape[1]
+    block.scale, block.causal = call.scale, call.is_causal
+    block.threshold, block.first_row = call.threshold, call.first_row
+    block.hidden = 0 if call.first is None else call.first.shape[0]
+    alive: list[Tensor | None] = [out, sums]
+    for name in ("query", "key", "value"):
+        alive.append(_dense_rows(getattr(call, name)))
+        _put(block, name, alive[-1])
+    for name in ("coef", "row", "col", "noise_scale", "first", "first_bias", "second"):
+        tensor = getattr(call, name)
+        alive.append(None if tensor is None else tensor.contiguous())
+        _put(block, name, alive[-1])
+    for name in ("draw", "noise"):
+        _put(block, name, getattr(call, name))
+    _put(block, "bias", call.bias)
+    _put(block, "pair_mask", call.pair_mask)
+    if call.key_mask is not None:
+        alive.append(_dense_rows(call.key_mask))
+        _put(block, "key_mask", alive[-1])
+        block.key_stride = alive[-1].stride(0) if call.key_mask.shape[0] > 1 else 0  # type: ignore[union-attr]
+    _put(block, "out", out)
+    block.top, block.inverse = sums[0].data_ptr(), sums[1].data_ptr()
+    return block, alive
+
+
+def _function(name: str, dtype: torch.dtype) -> Any:
+    return getattr(load(), f"tiles_{name}_{'float' if dtype == torch.float32 else 'double'}")
+
+
+def _new_outputs(call: Inputs) -> tuple[Tensor, Tensor]:
+    """Return room for the output, (B, H, N, E_v), and for maxima and inverse sums, (2, B, H, N).
+
+    Heads of a position lie side by side, as the projection behind them reads them.
+    """
+    batch, _, rows, _ = call.query.shape
+    out = call.value.new_empty(batch, rows, call.heads, call.value.shape[-1]).transpose(1, 2)
+    return out, call.value.new_empty(2, batch, call.heads, rows)
+
+
+def _forward(call: Inputs) -> tuple[Tensor, Tensor]:
+    out, sums = _new_outputs(call)
+    if only_shapes(out) or not out.numel():
+        return out, sums
+    block, alive = _describe(call, out, sums)
+    function = _function("forward", out.dtype)
+    batch, _, rows, _ = call.query.shape
+    items = (batch if call.common else batch * call.heads) * -(-rows // _TALL)
+    jobs = min(items, torch.get_num_threads() * (4 if torch.get_num_threads() > 1 else 1))
+    stops = [items * n // jobs for n in range(jobs + 1)]
+    run_jobs(lambda n: function(ctypes.byref(block), stops[n], stops[n + 1]), range(jobs))
+    del alive
+    return out, sums
+
+
+def _jobs(call: Inputs) -> tuple[list[tuple[int, ...]], int]:
+    """Return jobs as (sample, heads from, to, first tile of keys, step, slot), and the slots.
+
+    Heads that share keys, values or column terms stay together. There are slots for gradients that
+    jobs share: as many as cut the keys of one owner.
+    """
+    threads, keys = torch.get_num_threads(), -(-call.key.shape[3] // _WIDE)
+    owners = [call.key.shape[1], call.value.shape[1]]
+    owners += [] if call.col is None else [call.col.shape[1]]
+    span = call.heads if call.common else call.heads // min(owners)
+    groups = call.query.shape[0] * call.heads // span
+    even = groups % threads == 0 or groups >= 4 * threads
+    slots = 1 if even else min(threads, keys)
+    return [
+        (sample, head, head + span, part, slots, part)
+        for sample in range(call.query.shape[0])
+        for head in range(0, call.heads, span)
+        for part in range(slots)
+    ], slots
+
+
+def _backward(
+    call: Inputs, grad: Tensor, out: Tensor, sums: Tensor, skipped: Sequence[str]
+) -> tuple[Tensor, ...]:
+    """Return the gradients of `_GRADS` and `_MIXING`, empty where skipped."""
+    rooms = new_gradients(call, (*_GRADS, *_MIXING), skipped, keep_strides=True, dtype=None)
+    grads = dict(zip((*_GRADS, *_MIXING), rooms, strict=True))
+    wanted = [n for n in grads if getattr(call, n) is not None and n not in skipped]
+    if only_shapes(out):
+        return rooms
+    for name in wanted:
+        grads[name].zero_()
+    if not out.numel() or not call.key.shape[3]:
+        return rooms
+    grad = _dense_rows(grad)
+    block, alive = _describe(call, out, sums)
+    _put(block, "grad_out", grad)
+    jobs, slots = _jobs(call)
+    parts: dict[str, Tensor] = {}
+    for name in wanted:
+        place = grads[name]
+        if name in ("query", "row") and slots > 1:
+            place = parts[name] = place.new_zeros(slots, *place.shape)
+        elif name in ("coef", *_MIXING):  # sums over all pairs
+            owners = (slots, call.query.shape[0], *((call.heads,) if name == "coef" else ()))
+            own = place.shape[1:] if name == "coef" else place.shape
+            place = parts[name] = place.new_zeros(*owners, *own, dtype=torch.float64)
+        _put(block, f"grad_{name}", place if name != "query" or slots == 1 else place[0])
+        if name == "bias":
+            grads[name] = place
+    function = _function("backward", out.dtype)
+    run_jobs(lambda n: function(ctypes.byref(block), *jobs[n]), range(len(jobs)), "bias" in wanted)
+    for name, part in parts.items():
+        total = part.sum(0) if name in ("query", "row") else part.sum((0, 1))
+        grads[name].copy_(total)
+    del alive
+    return rooms
+
+
+def attend(call: Inputs) -> Tensor:
+    """Return (B, H, N, E_v), differentiable; float32 or float64 on the CPU.
+
+    Raises:
+        NotImplementedError: more components or maps than tiles hold.
+    """
+    _check(call)
+    if written() == "compiled":
+        return _operator(*call)[0]
+    out: Tensor = _Attention.apply(*call)
+    return out
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        call = Inputs(*args)
+        out, sums = _forward(call)
+        ctx.switches = args[_NUM_TENSORS:]
+        ctx.save_for_backward(out, sums, *args[:_NUM_TENSORS])
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        out, sums, *tensors = ctx.saved_tensors
+        call = Inputs(*tensors, *ctx.switches)
+        needs = dict(zip(Inputs._fields, ctx.needs_input_grad, strict=True))
+        names = (*_GRADS, *_MIXING)
+        found = _backward(call, grad, out, sums, [n for n in names if not needs[n]])
+        made = {n: x for n, x in zip(names, found, strict=True) if needs[n]}
+        return tuple(made.get(name) for name in Inputs._fields)
+
+
+_NUM_TENSORS = Inputs._fields.index("kind")
+_operator = define_operators(
+    ("tiles", "tiles_backward"),
+    Inputs,
+    _forward,
+    _backward,
+    new_outputs=_new_outputs,
+    gradients=(*_GRADS, *_MIXING),
+    optional=tuple((name,) for name in (*_GRADS, *_MIXING)),
+    flops=None,
+    keep_strides=True,
+    dtype=None,
+)

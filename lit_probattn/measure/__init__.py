@@ -1,0 +1,1 @@
+"""What a call costs: multiply-adds, peak memory, time."""

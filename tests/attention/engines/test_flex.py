@@ -1,0 +1,77 @@
+"""FlexAttention as an engine: every form that it does not lack, against the equation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lit_probattn.attention.backends import attend
+from lit_probattn.attention.engines import flex
+from lit_probattn.attention.engines.table import NORMAL_FORM
+from tests.attention.variants import EMBED, layers
+
+LAYERS = layers()
+N = 37
+MASKS = ("none", "causal", "key", "pairs", "bias")
+
+
+def masks(kind, heads):
+    torch.manual_seed(5)
+    return {
+        "none": {},
+        "causal": {"is_causal": True},
+        "key": {"key_mask": torch.rand(2, N) < 0.7},
+        "pairs": {"attn_mask": torch.rand(2, 1, N, N) < 0.7},
+        "bias": {"bias": torch.randn(1, heads, N, N), "is_causal": True},
+    }[kind]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_form_agrees_with_the_equation(name):
+    torch.manual_seed(3)
+    layer = LAYERS[name]().eval()
+    if "flex" not in layer.core.backends:
+        lacks, needs = NORMAL_FORM["flex"].lacks, layer.core.variant(layer.call(rows())).needs()
+        assert needs.keys() & lacks or not layer.core.makes.has_scores
+        return
+    for kind in MASKS:
+        call = layer.call(rows(), **masks(kind, layer.num_heads))
+        with torch.no_grad():
+            variant = layer.core.variant(call)
+            found = NORMAL_FORM["flex"].compute(call, variant)
+            exact = layer.double()
+            wide = replace(
+                call,
+                query=call.query.double(),
+                key=call.key.double(),
+                value=call.value.double(),
+            )
+            expected = attend(wide, exact.core.variant(wide), "reference")
+            layer.float()
+        error = (found.double() - expected).abs().max() / expected.square().mean().sqrt()
+        assert error < 2e-5, kind
+
+
+def rows():
+    return torch.randn(2, N, EMBED, generator=torch.Generator().manual_seed(1))
+
+
+def test_it_is_refused_on_a_cpu():
+    layer = LAYERS["softmax"]()
+    layer.backend = "flex"
+    with pytest.raises(NotImplementedError, match="it is for CUDA"):
+        layer(rows())
+
+
+def test_every_size_is_compiled_afresh(monkeypatch):
+    """The compiler counts recompilations per function and stops fusing after some."""
+    resets = []
+    flex._compiled.cache_clear()
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
+    for size in (16, 32, 16):
+        flex._compiled(1, 2, size)
+    assert len(resets) == 2
+    flex._compiled.cache_clear()

@@ -1,0 +1,101 @@
+"""`takes`: a constructor has the arguments of its parts, each declared by one of them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from lit_probattn.base.arguments import arguments_of, takes
+
+
+class Inner:
+    """A part.
+
+    Args:
+        width: of the
+            inner part.
+        rate: of the inner part.
+    """
+
+    def __init__(self, make: str, *, width: int, rate: float = 0.5) -> None:
+        self.given = (make, width, rate)
+
+
+class Outer:
+    """Takes a part.
+
+    Args:
+        depth: its own.
+    """
+
+    @takes(Inner, rate=0.25)
+    def __init__(self, *, depth: int = 3, **options: Any) -> None:
+        self.given, self.depth = options, depth
+        self.inner = Inner(**arguments_of(Inner, options))
+
+
+class Top(Outer):
+    """Takes a part that takes one, and sets one argument by itself."""
+
+    @takes(Outer, without=("width",))
+    def __init__(self, **options: Any) -> None:
+        super().__init__(width=7, **options)
+
+
+def test_every_argument_has_its_place_type_and_default():
+    assert str(inspect.signature(Outer)) == (
+        "(make: str, *, width: int, rate: float = 0.25, depth: int = 3)"
+    )
+    assert list(inspect.signature(Top).parameters) == ["make", "rate", "depth"]
+    assert Outer("x", width=2).given == {"make": "x", "width": 2, "rate": 0.25}
+    assert Top("x", depth=5).inner.given == ("x", 7, 0.25)
+    assert Top(make="x", rate=1.0).inner.given == ("x", 7, 1.0)
+
+
+def test_a_parser_sees_types_defaults_and_descriptions():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Top, "it")
+    text = " ".join(parser.format_help().split())
+    assert "of the inner part. (type: float, default: 0.25)" in text
+    assert "its own. (type: int, default: 3)" in text
+    assert parser.parse_args(["--it.make=x"]).it.depth == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"widht": 1}, r"Outer.__init__\(\) .*'widht'; did you mean 'width'\?"),
+        ({"make": "x"}, r"Outer.__init__\(\) missing a required .*'width'"),
+    ],
+)
+def test_wrong_arguments_are_named(given, told):
+    with pytest.raises(TypeError, match=told):
+        Outer(**given)
+
+
+class Other:
+    def __init__(self, *, rate: int = 0) -> None: ...
+
+
+class Open:
+    def __init__(self, **anything: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("parts", "more", "told"),
+    [
+        ((Inner, Other), {}, "declare rate differently"),
+        ((Open,), {}, "Open does not name its arguments"),
+        ((Inner,), {"without": ("widht",)}, "widht"),
+        ((Inner,), {"widht": 1}, "widht"),
+        ((Inner,), {"depth": 1}, "depth"),
+    ],
+)
+def test_wrong_parts_are_refused_where_the_class_is_written(parts, more, told):
+    with pytest.raises(TypeError, match=told):
+
+        @takes(*parts, **more)
+        def __init__(self, *, depth: int = 3, **options: Any) -> None: ...

@@ -1,0 +1,76 @@
+"""Every option of a task, model, layer or command is a line of `options.txt` that was reviewed.
+
+    python -m tests.house.test_options    # write the file
+
+An option is listed where it is declared: tasks and models take those of their parts. The options of
+commands are those of the stored help texts, which have a test of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from lit_probattn import attention, models, tasks
+from tests.commands.help_texts import FOLDER
+
+FILE = Path(__file__).parent / "options.txt"
+_FLAG = re.compile(r"^ {2,8}(?:-\w(?: \w+)?, )?(--[\w.]+)", re.MULTILINE)
+
+
+def declared(kind: str, cls: type) -> Iterator[str]:
+    """Yield a line for each option that the constructor of a class declares."""
+    constructor = vars(cls).get("__init__")
+    if constructor is None:
+        return
+    for found in [*inspect.signature(inspect.unwrap(constructor)).parameters.values()][1:]:
+        if found.kind not in (found.VAR_POSITIONAL, found.VAR_KEYWORD):
+            # As it is written, whether types are postponed or not.
+            text = str(found.replace(annotation=found.empty))
+            hint = found.annotation
+            hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+            name, equals, default = text.partition("=")
+            yield f"{kind} {cls.__name__}.{name}: {hint}" + equals.replace("=", " = ") + default
+
+
+def classes_of(package: object) -> Iterator[type]:
+    """Yield the classes that are defined in the modules of a package."""
+    name, path = package.__name__, package.__path__  # type: ignore[attr-defined]
+    for module in pkgutil.walk_packages(path, f"{name}."):
+        for item in vars(importlib.import_module(module.name)).values():
+            if isinstance(item, type) and item.__module__ == module.name:
+                yield item
+
+
+def options() -> list[str]:
+    """Return all options, sorted."""
+    lines = {
+        f"command {path.stem} {flag}"
+        for path in FOLDER.glob("*.txt")
+        for flag in _FLAG.findall(path.read_text(encoding="utf-8"))
+        if not flag.startswith("--trainer.")  # which are Lightning's
+    }
+    layers = [attention.Attention, *attention.variants().values()]
+    for kind, found in (
+        ("layer", layers),
+        ("model", classes_of(models)),
+        ("task", [c for c in classes_of(tasks) if issubclass(c, tasks.Task)]),
+    ):
+        lines |= {line for cls in found for line in declared(kind, cls)}
+    return sorted(lines)
+
+
+def test_every_option_is_in_the_list():
+    listed = FILE.read_text(encoding="utf-8").splitlines()
+    assert listed == sorted(set(listed))
+    found = set(options())
+    new, gone = sorted(found - {*listed}), sorted({*listed} - found)
+    assert (new, gone) == ([], []), "after a review: python -m tests.house.test_options"
+
+
+if __name__ == "__main__":
+    FILE.write_text("".join(f"{line}\n" for line in options()), encoding="utf-8")

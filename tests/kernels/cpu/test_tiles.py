@@ -1,0 +1,241 @@
+"""Attention by tiles: every form, mask and edge of a tile against its equation in float64."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lit_probattn.attention.draws import normal_noise, philox_words
+from lit_probattn.attention.functional import first_maximum
+from lit_probattn.attention.masks import Masks
+from lit_probattn.kernels.cpu import library, selftest
+from lit_probattn.kernels.cpu.tiles import KINDS, Inputs, attend
+from lit_probattn.randomness import STREAM_DROPOUT, STREAM_NOISE, AttentionDropout, RandomKey
+
+CPU = torch.device("cpu")
+KEY = RandomKey(5, 3, torch.tensor([5, 2**40 + 9])).fold(1)
+BATCH = 2
+pytestmark = pytest.mark.skipif(
+    library.obstacle() is not None, reason=f"the C library {library.obstacle()}"
+)
+
+
+def equation(call, masks, dropout, key):
+    """Return what `attend` does by its equation, differentiable, of all maps at once."""
+    heads, (rows, cols) = call.heads, (masks.num_queries, masks.num_keys)
+
+    def every(x, count):
+        return x.repeat_interleave(count // x.shape[1], 1)
+
+    if call.common:
+        maps = call.scale * (call.query @ call.key[:, 0].mT)  # (B, R, N, L)
+        noise = 0.0
+        if call.noise is not None:
+            count = call.noise_scale.numel()
+            drawn = normal_noise(key, BATCH, count, range(rows), range(cols), CPU)
+            noise = call.noise_scale[:, None, None] * drawn
+        if KINDS[call.kind] == "sum":
+            scores = torch.einsum("hr,brnl->bhnl", call.coef, maps + noise)
+        else:
+            units = torch.einsum("ur,brnl->bunl", call.first, maps)
+            bias = 0.0 if call.first_bias is None else call.first_bias[:, None, None]
+            scores = units + bias + noise
+            if call.second is not None:
+                scores = torch.einsum("hu,bunl->bhnl", call.second, scores.relu())
+        parts = scores[:, :, None]
+    else:
+        parts = call.scale * (call.query[:, :, None] @ every(call.key, heads).mT)
+        parts = parts.expand(-1, -1, call.components, -1, -1)
+        if call.coef is not None:
+            parts = parts * call.coef[:, :, None, None]
+        if call.row is not None:
+            parts = parts + call.row.mT[..., None]
+        if call.col is not None:
+            parts = parts + every(call.col, heads)[:, :, :, None]
+    if call.bias is not None:
+        parts = parts + call.bias[:, :, None]
+    allowed = masks.allowed(range(rows), range(cols), CPU)
+    if allowed is not None:
+        parts = parts.masked_fill(~allowed[:, :, None], float("-inf"))
+    hard = KINDS[call.kind] == "hard"
+    scores = first_maximum(parts.unbind(2)) if hard else parts.logsumexp(2)
+    top = scores.detach().amax(-1, keepdim=True)
+    mass = (scores - top.masked_fill(top == float("-inf"), 0.0)).exp()
+    mass = torch.where(top == float("-inf"), 0.0, mass)
+    weights = mass / mass.sum(-1, keepdim=True).clamp_min(1e-30)
+    if dropout is not None:
+        weights = weights * dropout.keep(BATCH, heads, range(rows), range(cols), CPU)
+        weights = weights * dropout.scale
+    return weights @ every(call.value, heads)
+
+
+def made(form, rows, cols, seed, dtype, **options):
+    """Return inputs of a form, its masks, and dropout."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype).requires_grad_()
+
+    heads, groups = options["heads"], options["groups"]
+    size, wide, many = options["size"], options["wide"], options["many"]
+    common, none = form in ("sum", "layers", "one layer"), None
+    fields = dict.fromkeys(Inputs._fields)
+    shared = options["shared"] and not common
+    fields["query"] = draw(BATCH, many if common else heads, rows, size)
+    fields["key"] = draw(BATCH, 1 if common else groups, 1 if shared else many, cols, size)
+    fields["value"] = draw(BATCH, groups, cols, wide)
+    fields |= {"kind": KINDS.index("layers" if "layer" in form else form), "heads": heads}
+    fields["components"] = 1 if "layer" in form else many
+    if form == "sum":
+        fields["coef"] = draw(heads, many)
+    elif not common:
+        fields["coef"] = draw(heads, many) if options["coef"] else none
+        fields["row"] = draw(BATCH, heads, rows, many) if options["terms"] else none
+        fields["col"] = draw(BATCH, groups, many, cols) if options["terms"] else none
+    elif form == "layers":
+        fields |= {"first": draw(5, many), "first_bias": draw(5), "second": draw(heads, 5)}
+    else:
+        fields["first"] = draw(heads, many)
+    if options["noise"] and common and dtype == torch.float32:
+        count = many if form == "sum" else fields["first"].shape[0]
+        fields["noise"] = philox_words(KEY, STREAM_NOISE, BATCH, CPU)
+        fields["noise_scale"] = draw(count)
+    if options["pairs"]:
+        fields["bias"] = draw(1, heads, rows, cols)
+        fields["pair_mask"] = torch.rand(BATCH, 1, rows, cols, generator=generator) < 0.8
+    if options["padded"]:
+        fields["key_mask"] = torch.rand(BATCH, cols, generator=generator) < 0.7
+        fields["key_mask"][1, cols // 3 :] = False
+        if options["padded"] == "all":
+            fields["key_mask"][0] = False
+    dropout = AttentionDropout(0.3, KEY) if options["dropped"] else none
+    if dropout is not None:
+        fields["draw"] = philox_words(KEY, STREAM_DROPOUT, BATCH, CPU)
+        fields["threshold"] = dropout.threshold
+    fields |= {"is_causal": options["causal"], "first_row": 0, "scale": 0.7}
+    fields["threshold"] = fields["threshold"] or 0
+    call = Inputs(**fields)
+    masks = Masks(rows, cols, call.key_mask, call.pair_mask, call.is_causal)
+    return call, masks, dropout
+
+
+def compared(call, masks, dropout):
+    """Return (error, that of eager code, size) of the output and of every gradient."""
+    double = call._replace(
+        **{
+            name: x.detach().double().requires_grad_()
+            for name, x in call._asdict().items()
+            if torch.is_tensor(x) and x.requires_grad
+        }
+    )
+    found = []
+    for one, run in (
+        (double, lambda c: equation(c, masks, dropout, KEY)),
+        (call, attend),
+        (call, lambda c: equation(c, masks, dropout, KEY)),
+    ):
+        leaves = [x for x in one if torch.is_tensor(x) and x.requires_grad]
+        out = run(one)
+        weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape).cos()
+        weight[:, :, out.shape[2] // 2 :: 3] = 0.0  # queries without a gradient
+        found.append([out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)])
+    return [
+        (float((b - a).norm()), float((c - a).norm()), float(a.norm()))
+        for a, b, c in zip(*found, strict=True)
+    ]
+
+
+def test_the_self_test_passes():
+    """Apart from the other tests, which a library that is refused would skip."""
+    assert selftest.failure() is None
+
+
+EDGES = [1, 2, 12, 13, 47, 48, 49, 100]
+KEYS = [1, 3, 16, 17, 127, 128, 129, 140, 260]
+FORMS = ["soft", "hard", "sum", "layers", "one layer"]
+OPTIONS = st.fixed_dictionaries(
+    {
+        "heads": st.sampled_from([2, 4]),
+        "groups": st.sampled_from([1, 2]),
+        "size": st.sampled_from([1, 5, 16, 33, 130]),
+        "wide": st.sampled_from([1, 7, 16, 48, 129]),
+        "many": st.sampled_from([1, 2, 3]),
+        "padded": st.sampled_from([None, "some", "all"]),
+        **{
+            name: st.booleans()
+            for name in ("shared", "coef", "terms", "noise", "pairs", "dropped", "causal")
+        },
+    }
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.sampled_from(EDGES),
+    cols=st.sampled_from(KEYS),
+    seed=st.integers(0, 99),
+    options=OPTIONS,
+)
+def test_double_precision_is_exact(form, rows, cols, seed, options):
+    call, masks, dropout = made(form, rows, cols, seed, torch.float64, **options)
+    found = compared(call, masks, dropout)
+    largest = max(size for *_, size in found)  # a gradient of zero is a sum of others' size
+    for error, *_ in found:
+        assert error <= 1e-13 * (1.0 + largest)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 99), rows=st.sampled_from([49, 100]), options=OPTIONS)
+def test_single_precision_errs_no_more_than_eager_code(form, rows, seed, options):
+    call, masks, dropout = made(form, rows, 140, seed, torch.float32, **options)
+    output, *gradients = compared(call, masks, dropout)
+    # Together: a gradient of zero, as of a term that all keys share, is one rounding error.
+    together = torch.tensor(gradients).square().sum(0).sqrt().tolist()
+    for error, eager, size in (output, together):
+        assert error <= 1.5 * eager + 1e-6 * size
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_threads_cut_the_keys_of_one_owner(threads):
+    options = dict.fromkeys(("coef", "noise", "pairs"), False)
+    options |= {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 2, "padded": "some"}
+    options |= dict.fromkeys(("shared", "terms", "dropped", "causal"), True)
+    call, masks, dropout = made("soft", 100, 1100, 0, torch.float64, **options)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for error, _, size in compared(call, masks, dropout):
+            assert error <= 1e-13 * (1.0 + size)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_more_components_than_tiles_hold_are_refused():
+    options = dict.fromkeys(("coef", "noise", "pairs", "padded", "shared", "causal"), False)
+    options |= {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 17}
+    call, *_ = made("soft", 3, 4, 0, torch.float64, terms=True, dropped=False, **options)
+    with pytest.raises(NotImplementedError, match="at most 16 components"):
+        attend(call)
+
+
+# Narrower registers of the same source; without flags of its own, a compiler takes the widest.
+NARROWER = {"AVX2": "-mno-avx512f", "SSE": "-mno-avx512f -mno-avx2 -mno-avx -mno-fma"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")
+@pytest.mark.parametrize("target", NARROWER)
+def test_narrower_registers_pass_the_self_test(target, tmp_path):
+    code = "from lit_probattn.kernels.cpu.selftest import failure; print(failure())"
+    chosen = {"CC": f"cc {NARROWER[target]}", "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | chosen, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "None", done.stdout + done.stderr

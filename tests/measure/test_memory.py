@@ -1,0 +1,139 @@
+"""Predicted against measured peak memory on the CPU."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lit_probattn.base import torch_internals
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.memory import predicted_bytes, resident_bytes
+from lit_probattn.measure.memory import measured_cpu_bytes
+from profiling.sweep.plan import make_plan
+from profiling.sweep.points import make_step
+from profiling.sweep.run import memory_table
+from tests.profiling.helpers import MGK, attention, fork_workers, sweep
+from tests.support.slow import mostly_slow
+
+
+class FusedBlock(nn.Module):
+    """A plain transformer block on PyTorch's fused attention, with a wide MLP."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 8 * width), nn.GELU(), nn.Linear(8 * width, width)
+        )
+
+    def forward(self, x):
+        parts = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        x = x + self.out(attended)
+        return x + self.mlp(self.norms[1](x))
+
+
+def build(train):
+    model = nn.Sequential(*(FusedBlock(128, 4) for _ in range(4)))
+    x = torch.randn(4, 256, 128)
+
+    def step():
+        with torch.set_grad_enabled(train):
+            loss = model(x).square().sum()
+        if train:
+            loss.backward()
+            model.zero_grad(set_to_none=True)
+
+    return step, (model, x)
+
+
+def test_training_step_of_four_blocks_is_equal_to_the_byte():
+    """With a wide MLP the peak lies outside the fused kernel: nothing hides from fake tensors."""
+    assert predicted_bytes(partial(build, True)) == measured_cpu_bytes(partial(build, True))
+
+
+def test_attention_without_gradients_is_equal_to_the_byte(monkeypatch):
+    fork_workers(monkeypatch)
+    backends = ["reference", "blockwise"]
+    grid = {"embed_dim": [16], "seq_len": [96], "batch_size": [2], "backend": backends}
+    variants = {"softmax": attention(), "mgk": attention(MGK)}
+    text, good = memory_table(sweep(grid=grid, variants=variants), Path.cwd())
+    lines = [line for line in text.splitlines() if line.startswith("| softmax") or "| mgk" in line]
+    assert good
+    assert len(lines) == 4
+    assert all(line.endswith("| 0 |") for line in lines)
+
+
+def test_a_device_that_is_gone_stops_at_once(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("profiling.sweep.run.Worker.run", None)
+    with pytest.raises(ConfigError, match="device cuda is not available"):
+        memory_table(sweep(device="cuda", grid={"embed_dim": [8], "seq_len": [8]}), Path.cwd())
+
+
+def bytes_by_mem_tracker(make):
+    """The oracle: PyTorch's own tracker, which goes over all modules at every operation."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    with torch_internals.FakeTensorMode():
+        step, resident = make()
+        tracker = MemTracker()
+        tracker.track_external(*resident)
+        with tracker:
+            step()
+        held = resident_bytes(resident)
+    return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]) - held, held
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    mostly_slow(
+        itertools.product(["reference", "sdpa", "blockwise"], ["train", "eval"]),
+        [("sdpa", "train"), ("blockwise", "eval")],
+    ),
+)
+def test_predictions_are_those_of_mem_tracker(backend, mode):
+    config = sweep(
+        model={"kind": "language_model", "num_layers": 3, "head_dim": 4, "mlp_dim": 24}
+        | {"vocab_size": 211, "include_output_layer": False},
+        grid={"embed_dim": [12], "seq_len": [37], "mode": [mode], "backend": [backend]},
+        measure=["memory"],
+        variants={"softmax": attention(), "mgk": attention(MGK, num_heads=1)},
+    )
+    for point in make_plan(config, Path.cwd()):
+        make = partial(make_step, point, torch.device("cpu"))
+        predicted = predicted_bytes(make)
+        assert predicted == bytes_by_mem_tracker(make)
+        assert min(predicted) > 0
+
+
+def test_storages_that_grow_and_end_are_followed():
+    def make():
+        x = torch.empty(7)
+
+        def step():
+            grown = torch.empty(3)
+            grown.resize_(1000)
+            del grown
+            return [torch.empty(11) + x[:1] for _ in range(5)]
+
+        return step, [x]
+
+    assert predicted_bytes(make) == (4000, 28)
+
+
+def test_shared_storage_counts_once():
+    """A view is another object on the same storage, and holds all of that."""
+    linear = nn.Linear(4, 4, bias=False)
+    assert resident_bytes([linear, linear.weight, torch.zeros(3)]) == 4 * 16 + 12
+    assert resident_bytes([linear, linear.weight.detach(), linear.weight.T]) == 4 * 16
+    assert resident_bytes([torch.zeros(5, 7)[1:3]]) == 4 * 35
