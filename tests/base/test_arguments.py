@@ -67,7 +67,7 @@ def test_a_parser_sees_types_defaults_and_descriptions():
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"widht": 1}, r"Outer.__init__\(\) .*'widht'; did you mean 'width'\?"),
+        ({"widthh": 1}, r"Outer.__init__\(\) .*'widthh'; did you mean 'width'\?"),
         ({"make": "x"}, r"Outer.__init__\(\) missing a required .*'width'"),
     ],
 )
@@ -89,8 +89,8 @@ class Open:
     [
         ((Inner, Other), {}, "declare rate differently"),
         ((Open,), {}, "Open does not name its arguments"),
-        ((Inner,), {"without": ("widht",)}, "widht"),
-        ((Inner,), {"widht": 1}, "widht"),
+        ((Inner,), {"without": ("widthh",)}, "widthh"),
+        ((Inner,), {"widthh": 1}, "widthh"),
         ((Inner,), {"depth": 1}, "depth"),
     ],
 )
