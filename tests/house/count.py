@@ -89,8 +89,8 @@ def call_types(root: Path) -> Found:
 
 
 def cells(root: Path) -> Found:
-    """Entries of `backends`, `own_engines` or `NORMAL_FORM` of attention/: a variant times a backend,
-    written by hand. A table made of the one of a class has as many; one that is only
+    """Entries of `backends`, `own_engines` or `NORMAL_FORM` of attention/: a variant times a
+    backend, written by hand. A table made of the one of a class has as many; one that is only
     named counts where it is written.
     """
     tables: dict[str, list[str]] = {}
