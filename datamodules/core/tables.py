@@ -71,7 +71,7 @@ class Table:
         raise DataError(f"{self.path}: which column? set {setting} to one of {listed}")
 
     def strings(self, name: str, released: bool = False) -> list[str]:
-        """Return a column of texts; a DataError names the first that is no text, or empty.
+        """Return a column of texts; a DataError names the first that is not text, or is empty.
 
         Args:
             released: Whether the table is that of a release: columns are given, texts may be empty.

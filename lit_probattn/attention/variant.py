@@ -101,8 +101,12 @@ class Variant:
     stated_backend: ClassVar[Backend] = "reference"
 
     def __init_subclass__(cls) -> None:
-        if "lower" in vars(cls) and "own_engines" not in vars(cls):
-            cls.own_engines = {}  # those of a parent know other scores
+        """Keep a subclass with scores of its own from the normal form and engines of its parent."""
+        own = vars(cls).keys()
+        if own & {"scores", "normalise"} and "lower" not in own:
+            cls.lower = Variant.lower  # type: ignore[method-assign]
+        if own & {"scores", "normalise", "lower"} and "own_engines" not in own:
+            cls.own_engines = {}
 
     def scores(self, call: HeadCall) -> Tensor:
         """Return the scores before bias, mask and softmax by the equation, (B, H, N, L).

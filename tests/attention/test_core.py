@@ -152,6 +152,26 @@ def test_auto_asks_only_the_backends_of_its_order(monkeypatch):
     assert asked == ["sdpa"]
 
 
+def test_a_variant_with_scores_of_its_own_does_not_get_those_of_its_parent():
+    """Without a normal form of its own only the reference serves it."""
+
+    class Doubled(Softmax):
+        def scores(self, call):
+            return 2.0 * super().scores(call)
+
+    class Flat(Softmax):
+        def normalise(self, scores, allowed):
+            return torch.ones_like(scores) / scores.shape[-1]
+
+    for cls in (Doubled, Flat):
+        assert list(engines_of(cls)) == ["reference"]
+    one = call()
+    assert not torch.allclose(attend(one, Doubled()), attend(one, Softmax()))
+    torch.testing.assert_close(
+        attend(one, Flat()), one.value.mean(2, keepdim=True).expand(-1, -1, N, -1)
+    )
+
+
 @pytest.mark.parametrize("cls", [MGKAttention, FiSHAttention, LinearAttention])
 def test_a_misspelt_argument_names_the_variant_and_the_nearest(cls):
     says = f"{cls.__name__} received an unexpected keyword argument"

@@ -28,7 +28,7 @@ class Corpus:
         labels: Label of each class number, in GLUE's order.
         columns: Names of the columns of the texts.
         label_columns: Names of the label's column, the likeliest first.
-        written: What stands for a label in a file, where it is not the label.
+        written: Spelling of each label in a file, where it differs from the label.
     """
 
     labels: tuple[str, ...]

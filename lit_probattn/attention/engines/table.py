@@ -38,25 +38,23 @@ LACKS_OF_OPERATORS = {
 
 _ROW_EPS = "cannot add row_eps to the sums of rows"
 _NORMALISER = "cannot normalise rows by another function than the softmax ({})"
+# What PyTorch's own kernels of softmax attention lack.
+_LACKS_OF_PYTORCH = {
+    "transform": LACKS_OF_BLOCKS["transform"],
+    "dropout": "cannot draw the counter-based attention dropout",
+    "bias gradient": "cannot give a gradient to the additive bias without storing all scores",
+    "maximum": "cannot take the maximum over components ({})",
+    "function": "cannot take a function of several maps ({})",
+    "map noise": "cannot add noise to the scores ({})",
+    "head noise": "cannot add noise to the scores ({})",
+    "row_eps": _ROW_EPS,
+    "normaliser": _NORMALISER,
+}
 
 # Every variant whose scores have the normal form has all of these.
 NORMAL_FORM: Mapping[str, Engine] = {
     "reference": Engine(by_equation),
-    "sdpa": Engine(
-        lowered(by_sdpa, own_keys=True),
-        lacks={
-            "transform": LACKS_OF_BLOCKS["transform"],
-            "dropout": "cannot draw the counter-based attention dropout",
-            "bias gradient": "cannot give a gradient to the additive bias without storing all "
-            "scores",
-            "maximum": "cannot take the maximum over components ({})",
-            "function": "cannot take a function of several maps ({})",
-            "map noise": "cannot add noise to the scores ({})",
-            "head noise": "cannot add noise to the scores ({})",
-            "row_eps": _ROW_EPS,
-            "normaliser": _NORMALISER,
-        },
-    ),
+    "sdpa": Engine(lowered(by_sdpa, own_keys=True), lacks=_LACKS_OF_PYTORCH),
     "blockwise": Engine(
         lowered(by_blocks, precise=True), lacks={**LACKS_OF_BLOCKS, "row_eps": _ROW_EPS}
     ),
@@ -68,16 +66,8 @@ NORMAL_FORM: Mapping[str, Engine] = {
     "flex": Engine(
         lowered(by_flex),
         lacks={
-            "transform": LACKS_OF_BLOCKS["transform"],
+            **_LACKS_OF_PYTORCH,
             "exported": "cannot be exported: it is compiled by itself",
-            "dropout": "cannot draw the counter-based attention dropout",
-            "bias gradient": "cannot give a gradient to the additive bias",
-            "maximum": "cannot take the maximum over components ({})",
-            "function": "cannot take a function of several maps ({})",
-            "map noise": "cannot add noise to the scores ({})",
-            "head noise": "cannot add noise to the scores ({})",
-            "row_eps": _ROW_EPS,
-            "normaliser": _NORMALISER,
         },
         missing=missing_gpu,
     ),

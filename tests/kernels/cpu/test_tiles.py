@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.draws import normal_noise, philox_words
 from lit_probattn.attention.functional import first_maximum
 from lit_probattn.attention.masks import Masks
 from lit_probattn.kernels.cpu import library, selftest
-from lit_probattn.kernels.cpu.tiles import KINDS, Inputs, attend
+from lit_probattn.kernels.cpu.tiles import KINDS, MOST, Inputs, attend
 from lit_probattn.randomness import STREAM_DROPOUT, STREAM_NOISE, AttentionDropout, RandomKey
 
 CPU = torch.device("cpu")
@@ -239,3 +240,21 @@ def test_narrower_registers_pass_the_self_test(target, tmp_path):
         [sys.executable, "-c", code], env=os.environ | chosen, capture_output=True, text=True
     )
     assert done.stdout.strip() == "None", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_more_components_than_tiles_hold_go_block_by_block(shifted):
+    """Of 17 components output and gradients are those of the reference, in a graph too."""
+    layer = MGKAttention(8, 2, num_components=MOST + 1, shifted_keys=shifted).double()
+    x = torch.randn(2, 60, 8, dtype=torch.float64)
+    found = []
+    for layer.backend in ("native", "reference"):
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf, is_causal=True)
+        found.append([out, *torch.autograd.grad(out.sin().sum(), leaf)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    layer.backend = "auto"
+    torch.testing.assert_close(
+        torch.compile(layer, fullgraph=True)(x), layer(x), rtol=0, atol=1e-12
+    )
