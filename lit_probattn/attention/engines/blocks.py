@@ -25,10 +25,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import keep_pairs
+from lit_probattn.attention.engines.block_rows import softmax_rows, softmax_rows_backward
 from lit_probattn.attention.functional import autocast_off, grouped_values, masked_softmax
 from lit_probattn.attention.masks import Block, Masks, slice_block
-from lit_probattn.attention.rowpass.native import rows_backward, rows_forward
-from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowTerms
 from lit_probattn.attention.variant import MapFunction, Normaliser, Scores
 from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.base.memory import device_type, telling
@@ -147,12 +146,6 @@ class _Plan:
             return weights
         return weights.masked_fill_(scores.amax(-1, keepdim=True) == float("-inf"), 0.0)
 
-    def terms(self, scores: Tensor) -> RowTerms:
-        """Return what a pass over rows needs; the bias is part of the scores."""
-        masks, dropout = replace(self.masks, bias=None), self.dropout
-        ids = None if dropout is None else dropout.key.samples(scores.shape[0], scores.device)
-        return RowTerms(masks, dropout, self.num_heads, samples=ids)
-
     def keep(self, scores: Tensor, block: Block) -> Tensor | None:
         if self.dropout is None:
             return None
@@ -172,9 +165,8 @@ class _Blockwise(torch.autograd.Function):
             parts = [plan.slices(x, a, block) for x, a in zip(inputs, plan.axes, strict=True)]
             scores = plan.scores(parts, block)
             if plan.native:
-                weights, place = scores.contiguous(), _place(scores, block)
-                maps = weights.flatten(0, 1)
-                rows_forward(plan.terms(weights), place, [maps], maps)
+                weights = scores.contiguous()
+                softmax_rows(weights, block, plan.masks, plan.dropout)
             else:
                 weights = plan.weights(scores, parts, block)
                 keep = plan.keep(weights, block)
@@ -204,11 +196,6 @@ class _Blockwise(torch.autograd.Function):
         return (None, grad_value, *grads)
 
 
-def _place(scores: Tensor, block: Block) -> Place:
-    """Return a block as a pass over rows names it: all heads of all samples."""
-    return Place(0, scores.shape[0] * scores.shape[1], block.rows, block.cols)
-
-
 def _backward_block(
     plan: _Plan,
     block: Block,
@@ -235,10 +222,9 @@ def _backward_block(
     grad_rows = grad_out.reshape(*grouped_rows, -1)
     if plan.native:
         grad_scores = (grad_rows @ value_part.mT).view(scores.shape)
-        maps, weights = scores.detach().contiguous().flatten(0, 1), torch.empty_like(grad_scores)
-        flat, place = grad_scores.flatten(0, 1), _place(scores, block)
-        terms, wanted = plan.terms(grad_scores), RowGrads([flat])
-        rows_backward(terms, place, [maps], weights.flatten(0, 1), flat, wanted)
+        weights = torch.empty_like(grad_scores)
+        given = scores.detach().contiguous(), weights, grad_scores
+        softmax_rows_backward(*given, block, plan.masks, plan.dropout)
         if grad_value is not None:
             update = weights.reshape(*grouped_rows, num_keys).mT @ grad_rows
             plan.slices(grad_value, "col", block).add_(update)

@@ -1,8 +1,7 @@
 """The C library on tensors: draws, and the rows of a block forward and backward.
 
 A block covers queries [row, row + rows) of some (sample, head) pairs, which are numbered
-z = sample · heads + head. The files rows.h and rows.c say what is computed; `attention/rowpass`
-calls it.
+z = sample · heads + head. The files rows.h and rows.c say what is computed.
 """
 
 from __future__ import annotations

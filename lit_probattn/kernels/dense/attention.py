@@ -1,4 +1,4 @@
-"""Softmax attention and mixtures of Gaussian keys by the fused kernels: docs/kernels.md."""
+"""Mixtures of Gaussian keys by the fused kernels: docs/kernels.md."""
 
 from __future__ import annotations
 
@@ -6,35 +6,8 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from lit_probattn.kernels.dense.operators import MixtureInputs, mixture_attention
 from lit_probattn.kernels.dense.points import PointInputs, point_attention
 from lit_probattn.kernels.runtime import NO_PAIRS, PairOptions
-
-
-def softmax_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scale: float,
-    **pairs: Unpack[PairOptions],
-) -> Tensor:
-    """Return softmax(scale · query · key + bias) @ value, zero where nothing is seen.
-
-    Source: MGK, ICML 2022, Eq. (1).
-    Departs from the source: nothing.
-
-    Args:
-        query: (B, H, N, E).
-        key: (B, H_kv, L, E).
-        value: (B, H_kv, L, E_v).
-        scale: factor on query · key; positive.
-        pairs: see `PairOptions`.
-    """
-    terms = {"scales": None, "row_bias": None, "key_bias": None, "scale": scale}
-    call: dict[str, Any] = {**terms, "hard": False, "equal_scales": True, **NO_PAIRS, **pairs}
-    out, _ = mixture_attention(*MixtureInputs(query, key[:, :, None], value, **call))
-    return out
 
 
 def mgk_attention(

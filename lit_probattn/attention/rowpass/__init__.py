@@ -1,1 +1,0 @@
-"""The rows of a block, softmax and dropout, by the C library of the CPU (`kernels/cpu/rows.h`)."""
