@@ -159,7 +159,7 @@ def choose(variant: Variant, requested: str, call: HeadCall, kind: str = "") -> 
 def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> str:
     """Return the first name in the row's order that serves the call; others are not asked."""
     engines = engines_of(variant)
-    order = row[2] if call.device != "cpu" else row[call.dropout is not None]
+    order = row[2] if call.device != "cpu" else row[0 if call.dropout is None else 1]
     reasons = {}
     for word in (COUNTED if call.device == "meta" else order).split():
         name, _, least = word.partition(">")

@@ -84,8 +84,10 @@ def tiles_hold(call: HeadCall, variant: Variant) -> bool:
     from lit_probattn.kernels.cpu.tiles import MOST
 
     needs, sizes = variant.needs().keys(), variant.sizes(call)
-    drawn = bool(needs & {"map noise", "head noise"})
-    if needs & {"function without layers", "one map"} or {"function", "map noise"} <= needs:
+    drawn = "map noise" in needs or "head noise" in needs
+    if "function without layers" in needs or "one map" in needs:
+        return False
+    if "function" in needs and "map noise" in needs:
         return False
     if drawn and not (compute_dtype(call.query) == torch.float32 and _draws_noise()):
         return False

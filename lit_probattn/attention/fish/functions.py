@@ -125,7 +125,7 @@ class FiSH(Variant):
     @property
     def kernel(self) -> str:
         """The family that serves this mixing."""
-        return self.kernels[len(self.mixing.widths) == 3]
+        return self.kernels[1 if len(self.mixing.widths) == 3 else 0]
 
 
 def local_scores(

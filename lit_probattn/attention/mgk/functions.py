@@ -78,7 +78,7 @@ class MGK(Variant):
     @property
     def kernel(self) -> str:
         """The family that serves these numbers."""
-        return self.kernels[self.shares_product]
+        return self.kernels[1 if self.shares_product else 0]
 
     @property
     def score_maps(self) -> int:  # type: ignore[override]
