@@ -191,16 +191,26 @@ def test_double_precision_is_exact(form, rows, cols, seed, options):
         assert error <= 1e-13 * (1.0 + largest)
 
 
+@pytest.mark.parametrize("size", [5, 32, 130])
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 99), rows=st.sampled_from([49, 100]), options=OPTIONS)
-def test_single_precision_errs_no_more_than_eager_code(form, rows, seed, options):
-    call, masks, dropout = made(form, rows, 140, seed, torch.float32, **options)
-    output, *gradients = compared(call, masks, dropout)
-    # Together: a gradient of zero, as of a term that all keys share, is one rounding error.
-    together = torch.tensor(gradients).square().sum(0).sqrt().tolist()
-    for error, eager, size in (output, together):
-        assert error <= 1.5 * eager + 1e-6 * size
+def test_single_precision_error_is_within_twice_eager(form, size):
+    """Root mean square error to float64, of the output and of all gradients together.
+
+    Over several inputs: of one, errors of both are single draws. The rule is that of the other
+    backends (`tests/attention/test_parity.py`).
+    """
+    options = dict.fromkeys(("shared", "noise", "pairs"), False)
+    options |= {"heads": 2, "groups": 1, "size": size, "wide": 16, "padded": "some"}
+    options |= {"coef": True, "terms": True, "dropped": True}
+    ours, eager = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for seed in range(8):
+        kind = {"many": 1 + seed % 3, "causal": seed % 2 == 0}
+        rows = 49 + seed % 3 * 25
+        call, masks, dropout = made(form, rows, 140, seed, torch.float32, **options, **kind)
+        found = torch.tensor(compared(call, masks, dropout), dtype=torch.float64)[:, :2].square()
+        parts = torch.stack([found[0], found[1:].sum(0)])
+        ours, eager = ours + parts[:, 0], eager + parts[:, 1]
+    assert (ours.sqrt() <= 2.0 * eager.sqrt()).all()
 
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
@@ -256,5 +266,5 @@ def test_more_components_than_tiles_hold_go_block_by_block(shifted):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     layer.backend = "auto"
     torch.testing.assert_close(
-        torch.compile(layer, fullgraph=True)(x), layer(x), rtol=0, atol=1e-12
+        torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x), rtol=0, atol=1e-12
     )
