@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_probattn.attention.draws import is_traced
 from lit_probattn.attention.functional import check_choice
-from lit_probattn.base.graphs import is_transformed
+from lit_probattn.base.graphs import is_transformed, written
 from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import STREAM_FEATURES, RandomKey, philox4x32
 
@@ -93,8 +93,9 @@ class FeatureMap:
 
     def _plain(self, x: Tensor) -> Tensor:
         if self.name == "elu":
-            if is_transformed():  # torch.func does not enter _EluPlusOne
-                return x.clamp_max(0.0).exp() + x.clamp_min(0.0)
+            # torch.func does not enter _EluPlusOne, and graphs of PyTorch 2.11 lose its gradient.
+            if is_transformed() or written() is not None:
+                return torch.where(x > 0, x + 1.0, torch.where(x > 0, 0.0, x).exp())
             features: Tensor = _EluPlusOne.apply(x)
             return features
         if self.name == "relu":

@@ -308,3 +308,15 @@ def test_config_file_builds_the_layer(name):
     made = cls[attention["class_path"].rpartition(".")[2]]
     layer = made(7, head_dim=5, **attention["init_args"])
     assert layer(torch.randn(2, 3, 7)).shape == (2, 3, 7)
+
+
+def test_the_slope_of_elu_at_zero_is_one_for_transforms_too():
+    """Padding gives vectors of zeros, where the two branches of the feature map meet."""
+    features, x = FeatureMap("elu"), torch.tensor([-2.0, 0.0, 3.0], dtype=torch.float64)
+
+    def total(x):
+        return features.query(x, None).sum()
+
+    slope = torch.autograd.grad(total(given := x.clone().requires_grad_()), given)[0]
+    torch.testing.assert_close(slope, torch.tensor([-2.0, 0.0, 0.0]).double().exp())
+    torch.testing.assert_close(torch.func.grad(total)(x), slope)
