@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, HeadCall
-from lit_probattn.attention.functional import compute_dtype
 from lit_probattn.attention.masks import Masks, slice_block
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.randomness import RandomKey
 
 _POSITIONAL = ("query", "key", "value")

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
-from lit_probattn.attention.core import Core, Learned
+from lit_probattn.attention.core import Core, ParameterTable
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.functional import compute_dtype, repeat_heads
 from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Normaliser, Scores, Variant
 from lit_probattn.base.graphs import is_transformed, written
 from lit_probattn.base.memory import only_shapes
@@ -229,11 +229,11 @@ class ASTCore(Core):
         """Return α."""
         return AST(self.alphas(call.query))
 
-    def learned(self) -> dict[str, Learned]:
+    def learned(self) -> dict[str, ParameterTable]:
         """Return α of every head."""
         if self.pre_alpha is None:
             return {}
-        return {"alpha": Learned(self.alphas(self.pre_alpha)[:, None], "α of entmax", "α")}
+        return {"alpha": ParameterTable(self.alphas(self.pre_alpha)[:, None], "α of entmax", "α")}
 
     def extra_repr(self) -> str:
         """α, for printing."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.table import NORMAL_FORM
-from lit_probattn.attention.functional import autocast_off
+from lit_probattn.attention.numerics import autocast_off
 from lit_probattn.attention.variant import BACKENDS as BACKENDS
 from lit_probattn.attention.variant import GPU_BACKENDS as GPU_BACKENDS
 from lit_probattn.attention.variant import Backend as Backend

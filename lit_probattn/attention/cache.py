@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.functional import (
+from lit_probattn.attention.numerics import (
     check_choice,
     grouped_values,
     masked_softmax,

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lit_probattn.attention.cache import Cache, KVCache
 from lit_probattn.attention.draws import fresh_key
-from lit_probattn.attention.functional import compute_dtype
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.base.graphs import Graph, is_symbol, is_transformed, written
 from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import AttentionDropout, RandomKey

@@ -24,7 +24,7 @@ from lit_probattn.attention.cache import (
     partial_attention,
 )
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_heads, outline
-from lit_probattn.attention.functional import (
+from lit_probattn.attention.numerics import (
     autocast_off,
     biased,
     compute_dtype,
@@ -38,8 +38,8 @@ STEP_QUERIES = 16
 
 
 @dataclass(frozen=True)
-class Learned:
-    """Numbers that a core learned beside the projections, as studies show them.
+class ParameterTable:
+    """Learned parameters other than projections, formatted for reports.
 
     Args:
         values: (rows, components); a row is a head, or the layer.
@@ -90,8 +90,8 @@ class Core(nn.Module):
     row_eps: float = 0.0
     # Whether scores depend on positions, so that a query by itself gives something else.
     knows_positions: bool = False
-    # Whether training calls go to `observe` first.
-    observes: bool = False
+    # Whether training calls go to `accumulate_m_step` first.
+    has_m_step: bool = False
     # Whether `gaussians` and `posterior` exist.
     has_gaussians: ClassVar[bool] = False
     has_components: bool = False
@@ -119,8 +119,8 @@ class Core(nn.Module):
         """
         self.admit(call)
         with autocast_off(call.query):
-            if self.training and self.observes:
-                self.observe(call)
+            if self.training and self.has_m_step:
+                self.accumulate_m_step(call)
             if self.reads_parts(call):
                 out = attend_to_cache(self, call).to(call.query.dtype)
             else:
@@ -141,8 +141,8 @@ class Core(nn.Module):
         """Turn stored keys, from `first_position` on, into those that scores see."""
         return key
 
-    def observe(self, call: HeadCall) -> None:
-        """See a training call before its output is computed; setting B gathers its sums here."""
+    def accumulate_m_step(self, call: HeadCall) -> None:
+        """Add a training call to the sums of setting B's M-step, before its output is computed."""
 
     def check(self, bias: Tensor | None, cache: Cache) -> None:
         """Refuse, before tokens are appended to a cache, what the variant has no place for.
@@ -176,8 +176,11 @@ class Core(nn.Module):
         needs = variant.needs().keys()
         return {n: engine for n, engine in engines_of(variant).items() if not needs & engine.lacks}
 
-    def clear_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """Return the pairs whose gradient no rounding decides, (B, H, N, L); None means all."""
+    def unambiguous_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
+        """Return the pairs whose winning component leads by more than rounding, (B, H, N, L).
+
+        None means all.
+        """
         return None
 
     def pick(self, call: HeadCall) -> str:
@@ -220,7 +223,7 @@ class Core(nn.Module):
         """
         raise NotImplementedError(f"{self.name} has no components with responsibilities")
 
-    def learned(self) -> dict[str, Learned]:
+    def learned(self) -> dict[str, ParameterTable]:
         """Return what was learned beside the projections, by name."""
         return {}
 

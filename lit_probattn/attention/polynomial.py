@@ -16,9 +16,9 @@ from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.functional import grouped_scores, repeat_heads
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.masks import Block
+from lit_probattn.attention.numerics import grouped_scores, repeat_heads
 from lit_probattn.attention.variant import MapFunction, Scores, Variant
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.

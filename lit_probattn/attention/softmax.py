@@ -25,13 +25,13 @@ from lit_probattn.attention.cost import (
 )
 from lit_probattn.attention.engines.kernels import pair_arguments
 from lit_probattn.attention.engines.table import NORMAL_FORM
-from lit_probattn.attention.functional import (
+from lit_probattn.attention.layer import Attention, Example
+from lit_probattn.attention.numerics import (
     compute_dtype,
     grouped_scores,
     repeat_heads,
     squared_distance,
 )
-from lit_probattn.attention.layer import Attention, Example
 from lit_probattn.attention.variant import Scores, Variant
 
 Score = Literal["dot", "gaussian"]

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import normal_noise, philox_words
-from lit_probattn.attention.functional import (
+from lit_probattn.attention.masks import Block, span
+from lit_probattn.attention.numerics import (
     first_maximum,
     grouped_scores,
     log_sum_exp,
@@ -33,7 +34,6 @@ from lit_probattn.attention.functional import (
     repeat_heads,
     split_precision,
 )
-from lit_probattn.attention.masks import Block, span
 from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import STREAM_NOISE, RandomKey
 

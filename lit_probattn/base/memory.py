@@ -57,8 +57,8 @@ def is_predicting() -> bool:
     return bool(_devices)
 
 
-def telling(blocks: Sequence[_Block]) -> Sequence[_Block]:
-    """Return the last three of blocks that follow one another; outside of a prediction all of them.
+def blocks_to_run(blocks: Sequence[_Block]) -> Sequence[_Block]:
+    """Return all blocks; while memory is predicted only the last three, which set the peak.
 
     No block holds more than the last: a causal mask shows it the most keys, or one that is whole
     comes before a smaller last one; and a block is made while the one before it is still held.

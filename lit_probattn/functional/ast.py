@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lit_probattn.attention.ast import AST, check_alpha
 from lit_probattn.attention.backends import Backend, attend
-from lit_probattn.attention.functional import compute_dtype
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.functional.call import Common, by_head, layout_of, make_call
 from lit_probattn.randomness import RandomKey
 

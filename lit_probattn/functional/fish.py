@@ -11,8 +11,8 @@ from lit_probattn.attention.call import key_or_fresh
 from lit_probattn.attention.fish.functions import FiSH, ScoreNoise
 from lit_probattn.attention.fish.linear import LinearFiSH, LinearFiSHForm
 from lit_probattn.attention.fish.mixing import Mixer, MixingValues, NoiseKind
-from lit_probattn.attention.functional import check_choice
 from lit_probattn.attention.linear.features import FeatureMap
+from lit_probattn.attention.numerics import check_choice
 from lit_probattn.functional.call import Common, check_heads, make_call
 from lit_probattn.randomness import RandomKey
 

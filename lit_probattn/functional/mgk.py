@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.backends import Backend, attend
-from lit_probattn.attention.functional import check_choice
 from lit_probattn.attention.mgk.functions import MGK, Score
+from lit_probattn.attention.numerics import check_choice
 from lit_probattn.functional.call import Common, by_head, layout_of, make_call
 from lit_probattn.randomness import RandomKey
 

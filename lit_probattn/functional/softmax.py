@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from lit_probattn.attention.backends import Backend, attend
-from lit_probattn.attention.functional import check_choice
+from lit_probattn.attention.numerics import check_choice
 from lit_probattn.attention.softmax import Score, Softmax
 from lit_probattn.functional.call import Common, layout_of, make_call
 from lit_probattn.randomness import RandomKey

@@ -127,7 +127,7 @@ def make_inputs(
     pairs = coin(1, heads, num_queries, num_keys) if "pairs" in case.masks else None
     if clear:
         with torch.no_grad():
-            leads = layer.core.clear_pairs(query, key)
+            leads = layer.core.unambiguous_pairs(query, key)
         pairs = pairs if leads is None else leads if pairs is None else leads & pairs
     masks = make_masks(
         *(batch, heads, num_queries, num_keys),

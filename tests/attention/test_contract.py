@@ -20,7 +20,7 @@ from lit_probattn.attention import (
 )
 from lit_probattn.attention.backends import STORE_UP_TO
 from lit_probattn.attention.engines.native import native_refusal
-from lit_probattn.attention.functional import repeat_heads
+from lit_probattn.attention.numerics import repeat_heads
 from lit_probattn.attention.own.contract import CHECKS
 from lit_probattn.randomness import RandomKey
 from tests.attention.variants import EMBED, HEAD, examples, layers, shipped_variants

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lit_probattn.attention.functional import split_precision
+from lit_probattn.attention.numerics import split_precision
 from lit_probattn.randomness import RandomKey
 from tests.attention.variants import EMBED, layers, serving
 

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
-from lit_probattn.attention.core import Core, Learned
+from lit_probattn.attention.core import Core, ParameterTable
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.functional import compute_dtype, grouped_scores, repeat_heads
 from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.numerics import compute_dtype, grouped_scores, repeat_heads
 from lit_probattn.attention.variant import Scores, Variant
 
 
@@ -63,9 +63,9 @@ class CosineCore(Core):
         sharpness = self.log_sharpness.exp().to(query.dtype)[:, None, None]
         return sharpness * grouped_scores(F.normalize(query, dim=-1), F.normalize(key, dim=-1))
 
-    def learned(self) -> dict[str, Learned]:
+    def learned(self) -> dict[str, ParameterTable]:
         """Return the sharpness of every head."""
-        return {"sharpness": Learned(self.log_sharpness.exp()[:, None], "sharpness", "1/T")}
+        return {"sharpness": ParameterTable(self.log_sharpness.exp()[:, None], "sharpness", "1/T")}
 
 
 class CosineAttention(Attention):

@@ -18,8 +18,8 @@ from torch import Tensor
 from lit_probattn.analysis.approximation.greedy import Problem, first_support, grow
 from lit_probattn.analysis.approximation.random_features import log_features
 from lit_probattn.analysis.approximation.simplex import Support, reoptimise
-from lit_probattn.attention.functional import masked_softmax
 from lit_probattn.attention.linear.features import FeatureMap
+from lit_probattn.attention.numerics import masked_softmax
 
 Kernel = Literal["exp", "poly", "elu"]
 _MOST_KEYS = 14

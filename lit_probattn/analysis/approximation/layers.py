@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_probattn.analysis.recording import LayerCall, visible
 from lit_probattn.attention import Attention, HeadCall
-from lit_probattn.attention.functional import masked_softmax, repeat_heads
+from lit_probattn.attention.numerics import masked_softmax, repeat_heads
 
 
 class NotApplicableError(ValueError):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.attention.functional import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.mgk.functions import MGK, component_scores
+from lit_probattn.attention.numerics import compute_dtype, repeat_heads, repeat_rows
 
 
 @dataclass(frozen=True)

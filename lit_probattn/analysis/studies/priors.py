@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 
 from lit_probattn.analysis.options import MODEL
 from lit_probattn.analysis.study import ModelStudy
-from lit_probattn.attention.core import Learned
+from lit_probattn.attention.core import ParameterTable
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table, panels
 
@@ -69,7 +69,7 @@ class Priors(ModelStudy):
         return pd.DataFrame(rows)
 
 
-def draw(axis: Axes, quantity: Learned, part: pd.DataFrame) -> None:
+def draw(axis: Axes, quantity: ParameterTable, part: pd.DataFrame) -> None:
     """Draw a quantity: bars per layer and head, or a matrix where they would be too many."""
     groups = part.groupby(["layer", "head"], sort=False)
     components = int(part["component"].max())

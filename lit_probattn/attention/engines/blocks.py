@@ -26,11 +26,11 @@ from torch.utils.checkpoint import checkpoint
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.engines.block_rows import softmax_rows, softmax_rows_backward
-from lit_probattn.attention.functional import autocast_off, grouped_values, masked_softmax
 from lit_probattn.attention.masks import Block, Masks, slice_block
+from lit_probattn.attention.numerics import autocast_off, grouped_values, masked_softmax
 from lit_probattn.attention.variant import MapFunction, Normaliser, Scores
 from lit_probattn.base.graphs import once_differentiable, written
-from lit_probattn.base.memory import device_type, telling
+from lit_probattn.base.memory import blocks_to_run, device_type
 from lit_probattn.base.torch_internals import softmax_backward
 from lit_probattn.randomness import AttentionDropout
 
@@ -157,7 +157,7 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: _Plan, value: Tensor, *inputs: Tensor) -> Tensor:
         outs, blocks = [], plan.blocks()
-        made = telling(blocks)
+        made = blocks_to_run(blocks)
         if len(made) < len(blocks):  # a prediction: of the others only what they leave
             shape = (len(value), plan.num_heads, made[0].rows.start, value.shape[-1])
             outs.append(value.new_empty(shape))
@@ -190,7 +190,7 @@ class _Blockwise(torch.autograd.Function):
         needed = ctx.needs_input_grad[2:]
         grad_value = torch.zeros_like(value) if ctx.needs_input_grad[1] else None
         grads = [torch.zeros_like(x) if n else None for x, n in zip(inputs, needed, strict=True)]
-        for block in telling(plan.blocks()):
+        for block in blocks_to_run(plan.blocks()):
             rows = grad_out[..., block.rows.start : block.rows.stop, :]
             _backward_block(plan, block, value, inputs, needed, grad_value, grads, rows)
         return (None, grad_value, *grads)

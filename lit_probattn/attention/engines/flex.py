@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.functional import repeat_heads
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.numerics import repeat_heads
 from lit_probattn.attention.variant import Scores
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import philox_words
 from lit_probattn.attention.engines.blocks import by_blocks
-from lit_probattn.attention.functional import compute_dtype, repeat_heads
+from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Layers, MapFunction, Scores, Variant, lowered
 from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import constant_in_graphs

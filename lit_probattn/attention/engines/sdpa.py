@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.functional import repeat_heads
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.numerics import repeat_heads
 from lit_probattn.attention.variant import Scores
 from lit_probattn.base.graphs import (
     is_symbol,

@@ -13,7 +13,7 @@ from lit_probattn.attention.engines.flex import by_flex, missing_gpu
 from lit_probattn.attention.engines.kernels import WIDEST_IN_KERNEL, by_kernels, kernel_refusal
 from lit_probattn.attention.engines.native import by_library, missing_library
 from lit_probattn.attention.engines.sdpa import by_sdpa
-from lit_probattn.attention.functional import reference_output
+from lit_probattn.attention.numerics import reference_output
 from lit_probattn.attention.variant import Engine, lowered
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.fish.mixing import MixingValues, NoiseKind
-from lit_probattn.attention.functional import compute_dtype, map_heads
 from lit_probattn.attention.masks import Block, span
+from lit_probattn.attention.numerics import compute_dtype, map_heads
 from lit_probattn.attention.variant import Layers, MapFunction, Noise, Scores, Variant
 from lit_probattn.attention.variant import ScoreNoise as ScoreNoise
 

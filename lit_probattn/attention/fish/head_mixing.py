@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
-from lit_probattn.attention.core import Core, Learned
+from lit_probattn.attention.core import Core, ParameterTable
 from lit_probattn.attention.fish.functions import local_scores
 from lit_probattn.attention.fish.mixing import (
     HeadMixing,
@@ -20,8 +20,8 @@ from lit_probattn.attention.fish.mixing import (
     MixingInit,
     MixingValues,
 )
-from lit_probattn.attention.functional import compute_dtype, grouped_scores
 from lit_probattn.attention.masks import Block, span
+from lit_probattn.attention.numerics import compute_dtype, grouped_scores
 from lit_probattn.attention.softmax import Softmax
 from lit_probattn.attention.variant import Scores
 
@@ -145,7 +145,7 @@ class HeadMixingCore(Core):
         query, key = self.variant(call).local(query, key)
         return grouped_scores(query * self.layout.head_dim**-0.5, key)
 
-    def learned(self) -> dict[str, Learned]:
+    def learned(self) -> dict[str, ParameterTable]:
         """Return the mixing weights."""
         return self.mixing.learned(None)
 

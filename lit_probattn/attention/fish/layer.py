@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh
-from lit_probattn.attention.core import Core, Learned
+from lit_probattn.attention.core import Core, ParameterTable
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.fish.cost import (
     break_even_head_dim,
@@ -39,8 +39,8 @@ from lit_probattn.attention.fish.mixing import (
     NoiseScale,
     SigmaShape,
 )
-from lit_probattn.attention.functional import check_choice
 from lit_probattn.attention.layer import Attention, Example, own_options
+from lit_probattn.attention.numerics import check_choice
 from lit_probattn.base.graphs import written
 from lit_probattn.randomness import RandomKey
 
@@ -128,7 +128,7 @@ class FiSHCore(Core):
         """Return the scores of a part of the cache."""
         return self.variant(call).scores(replace(call, query=query, key=key))
 
-    def learned(self) -> dict[str, Learned]:
+    def learned(self) -> dict[str, ParameterTable]:
         """Return mixing weights and noise scales."""
         return self.mixing.learned(self.noise_scale)
 

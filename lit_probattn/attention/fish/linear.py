@@ -19,7 +19,6 @@ from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.kernels import kernel_refusal
 from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues
-from lit_probattn.attention.functional import compute_dtype, map_heads
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import (
@@ -34,8 +33,9 @@ from lit_probattn.attention.linear.functions import (
     real_keys,
 )
 from lit_probattn.attention.masks import Block, Masks
+from lit_probattn.attention.numerics import compute_dtype, map_heads
 from lit_probattn.attention.variant import Engine, Variant
-from lit_probattn.base.memory import device_type, telling
+from lit_probattn.base.memory import blocks_to_run, device_type
 
 
 class StateNormalizer(nn.Module):
@@ -180,7 +180,7 @@ def read_moving_states(
     chunks = chunks if rows.shape[2] else []
     # Most is held when backward begins if a chunk's state outweighs the gradients of its inputs.
     outweighs = not saves or state.numel() >= sum(x.numel() for x in chunks[0])
-    made = telling(chunks) if outweighs else chunks
+    made = blocks_to_run(chunks) if outweighs else chunks
     held: Tensor | None = None
     if len(made) < len(chunks):  # a prediction: of the others only what they leave
         skipped = len(chunks) - len(made)

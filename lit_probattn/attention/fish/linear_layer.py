@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.call import HeadCall, HeadLayout
-from lit_probattn.attention.core import Core, Learned
+from lit_probattn.attention.core import Core, ParameterTable
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.fish.cost import projection_flops
 from lit_probattn.attention.fish.functions import ScoreNoise
@@ -31,9 +31,9 @@ from lit_probattn.attention.fish.mixing import (
     NoiseScale,
     SigmaShape,
 )
-from lit_probattn.attention.functional import check_choice
 from lit_probattn.attention.layer import Attention, Example, own_options
 from lit_probattn.attention.linear.features import FeatureMap
+from lit_probattn.attention.numerics import check_choice
 
 
 class LinearFiSHCore(Core):
@@ -109,7 +109,7 @@ class LinearFiSHCore(Core):
         """Add the keys to the state's sums."""
         self(call)
 
-    def learned(self) -> dict[str, Learned]:
+    def learned(self) -> dict[str, ParameterTable]:
         """Return mixing weights and noise scales."""
         return self.mixing.learned(self.noise_scale)
 

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.core import Learned
-from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.core import ParameterTable
+from lit_probattn.attention.numerics import check_choice, compute_dtype
 from lit_probattn.attention.variant import NoiseKind as NoiseKind
 
 Mixer = Literal["linear", "shared", "mlp", "relu_sum"]
@@ -240,15 +240,19 @@ class HeadMixing(nn.Module):
         scale = None if noise_scale is None else noise_scale()
         return MixingValues(self.mixer, tuple(weights), tuple(self.biases) or missing, scale)
 
-    def learned(self, noise_scale: NoiseScale | None) -> dict[str, Learned]:
+    def learned(self, noise_scale: NoiseScale | None) -> dict[str, ParameterTable]:
         """Return the weights p_kj of global heads, where a unit is a local head, and s."""
         found = {}
         if self.mixer != "mlp":
             weight = self.values(None).weights[0]
-            found["mixing"] = Learned(weight, "mixing weight p", "global head", is_matrix=True)
+            found["mixing"] = ParameterTable(
+                weight, "mixing weight p", "global head", is_matrix=True
+            )
         if noise_scale is not None:
             scales = noise_scale()[None]
-            found["noise_scale"] = Learned(scales, "noise scale s", "global head", of_layer=True)
+            found["noise_scale"] = ParameterTable(
+                scales, "noise scale s", "global head", of_layer=True
+            )
         return found
 
     def extra_repr(self) -> str:

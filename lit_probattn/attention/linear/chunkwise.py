@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.base.graphs import is_symbol, once_differentiable
-from lit_probattn.base.memory import device_type, telling
+from lit_probattn.base.memory import blocks_to_run, device_type
 
 # Pairs that one span may hold, all heads together: small enough for the cache of a CPU core.
 SPAN_PAIRS = {"cpu": 1 << 19, "cuda": 1 << 26}
@@ -90,7 +90,7 @@ def causal_product(
 def _spans(length: int, span: int, reverse: bool = False) -> Iterator[slice]:
     starts = range(0, length, span)
     starts = starts[::-1] if reverse else starts
-    made: Sequence[int] = telling(starts)
+    made: Sequence[int] = blocks_to_run(starts)
     if reverse and len(made) < len(starts):  # the first is padded, which views of others are not
         made = [starts[0], *made]
     for start in made:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.draws import is_traced
-from lit_probattn.attention.functional import check_choice
+from lit_probattn.attention.numerics import check_choice
 from lit_probattn.base.graphs import is_transformed, written
 from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import STREAM_FEATURES, RandomKey, philox4x32

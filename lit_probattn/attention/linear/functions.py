@@ -19,10 +19,10 @@ from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.engines.kernels import kernel_refusal
 from lit_probattn.attention.engines.table import LACKS_OF_BLOCKS, LACKS_OF_OPERATORS
-from lit_probattn.attention.functional import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.masks import Masks, span
+from lit_probattn.attention.numerics import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.variant import Engine, Variant
 from lit_probattn.randomness import AttentionDropout
 

@@ -12,7 +12,6 @@ from lit_probattn.attention.cache import Cache, LinearState
 from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.functional import check_choice, compute_dtype
 from lit_probattn.attention.layer import Attention, Example
 from lit_probattn.attention.linear.features import (
     FeatureMap,
@@ -24,6 +23,7 @@ from lit_probattn.attention.linear.features import (
     orthogonal_projection,
 )
 from lit_probattn.attention.linear.functions import Linear, LinearForm, check_linear
+from lit_probattn.attention.numerics import check_choice, compute_dtype
 from lit_probattn.randomness import RandomKey
 
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_components
-from lit_probattn.attention.core import Learned
-from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.core import ParameterTable
 from lit_probattn.attention.layer import Example, own_options
 from lit_probattn.attention.linear.functions import (
     MLK,
@@ -22,6 +21,7 @@ from lit_probattn.attention.linear.functions import (
 )
 from lit_probattn.attention.linear.layer import LinearAttention, LinearCore
 from lit_probattn.attention.mgk.priors import MixturePrior, PriorParam, PriorShare
+from lit_probattn.attention.numerics import check_choice, compute_dtype
 
 
 class MLKCore(LinearCore):
@@ -98,7 +98,7 @@ class MLKCore(LinearCore):
         norm = visible.sum(-1, keepdim=True)
         return visible / norm.masked_fill(norm == 0, 1.0), shares
 
-    def learned(self) -> dict[str, Learned]:
+    def learned(self) -> dict[str, ParameterTable]:
         """Return the priors."""
         return self.prior.learned()
 

@@ -15,12 +15,12 @@ from torch.nn.functional import linear
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
-from lit_probattn.attention.functional import check_choice, compute_dtype
 from lit_probattn.attention.layer import own_options
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.attention.mgk.layer import MGKAttention, MGKCore
 from lit_probattn.attention.mgk.priors import PRIOR_FLOOR, MixturePrior
+from lit_probattn.attention.numerics import check_choice, compute_dtype
 from lit_probattn.base.torch_internals import in_backward
 
 EMCodeParity = Literal["none", "lra", "lm"]
@@ -162,10 +162,10 @@ class ReleasedMGKCore(MGKCore):
         """Return the mixture and `row_eps`."""
         return replace(super().variant(call), row_eps=self.row_eps)
 
-    def observe(self, call: HeadCall) -> None:
+    def accumulate_m_step(self, call: HeadCall) -> None:
         """Gather the released code's sums."""
         if self.em_code_parity == "none":
-            super().observe(call)
+            super().accumulate_m_step(call)
             return
         if self.prior is None or in_backward():
             return

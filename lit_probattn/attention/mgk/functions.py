@@ -20,7 +20,7 @@ from torch import Tensor
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.kernels import pair_arguments
 from lit_probattn.attention.engines.table import NORMAL_FORM
-from lit_probattn.attention.functional import (
+from lit_probattn.attention.numerics import (
     compute_dtype,
     first_maximum,
     repeat_heads,

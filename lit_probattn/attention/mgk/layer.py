@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_components
-from lit_probattn.attention.core import Core, Gaussians, Learned
+from lit_probattn.attention.core import Core, Gaussians, ParameterTable
 from lit_probattn.attention.cost import (
     Cost,
     CostTerm,
@@ -19,13 +19,6 @@ from lit_probattn.attention.cost import (
     fused_pairs,
     mixture_terms,
     num_parts,
-)
-from lit_probattn.attention.functional import (
-    biased,
-    check_choice,
-    compute_dtype,
-    masked_softmax,
-    repeat_heads,
 )
 from lit_probattn.attention.layer import Attention, Example, own_options
 from lit_probattn.attention.mgk.functions import (
@@ -45,6 +38,13 @@ from lit_probattn.attention.mgk.priors import (
     PriorShare,
     VariancePreset,
     variance_multipliers,
+)
+from lit_probattn.attention.numerics import (
+    biased,
+    check_choice,
+    compute_dtype,
+    masked_softmax,
+    repeat_heads,
 )
 from lit_probattn.attention.rotary import Rotary, RotaryShift
 from lit_probattn.base.torch_internals import in_backward
@@ -99,7 +99,7 @@ class MGKCore(Core):
         self.e_step, self.score = e_step, score
         self.include_log_det, self.em_weighting = include_log_det, em_weighting
         self.rotary, self.rotary_shift = rotary, rotary_shift
-        self.observes = e_step == "soft"
+        self.has_m_step = e_step == "soft"
         owners = layout.key  # heads with shifts, priors and variances of their own
         multipliers = variance_multipliers(variance, num_components)
         self.variance = MixtureVariance(
@@ -212,7 +212,7 @@ class MGKCore(Core):
         table = self.shift_table(first_position, key.shape[-2])
         return MGK(None, self.variance(), key_shift=table).components(key)
 
-    def clear_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
+    def unambiguous_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
         """Return, if hard, the pairs whose best component leads by more than 16-bit rounding."""
         if self.e_step != "hard":
             return None
@@ -276,7 +276,7 @@ class MGKCore(Core):
         total = biased(total, masks, rows, cols)
         return masked_softmax(total, allowed, self.row_eps), shares
 
-    def learned(self) -> dict[str, Learned]:
+    def learned(self) -> dict[str, ParameterTable]:
         """Return priors and variances."""
         prior = {} if self.prior is None else self.prior.learned()
         return prior | self.variance.learned()
@@ -287,7 +287,7 @@ class MGKCore(Core):
         """Whether priors follow the M-step."""
         return self.e_step == "soft"
 
-    def observe(self, call: HeadCall) -> None:
+    def accumulate_m_step(self, call: HeadCall) -> None:
         """Add the responsibilities of a training pass; a recomputation in backward adds nothing.
 
         The task sums them over ranks and applies them once per optimiser step, so micro-batches and

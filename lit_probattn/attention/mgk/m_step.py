@@ -8,15 +8,15 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.functional import (
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.mgk.functions import MGK, component_scores
+from lit_probattn.attention.numerics import (
     biased,
     compute_dtype,
     masked_softmax,
     repeat_rows,
 )
-from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.mgk.functions import MGK, component_scores
-from lit_probattn.base.memory import telling
+from lit_probattn.base.memory import blocks_to_run
 
 
 class ResponsibilitySums(NamedTuple):
@@ -75,7 +75,7 @@ def responsibility_sums(
     denominator = torch.zeros_like(numerator)
     squares = torch.zeros_like(numerator[..., 0]) if with_squares else None
     step = max(1, block_scores // (batch * heads * components * num_keys))
-    for start in telling(range(0, num_queries, step)):
+    for start in blocks_to_run(range(0, num_queries, step)):
         rows = range(start, min(start + step, num_queries))
         cols = range(num_keys)
         scores = component_scores(query[:, :, rows.start : rows.stop], key, arguments)

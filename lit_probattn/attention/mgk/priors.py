@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.core import Learned
-from lit_probattn.attention.functional import compute_dtype
+from lit_probattn.attention.core import ParameterTable
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.base.torch_internals import FollowingModule
 
 EStep = Literal["learned", "soft", "hard"]
@@ -105,9 +105,13 @@ class MixtureVariance(FollowingModule):
             exact = torch.tensor(self._exact, dtype=torch.float64, device=self.fixed.device)
             self.fixed = exact.repeat(self.fixed.shape[0], 1)
 
-    def learned(self) -> dict[str, Learned]:
+    def learned(self) -> dict[str, ParameterTable]:
         """Return σ² where components differ or learn."""
-        return {} if self.is_equal else {"variance": Learned(self(), "variance σ²", "component")}
+        return (
+            {}
+            if self.is_equal
+            else {"variance": ParameterTable(self(), "variance σ²", "component")}
+        )
 
     def forward(self) -> Tensor:
         """Return σ², (num_heads, K): float64 when fixed, at least float32 when learned."""
@@ -220,11 +224,11 @@ class MixturePrior(nn.Module):
             return value.softmax(1)
         return value.clamp(0.0, 1.0)
 
-    def learned(self) -> dict[str, Learned]:
+    def learned(self) -> dict[str, ParameterTable]:
         """Return π as it enters, the mean over positions where they have their own."""
         count = self.value.shape[-1] if self.share == "head_position" else 1
         values = self(count).exp().mean(-1)
-        return {"prior": Learned(values, "prior π", "component", is_share=True)}
+        return {"prior": ParameterTable(values, "prior π", "component", is_share=True)}
 
     def _per_key(self, num_keys: int) -> Tensor:
         value = self.value.to(compute_dtype(self.value))

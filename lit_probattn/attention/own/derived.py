@@ -19,13 +19,13 @@ from lit_probattn.attention.core import Core
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.engines.blocks import block_length
 from lit_probattn.attention.engines.table import LACKS_OF_BLOCKS
-from lit_probattn.attention.functional import (
+from lit_probattn.attention.masks import Block, span
+from lit_probattn.attention.numerics import (
     biased,
     grouped_values,
     masked_softmax,
     repeat_heads,
 )
-from lit_probattn.attention.masks import Block, span
 from lit_probattn.attention.variant import Engine, Variant
 
 __all__ = ["DerivedCore", "OwnScores", "count_score_macs"]

@@ -242,15 +242,15 @@ def _backward(
     call: Inputs, grad: Tensor, out: Tensor, sums: Tensor, skipped: Sequence[str]
 ) -> tuple[Tensor, ...]:
     """Return the gradients of `_GRADS` and `_MIXING`, empty where skipped."""
-    rooms = new_gradients(call, (*_GRADS, *_MIXING), skipped, keep_strides=True, dtype=None)
-    grads = dict(zip((*_GRADS, *_MIXING), rooms, strict=True))
+    made = new_gradients(call, (*_GRADS, *_MIXING), skipped, keep_strides=True, dtype=None)
+    grads = dict(zip((*_GRADS, *_MIXING), made, strict=True))
     wanted = [n for n in grads if getattr(call, n) is not None and n not in skipped]
     if only_shapes(out):
-        return rooms
+        return made
     for name in wanted:
         grads[name].zero_()
     if not out.numel() or not call.key.shape[3]:
-        return rooms
+        return made
     grad = _dense_rows(grad)
     block, alive = _describe(call, out, sums)
     _put(block, "grad_out", grad)
@@ -273,7 +273,7 @@ def _backward(
         total = part.sum(0) if name in ("query", "row") else part.sum((0, 1))
         grads[name].copy_(total)
     del alive
-    return rooms
+    return made
 
 
 def attend(call: Inputs) -> Tensor:

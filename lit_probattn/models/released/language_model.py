@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from lit_probattn.attention.functional import check_choice
 from lit_probattn.attention.layer import AttentionFactory
+from lit_probattn.attention.numerics import check_choice
 from lit_probattn.base.arguments import takes
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.models.transformer import Block, Transformer

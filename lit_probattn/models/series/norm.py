@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.functional import autocast_off
+from lit_probattn.attention.numerics import autocast_off
 
 Norm = Literal["batch", "layer"]
 NormPositions = Literal["real", "all"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.attention.functional import first_maximum, masked_softmax
 from lit_probattn.attention.mgk.functions import MGK, component_scores, mgk_scores
+from lit_probattn.attention.numerics import first_maximum, masked_softmax
 
 B, H, N, L, E, K, C = 2, 3, 11, 13, 5, 3, 17
 EXACT = 1e-13

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.draws import normal_noise, philox_words
-from lit_probattn.attention.functional import first_maximum
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.numerics import first_maximum
 from lit_probattn.kernels.cpu import library, selftest
 from lit_probattn.kernels.cpu.tiles import KINDS, MOST, Inputs, attend
 from lit_probattn.randomness import STREAM_DROPOUT, STREAM_NOISE, AttentionDropout, RandomKey
