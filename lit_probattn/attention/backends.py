@@ -43,7 +43,7 @@ def attend(call: HeadCall, variant: Variant, backend: str = "auto", kind: str = 
     """
     variant.check(call)
     with autocast_off(call.query):
-        if backend == "auto" and reads_parts(call, variant):
+        if call.cache is not None and backend == "auto" and reads_parts(call, variant):
             return by_parts(call, variant).to(call.query.dtype)
         engine = engines_of(variant)[choose(variant, backend, call, kind)]
         return engine.compute(call, variant).to(call.query.dtype)

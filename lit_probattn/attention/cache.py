@@ -6,14 +6,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from lit_probattn.attention.call import HeadCall
-    from lit_probattn.attention.variant import Variant
 
 # Cached positions that a decoding step reads at once: bounds the scores it stores.
 DEFAULT_PART_LEN = 8192
@@ -39,8 +35,8 @@ class Cache(ABC):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Add tokens; return the keys, values and key mask that the new queries attend to."""
 
-    def after_call(self, call: HeadCall, variant: Variant) -> None:  # noqa: B027
-        """Change what is held once a call has read it; most caches keep everything."""
+    def after_call(self, call: Any, variant: Any) -> None:  # noqa: B027
+        """Change what is held once a `HeadCall` has read it; most caches keep everything."""
 
     @abstractmethod
     def read(self) -> tuple[Tensor, Tensor, Tensor | None]:
