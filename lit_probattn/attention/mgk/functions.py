@@ -162,8 +162,12 @@ class MGK(Variant):
         else:
             scaled, coef = key.to(low), precision
         row = self.row_terms(query, precision, shift, whole_norm=is_part and self.row_eps > 0.0)
-        if call.num_terms:
+        if is_part:
             key = key[:, :, :, call.num_terms :]
+            if shift is not None:  # few keys: fewer operations than their expansion
+                key, shift = key + shift[:, :, None], None
+            if self.equal_variance:  # the factor is the query's
+                query, coef = query * repeat_rows(precision, heads)[:, :1, None], None
         col = mixture.col_terms(key, precision, shift, kept)
         reduce: Literal["soft", "hard"] = "hard" if self.hard else "soft"
         return Scores(query.to(low), scaled, coef=coef, row=row, col=col, reduce=reduce)
