@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.cache import BoundedCache, Cache, CacheBound, Memory
+from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.call import HeadCall, HeadLayout, with_dropout
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
@@ -261,22 +261,9 @@ class Attention(RenamingModule):
         """Return the number of parameters."""
         return sum(p.numel() for p in self.parameters())
 
-    def new_cache(self, capacity: int = 0, bound: CacheBound | None = None) -> Cache:
-        """Return an empty memory for decoding, with room for `capacity` positions.
-
-        Args:
-            capacity: positions to reserve.
-            bound: how many positions it keeps, and which. None keeps all.
-
-        Raises:
-            NotImplementedError: the variant cannot decode from a part of its keys.
-        """
-        if bound is None:
-            return self.core.new_cache(capacity)
-        reason = self.core.bound_refusal()
-        if reason is not None:
-            raise NotImplementedError(f"{self.core.name} {reason}: leave the bound out")
-        return BoundedCache(bound, capacity)
+    def new_cache(self, capacity: int = 0) -> Cache:
+        """Return an empty memory for decoding, with space reserved for `capacity` positions."""
+        return self.core.new_cache(capacity)
 
     def cross_refusal(self) -> str | None:
         """Say why queries of another sequence cannot attend ("cannot …"), or None if they can."""
@@ -381,7 +368,7 @@ class Attention(RenamingModule):
         q = split_heads(self.query_proj(query), self.layout.query)
         k = split_heads(self.key_proj(key), self.layout.key, self.layout.keys_per_head)
         v = split_heads(self.project_values(value, of_self=of_self), self.layout.value)
-        first = 0 if cache is None else cache.length + cache.num_dropped
+        first = 0 if cache is None else cache.next_position
         if self.rotary is not None:
             k = self.rotary(k, first)
             q = self.rotary(q, first + k.shape[-2] - q.shape[-2])
@@ -391,8 +378,7 @@ class Attention(RenamingModule):
                     f"key_mask has shape {tuple(key_mask.shape)}; with a cache it covers the "
                     f"{key.shape[1]} new tokens: expected {tuple(key.shape[:2])}"
                 )
-            offset = self.core.key_offset(k, first) if cache.store_offsets else None
-            k, v, key_mask = cache.append(k, v, key_mask, offset)
+            k, v, key_mask = cache.append(k, v, key_mask)
         masks = make_masks(
             *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]), key_mask=key_mask, **pairs
         )

@@ -120,6 +120,10 @@ class Variant:
 
         Query and key have the dtype of the call's, and terms are those of the rounded vectors in at
         least float32. With `own_keys` every component has its key, and there are no coefficients.
+
+        Of a part of the keys (`call.first_key`) no key's term may depend on another key, and what
+        is left out of a row is the same for all parts, nothing with `row_eps`. β is not read of the
+        first `call.num_terms` keys, and may be that of the others alone.
         """
         raise NotImplementedError(f"{self.name} has no normal form")
 
@@ -127,7 +131,8 @@ class Variant:
         """Return what not every engine has, each with the option that asks for it.
 
         Names are those of `Engine.lacks`: `maximum`, `function` and `function without
-        layers` of several maps, `map noise`, `head noise`, `row_eps`, `normaliser`.
+        layers` of several maps, `map noise`, `head noise`, `row_eps`, `normaliser`; and
+        `positions`, if keys count by their positions.
         """
         return {}
 

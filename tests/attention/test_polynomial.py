@@ -21,7 +21,6 @@ from lit_probattn.analysis.approximation.methods import (
     SlidingWindow,
 )
 from lit_probattn.attention import HeadCall, HeadLayout, KVCache, PolynomialAttention
-from lit_probattn.attention.cache import CacheBound
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.polynomial import PolynomialCore, polynomial_scores
 from lit_probattn.configs import class_of
@@ -155,8 +154,3 @@ def test_hashing_and_features_need_the_exponential_kernel():
     task = model()
     with pytest.raises(NotApplicableError, match="leave out lsh and orf"):
         score_approximated(task, batches(1), layers_of(task), RandomFeatures(8))
-
-
-def test_its_caches_have_no_bound():
-    with pytest.raises(NotImplementedError, match="polynomial cannot decode from a bounded"):
-        PolynomialAttention(8, 2).new_cache(bound=CacheBound(3))

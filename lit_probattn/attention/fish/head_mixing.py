@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from lit_probattn.attention.fish.mixing import (
     MixingValues,
 )
 from lit_probattn.attention.masks import Block, span
-from lit_probattn.attention.numerics import compute_dtype, grouped_scores
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.attention.softmax import Softmax
 from lit_probattn.attention.variant import Scores
 
@@ -101,7 +101,6 @@ class HeadMixingCore(Core):
     """Mixing weights. The layout has G heads of what is mixed and H of everything else."""
 
     makes = MixedHeads
-    steps_over_cache: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -137,13 +136,6 @@ class HeadMixingCore(Core):
             num_heads=self.layout.out,
             mix_on=self.mix_on,
         )
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
-    ) -> Tensor:
-        """Return the scores of a part of the cache, which holds global heads."""
-        query, key = self.variant(call).local(query, key)
-        return grouped_scores(query * self.layout.head_dim**-0.5, key)
 
     def learned(self) -> dict[str, ParameterTable]:
         """Return the mixing weights."""

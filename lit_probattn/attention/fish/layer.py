@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh
@@ -52,7 +51,6 @@ class FiSHCore(Core):
     """
 
     makes = FiSH
-    steps_over_cache: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -116,17 +114,6 @@ class FiSHCore(Core):
         """One where one map serves all local heads; dropout tells them apart."""
         local = self.draws_noise and self.noise_kind != "global"
         return 1 if self.mixing.mixer == "shared" and not local else self.layout.out
-
-    # ------------------------------------------------------------------ decoding
-    def reads_parts(self, call: HeadCall) -> bool:
-        """Only calls without noise read the cache in parts."""
-        return not self.draws_noise and super().reads_parts(call)
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
-    ) -> Tensor:
-        """Return the scores of a part of the cache."""
-        return self.variant(call).scores(replace(call, query=query, key=key))
 
     def learned(self) -> dict[str, ParameterTable]:
         """Return mixing weights and noise scales."""

@@ -25,8 +25,6 @@ from lit_probattn.attention.mgk.functions import (
     MGK,
     Score,
     component_scores,
-    key_offsets,
-    mixture_scores,
 )
 from lit_probattn.attention.mgk.m_step import responsibility_sums
 from lit_probattn.attention.mgk.priors import (
@@ -44,7 +42,6 @@ from lit_probattn.attention.numerics import (
     check_choice,
     compute_dtype,
     masked_softmax,
-    repeat_heads,
 )
 from lit_probattn.attention.rotary import Rotary, RotaryShift
 from lit_probattn.base.torch_internals import in_backward
@@ -61,10 +58,10 @@ class MGKCore(Core):
     """
 
     makes: ClassVar[type[MGK]] = MGK
-    steps_over_cache: ClassVar[bool] = True
-    can_drop_keys: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True
     has_components = True
+    # Added to the sum of exponentials of every row; presets of released code set it.
+    row_eps: float = 0.0
 
     def __init__(
         self,
@@ -337,40 +334,6 @@ class MGKCore(Core):
             statistics = parts[0].view_as(of_prior)
             self.variance.apply_statistics(parts[1].view_as(of_variance))
         self.prior.apply_statistics(statistics)
-
-    # ------------------------------------------------------------------ decoding
-    def bound_refusal(self) -> str | None:
-        """Shifts before rotation, and priors of positions, need every key at its own position."""
-        if self.shifted_keys and self.rotary is not None and self.rotary_shift == "before":
-            return "cannot decode from a bounded number of keys with rotary_shift=before"
-        if self.prior is not None and self.prior.share == "head_position":
-            return "cannot decode from a bounded number of keys with prior_share=head_position"
-        return super().bound_refusal()
-
-    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
-        """Return β_jr of stored keys, (B, H_prior, K, L); see `functions`."""
-        log_prior = None if self.prior is None else self.prior(first_position + key.shape[-2])
-        if log_prior is not None and log_prior.shape[-1] > 1:
-            log_prior = log_prior[..., first_position:]
-        variance = self.variance()
-        components = repeat_heads(self.components(key, first_position), variance.shape[0])
-        forms = (log_prior, variance, self.score, self.include_log_det)
-        arguments = MGK(*forms, norm_weight=self.key_norm_weight)
-        return key_offsets(components, arguments)
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
-    ) -> Tensor:
-        """Return the scores of a part of the cache; shifted keys cost one product per pair."""
-        if offset is None:
-            offset = self.key_offset(key, cols.start)
-        assert offset is not None
-        shift = self.shifts() if self.shares_product else None
-        if shift is None:
-            key = self.components(key, cols.start)
-        hard, varies = self.e_step == "hard", not self.variance.is_equal or self.row_eps > 0.0
-        arguments = MGK(None, self.variance(), self.score, hard=hard, key_shift=shift)
-        return mixture_scores(query, key, offset, arguments, self.score == "gaussian" and varies)
 
     def extra_repr(self) -> str:
         """The mixture, for printing."""

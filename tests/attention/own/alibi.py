@@ -34,16 +34,14 @@ class ALiBiMGK(MGK):
     def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
         heads, scores = call.query.shape[1], super().lower(call, own_keys=own_keys)
         coef = None if scores.coef is None else repeat_heads(scores.coef[None], heads)[0]
-        col = repeat_heads(scores.col, heads) + ramp(heads, call.num_keys, call.query)
+        col = repeat_heads(scores.col, heads)
+        first = (call.first_key or 0) + call.num_terms
+        col = col + ramp(heads, col.shape[-1], call.query, first)
         return replace(scores, key=repeat_heads(scores.key, heads), coef=coef, col=col)
 
 
 class ALiBiMGKCore(MGKCore):
     makes = ALiBiMGK
-
-    def key_offset(self, key: Tensor, first_position: int) -> Tensor:
-        offset, heads = super().key_offset(key, first_position), self.layout.out
-        return repeat_heads(offset, heads) + ramp(heads, key.shape[-2], key, first_position)
 
 
 class ALiBiMGKAttention(MGKAttention):
