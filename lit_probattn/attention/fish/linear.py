@@ -171,8 +171,10 @@ def read_moving_states(
         local = mix_states(states, mixing, last_bias, noise)  # (B, H, T, F, E_v)
         return (rows[..., None, :] @ local).squeeze(-2), states[:, :, -1]
 
-    found, state = scan_chunks(read, state, (rows, cols, value), positions)
-    return torch.cat([*outputs, *found], -2), state
+    first = [state]
+    del state  # nothing but the recurrence holds it: it ends with the first chunk
+    found, after = scan_chunks(read, first.pop(), (rows, cols, value), positions)
+    return torch.cat([*outputs, *found], -2), after
 
 
 @dataclass(frozen=True)
