@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -22,21 +22,6 @@ from lit_probattn.attention.rotary import Rotary
 from lit_probattn.base.graphs import reject_nested
 from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import RandomKey
-
-
-@dataclass(frozen=True)
-class Example:
-    """Options of a layer and the masks of a call, for checks that walk all variants.
-
-    Args:
-        name: what tables print.
-        options: arguments of the layer; two heads unless they say otherwise.
-        masks: any of causal, key, pairs, bias, dropout.
-    """
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    masks: tuple[str, ...] = ()
 
 
 class MissingPartError(AttributeError):
@@ -88,9 +73,6 @@ class Attention(RenamingModule):
     core: Core
     # Whether each of the `reference_scores` depends on its query, key and positions alone.
     pairwise: ClassVar[bool] = True
-    # What the fused kernels are compared with, and each of their forms once, to be compiled.
-    kernel_examples: ClassVar[tuple[Example, ...]] = ()
-    kernel_forms: ClassVar[tuple[Example, ...]] = ()
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from lit_probattn.attention.cost import (
 )
 from lit_probattn.attention.engines.kernels import pair_arguments
 from lit_probattn.attention.engines.table import NORMAL_FORM
-from lit_probattn.attention.layer import Attention, Example
+from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.numerics import (
     compute_dtype,
     repeat_heads,
@@ -146,13 +146,6 @@ class SoftmaxAttention(Attention):
     """
 
     core: SoftmaxCore
-    kernel_examples = (
-        Example("softmax"),
-        Example("softmax, grouped", {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
-        Example("softmax, value size 9", {"value_head_dim": 9}, ("key", "dropout")),
-        Example("gaussian", {"score": "gaussian"}, ("pairs", "bias")),
-    )
-    kernel_forms = (Example("softmax"),)
 
     def __init__(
         self, embed_dim: int, num_heads: int, *, score: Score = "dot", **common: Any

@@ -34,7 +34,6 @@ from lit_probattn.attention.numerics import (
     repeat_heads,
     split_precision,
 )
-from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import STREAM_NOISE, RandomKey
 
 Backend = Literal["auto", "reference", "sdpa", "blockwise", "native", "flex", "triton"]
@@ -397,7 +396,7 @@ def wide_heads(scores: Scores, call: HeadCall, widest: int | None = None) -> int
     if own_maps:
         return 1
     heads, head_dim = call.value.shape[1], call.value.shape[3]
-    if widest is None and device_type(call.value.device) == "cpu":
+    if widest is None and call.device == "cpu":
         return heads
     widest = WIDEST_VALUE if widest is None else widest
     fitting = [g for g in range(1, heads + 1) if heads % g == 0 and g * head_dim <= widest]

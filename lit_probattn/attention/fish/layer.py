@@ -38,7 +38,7 @@ from lit_probattn.attention.fish.mixing import (
     NoiseScale,
     SigmaShape,
 )
-from lit_probattn.attention.layer import Attention, Example, own_options
+from lit_probattn.attention.layer import Attention, own_options
 from lit_probattn.attention.numerics import check_choice
 from lit_probattn.base.graphs import written
 from lit_probattn.randomness import RandomKey
@@ -124,11 +124,6 @@ class FiSHCore(Core):
         return f"noise={self.noise_kind!r}, scale_position={self.scale_position!r}"
 
 
-_3_HEADS = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
-_8_HEADS = {"num_heads": 8, "num_global_heads": 2}
-_MIXED = {**_3_HEADS, "mixer": "mlp", "mixing_bias": "all", "noise": "none"}
-
-
 class FiSHAttention(Attention):
     """Attention whose H local score maps are mixed from G global ones.
 
@@ -176,21 +171,6 @@ class FiSHAttention(Attention):
     """
 
     core: FiSHCore | HeadMixingCore
-    kernel_examples = (
-        Example("fish hard", {**_3_HEADS, "noise": "none"}, ("causal", "pairs")),
-        Example("fish", _3_HEADS, ("key",)),
-        Example("fish, noise per head", {**_3_HEADS, "noise": "local"}, ("pairs",)),
-        Example("fish, shared mixing", {**_3_HEADS, "mixer": "shared"}, ("causal", "dropout")),
-        Example("gfish", {**_3_HEADS, "mixer": "mlp"}, ("causal", "key")),
-        Example("gfish, mixed queries", {**_MIXED, "mix_on": "query"}, ("key", "dropout")),
-        Example("gfish, mixed keys", {**_MIXED, "mix_on": "key"}, ("causal",)),
-    )
-    kernel_forms = (
-        Example("fish hard, 2 of 8", {**_8_HEADS, "noise": "none"}),
-        Example("fish hard, 4 of 8", {**_8_HEADS, "num_global_heads": 4, "noise": "none"}),
-        Example("fish, 2 of 8", _8_HEADS),
-        Example("gfish, 2 of 8", {**_8_HEADS, "mixer": "mlp"}),
-    )
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from lit_probattn.attention.core import Core, ParameterTable
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.fish.cost import projection_flops
 from lit_probattn.attention.fish.functions import ScoreNoise
-from lit_probattn.attention.fish.layer import _3_HEADS, _8_HEADS, count_global_heads, noise_key
+from lit_probattn.attention.fish.layer import count_global_heads, noise_key
 from lit_probattn.attention.fish.linear import (
     LinearFiSH,
     LinearFiSHForm,
@@ -31,7 +31,7 @@ from lit_probattn.attention.fish.mixing import (
     NoiseScale,
     SigmaShape,
 )
-from lit_probattn.attention.layer import Attention, Example, own_options
+from lit_probattn.attention.layer import Attention, own_options
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.numerics import check_choice
 
@@ -157,11 +157,6 @@ class LinearFiSHAttention(Attention):
     """
 
     core: LinearFiSHCore
-    kernel_examples = (
-        Example("linear fish hard", {**_3_HEADS, "noise": "none"}, ("causal", "key")),
-        Example("linear fish", _3_HEADS, ("causal",)),
-    )
-    kernel_forms = (Example("linear fish, 2 of 8", {**_8_HEADS, "noise": "none"}),)
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_components
 from lit_probattn.attention.core import ParameterTable
-from lit_probattn.attention.layer import Example, own_options
+from lit_probattn.attention.layer import own_options
 from lit_probattn.attention.linear.functions import (
     MLK,
     Linear,
@@ -136,11 +136,6 @@ class MLKAttention(LinearAttention):
     """
 
     core: MLKCore
-    kernel_examples = (
-        Example("mlk", {}, ("causal", "key", "dropout")),
-        Example("mlk, shifted keys", {"shifted_keys": True, "num_components": 3}, ("key",)),
-    )
-    kernel_forms = (Example("linear, mixed keys"),)
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from lit_probattn.attention.cost import (
     mixture_terms,
     num_parts,
 )
-from lit_probattn.attention.layer import Attention, Example, own_options
+from lit_probattn.attention.layer import Attention, own_options
 from lit_probattn.attention.mgk.functions import (
     MGK,
     Score,
@@ -343,9 +343,6 @@ class MGKCore(Core):
         )
 
 
-_SHIFTED = {"num_components": 2, "shifted_keys": True}
-
-
 class MGKAttention(Attention):
     """Attention with a mixture of K Gaussians per key (Transformer-MGK, -sMGK).
 
@@ -393,51 +390,6 @@ class MGKAttention(Attention):
     """
 
     core: MGKCore
-    kernel_examples = (
-        Example("mgk soft", {}, ("causal",)),
-        Example("mgk soft, K=1", {"num_components": 1}, ("key",)),
-        Example(
-            "mgk soft, K=3, variances 1 3 5",
-            {"num_components": 3, "variance": "paper_main"},
-            ("causal", "key", "bias"),
-        ),
-        Example(
-            "mgk soft, K=4, learned variances",
-            {"num_components": 4, "learn_variance": True, "include_log_det": True},
-        ),
-        Example("mgk soft, dot", {"score": "dot", "variance": "paper_main"}, ("pairs",)),
-        Example("mgk soft, multi-query", {"num_kv_heads": 1}, ("causal", "dropout")),
-        Example(
-            "mgk soft, prior per position",
-            {"prior_share": "head_position", "max_positions": 64, "prior_param": "softmax"},
-        ),
-        Example("mgk hard", {"e_step": "hard"}, ("causal",)),
-        Example(
-            "mgk hard, variances 1 3 5",
-            {"e_step": "hard", "num_components": 3, "variance": "paper_main"},
-            ("key",),
-        ),
-        Example("smgk soft", {"shifted_keys": True}, ("causal",)),
-        Example("smgk soft, K=4", {"shifted_keys": True, "num_components": 4}, ("key",)),
-        Example(
-            "smgk soft, learned variances",
-            {"shifted_keys": True, "variance": "paper_main", "learn_variance": True},
-            ("dropout",),
-        ),
-        Example(
-            "smgk soft, grouped",
-            {"shifted_keys": True, "num_heads": 4, "num_kv_heads": 2},
-            ("bias",),
-        ),
-        Example("smgk hard", {"shifted_keys": True, "e_step": "hard"}, ("causal", "pairs")),
-    )
-    kernel_forms = (
-        Example("mgk soft", {"num_components": 2}),
-        Example("mgk hard", {"num_components": 2, "e_step": "hard"}),
-        Example("smgk soft", _SHIFTED),
-        Example("smgk hard", {**_SHIFTED, "e_step": "hard"}),
-        Example("smgk soft, variances 1 3", {**_SHIFTED, "variance": "paper_main"}),
-    )
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """MGK as the released codes compute it, for comparison with results made by them.
 
-`configs/attention/as_released/` names these classes; nothing else should.
+`configs/attention/as_released/` names these classes; no module imports them.
 """
 
 from __future__ import annotations

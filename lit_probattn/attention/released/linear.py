@@ -1,6 +1,6 @@
 """Linear attention and MLK as the released codes of MGK compute them.
 
-`configs/attention/as_released/` names these classes; nothing else should.
+`configs/attention/as_released/` names these classes; no module imports them.
 """
 
 from __future__ import annotations
