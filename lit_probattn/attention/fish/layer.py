@@ -177,7 +177,7 @@ class FiSHAttention(Attention):
 
     Args:
         num_heads: H, local heads: values and outputs.
-        heads: see `GlobalHeads`, whose fields are arguments by their names.
+        global_heads: see `GlobalHeads`, whose fields are arguments by their names.
         mix_on: `scores`, or the heads of the `query` or of the `key` alone, before the products;
             the other has H heads then, and there is no noise.
         options: see `FiSHOptions`, likewise.
@@ -213,13 +213,13 @@ class FiSHAttention(Attention):
         embed_dim: int,
         num_heads: int,
         *,
-        heads: GlobalHeads = GlobalHeads(),
+        global_heads: GlobalHeads = GlobalHeads(),
         mix_on: MixOn = "scores",
         options: FiSHOptions = FiSHOptions(),
         **common: Any,
     ) -> None:
         options.check_mix_on(mix_on)
-        self.num_global_heads, self.mix_on = heads.count(num_heads), mix_on
+        self.num_global_heads, self.mix_on = global_heads.count(num_heads), mix_on
         super().__init__(embed_dim, num_heads, num_kv_heads=None, **common)
         self.mixing_bias: MixingBias = options.mixing_bias
         self.core = (

@@ -36,7 +36,7 @@ from lit_probattn.base.arguments import options_by_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StateMixingOptions(MixingOptions):
+class StateMixingOptions(MixingOptions):
     """Options of a mixing of states.
 
     Args:
@@ -49,7 +49,7 @@ class _StateMixingOptions(MixingOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearFiSHOptions(NoiseOptions, _StateMixingOptions):
+class LinearFiSHOptions(NoiseOptions, StateMixingOptions):
     """Options of LFiSH and GLFiSH; those of its bases come first, the mixing's before the noise's.
 
     Args:
@@ -149,7 +149,7 @@ class LinearFiSHAttention(Attention):
 
     Args:
         num_heads: H, local heads: queries and outputs.
-        heads: see `GlobalHeads`, whose fields are arguments by their names.
+        global_heads: see `GlobalHeads`, whose fields are arguments by their names.
         num_global_heads: G, heads of keys and values, at most H. None means ⌈H / head_ratio⌉.
         options: see `LinearFiSHOptions`, likewise.
         common: the other arguments of `Attention`, without grouped heads and rotary positions;
@@ -174,11 +174,11 @@ class LinearFiSHAttention(Attention):
         embed_dim: int,
         num_heads: int,
         *,
-        heads: GlobalHeads = GlobalHeads(),
+        global_heads: GlobalHeads = GlobalHeads(),
         options: LinearFiSHOptions = LinearFiSHOptions(),
         **common: Any,
     ) -> None:
-        self.num_global_heads = heads.count(num_heads)
+        self.num_global_heads = global_heads.count(num_heads)
         super().__init__(embed_dim, num_heads, num_kv_heads=None, rotary_dim=0, **common)
         self.core = LinearFiSHCore(self.layout, self._backend, options=options)
 

@@ -53,7 +53,7 @@ from lit_probattn.base.torch_internals import in_backward
 
 
 @dataclass(frozen=True, kw_only=True)
-class _DensityOptions(KeyOptions):
+class DensityOptions(KeyOptions):
     """Options of the densities of MGK's components, and of how they become one score.
 
     Args:
@@ -77,7 +77,7 @@ class _DensityOptions(KeyOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MGKOptions(MixtureOptions, _DensityOptions):
+class MGKOptions(MixtureOptions, DensityOptions):
     """Options of MGK and sMGK; those of its bases come first.
 
     Args:
