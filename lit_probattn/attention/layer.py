@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -451,13 +451,6 @@ class AttentionFactory(Protocol):
         self, embed_dim: int, *, head_dim: int | None = None, **overrides: Any
     ) -> Attention:
         """Return a layer; `overrides` may set `num_heads` where stages have heads of their own."""
-
-
-def own_options(part: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a layer, `locals()` of its constructor, that its part takes too."""
-    return {
-        name: arguments[name] for name in inspect.signature(part).parameters if name in arguments
-    }
 
 
 def _no_such_argument(cls: type[Attention], name: str) -> str:

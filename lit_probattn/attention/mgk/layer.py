@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,9 +20,10 @@ from lit_probattn.attention.cost import (
     mixture_terms,
     num_parts,
 )
-from lit_probattn.attention.layer import Attention, own_options
+from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.mgk.functions import (
     MGK,
+    NORM_WEIGHT,
     Score,
     component_scores,
 )
@@ -30,10 +31,10 @@ from lit_probattn.attention.mgk.m_step import responsibility_sums
 from lit_probattn.attention.mgk.priors import (
     PRIOR_FLOOR,
     EStep,
+    KeyOptions,
+    MixtureOptions,
     MixturePrior,
     MixtureVariance,
-    PriorParam,
-    PriorShare,
     VariancePreset,
     variance_multipliers,
 )
@@ -44,14 +45,97 @@ from lit_probattn.attention.numerics import (
     masked_softmax,
 )
 from lit_probattn.attention.rotary import Rotary, RotaryShift
+from lit_probattn.base.arguments import options_by_name
 from lit_probattn.base.torch_internals import in_backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class DensityOptions(KeyOptions):
+    """Options of the densities of MGK's components, and of how they become one score.
+
+    Args:
+        e_step: `learned` (setting A, prior by gradient), `soft` (B, prior by the M-step),
+            `hard` (C, maximum over components, no prior).
+        score: `gaussian`, or `dot` ("Softmax MGK").
+        variance: multipliers c_r or a preset: `equal` (1, …), `paper_main` (1, 3), `code_lm`
+            (1, 1/3).
+        learn_variance: make σ² a parameter per head and component.
+        m_step_variance: let σ² per head and component follow the M-step of setting B, Σ_ij P_ijr
+            ‖query[i] − key[j, r]‖² / (E Σ_ij P_ijr) with P the joint posterior; needs
+            `em_weighting="posterior"` and `include_log_det`. An update of priors and variances
+            never makes the queries less likely under these keys.
+    """
+
+    e_step: EStep = "learned"
+    score: Score = "gaussian"
+    variance: VariancePreset | list[float] = "equal"
+    learn_variance: bool = False
+    m_step_variance: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MGKOptions(MixtureOptions, DensityOptions):
+    """Options of MGK and sMGK; those of its bases come first.
+
+    Args:
+        include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
+        em_weighting: pairs count equally in the M-step (the paper), or by their attention weight.
+        rotary_shift: shifted keys with rotary positions: shift `before` rotation (relative
+            positions, K products per pair), `after` it (one product where a kernel uses that, but
+            absolute positions enter), or in `unrotated` dimensions only (both; recommended where
+            `rotary_dim` < E).
+        key_norm_weight: λ in [0, 1], of Gaussian scores: log π gains λ ‖key[j, r]‖² / (2 σ²_r), so
+            that 1 starts at the dot product; training with `norm_annealing_steps` takes it to 0,
+            the Gaussian. Checkpoints hold its value. None is the Gaussian from the beginning.
+    """
+
+    include_log_det: bool = False
+    em_weighting: Literal["uniform", "posterior"] = "uniform"
+    rotary_shift: RotaryShift = "before"
+    key_norm_weight: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("e_step", self.e_step, ("learned", "soft", "hard"))
+        check_choice("score", self.score, ("gaussian", "dot"))
+        check_choice("em_weighting", self.em_weighting, ("uniform", "posterior"))
+        check_choice("rotary_shift", self.rotary_shift, ("before", "after", "unrotated"))
+        if self.m_step_variance:
+            self._check_m_step_variance()
+        weight = self.key_norm_weight
+        if weight is None:
+            return
+        if self.score != "gaussian":
+            raise ValueError(
+                f"{NORM_WEIGHT}={weight:g} is for score=gaussian, received score={self.score}: "
+                "leave it out, the dot product has no norms"
+            )
+        if not 0.0 <= weight <= 1.0:
+            raise ValueError(f"{NORM_WEIGHT} must be in [0, 1], received {weight}")
+
+    def _check_m_step_variance(self) -> None:
+        """Raise a ValueError where σ² of an M-step is not what makes the queries likeliest."""
+        needed = {
+            "e_step": "soft",
+            "em_weighting": "posterior",
+            "score": "gaussian",
+            "include_log_det": True,
+            "learn_variance": False,
+            NORM_WEIGHT: None,
+        }
+        for name, wanted in needed.items():
+            if getattr(self, name) != wanted:
+                raise ValueError(
+                    f"m_step_variance needs {name}={wanted}, received {getattr(self, name)}: its "
+                    "σ² is the likeliest only of Gaussian densities, weighted by the posterior"
+                )
 
 
 class MGKCore(Core):
     """Shifts, priors and variances of attention to keys that are mixtures of K Gaussians.
 
     The layout has K keys per head unless they are shifted here; `rotary` turns the keys, where
-    shifts come before rotation. For the other arguments see `MGKAttention`.
+    shifts come before rotation, and `prior_floor` is the smallest π in log space.
 
     Raises:
         ValueError: a variance is not positive, a name is unknown, or shifts have no dimension left.
@@ -63,60 +147,45 @@ class MGKCore(Core):
     # Added to the sum of exponentials of every row; presets of released code set it.
     row_eps: float = 0.0
 
+    @options_by_name
     def __init__(
         self,
         layout: HeadLayout,
         backend: Backend = "auto",
         *,
-        num_components: int = 2,
-        shifted_keys: bool = False,
-        e_step: EStep = "learned",
-        score: Score = "gaussian",
-        variance: VariancePreset | list[float] = "equal",
-        learn_variance: bool = False,
-        m_step_variance: bool = False,
-        prior_share: PriorShare = "head",
-        prior_param: PriorParam = "clamp",
+        options: MGKOptions = MGKOptions(),
         prior_floor: float = PRIOR_FLOOR,
-        max_positions: int | None = None,
-        shift_init_std: float = 1.0,
-        include_log_det: bool = False,
-        em_weighting: Literal["uniform", "posterior"] = "uniform",
         rotary: Rotary | None = None,
-        rotary_shift: RotaryShift = "before",
-        key_norm_weight: float | None = None,
     ) -> None:
         super().__init__(layout, backend)
-        check_components(layout, num_components, shifted_keys)
-        check_choice("e_step", e_step, ("learned", "soft", "hard"))
-        check_choice("score", score, ("gaussian", "dot"))
-        check_choice("em_weighting", em_weighting, ("uniform", "posterior"))
-        check_choice("rotary_shift", rotary_shift, ("before", "after", "unrotated"))
-        self.num_components, self.shifted_keys = num_components, shifted_keys
-        self.e_step, self.score = e_step, score
-        self.include_log_det, self.em_weighting = include_log_det, em_weighting
-        self.rotary, self.rotary_shift = rotary, rotary_shift
-        self.has_m_step = e_step == "soft"
+        shifted, score, count = options.shifted_keys, options.score, options.num_components
+        check_components(layout, count, shifted)
+        self.num_components, self.shifted_keys = count, shifted
+        self.e_step, self.score = options.e_step, score
+        self.include_log_det, self.em_weighting = options.include_log_det, options.em_weighting
+        self.rotary, self.rotary_shift = rotary, options.rotary_shift
+        self.has_m_step = options.e_step == "soft"
         owners = layout.key  # heads with shifts, priors and variances of their own
-        multipliers = variance_multipliers(variance, num_components)
+        multipliers = variance_multipliers(options.variance, count)
         self.variance = MixtureVariance(
-            multipliers, owners, layout.head_dim, learn_variance, m_step_variance
+            *(multipliers, owners, layout.head_dim),
+            *(options.learn_variance, options.m_step_variance),
         )
         self.prior: MixturePrior | None = None
-        if e_step != "hard":
+        if options.e_step != "hard":
             self.prior = MixturePrior(
-                num_components,
+                count,
                 owners,
-                share=prior_share,
-                param=prior_param,
-                by_m_step=e_step == "soft",
-                max_positions=max_positions,
+                share=options.prior_share,
+                param=options.prior_param,
+                by_m_step=options.e_step == "soft",
+                max_positions=options.max_positions,
                 floor=prior_floor,
             )
         self.key_shift: nn.Parameter | None = None
-        if shifted_keys:
+        if shifted:
             size = layout.head_dim
-            if rotary is not None and rotary_shift == "unrotated":
+            if rotary is not None and options.rotary_shift == "unrotated":
                 size -= rotary.rotary_dim
                 if size == 0:
                     raise ValueError(
@@ -124,61 +193,34 @@ class MGKCore(Core):
                         f"dimension of head_dim={layout.head_dim} for the shifts; choose a smaller "
                         "rotary_dim"
                     )
-            shift = torch.randn(owners, num_components, size) * shift_init_std
+            shift = torch.randn(owners, count, size) * options.shift_init_std
             self.key_shift = nn.Parameter(shift)
-        if m_step_variance:
-            self._check_m_step_variance(learn_variance, key_norm_weight)
-        self.start_norm_weight = key_norm_weight
-        self.key_norm_weight: Tensor | None
-        self.register_buffer("key_norm_weight", self._weight_of_norms(key_norm_weight))
-        collapses = shifted_keys and score == "dot" and self.variance.is_equal
-        if collapses and prior_share != "head_position":
+        weight = self.start_norm_weight = options.key_norm_weight
+        stored = None if weight is None else torch.tensor(float(weight))
+        self.register_buffer(NORM_WEIGHT, stored)
+        collapses = shifted and score == "dot" and self.variance.is_equal
+        if collapses and options.prior_share != "head_position":
             warnings.warn(
                 "shifted keys with dot-product scores, equal variances and priors shared by "
                 "positions are ordinary softmax attention: the shift cancels in every row",
-                stacklevel=3,
+                stacklevel=4,
             )
 
-    def _check_m_step_variance(self, learn: bool, key_norm_weight: float | None) -> None:
-        """Raise a ValueError where σ² of an M-step is not what makes the queries likeliest."""
-        needed = {
-            "e_step": (self.e_step, "soft"),
-            "em_weighting": (self.em_weighting, "posterior"),
-            "score": (self.score, "gaussian"),
-            "include_log_det": (self.include_log_det, True),
-            "learn_variance": (learn, False),
-            "key_norm_weight": (key_norm_weight, None),
-        }
-        wrong = [name for name, (given, wanted) in needed.items() if given != wanted]
-        if wrong:
-            given, wanted = needed[wrong[0]]
-            raise ValueError(
-                f"m_step_variance needs {wrong[0]}={wanted}, received {given}: its σ² is the "
-                "likeliest only of Gaussian densities, weighted by the posterior"
-            )
-
-    def _weight_of_norms(self, weight: float | None) -> Tensor | None:
-        """Return λ as it is kept, or None where norms count as the score says."""
-        if weight is None:
-            return None
-        if self.score != "gaussian":
-            raise ValueError(
-                f"key_norm_weight={weight:g} is for score=gaussian, received score={self.score}: "
-                "leave it out, the dot product has no norms"
-            )
-        if not 0.0 <= weight <= 1.0:
-            raise ValueError(f"key_norm_weight must be in [0, 1], received {weight}")
-        return torch.tensor(float(weight))
+    @property
+    def norm_weight(self) -> Tensor | None:
+        """λ as it is now. None means that norms count as the score says."""
+        weight: Tensor | None = getattr(self, NORM_WEIGHT)
+        return weight
 
     def set_norm_weight(self, weight: float) -> None:
         """Set λ; for training, which anneals it.
 
         Raises:
-            ValueError: the layer was made without `key_norm_weight`.
+            ValueError: the layer was made without it.
         """
-        if self.key_norm_weight is None:
-            raise ValueError("a layer without key_norm_weight has no norms to weigh")
-        self.key_norm_weight.fill_(weight)
+        if self.norm_weight is None:
+            raise ValueError(f"a layer without {NORM_WEIGHT} has no norms to weigh")
+        self.norm_weight.fill_(weight)
 
     # ------------------------------------------------------------------ one call
     def variant(self, call: HeadCall) -> MGK:
@@ -192,7 +234,7 @@ class MGKCore(Core):
             include_log_det=self.include_log_det,
             hard=self.e_step == "hard",
             key_shift=self.shift_table(0, num_keys),
-            norm_weight=self.key_norm_weight,
+            norm_weight=self.norm_weight,
         )
 
     def shift_table(self, first_position: int, num_keys: int) -> Tensor | None:
@@ -213,9 +255,7 @@ class MGKCore(Core):
         """Return, if hard, the pairs whose best component leads by more than 16-bit rounding."""
         if self.e_step != "hard":
             return None
-        arguments = MGK(
-            None, self.variance().double(), self.score, norm_weight=self.key_norm_weight
-        )
+        arguments = MGK(None, self.variance().double(), self.score, norm_weight=self.norm_weight)
         scores = component_scores(query.double(), self.components(key).double(), arguments)
         best = scores.topk(2, 2).values
         return best[:, :, 0] - best[:, :, 1] > 0.05
@@ -240,7 +280,7 @@ class MGKCore(Core):
         Raises:
             ValueError: the scores are not densities, as keys' norms are put back.
         """
-        weight = self.key_norm_weight
+        weight = self.norm_weight
         if weight is not None and bool(weight):
             raise ValueError(
                 f"keys' norms are put back with weight {float(weight):.3g}, so scores are not "
@@ -261,7 +301,7 @@ class MGKCore(Core):
         """
         parts, masks = self._mixtures(call), call.masks
         forms = (parts.log_prior, parts.variance, self.score, self.include_log_det)
-        arguments = MGK(*forms, norm_weight=self.key_norm_weight)
+        arguments = MGK(*forms, norm_weight=self.norm_weight)
         scores = component_scores(call.query.to(parts.key), parts.key, arguments)
         rows, cols = masks.all_rows, masks.all_cols
         allowed = masks.allowed(rows, cols, call.query.device)
@@ -354,32 +394,7 @@ class MGKAttention(Attention):
 
     Args:
         num_heads: H. The papers halve it and keep `head_dim`.
-        num_components: K.
-        shifted_keys: False (MGK): K key projections. True (sMGK): one projection and K learned
-            shifts, key[j, r] = key[j] + b_r.
-        e_step: `learned` (setting A, prior by gradient), `soft` (B, prior by the M-step),
-            `hard` (C, maximum over components, no prior).
-        score: `gaussian`, or `dot` ("Softmax MGK").
-        variance: multipliers c_r or a preset: `equal` (1, …), `paper_main` (1, 3), `code_lm`
-            (1, 1/3).
-        learn_variance: make σ² a parameter per head and component.
-        m_step_variance: let σ² per head and component follow the M-step of setting B, Σ_ij P_ijr
-            ‖query[i] − key[j, r]‖² / (E Σ_ij P_ijr) with P the joint posterior; needs
-            `em_weighting="posterior"` and `include_log_det`. An update of priors and variances
-            never makes the queries less likely under these keys.
-        prior_share: one prior per layer, per head, or per head and key position.
-        prior_param: setting A keeps clamped values (the paper) or logits.
-        max_positions: longest key sequence, for `head_position`.
-        shift_init_std: standard deviation of the shifts at the start (paper 1, code 0.5).
-        include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
-        em_weighting: pairs count equally in the M-step (the paper), or by their attention weight.
-        rotary_shift: shifted keys with rotary positions: shift `before` rotation (relative
-            positions, K products per pair), `after` it (one product where a kernel uses that, but
-            absolute positions enter), or in `unrotated` dimensions only (both; recommended where
-            `rotary_dim` < E).
-        key_norm_weight: λ in [0, 1], of Gaussian scores: log π gains λ ‖key[j, r]‖² / (2 σ²_r), so
-            that 1 starts at the dot product; training with `norm_annealing_steps` takes it to 0,
-            the Gaussian. Checkpoints hold its value. None is the Gaussian from the beginning.
+        options: see `MGKOptions`, whose fields are arguments by their names.
         common: the other arguments of `Attention`; with `num_kv_heads=1` (multi-query MGK) one set
             of K keys serves all heads. Attention dropout takes one decision per (i, j) for all
             components.
@@ -391,38 +406,22 @@ class MGKAttention(Attention):
 
     core: MGKCore
 
+    @options_by_name
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
         *,
-        num_components: int = 2,
-        shifted_keys: bool = False,
-        e_step: EStep = "learned",
-        score: Score = "gaussian",
-        variance: VariancePreset | list[float] = "equal",
-        learn_variance: bool = False,
-        m_step_variance: bool = False,
-        prior_share: PriorShare = "head",
-        prior_param: PriorParam = "clamp",
-        max_positions: int | None = None,
-        shift_init_std: float = 1.0,
-        include_log_det: bool = False,
-        em_weighting: Literal["uniform", "posterior"] = "uniform",
-        rotary_shift: RotaryShift = "before",
-        key_norm_weight: float | None = None,
+        options: MGKOptions = MGKOptions(),
         **common: Any,
     ) -> None:
-        options = own_options(MGKCore, locals())
-        if num_components < 1:
-            raise ValueError(f"num_components must be at least 1, received {num_components}")
-        self.num_components, self.shifted_keys = num_components, shifted_keys
+        self.num_components, self.shifted_keys = options.num_components, options.shifted_keys
         super().__init__(embed_dim, num_heads, **common)
-        self.core = self.make_core(**options)
+        self.core = self.make_core(options)
 
-    def make_core(self, **mixture: Any) -> MGKCore:
-        """Return the core for these options of the mixture."""
-        return MGKCore(self.layout, self._backend, rotary=self.rotary, **mixture)
+    def make_core(self, options: MGKOptions) -> MGKCore:
+        """Return the core."""
+        return MGKCore(self.layout, self._backend, options=options, rotary=self.rotary)
 
     def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Take weights whose norms were annealed to 0, which is this layer without the annealing.
@@ -430,13 +429,13 @@ class MGKAttention(Attention):
         Raises:
             ValueError: they were not annealed to the end.
         """
-        name = f"{prefix}core.key_norm_weight"
-        if self.core.key_norm_weight is None and name in state_dict:
+        name = f"{prefix}core.{NORM_WEIGHT}"
+        if self.core.norm_weight is None and name in state_dict:
             weight = float(state_dict[name])
             if weight:
                 raise ValueError(
                     f"{name} is {weight:.3g}, so these weights are not of a plain Gaussian layer: "
-                    "build it with key_norm_weight, or train to the end of the annealing"
+                    f"build it with {NORM_WEIGHT}, or train to the end of the annealing"
                 )
             del state_dict[name]
 
