@@ -15,15 +15,15 @@ from lit_probattn.attention.fish.linear_layer import LinearFiSHAttention as Line
 from lit_probattn.attention.layer import Attention as Attention
 from lit_probattn.attention.layer import AttentionFactory as AttentionFactory
 from lit_probattn.attention.layer import Cost as Cost
-from lit_probattn.attention.linear.as_released import (
-    ReleasedLinearAttention as ReleasedLinearAttention,
-)
-from lit_probattn.attention.linear.as_released import ReleasedMLKAttention as ReleasedMLKAttention
 from lit_probattn.attention.linear.layer import LinearAttention as LinearAttention
 from lit_probattn.attention.linear.mlk import MLKAttention as MLKAttention
-from lit_probattn.attention.mgk.as_released import ReleasedMGKAttention as ReleasedMGKAttention
 from lit_probattn.attention.mgk.layer import MGKAttention as MGKAttention
 from lit_probattn.attention.polynomial import PolynomialAttention as PolynomialAttention
+from lit_probattn.attention.released.linear import (
+    ReleasedLinearAttention as ReleasedLinearAttention,
+)
+from lit_probattn.attention.released.linear import ReleasedMLKAttention as ReleasedMLKAttention
+from lit_probattn.attention.released.mgk import ReleasedMGKAttention as ReleasedMGKAttention
 from lit_probattn.attention.softmax import SoftmaxAttention as SoftmaxAttention
 from lit_probattn.attention.variant import Variant as Variant
 

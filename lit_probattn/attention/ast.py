@@ -15,11 +15,11 @@ from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, ParameterTable
 from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.engines.loop import num_iterations
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Normaliser, Scores, Variant
 from lit_probattn.base.graphs import is_transformed, written
-from lit_probattn.base.memory import only_shapes
 
 # Range of α: at 1 the mapping is the softmax, which its formula reaches only in the limit.
 ALPHA_RANGE = (1.01, 2.0)
@@ -60,8 +60,7 @@ def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
 def _bisected(scores: Tensor, alpha: Tensor) -> Tensor:
     from entmax import entmax_bisect
 
-    steps = 3 if only_shapes(scores) else _BISECTIONS  # every step holds what the third holds
-    weights: Tensor = entmax_bisect(scores, alpha, -1, steps)
+    weights: Tensor = entmax_bisect(scores, alpha, -1, num_iterations(_BISECTIONS, scores))
     return weights
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
+from lit_probattn.attention.engines.cached import by_parts, reads_parts
 from lit_probattn.attention.engines.table import NORMAL_FORM
 from lit_probattn.attention.numerics import autocast_off
 from lit_probattn.attention.variant import BACKENDS as BACKENDS
@@ -42,6 +43,8 @@ def attend(call: HeadCall, variant: Variant, backend: str = "auto", kind: str = 
     """
     variant.check(call)
     with autocast_off(call.query):
+        if call.cache is not None and backend == "auto" and reads_parts(call, variant):
+            return by_parts(call, variant).to(call.query.dtype)
         engine = engines_of(variant)[choose(variant, backend, call, kind)]
         return engine.compute(call, variant).to(call.query.dtype)
 

@@ -1,30 +1,15 @@
 """What decoding keeps of earlier tokens: explicit objects that the caller holds, one per layer.
 
-Long caches are read in parts; partial outputs with their normalisers are merged exactly. A cache of
-bounded length gives up a position when it is full: with weights α_t of the latest query and its
-output o = Σ_t α_t v_t, removing the key at t and dividing the others by what is left moves it by
-
-    o' − o = α_t / (1 − α_t) · (o − v_t)
-
-so the position whose removal moves it least need not be the one with the smallest weight.
+`engines/cached.py` attends to those of keys and values.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from lit_probattn.attention.numerics import (
-    check_choice,
-    grouped_values,
-    masked_softmax,
-    repeat_heads,
-)
 
 # Cached positions that a decoding step reads at once: bounds the scores it stores.
 DEFAULT_PART_LEN = 8192
@@ -35,23 +20,23 @@ class Cache(ABC):
 
     Attributes:
         length: positions held, masked ones included.
-        num_dropped: positions that were held and given up.
-        store_offsets: whether the layer should pass key offsets to `append`.
     """
 
     length: int = 0
-    num_dropped: int = 0
-    store_offsets: bool = False
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next token among all that were appended."""
+        return self.length
 
     @abstractmethod
     def append(
-        self,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None = None,
-        offset: Tensor | None = None,
+        self, key: Tensor, value: Tensor, key_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Add tokens; return the keys, values and key mask that the new queries attend to."""
+
+    def after_call(self, call: Any, variant: Any) -> None:  # noqa: B027
+        """Change what is held once a `HeadCall` has read it; most caches keep everything."""
 
     @abstractmethod
     def read(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -80,40 +65,38 @@ class KVCache(Cache):
     one token at a time costs O(1) per token on average. The cache holds no graph: it is for use
     without gradients.
 
-    Bytes per token of one sequence, for element size s (offsets are float32, float64 if keys are):
+    Terms are what a key adds to its scores in the variant's normal form, β: of MGK
+    log π − ‖k‖² / (2σ²). They are stored so that a step does not compute the norms of all keys
+    again. Bytes per token of one sequence, for element size s (terms are float32, float64 if keys
+    are):
 
         softmax   s H_kv (E + E_v)
-        MGK       s H_kv (K E + E_v) + 4 H_prior K     with offsets, else without the last term
-        sMGK      s H_kv (E + E_v)   + 4 H_prior K     with offsets, else without the last term
+        MGK       s H_kv (K E + E_v) + 4 H_prior K
+        sMGK      s H_kv (E + E_v)   + 4 H_prior K
 
     Args:
         capacity: positions to reserve at the first use.
-        store_offsets: also keep what a key adds to its scores, log π − ‖k‖² / (2σ²), so that a
-            step does not compute the norms of all keys again.
         part_len: positions that a decoding step reads at once.
+
+    Attributes:
+        num_terms: positions, from the first on, whose terms are stored.
 
     Raises:
         ValueError: `part_len` is not positive.
     """
 
-    def __init__(
-        self, capacity: int = 0, *, store_offsets: bool = False, part_len: int = DEFAULT_PART_LEN
-    ) -> None:
+    def __init__(self, capacity: int = 0, *, part_len: int = DEFAULT_PART_LEN) -> None:
         if part_len < 1:
             raise ValueError(f"part_len must be at least 1, received {part_len}")
-        self.capacity, self.store_offsets, self.part_len = capacity, store_offsets, part_len
-        self.length = 0
+        self.capacity, self.part_len = capacity, part_len
+        self.length = self.num_terms = 0
         self._key: Tensor | None = None
         self._value: Tensor | None = None
         self._mask: Tensor | None = None
-        self._offset: Tensor | None = None
+        self._terms: Tensor | None = None
 
     def append(
-        self,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None = None,
-        offset: Tensor | None = None,
+        self, key: Tensor, value: Tensor, key_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Add tokens and return all keys, values and the key mask so far.
 
@@ -121,7 +104,6 @@ class KVCache(Cache):
             key: (B, …, n, E), the sequence in the second last dimension.
             value: (B, H_kv, n, E_v).
             key_mask: real tokens among the new ones, (B, n). None means all.
-            offset: what each key adds to its scores, (B, …, n).
 
         Raises:
             ValueError: batch or head sizes differ from what the cache holds.
@@ -131,16 +113,19 @@ class KVCache(Cache):
             self._mask = torch.ones(
                 key.shape[0], max(self.capacity, self.length), dtype=torch.bool, device=key.device
             )
-        self._key = self._store(self._key, key.detach(), -2)
-        self._value = self._store(self._value, value.detach(), -2)
-        if offset is not None:
-            self._offset = self._store(self._offset, offset.detach(), -1)
+        self._key = self._store(self._key, key.detach(), -2, self.length)
+        self._value = self._store(self._value, value.detach(), -2, self.length)
         if self._mask is not None:
             if key_mask is None:
                 key_mask = torch.ones(key.shape[0], new, dtype=torch.bool, device=key.device)
-            self._mask = self._store(self._mask, key_mask, -1)
+            self._mask = self._store(self._mask, key_mask, -1, self.length)
         self.length += new
         return self.read()
+
+    def append_terms(self, terms: Tensor) -> None:
+        """Store the terms of the first keys that have none yet, (B, …, n)."""
+        self._terms = self._store(self._terms, terms.detach(), -1, self.num_terms)
+        self.num_terms += terms.shape[-1]
 
     def read(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return all keys, values and the key mask so far.
@@ -153,18 +138,10 @@ class KVCache(Cache):
 
     def reorder(self, rows: Tensor) -> None:
         """Take these rows of what is stored; reserved space stays."""
-        self._key = self._taken(self._key, rows, -2)
-        self._value = self._taken(self._value, rows, -2)
-        self._mask = self._taken(self._mask, rows, -1)
-        self._offset = self._taken(self._offset, rows, -1)
-
-    def _taken(self, store: Tensor | None, rows: Tensor, dim: int) -> Tensor | None:
-        if store is None:
-            return None
-        taken = store.new_empty(len(rows), *store.shape[1:])
-        used = taken.narrow(dim, 0, self.length)
-        used.copy_(store.narrow(dim, 0, self.length).index_select(0, rows))
-        return taken
+        self._key = _taken(self._key, rows, -2, self.length)
+        self._value = _taken(self._value, rows, -2, self.length)
+        self._mask = _taken(self._mask, rows, -1, self.length)
+        self._terms = _taken(self._terms, rows, -1, self.num_terms)
 
     def parts(self) -> list[range]:
         """Return the ranges of positions that a step reads one after the other."""
@@ -172,19 +149,20 @@ class KVCache(Cache):
         return [range(i, min(i + self.part_len, self.length)) for i in starts]
 
     def part(self, cols: range) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys, values and offsets of some positions.
+        """Return keys, values and terms of some positions; no terms where one of them has none.
 
         Raises:
             ValueError: the cache is empty.
         """
         if self._key is None or self._value is None:
             raise ValueError("the cache is empty: append tokens before reading it")
-        offset = None if self._offset is None else self._offset[..., cols.start : cols.stop]
         span = slice(cols.start, cols.stop)
-        return self._key[..., span, :], self._value[..., span, :], offset
+        terms = self._terms if cols.stop <= self.num_terms else None
+        terms = None if terms is None else terms[..., span]
+        return self._key[..., span, :], self._value[..., span, :], terms
 
-    def _store(self, store: Tensor | None, new: Tensor, dim: int) -> Tensor:
-        end = self.length + new.shape[dim]
+    def _store(self, store: Tensor | None, new: Tensor, dim: int, start: int) -> Tensor:
+        end = start + new.shape[dim]
         if store is None:
             shape = list(new.shape)
             shape[dim] = max(self.capacity, end)
@@ -194,7 +172,7 @@ class KVCache(Cache):
             shape = list(new.shape)
             shape[dim] = max(end, 2 * store.shape[dim]) - store.shape[dim]
             store = torch.cat([store, store.new_zeros(shape)], dim)
-        store.narrow(dim, self.length, new.shape[dim]).copy_(new)
+        store.narrow(dim, start, new.shape[dim]).copy_(new)
         return store
 
     @staticmethod
@@ -211,13 +189,14 @@ class KVCache(Cache):
     def num_bytes(self) -> int:
         """Bytes of the tensors held (reserved space not counted)."""
         held = [None if x is None else x[..., : self.length, :] for x in (self._key, self._value)]
-        held += [None if x is None else x[..., : self.length] for x in (self._mask, self._offset)]
+        held += [None if self._mask is None else self._mask[:, : self.length]]
+        held += [None if self._terms is None else self._terms[..., : self.num_terms]]
         return tensor_bytes(*held)
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of the storage, reserved space included."""
-        return tensor_bytes(self._key, self._value, self._mask, self._offset)
+        return tensor_bytes(self._key, self._value, self._mask, self._terms)
 
 
 def tensor_bytes(*tensors: Tensor | None) -> int:
@@ -225,160 +204,14 @@ def tensor_bytes(*tensors: Tensor | None) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
-def partial_attention(
-    scores: Tensor, value: Tensor, allowed: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Attend to l of the keys; also return the logarithm of each row's sum of exponentials.
-
-    Args:
-        scores: (B, H, N, l).
-        value: (B, H_kv, l, E_v).
-        allowed: bool, broadcastable to `scores`. None means all.
-
-    Returns:
-        (B, H, N, E_v) and (B, H, N, 1); zeros and -inf in rows that see nothing.
-    """
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, float("-inf"))
-    largest = scores.amax(-1, keepdim=True)
-    largest = largest.masked_fill(largest == float("-inf"), 0.0)
-    weights = torch.exp(scores - largest)
-    total = weights.sum(-1, keepdim=True)
-    weights = weights / total.masked_fill(total == 0, 1.0)
-    return grouped_values(weights, value), largest + total.log()
-
-
-def merge_partials(
-    outputs: Sequence[Tensor], normalisers: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Merge the results of `partial_attention`: exact for every softmax over all keys.
-
-    L = logsumexp_s L_s,  o = Σ_s exp(L_s − L) o_s, for outputs o_s and logarithms L_s of the sums
-    of exponentials; zeros and -inf for rows that see nothing in any part.
-    """
-    if len(outputs) == 1:
-        return outputs[0], normalisers[0]
-    stacked = torch.stack(list(normalisers))
-    total = stacked.logsumexp(0)
-    shift = total.masked_fill(total == float("-inf"), 0.0)
-    factors = torch.exp(stacked - shift)
-    return (factors * torch.stack(list(outputs))).sum(0), total
-
-
-EvictBy = Literal["movement", "weight", "age"]
-
-
-@dataclass(frozen=True)
-class CacheBound:
-    """How long a cache may grow, and what it gives up.
-
-    Args:
-        max_keys: positions that each layer keeps.
-        evict_by: `movement`: the position whose removal moves the latest query's output least;
-            `weight`: the one with the smallest weight; `age`: the oldest.
-
-    Raises:
-        ValueError: a number or a name is not one of these.
-    """
-
-    max_keys: int
-    evict_by: EvictBy = "movement"
-
-    def __post_init__(self) -> None:
-        if self.max_keys < 1:
-            raise ValueError(f"max_keys must be at least 1, received {self.max_keys}")
-        check_choice("evict_by", self.evict_by, ("movement", "weight", "age"))
-
-
-class BoundedCache(KVCache):
-    """Keys and values of at most `max_keys` positions, after every call.
-
-    A position is given up for all heads of the layer at once, of each sequence its own. While a
-    call runs the cache also holds that call's tokens, so a prompt is read whole.
-
-    Args:
-        bound: how many positions, and which go.
-        capacity: positions to reserve at the first use.
-    """
-
-    def __init__(self, bound: CacheBound, capacity: int = 0) -> None:
-        super().__init__(min(capacity, bound.max_keys + 1), store_offsets=True)
-        self.bound = bound
-
-    @property
-    def num_surplus(self) -> int:
-        """Positions beyond the bound."""
-        return max(0, self.length - self.bound.max_keys)
-
-    def keep(self, places: Tensor) -> None:
-        """Keep these places, (B, n) int64 in ascending order, and drop the others."""
-        self.num_dropped += self.length - places.shape[1]
-        self._key = _gathered(self._key, places, -2)
-        self._value = _gathered(self._value, places, -2)
-        self._mask = _gathered(self._mask, places, -1)
-        self._offset = _gathered(self._offset, places, -1)
-        self.length = places.shape[1]
-
-
-def _gathered(store: Tensor | None, places: Tensor, dim: int) -> Tensor | None:
-    """Take places of every sequence, in place; what is reserved beyond them is given back."""
+def _taken(store: Tensor | None, rows: Tensor, dim: int, length: int) -> Tensor | None:
+    """Take rows of the first `length` positions; reserved space stays."""
     if store is None:
         return None
-    dim %= store.dim()
-    shape = [1] * store.dim()
-    shape[0], shape[dim] = places.shape
-    wanted = list(store.shape)
-    wanted[dim] = places.shape[1]
-    return store.gather(dim, places.view(shape).expand(wanted))
-
-
-def output_movements(weights: Tensor, value: Tensor) -> Tensor:
-    """Return ‖o' − o‖ for the removal of each key, (B, H, N, L).
-
-    Args:
-        weights: α, (B, H, N, L), of sum 1 or less.
-        value: (B, H_kv, L, E_v).
-    """
-    value = value.to(weights.dtype)
-    out = grouped_values(weights, value)
-    value = repeat_heads(value, weights.shape[1])
-    distance = (out[..., :, None, :] - value[..., None, :, :]).norm(dim=-1)
-    left = 1.0 - weights
-    moved = weights / left.masked_fill(left <= 0, 1.0) * distance
-    return moved.masked_fill(left <= 0, float("inf"))
-
-
-def kept_places(
-    scores: Tensor,
-    value: Tensor,
-    allowed: Tensor | None,
-    bound: CacheBound,
-    row_eps: float = 0.0,
-) -> Tensor:
-    """Return the positions to keep after a query, (B, max_keys), ascending.
-
-    Heads add up: squared movements, as the outputs of heads lie side by side, or weights.
-
-    Args:
-        scores: of the latest query, (B, H, 1, L).
-        value: (B, H_kv, L, E_v).
-        allowed: bool, broadcastable to `scores`; hidden positions go first.
-        bound: how many, and by what.
-        row_eps: added to each row's sum of exponentials.
-    """
-    weights = masked_softmax(scores, allowed, row_eps)
-    if bound.evict_by == "age":
-        length = scores.shape[-1]
-        worth = torch.arange(length, device=scores.device).expand(scores.shape[0], length)
-    elif bound.evict_by == "weight":
-        worth = weights.sum((1, 2))
-    else:
-        worth = output_movements(weights, value).square().sum((1, 2))
-    if allowed is not None:
-        seen = allowed.expand(scores.shape).any(1)[:, 0]
-        worth = worth.to(weights.dtype).masked_fill(~seen, -1.0)
-    best = torch.argsort(worth, dim=-1, descending=True, stable=True)[:, : bound.max_keys]
-    return best.sort(-1).values
+    taken = store.new_empty(len(rows), *store.shape[1:])
+    used = taken.narrow(dim, 0, length)
+    used.copy_(store.narrow(dim, 0, length).index_select(0, rows))
+    return taken
 
 
 def _rows_of(tensor: Tensor | None, rows: Tensor) -> Tensor | None:
@@ -421,11 +254,7 @@ class LinearState(Cache):
         self._nothing: tuple[Tensor, Tensor] | None = None
 
     def append(
-        self,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None = None,
-        offset: Tensor | None = None,
+        self, key: Tensor, value: Tensor, key_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Count the tokens and return them: earlier ones are in the sums.
 

@@ -55,6 +55,9 @@ class HeadCall:
         cache: memory that query, key and value come from, the new tokens included.
         query_mask: real queries, (B, N) bool, for the M-step. None means all.
         first_query: position of the first query, where it does not follow from the cache.
+        first_key: position of the first key, where the keys are a part of those that the masks are
+            for. None means they are all.
+        num_terms: how many of these keys, the first, have their terms β in the cache.
         on: type of device that the call is an outline for; None means that of the tensors.
     """
 
@@ -68,6 +71,8 @@ class HeadCall:
     cache: Cache | None = None
     query_mask: Tensor | None = None
     first_query: int | None = None
+    first_key: int | None = None
+    num_terms: int = 0
     on: str | None = None
 
     @property

@@ -5,36 +5,18 @@ Projections, rotations and caches are the caller's: `Attention` here, or any oth
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import BACKENDS, Backend, attend, choose, engines_of
-from lit_probattn.attention.cache import (
-    BoundedCache,
-    Cache,
-    KVCache,
-    kept_places,
-    merge_partials,
-    partial_attention,
-)
+from lit_probattn.attention.cache import Cache, KVCache
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_heads, outline
-from lit_probattn.attention.numerics import (
-    autocast_off,
-    biased,
-    compute_dtype,
-    grouped_values,
-    masked_softmax,
-)
+from lit_probattn.attention.numerics import autocast_off
 from lit_probattn.attention.variant import Engine, Variant
-
-# With a cache, calls with at most this many new tokens read it part by part.
-STEP_QUERIES = 16
 
 
 @dataclass(frozen=True)
@@ -82,12 +64,6 @@ class Core(nn.Module):
     makes: ClassVar[type[Variant]]
     # Row of `backends.AUTO` in place of the variant's own.
     auto_kind: str = ""
-    # Whether a bounded cache may give up some of the keys; such a variant has `cached_scores`.
-    can_drop_keys: ClassVar[bool] = False
-    # Whether `cached_scores` exists: short calls with a cache then read it part by part.
-    steps_over_cache: ClassVar[bool] = False
-    # Added to the sum of exponentials of every row; presets of released code set it.
-    row_eps: float = 0.0
     # Whether scores depend on positions, so that a query by itself gives something else.
     knows_positions: bool = False
     # Whether training calls go to `accumulate_m_step` first.
@@ -121,12 +97,10 @@ class Core(nn.Module):
         with autocast_off(call.query):
             if self.training and self.has_m_step:
                 self.accumulate_m_step(call)
-            if self.reads_parts(call):
-                out = attend_to_cache(self, call).to(call.query.dtype)
-            else:
-                out = attend(call, self.variant(call), self.backend, self.auto_kind)
-            if isinstance(call.cache, BoundedCache):
-                evict(self, call, call.cache)
+            variant = self.variant(call)
+            out = attend(call, variant, self.backend, self.auto_kind)
+            if call.cache is not None:
+                call.cache.after_call(call, variant)
         return out
 
     if TYPE_CHECKING:
@@ -230,84 +204,7 @@ class Core(nn.Module):
     # ------------------------------------------------------------------ decoding
     def new_cache(self, capacity: int = 0) -> Cache:
         """Return an empty memory for decoding, with room for `capacity` positions."""
-        return KVCache(capacity, store_offsets=True)
-
-    def bound_refusal(self) -> str | None:
-        """Say why a cache of bounded length cannot serve ("cannot …"), or None if it can."""
-        return None if self.can_drop_keys else "cannot decode from a bounded number of keys"
+        return KVCache(capacity)
 
     def absorb(self, call: HeadCall) -> None:
         """Take keys without queries into the call's cache, where it keeps sums of them."""
-
-    def reads_parts(self, call: HeadCall) -> bool:
-        """Whether a call reads its cache part by part instead of through a backend."""
-        return (
-            self.steps_over_cache
-            and isinstance(call.cache, KVCache)
-            and call.scale is None  # offsets are stored for 1/√E
-            and self.backend == "auto"
-            and not self.training
-            and call.query.shape[2] <= STEP_QUERIES
-        )
-
-    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
-        """Return what stored keys add to their scores, for the cache to keep; (B, …, L) or None."""
-        return None
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
-    ) -> Tensor:
-        """Return the scores of a part of the cache, (B, H, N, len(cols)); all of them finite.
-
-        Args:
-            query: (B, H, N, E) in the compute dtype.
-            key: stored keys of the part, in the compute dtype.
-            offset: stored offsets of the part, if the cache keeps them.
-            cols: positions of the part.
-            call: the whole call.
-        """
-        raise NotImplementedError(f"{self.name} does not read a cache in parts")
-
-
-@torch.no_grad()
-def evict(core: Core, call: HeadCall, cache: BoundedCache) -> None:
-    """Drop the positions beyond a cache's bound, by what the latest query of a call sees."""
-    if not cache.num_surplus:
-        return
-    cols, last = range(cache.length), call.masks.num_queries - 1
-    key, value, offset = cache.part(cols)
-    dtype = compute_dtype(call.query)
-    scores = core.cached_scores(call.query[:, :, -1:].to(dtype), key.to(dtype), offset, cols, call)
-    rows = range(last, last + 1)
-    scores = biased(scores, call.masks, rows, cols)
-    allowed = call.masks.allowed(rows, cols, scores.device)
-    cache.keep(kept_places(scores, value.to(dtype), allowed, cache.bound, core.row_eps))
-
-
-def attend_to_cache(core: Core, call: HeadCall) -> Tensor:
-    """Attend from a few new queries to everything cached, the new tokens included, part by part.
-
-    Returns:
-        (B, H, N, E_v), in at least float32.
-    """
-    cache, masks = call.cache, call.masks
-    assert isinstance(cache, KVCache)
-    dtype = compute_dtype(call.query)
-    query, rows, parts = call.query.to(dtype), masks.all_rows, cache.parts()
-    outputs, normalisers = [], []
-    for cols in parts:
-        key, value, offset = cache.part(cols)
-        scores = core.cached_scores(query, key.to(dtype), offset, cols, call)
-        scores = biased(scores, masks, rows, cols)
-        allowed = masks.allowed(rows, cols, query.device)
-        if len(parts) == 1 and not core.row_eps:  # nothing to merge with
-            plain = allowed is None and masks.bias is None
-            weights = scores.softmax(-1) if plain else masked_softmax(scores, allowed)
-            return grouped_values(weights, value.to(dtype))
-        output, normaliser = partial_attention(scores, value.to(dtype), allowed)
-        outputs.append(output)
-        normalisers.append(normaliser)
-    if core.row_eps:
-        outputs.append(torch.zeros_like(outputs[0]))
-        normalisers.append(torch.full_like(normalisers[0], math.log(core.row_eps)))
-    return merge_partials(outputs, normalisers)[0]

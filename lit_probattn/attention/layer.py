@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.cache import BoundedCache, Cache, CacheBound, Memory
+from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.call import HeadCall, HeadLayout, with_dropout
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
@@ -22,21 +22,6 @@ from lit_probattn.attention.rotary import Rotary
 from lit_probattn.base.graphs import reject_nested
 from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import RandomKey
-
-
-@dataclass(frozen=True)
-class Example:
-    """Options of a layer and the masks of a call, for checks that walk all variants.
-
-    Args:
-        name: what tables print.
-        options: arguments of the layer; two heads unless they say otherwise.
-        masks: any of causal, key, pairs, bias, dropout.
-    """
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    masks: tuple[str, ...] = ()
 
 
 class MissingPartError(AttributeError):
@@ -88,9 +73,6 @@ class Attention(RenamingModule):
     core: Core
     # Whether each of the `reference_scores` depends on its query, key and positions alone.
     pairwise: ClassVar[bool] = True
-    # What the fused kernels are compared with, and each of their forms once, to be compiled.
-    kernel_examples: ClassVar[tuple[Example, ...]] = ()
-    kernel_forms: ClassVar[tuple[Example, ...]] = ()
 
     def __init__(
         self,
@@ -261,22 +243,9 @@ class Attention(RenamingModule):
         """Return the number of parameters."""
         return sum(p.numel() for p in self.parameters())
 
-    def new_cache(self, capacity: int = 0, bound: CacheBound | None = None) -> Cache:
-        """Return an empty memory for decoding, with room for `capacity` positions.
-
-        Args:
-            capacity: positions to reserve.
-            bound: how many positions it keeps, and which. None keeps all.
-
-        Raises:
-            NotImplementedError: the variant cannot decode from a part of its keys.
-        """
-        if bound is None:
-            return self.core.new_cache(capacity)
-        reason = self.core.bound_refusal()
-        if reason is not None:
-            raise NotImplementedError(f"{self.core.name} {reason}: leave the bound out")
-        return BoundedCache(bound, capacity)
+    def new_cache(self, capacity: int = 0) -> Cache:
+        """Return an empty memory for decoding, with space reserved for `capacity` positions."""
+        return self.core.new_cache(capacity)
 
     def cross_refusal(self) -> str | None:
         """Say why queries of another sequence cannot attend ("cannot …"), or None if they can."""
@@ -381,7 +350,7 @@ class Attention(RenamingModule):
         q = split_heads(self.query_proj(query), self.layout.query)
         k = split_heads(self.key_proj(key), self.layout.key, self.layout.keys_per_head)
         v = split_heads(self.project_values(value, of_self=of_self), self.layout.value)
-        first = 0 if cache is None else cache.length + cache.num_dropped
+        first = 0 if cache is None else cache.next_position
         if self.rotary is not None:
             k = self.rotary(k, first)
             q = self.rotary(q, first + k.shape[-2] - q.shape[-2])
@@ -391,8 +360,7 @@ class Attention(RenamingModule):
                     f"key_mask has shape {tuple(key_mask.shape)}; with a cache it covers the "
                     f"{key.shape[1]} new tokens: expected {tuple(key.shape[:2])}"
                 )
-            offset = self.core.key_offset(k, first) if cache.store_offsets else None
-            k, v, key_mask = cache.append(k, v, key_mask, offset)
+            k, v, key_mask = cache.append(k, v, key_mask)
         masks = make_masks(
             *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]), key_mask=key_mask, **pairs
         )
@@ -483,13 +451,6 @@ class AttentionFactory(Protocol):
         self, embed_dim: int, *, head_dim: int | None = None, **overrides: Any
     ) -> Attention:
         """Return a layer; `overrides` may set `num_heads` where stages have heads of their own."""
-
-
-def own_options(part: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a layer, `locals()` of its constructor, that its part takes too."""
-    return {
-        name: arguments[name] for name in inspect.signature(part).parameters if name in arguments
-    }
 
 
 def _no_such_argument(cls: type[Attention], name: str) -> str:

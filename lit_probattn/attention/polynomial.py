@@ -7,7 +7,7 @@ those of every other variant.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.masks import Block
-from lit_probattn.attention.numerics import grouped_scores, repeat_heads
+from lit_probattn.attention.numerics import repeat_heads
 from lit_probattn.attention.variant import MapFunction, Scores, Variant
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.
@@ -86,7 +86,6 @@ class PolynomialCore(Core):
     """The power; there are no parameters."""
 
     makes = Polynomial
-    steps_over_cache: ClassVar[bool] = True
 
     def __init__(self, layout: HeadLayout, backend: Backend = "auto", *, degree: int = 2) -> None:
         super().__init__(layout, backend)
@@ -95,12 +94,6 @@ class PolynomialCore(Core):
     def variant(self, call: HeadCall) -> Polynomial:
         """Return the power."""
         return Polynomial(self.degree)
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
-    ) -> Tensor:
-        """Return the scores of a part of the cache."""
-        return log_power(grouped_scores(query, key), self.degree)
 
 
 class PolynomialAttention(Attention):

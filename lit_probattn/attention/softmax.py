@@ -25,10 +25,9 @@ from lit_probattn.attention.cost import (
 )
 from lit_probattn.attention.engines.kernels import pair_arguments
 from lit_probattn.attention.engines.table import NORMAL_FORM
-from lit_probattn.attention.layer import Attention, Example
+from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.numerics import (
     compute_dtype,
-    grouped_scores,
     repeat_heads,
     squared_distance,
 )
@@ -65,17 +64,18 @@ class Softmax(Variant):
         """Return the scores in normal form.
 
         −‖q − k‖²/2 = q·k − ‖k‖²/2 − ‖q‖²/2, and the last term is constant in a row. Norms are those
-        of vectors that are moved by the mean key and rounded.
+        of vectors that are moved by the mean key, where all keys are there, and rounded.
         """
         query, key, dtype = call.query, call.key, compute_dtype(call.query)
         scale = query.shape[-1] ** -0.5 * call.scale_ratio()
         if self.score == "dot":
             return Scores(query, key[:, :, None], scale)
-        centre = key.detach().to(dtype).mean(-2, keepdim=True)
-        moved = (key.to(dtype) - centre).to(query.dtype)
-        query = (query.to(dtype) - repeat_heads(centre, query.shape[1])).to(query.dtype)
-        norm = moved.to(dtype).square().sum(-1) * (scale / -2.0)
-        return Scores(query, moved[:, :, None], scale, col=norm[:, :, None])
+        if call.first_key is None:
+            centre = key.detach().to(dtype).mean(-2, keepdim=True)
+            key = (key.to(dtype) - centre).to(query.dtype)
+            query = (query.to(dtype) - repeat_heads(centre, query.shape[1])).to(query.dtype)
+        norm = key[:, :, call.num_terms :].to(dtype).square().sum(-1) * (scale / -2.0)
+        return Scores(query, key[:, :, None], scale, col=norm[:, :, None])
 
 
 def softmax_triton(call: HeadCall, variant: Softmax) -> Tensor:
@@ -107,8 +107,6 @@ class SoftmaxCore(Core):
     """The kind of score; there are no parameters."""
 
     makes = Softmax
-    steps_over_cache: ClassVar[bool] = True
-    can_drop_keys: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True
 
     def __init__(
@@ -130,24 +128,6 @@ class SoftmaxCore(Core):
         key = repeat_heads(call.key, heads)[:, :, None]
         return Gaussians(key, None, ones * self.layout.head_dim**0.5)
 
-    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
-        """Return −‖key‖² / (2 √E) of Gaussian scores, (B, H_kv, L)."""
-        if self.score == "dot":
-            return None
-        return key.to(compute_dtype(key)).square().sum(-1) / (-2.0 * self.layout.head_dim**0.5)
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
-    ) -> Tensor:
-        """Return the scores of a part of the cache, up to what is constant in a row."""
-        scores = grouped_scores(query * self.layout.head_dim**-0.5, key)
-        if self.score == "dot":
-            return scores
-        if offset is None:
-            offset = self.key_offset(key, cols.start)
-        assert offset is not None
-        return scores + repeat_heads(offset, query.shape[1])[:, :, None]
-
 
 class SoftmaxAttention(Attention):
     """Softmax attention, the baseline of every other variant.
@@ -166,13 +146,6 @@ class SoftmaxAttention(Attention):
     """
 
     core: SoftmaxCore
-    kernel_examples = (
-        Example("softmax"),
-        Example("softmax, grouped", {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
-        Example("softmax, value size 9", {"value_head_dim": 9}, ("key", "dropout")),
-        Example("gaussian", {"score": "gaussian"}, ("pairs", "bias")),
-    )
-    kernel_forms = (Example("softmax"),)
 
     def __init__(
         self, embed_dim: int, num_heads: int, *, score: Score = "dot", **common: Any

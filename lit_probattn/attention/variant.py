@@ -34,7 +34,6 @@ from lit_probattn.attention.numerics import (
     repeat_heads,
     split_precision,
 )
-from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import STREAM_NOISE, RandomKey
 
 Backend = Literal["auto", "reference", "sdpa", "blockwise", "native", "flex", "triton"]
@@ -120,6 +119,10 @@ class Variant:
 
         Query and key have the dtype of the call's, and terms are those of the rounded vectors in at
         least float32. With `own_keys` every component has its key, and there are no coefficients.
+
+        Of a part of the keys (`call.first_key`) no key's term may depend on another key, and what
+        is left out of a row is the same for all parts, nothing with `row_eps`. β is not read of the
+        first `call.num_terms` keys, and may be that of the others alone.
         """
         raise NotImplementedError(f"{self.name} has no normal form")
 
@@ -127,7 +130,8 @@ class Variant:
         """Return what not every engine has, each with the option that asks for it.
 
         Names are those of `Engine.lacks`: `maximum`, `function` and `function without
-        layers` of several maps, `map noise`, `head noise`, `row_eps`, `normaliser`.
+        layers` of several maps, `map noise`, `head noise`, `row_eps`, `normaliser`; and
+        `positions`, if keys count by their positions.
         """
         return {}
 
@@ -392,7 +396,7 @@ def wide_heads(scores: Scores, call: HeadCall, widest: int | None = None) -> int
     if own_maps:
         return 1
     heads, head_dim = call.value.shape[1], call.value.shape[3]
-    if widest is None and device_type(call.value.device) == "cpu":
+    if widest is None and call.device == "cpu":
         return heads
     widest = WIDEST_VALUE if widest is None else widest
     fitting = [g for g in range(1, heads + 1) if heads % g == 0 and g * head_dim <= widest]

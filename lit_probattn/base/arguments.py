@@ -9,6 +9,17 @@
 The signature has every argument with its type and default, so parsers, `help` and configurations
 show them; the constructor receives a value for each. A type checker sees the bodies of the parts,
 not the arguments at calls of the whole: these are checked when it is called.
+
+Options that several constructors hand on as one are the fields of a frozen dataclass:
+
+    class MGKAttention(Attention):
+        @options_by_name
+        def __init__(self, embed_dim: int, *, options: MGKOptions = MGKOptions(), **common: Any):
+            super().__init__(embed_dim, **common)
+            self.core = MGKCore(self.layout, options=options)
+
+`MGKAttention(64, e_step="hard")` and `MGKAttention(64, options=MGKOptions(e_step="hard"))` are the
+same; a type checker knows the names and types of the second.
 """
 
 from __future__ import annotations
@@ -16,13 +27,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from inspect import Parameter, Signature
 from itertools import takewhile
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from lit_probattn.base.config_files import nearest
 
 Constructor = Callable[..., None]
+_Init = TypeVar("_Init", bound=Constructor)
 
 
 def takes(
@@ -57,14 +70,57 @@ def takes(
             bound.apply_defaults()
             init(**bound.arguments)
 
-        hints = {name: found.annotation for name, found in signature.parameters.items()}
-        made: Any = construct
-        made.__signature__ = signature
-        made.__annotations__ = {k: v for k, v in hints.items() if v is not Parameter.empty}
-        made.__doc__ = f"{inspect.cleandoc(init.__doc__ or '')}\n{_described(parts)}"
-        return made
+        return _shown(construct, init, signature, parts)
 
     return decorate
+
+
+def options_by_name(init: _Init) -> _Init:
+    """Let callers give the fields of a constructor's records of options by their names.
+
+    A record is a keyword argument whose default is an instance of a frozen dataclass. The signature
+    has its fields in its place; callers may give the record itself too.
+
+    Raises:
+        TypeError: when called, a record is given beside one of its fields.
+    """
+    own = inspect.signature(init).parameters
+    records: dict[str, Any] = {
+        name: type(p.default) for name, p in own.items() if is_dataclass(p.default)
+    }
+    names = {name: [f.name for f in fields(record)] for name, record in records.items()}
+    shown: list[Parameter] = []
+    for name, parameter in _typed(init, own).items():
+        if name not in records:
+            shown.append(parameter)
+            continue
+        taken = inspect.signature(records[name]).parameters
+        shown += [p.replace(kind=p.KEYWORD_ONLY) for p in _typed(records[name], taken).values()]
+
+    @functools.wraps(init)
+    def construct(self: Any, *args: Any, **given: Any) -> None:
+        for name, record in records.items():
+            values = {field: given.pop(field) for field in names[name] if field in given}
+            if values and name in given:
+                raise TypeError(f"{init.__qualname__}() got {name} and {next(iter(values))!r} too")
+            if values:
+                given[name] = record(**values)
+        init(self, *args, **given)
+
+    signature = Signature(shown, return_annotation=None)
+    return _shown(construct, init, signature, tuple(records.values()))
+
+
+def _shown(
+    construct: Constructor, init: Constructor, signature: Signature, parts: tuple[type, ...]
+) -> Any:
+    """Return a constructor with the signature, types and descriptions of its parts' arguments."""
+    hints = {name: found.annotation for name, found in signature.parameters.items()}
+    made: Any = construct
+    made.__signature__ = signature
+    made.__annotations__ = {k: v for k, v in hints.items() if v is not Parameter.empty}
+    made.__doc__ = f"{inspect.cleandoc(init.__doc__ or '')}\n{_described(parts)}"
+    return made
 
 
 def arguments_of(part: type, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -33,8 +33,6 @@ def predicted_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tuple
     return peak - held, held
 
 
-_Block = TypeVar("_Block")
-
 # What the meta device stands for in the predictions under way, the innermost last.
 _devices: list[str] = []
 
@@ -55,15 +53,6 @@ def predicting(device: str) -> Iterator[None]:
 def is_predicting() -> bool:
     """Whether memory is being predicted on the meta device."""
     return bool(_devices)
-
-
-def blocks_to_run(blocks: Sequence[_Block]) -> Sequence[_Block]:
-    """Return all blocks; while memory is predicted only the last three, which set the peak.
-
-    No block holds more than the last: a causal mask shows it the most keys, or one that is whole
-    comes before a smaller last one; and a block is made while the one before it is still held.
-    """
-    return blocks[-3:] if _devices else blocks
 
 
 def device_type(device: torch.device) -> str:

@@ -15,6 +15,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,8 +92,8 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: a flag is wrong, or the run is not of a language model.
     """
-    from lit_probattn.attention.cache import CacheBound
     from lit_probattn.base.errors import ConfigError
+    from lit_probattn.commands.bounded_cache import CacheBound, bounded_caches
     from lit_probattn.models.decoding import Sampling
     from lit_probattn.training.callbacks import PredictionWriter
 
@@ -106,11 +107,13 @@ def run(options: argparse.Namespace) -> None:
     trained.task.sampling = sampling
     trained.task.max_new_tokens = _new_tokens(trained, options)
     if options.max_keys is not None:
-        trained.task.cache_bound = CacheBound(options.max_keys, options.evict_by or "movement")
+        bound = CacheBound(options.max_keys, options.evict_by or "movement")
+        make_caches = partial(bounded_caches, trained.task.model.encoder, bound)
         try:
-            trained.task.model.new_caches(0, trained.task.cache_bound)
+            make_caches()
         except NotImplementedError as error:
             raise ConfigError(f"--max_keys: {error}".replace("the bound", "--max_keys")) from error
+        trained.task.make_caches = make_caches
     writer = [PredictionWriter(options.out)] if options.out else []
     with _without_notes():
         trainer = _trainer(trained.config, trained.device, writer)

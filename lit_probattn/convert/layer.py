@@ -103,7 +103,7 @@ class Mixture:
         score: None means `dot`, which starts at the old logits; `gaussian` with shifted keys, whose
             shifts cancel in dot products. Gaussian scores drop the keys' norms at once and start
             further away, unless `key_norm_weight` is 1.
-        key_norm_weight: of the new layer; see `MGKAttention`.
+        key_norm_weight: of the new layer; see `MGKOptions`.
         spread: of shifts, what is added to them: standard deviation, in units of the keys' own;
             components that start equal would stay equal for ever.
         seed: of that.

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import outside_modes
 from lit_probattn.kernels.runtime import PairOptions, draw_tensor
 from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
@@ -45,8 +46,11 @@ class Tested:
 def failure(family: str, dtype: torch.dtype, head_dims: HeadDims) -> str | None:
     """Run the self-test of a family once on the current GPU; say how it failed, or None.
 
-    Warns once when it fails. Leaves random states and the modes of the caller alone.
+    Warns once when it fails. Leaves random states and the modes of the caller alone. Predictions of
+    memory launch nothing, so for them nothing is tested.
     """
+    if is_predicting():
+        return None
     device = torch.device("cuda", torch.cuda.current_device())
     gpu = torch.cuda.get_device_name(device)
     key = Tested(family, gpu, metadata.version("triton"), dtype, head_dims)

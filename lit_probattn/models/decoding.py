@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.cache import Cache, CacheBound
+from lit_probattn.attention.cache import Cache
 from lit_probattn.randomness import STREAM_SAMPLING, RandomKey, philox4x32
 
 
@@ -20,8 +20,8 @@ class Decoder(Protocol):
     training: bool
     max_seq_len: int
 
-    def new_caches(self, capacity: int = 0, bound: CacheBound | None = None) -> list[Cache]:
-        """Return an empty memory per layer, of bounded length if asked."""
+    def new_caches(self, capacity: int = 0) -> list[Cache]:
+        """Return an empty memory per layer."""
         ...
 
     def next_logits(
@@ -127,7 +127,7 @@ def generate(
     stop_id: int | None = None,
     pad_id: int = 0,
     sample_ids: Tensor | None = None,
-    bound: CacheBound | None = None,
+    caches: Sequence[Cache] | None = None,
 ) -> Generation:
     """Continue prompts by at most `max_new_tokens` tokens each.
 
@@ -143,12 +143,11 @@ def generate(
         stop_id: a row ends with this token. None goes on to the end.
         pad_id: id that follows a row's end.
         sample_ids: names of the rows for the draw, (B,). None means 0 … B-1.
-        bound: how many positions each layer keeps, and which. None keeps all.
+        caches: empty memories, one per layer. None means the model's own.
 
     Raises:
         ValueError: the prompt is empty, not padded on the left, or too long for the model together
             with the new tokens; or the model is in training mode.
-        NotImplementedError: the attention cannot decode from a bounded number of keys.
     """
     sampling = Sampling() if sampling is None else sampling
     mask = _check_prompt(model, prompt, prompt_mask, max_new_tokens)
@@ -156,7 +155,7 @@ def generate(
     rows = RandomKey(sampling.seed, 0, sample_ids).samples(batch, device)
     positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
     capacity = prompt.shape[1] + max_new_tokens
-    caches = model.new_caches(capacity) if bound is None else model.new_caches(capacity, bound)
+    caches = model.new_caches(capacity) if caches is None else caches
     finished = torch.zeros(batch, dtype=torch.bool, device=device)
     inputs, key_mask = prompt, None if prompt_mask is None else mask
     tokens: list[Tensor] = []

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.cache import Cache, CacheBound
+from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.base.arguments import takes
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS, AdaptiveSoftmax, FullSoftmax
@@ -202,9 +202,9 @@ class LanguageModel(nn.Module):
         """Return the log-probabilities of all words, (…, V) float32, given `hidden` (…, C)."""
         return self.output.log_probs(hidden, self.tokens.weight)
 
-    def new_caches(self, capacity: int = 0, bound: CacheBound | None = None) -> list[Cache]:
-        """Return an empty memory per layer, of bounded length if asked."""
-        return self.encoder.new_caches(capacity, bound)
+    def new_caches(self, capacity: int = 0) -> list[Cache]:
+        """Return an empty memory per layer."""
+        return self.encoder.new_caches(capacity)
 
     def next_logits(
         self, inputs: Tensor, *, key_mask: Tensor | None, positions: Tensor, caches: Sequence[Cache]

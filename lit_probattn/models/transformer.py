@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.cache import Cache, CacheBound, Memory
+from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.base.arguments import takes
 from lit_probattn.models.per_layer import differs_by_layer, layer_factories
@@ -284,10 +284,6 @@ class Transformer(nn.Module):
         layers = (cast(Attention, block.cross_attention) for block in self.layers)
         return [layer.remember(memory, key_mask=memory_mask) for layer in layers]
 
-    def new_caches(self, capacity: int = 0, bound: CacheBound | None = None) -> list[Cache]:
-        """Return an empty memory per layer, with room for `capacity` positions.
-
-        Raises:
-            NotImplementedError: a layer cannot decode from a bounded number of keys.
-        """
-        return [block.attention.new_cache(capacity, bound) for block in self.layers]
+    def new_caches(self, capacity: int = 0) -> list[Cache]:
+        """Return an empty memory per layer, with space reserved for `capacity` positions."""
+        return [block.attention.new_cache(capacity) for block in self.layers]

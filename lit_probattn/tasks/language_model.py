@@ -1,12 +1,12 @@
 """The next token: WikiText-103 and other running text, and sentences one by one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.cache import CacheBound
+from lit_probattn.attention.cache import Cache
 from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.decoding import Sampling, generate
 from lit_probattn.models.language_model import IGNORE, LanguageModel
@@ -55,7 +55,8 @@ class LanguageModeling(Task):
         self.max_new_tokens = max_new_tokens
         self.sampling = Sampling(**arguments_of(Sampling, options))
         self.model = self.make_model(options)
-        self.cache_bound: CacheBound | None = None  # of `predict`
+        # Makes the caches of `predict`; None means the model's own.
+        self.make_caches: Callable[[], list[Cache]] | None = None
         self._scores: dict[str, Tensor] = {}  # form -> (sum of losses, tokens, those of words: two)
         self._generated: list[tuple[int, int, float]] = []  # rows, tokens of a row, seconds
 
@@ -135,7 +136,7 @@ class LanguageModeling(Task):
                 prompt_mask=None if bool(mask.all()) else mask,
                 sampling=self.sampling,
                 sample_ids=ids,
-                bound=self.cache_bound,
+                caches=None if self.make_caches is None else self.make_caches(),
             )
             tokens = made.tokens
             self._generated.append((*tokens.shape, made.decode_seconds))

@@ -1,23 +1,33 @@
-"""Layers and masks that the kernels are compared, compiled and tuned with; variants own them."""
+"""Layers and masks that the kernels are compared, compiled and tuned with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
-from lit_probattn.attention import Attention, variants
+from lit_probattn.attention import (
+    Attention,
+    FiSHAttention,
+    LinearAttention,
+    LinearFiSHAttention,
+    MGKAttention,
+    MLKAttention,
+    SoftmaxAttention,
+)
 from lit_probattn.attention.layer import split_heads
 from lit_probattn.base.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Case:
-    """An `Example` of a variant, and the variant.
+    """A variant with options, and the masks of its call.
 
     Args:
+        name: for tables and tests.
+        layer: class of the variant.
         options: its arguments; two heads unless they say otherwise.
         masks: any of causal, key, pairs, bias, dropout.
     """
@@ -28,16 +38,91 @@ class Case:
     masks: tuple[str, ...] = ()
 
 
-def cases_of(kind: Literal["kernel_examples", "kernel_forms"]) -> list[Case]:
-    """Return what the variants declare; a class that is derived from another has its own only."""
-    return [
-        Case(example.name, cls, example.options, example.masks)
-        for cls in variants().values()
-        for example in vars(cls).get(kind, ())
-    ]
+_3_HEADS = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
+_8_HEADS = {"num_heads": 8, "num_global_heads": 2}
+_MIXED = {**_3_HEADS, "mixer": "mlp", "mixing_bias": "all", "noise": "none"}
+_SHIFTED = {"num_components": 2, "shifted_keys": True}
 
+# What the fused kernels are compared with.
+CASES = [
+    Case("fish hard", FiSHAttention, {**_3_HEADS, "noise": "none"}, ("causal", "pairs")),
+    Case("fish", FiSHAttention, _3_HEADS, ("key",)),
+    Case("fish, noise per head", FiSHAttention, {**_3_HEADS, "noise": "local"}, ("pairs",)),
+    Case(
+        "fish, shared mixing", FiSHAttention, {**_3_HEADS, "mixer": "shared"}, ("causal", "dropout")
+    ),
+    Case("gfish", FiSHAttention, {**_3_HEADS, "mixer": "mlp"}, ("causal", "key")),
+    Case("gfish, mixed queries", FiSHAttention, {**_MIXED, "mix_on": "query"}, ("key", "dropout")),
+    Case("gfish, mixed keys", FiSHAttention, {**_MIXED, "mix_on": "key"}, ("causal",)),
+    Case("linear", LinearAttention, {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
+    Case("linear fish hard", LinearFiSHAttention, {**_3_HEADS, "noise": "none"}, ("causal", "key")),
+    Case("linear fish", LinearFiSHAttention, _3_HEADS, ("causal",)),
+    Case("mgk soft", MGKAttention, {}, ("causal",)),
+    Case("mgk soft, K=1", MGKAttention, {"num_components": 1}, ("key",)),
+    Case(
+        "mgk soft, K=3, variances 1 3 5",
+        MGKAttention,
+        {"num_components": 3, "variance": "paper_main"},
+        ("causal", "key", "bias"),
+    ),
+    Case(
+        "mgk soft, K=4, learned variances",
+        MGKAttention,
+        {"num_components": 4, "learn_variance": True, "include_log_det": True},
+    ),
+    Case("mgk soft, dot", MGKAttention, {"score": "dot", "variance": "paper_main"}, ("pairs",)),
+    Case("mgk soft, multi-query", MGKAttention, {"num_kv_heads": 1}, ("causal", "dropout")),
+    Case(
+        "mgk soft, prior per position",
+        MGKAttention,
+        {"prior_share": "head_position", "max_positions": 64, "prior_param": "softmax"},
+    ),
+    Case("mgk hard", MGKAttention, {"e_step": "hard"}, ("causal",)),
+    Case(
+        "mgk hard, variances 1 3 5",
+        MGKAttention,
+        {"e_step": "hard", "num_components": 3, "variance": "paper_main"},
+        ("key",),
+    ),
+    Case("smgk soft", MGKAttention, {"shifted_keys": True}, ("causal",)),
+    Case("smgk soft, K=4", MGKAttention, {"shifted_keys": True, "num_components": 4}, ("key",)),
+    Case(
+        "smgk soft, learned variances",
+        MGKAttention,
+        {"shifted_keys": True, "variance": "paper_main", "learn_variance": True},
+        ("dropout",),
+    ),
+    Case(
+        "smgk soft, grouped",
+        MGKAttention,
+        {"shifted_keys": True, "num_heads": 4, "num_kv_heads": 2},
+        ("bias",),
+    ),
+    Case("smgk hard", MGKAttention, {"shifted_keys": True, "e_step": "hard"}, ("causal", "pairs")),
+    Case("mlk", MLKAttention, {}, ("causal", "key", "dropout")),
+    Case("mlk, shifted keys", MLKAttention, {"shifted_keys": True, "num_components": 3}, ("key",)),
+    Case("softmax", SoftmaxAttention),
+    Case("softmax, grouped", SoftmaxAttention, {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
+    Case("softmax, value size 9", SoftmaxAttention, {"value_head_dim": 9}, ("key", "dropout")),
+    Case("gaussian", SoftmaxAttention, {"score": "gaussian"}, ("pairs", "bias")),
+]
 
-CASES = cases_of("kernel_examples")
+# Each form of the kernels once, to be compiled.
+FORMS = [
+    Case("fish hard, 2 of 8", FiSHAttention, {**_8_HEADS, "noise": "none"}),
+    Case("fish hard, 4 of 8", FiSHAttention, {**_8_HEADS, "num_global_heads": 4, "noise": "none"}),
+    Case("fish, 2 of 8", FiSHAttention, _8_HEADS),
+    Case("gfish, 2 of 8", FiSHAttention, {**_8_HEADS, "mixer": "mlp"}),
+    Case("linear", LinearAttention),
+    Case("linear fish, 2 of 8", LinearFiSHAttention, {**_8_HEADS, "noise": "none"}),
+    Case("mgk soft", MGKAttention, {"num_components": 2}),
+    Case("mgk hard", MGKAttention, {"num_components": 2, "e_step": "hard"}),
+    Case("smgk soft", MGKAttention, _SHIFTED),
+    Case("smgk hard", MGKAttention, {**_SHIFTED, "e_step": "hard"}),
+    Case("smgk soft, variances 1 3", MGKAttention, {**_SHIFTED, "variance": "paper_main"}),
+    Case("linear, mixed keys", MLKAttention),
+    Case("softmax", SoftmaxAttention),
+]
 
 
 def named_like(cases: list[Case], names: str | None) -> list[Case]:
@@ -70,7 +155,7 @@ def compile_cases() -> list[Case]:
 
     Forms with pairs are there with attention dropout, too.
     """
-    forms = [replace(case, masks=("causal",)) for case in cases_of("kernel_forms")]
+    forms = [replace(case, masks=("causal",)) for case in FORMS]
     return forms + [
         replace(case, name=f"{case.name} with dropout", masks=("causal", "dropout"))
         for case in forms

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lit_probattn.attention import (
+    FiSHAttention,
     LinearAttention,
     MGKAttention,
     MLKAttention,
@@ -63,6 +64,17 @@ LAYERS = {
         )
         for shift in ("before", "after", "unrotated")
     },
+    "fish": (FiSHAttention, {"num_heads": 4, "num_global_heads": 2}),
+    "fish, noise at evaluation": (
+        FiSHAttention,
+        {"num_heads": 4, "num_global_heads": 2, "noise_scale": 0.3, "noise_at_eval": True},
+    ),
+    "gfish": (FiSHAttention, {"num_heads": 4, "num_global_heads": 2, "mixer": "mlp"}),
+    "mish": (FiSHAttention, {"num_heads": 4, "num_global_heads": 2, "mixer": "shared"}),
+    "fish, mixed keys": (
+        FiSHAttention,
+        {"num_heads": 4, "num_global_heads": 2, "mix_on": "key", "noise": "none"},
+    ),
     "linear": (LinearAttention, {"num_heads": 3}),
     "linear, favor, grouped": (
         LinearAttention,
@@ -73,7 +85,7 @@ LAYERS = {
     "smlk": (MLKAttention, {"num_heads": 3, "shifted_keys": True}),
 }
 CACHED = [
-    name for name, (cls, _) in LAYERS.items() if issubclass(cls, SoftmaxAttention | MGKAttention)
+    name for name, (cls, _) in LAYERS.items() if not issubclass(cls, LinearAttention | MLKAttention)
 ]
 
 

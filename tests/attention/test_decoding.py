@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import KVCache
-from lit_probattn.attention.cache import merge_partials, partial_attention
+from lit_probattn.attention.engines.cached import merge_partials, partial_attention
 from tests.attention.decoding_layers import CACHED, LAYERS, B, C, E, N, make
 from tests.support.helpers import cache_bytes_per_token, cpu_backends
 
@@ -46,14 +46,13 @@ def test_step_equals_the_full_causal_pass(name, first, step):
 
 
 @pytest.mark.parametrize("part_len", [1, 4, 13])
-@pytest.mark.parametrize("store_offsets", [False, True])
 @pytest.mark.parametrize("name", CACHED)
-def test_reading_the_cache_in_parts_changes_nothing(name, store_offsets, part_len):
+def test_reading_the_cache_in_parts_changes_nothing(name, part_len):
     layer, x, mask = make(name), torch.randn(B, N, C, dtype=torch.float64), left_padded_mask()
     layer.backend = "reference"
     full = layer(x, key_mask=mask, is_causal=True)
     layer.backend = "auto"
-    cache = KVCache(store_offsets=store_offsets, part_len=part_len)
+    cache = KVCache(part_len=part_len)
     out = decode(layer, x, mask, cache, 3, 1)
     torch.testing.assert_close(out, full, atol=1e-13, rtol=0)
     assert len(cache.parts()) == -(-N // part_len)
@@ -66,9 +65,7 @@ def test_named_backends_decode_too(name):
     full = layer(x, key_mask=mask, is_causal=True)
     for backend in cpu_backends(layer):
         layer.backend = backend
-        if (layer.core.row_eps and backend != "reference") or (
-            "hard" in name and backend == "sdpa"
-        ):
+        if ("row eps" in name and backend != "reference") or ("hard" in name and backend == "sdpa"):
             continue
         out = decode(layer, x, mask, layer.new_cache(), 4, 1)
         torch.testing.assert_close(out, full, atol=1e-13, rtol=0)
@@ -145,14 +142,14 @@ def test_bytes_of_the_decoding_table(name, options, per_token, constant):
 @pytest.mark.parametrize(
     ("name", "numbers"), [("mgk", H * (2 * E + E)), ("smgk", H * (E + E)), ("softmax", H * 2 * E)]
 )
-def test_bytes_without_offsets(name, numbers):
-    layer = make(name).float()
-    cache = KVCache()
+def test_named_backends_store_no_terms(name, numbers):
+    layer, cache = make(name).float(), KVCache()
+    layer.backend = "reference"
     layer(torch.randn(B, N, C), is_causal=True, cache=cache)
     assert cache.num_bytes == 4 * B * N * numbers
 
 
-def test_half_precision_halves_keys_and_keeps_offsets():
+def test_half_precision_halves_keys_and_keeps_terms():
     layer = make("mgk").to(torch.bfloat16)
     assert cache_bytes_per_token(layer, torch.bfloat16) == (2 * H * 3 * E + 4 * H * 2, 0)
 
@@ -162,7 +159,7 @@ def test_ratios_to_plain_attention_of_twice_the_heads():
     plain = make("softmax", num_heads=6).float()
     caches = {}
     for name, layer in {"plain": plain, **{n: make(n).float() for n in ("mgk", "smgk")}}.items():
-        caches[name] = KVCache()
+        caches[name], layer.backend = KVCache(), "reference"  # which stores no terms
         layer(torch.randn(1, N, C), is_causal=True, cache=caches[name])
     assert caches["mgk"].num_bytes / caches["plain"].num_bytes == 3 / 4
     assert caches["smgk"].num_bytes / caches["plain"].num_bytes == 1 / 2
@@ -174,10 +171,10 @@ def test_cache_grows_by_doubling_and_reads_back():
     for i in range(20):
         cache.append(key[..., i : i + 1, :], value[..., i : i + 1, :])
     assert cache.allocated_bytes == (24 * cache.num_bytes) // 20  # 3, 6, 12, 24
-    keys, values, offset = cache.part(range(4, 9))
+    keys, values, terms = cache.part(range(4, 9))
     assert torch.equal(keys, key[..., 4:9, :])
     assert torch.equal(values, value[..., 4:9, :])
-    assert offset is None
+    assert terms is None
     with pytest.raises(ValueError, match="the cache is empty"):
         KVCache().part(range(1))
     with pytest.raises(ValueError, match="part_len must be at least 1, received 0"):

@@ -21,7 +21,6 @@ from lit_probattn.analysis.approximation.methods import (
     SlidingWindow,
 )
 from lit_probattn.attention import HeadCall, HeadLayout, KVCache, PolynomialAttention
-from lit_probattn.attention.cache import CacheBound
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.polynomial import PolynomialCore, polynomial_scores
 from lit_probattn.configs import class_of
@@ -157,6 +156,14 @@ def test_hashing_and_features_need_the_exponential_kernel():
         score_approximated(task, batches(1), layers_of(task), RandomFeatures(8))
 
 
-def test_its_caches_have_no_bound():
-    with pytest.raises(NotImplementedError, match="polynomial cannot decode from a bounded"):
-        PolynomialAttention(8, 2).new_cache(bound=CacheBound(3))
+@pytest.mark.parametrize("part_len", [1, 4])
+def test_a_cache_is_read_in_parts(part_len):
+    layer = PolynomialAttention(8, 2, degree=4).double().eval()
+    x = torch.randn(2, 11, 8, dtype=torch.float64)
+    layer.backend = "reference"
+    full = layer(x, is_causal=True)
+    layer.backend = "auto"
+    cache = KVCache(part_len=part_len)
+    steps = [layer(x[:, i : i + 1], cache=cache, is_causal=True) for i in range(x.shape[1])]
+    torch.testing.assert_close(torch.cat(steps, 1), full, atol=1e-13, rtol=0)
+    assert len(cache.parts()) == -(-x.shape[1] // part_len)

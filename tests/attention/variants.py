@@ -13,6 +13,7 @@ from lit_probattn.attention.own.contract import EMBED as EMBED
 from lit_probattn.attention.own.contract import HEAD as HEAD
 from lit_probattn.attention.own.contract import serving as serving
 from lit_probattn.configs import class_of
+from profiling.kernels.cases import CASES
 from tests.support.paths import CONFIGS
 
 
@@ -36,12 +37,10 @@ def layers() -> dict[str, Callable[..., Attention]]:
 
 
 def examples() -> dict[str, Callable[..., Attention]]:
-    """Return what makes each option that variants name for checks, on small sizes."""
+    """Return what makes each option that kernels are compared with, on small sizes."""
     return {
-        f"{name}: {example.name}": partial(
-            cls, EMBED, **{"num_heads": 2, "head_dim": HEAD, **example.options}
+        f"{case.layer.__name__}: {case.name}": partial(
+            case.layer, EMBED, **{"num_heads": 2, "head_dim": HEAD, **case.options}
         )
-        for name, cls in variants().items()
-        for example in cls.kernel_examples
-        if not name.startswith("Released")
+        for case in CASES
     }

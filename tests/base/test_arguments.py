@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from jsonargparse import ArgumentParser
 
-from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.base.arguments import arguments_of, options_by_name, takes
 
 
 class Inner:
@@ -99,3 +100,58 @@ def test_wrong_parts_are_refused_where_the_class_is_written(parts, more, told):
 
         @takes(*parts, **more)
         def __init__(self, *, depth: int = 3, **options: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A record.
+
+    Args:
+        width: of the record.
+        rate: of the record.
+    """
+
+    width: int = 2
+    rate: float = 0.5
+
+
+class Layer:
+    """Has options of a record.
+
+    Args:
+        size: its own.
+        options: see `Options`.
+    """
+
+    @options_by_name
+    def __init__(self, size: int, *, options: Options = Options(), **common: Any) -> None:
+        self.given = size, options, common
+
+
+class Wide(Layer):
+    """Hands all on."""
+
+    def __init__(self, size: int, *, depth: int = 3, **common: Any) -> None:
+        super().__init__(size, **common)
+
+
+def test_a_record_is_given_by_the_names_of_its_fields_or_as_it_is():
+    assert str(inspect.signature(Layer)) == (
+        "(size: int, *, width: int = 2, rate: float = 0.5, **common: Any) -> None"
+    )
+    for given in ({"width": 3}, {"options": Options(width=3)}):
+        assert Layer(7, **given, more=1).given == (7, Options(width=3), {"more": 1})
+    assert Layer(7).given == (7, Options(), {})
+    with pytest.raises(TypeError, match=r"Layer.__init__\(\) got options and 'width' too"):
+        Layer(7, width=3, options=Options())
+
+
+def test_a_parser_sees_the_fields_of_records_through_subclasses():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Wide, "it")
+    text = " ".join(parser.format_help().split())
+    assert "of the record. (type: int, default: 2)" in text
+    assert "of the record. (type: float, default: 0.5)" in text
+    assert list(parser.parse_args(["--it.size=1"]).it.__dict__) == [
+        *("size", "depth", "width", "rate")
+    ]

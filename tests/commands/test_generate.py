@@ -135,7 +135,7 @@ def test_the_trainer_does_not_speak_of_devices(folder, monkeypatch):
 
 def test_a_bounded_cache_is_passed_on(folder, monkeypatch, capsys):
     """The rule reaches the caches of every layer; a bound that is not reached changes no text."""
-    from lit_probattn.attention.cache import BoundedCache
+    from lit_probattn.commands.bounded_cache import BoundedCache
 
     kept = []
     keep = BoundedCache.keep

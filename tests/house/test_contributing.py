@@ -65,7 +65,7 @@ def test_folders_named_beside_a_package_exist(package):
 
 def test_files_that_the_recipes_name_exist():
     named = set(re.findall(r"`([\w/]+\.(?:py|md|csv|yaml))`", TEXT))
-    inside = {"functions.py", "layer.py", "cost.py", "as_released.py", "masks.py"}
+    inside = {"functions.py", "layer.py", "cost.py", "masks.py"}
     missing = [
         name
         for name in named - inside

@@ -51,7 +51,7 @@ SINGLE_DEVICE = (
 )
 # In these rooms the folders have floors too, from the top.
 INNER_FLOORS = {
-    "lit_probattn/attention": ("fish", "linear", "mgk"),
+    "lit_probattn/attention": ("released", "fish", "linear", "mgk"),
     "profiling": ("cli.py", "kernels", "studies", "report", "sweep", "cost", "measure"),
 }
 MOST_FILES = 15
@@ -125,6 +125,12 @@ def test_data_modules_import_the_ground_floor_alone_and_few_name_them():
         and not any(lies_in(source, room) for room in KNOW_DATA)
     ]
     assert crossing == []
+
+
+def test_no_module_imports_variants_as_released():
+    """Configurations name them, by the names that the package exports."""
+    room = "lit_probattn/attention/released"
+    assert [s for s, t in arrows() if lies_in(t, room) and not lies_in(s, room)] == []
 
 
 @pytest.mark.parametrize("room", INNER_FLOORS)

@@ -2,8 +2,9 @@
 
     python -m tests.house.test_options    # write the file
 
-An option is listed where it is declared: tasks and models take those of their parts. The options of
-commands are those of the stored help texts, which have a test of their own.
+An option is listed where it is declared: tasks and models take those of their parts, and layers
+those of records (`options_by_name`), which are listed as `options`. The options of commands are
+those of the stored help texts, which have a test of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from lit_probattn import attention, models, tasks
@@ -23,11 +25,15 @@ _FLAG = re.compile(r"^ {2,8}(?:-\w(?: \w+)?, )?(--[\w.]+)", re.MULTILINE)
 
 
 def declared(kind: str, cls: type) -> Iterator[str]:
-    """Yield a line for each option that the constructor of a class declares."""
+    """Yield a line for each option that the constructor of a class declares, or its records."""
     constructor = vars(cls).get("__init__")
     if constructor is None:
         return
     for found in [*inspect.signature(inspect.unwrap(constructor)).parameters.values()][1:]:
+        if is_dataclass(found.default):
+            for base in type(found.default).__mro__[:-1]:
+                yield from fields_of(base)
+            continue
         if found.kind not in (found.VAR_POSITIONAL, found.VAR_KEYWORD):
             # As it is written, whether types are postponed or not.
             text = str(found.replace(annotation=found.empty))
@@ -35,6 +41,14 @@ def declared(kind: str, cls: type) -> Iterator[str]:
             hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
             name, equals, default = text.partition("=")
             yield f"{kind} {cls.__name__}.{name}: {hint}" + equals.replace("=", " = ") + default
+
+
+def fields_of(record: type) -> Iterator[str]:
+    """Yield a line for each option that a record declares itself."""
+    for field in fields(record):
+        if field.name in vars(record)["__annotations__"]:
+            name = f"{record.__name__}.{field.name}"
+            yield f"options {name}: {field.type} = {field.default!r}"
 
 
 def classes_of(package: object) -> Iterator[type]:

@@ -30,8 +30,8 @@ class TinyDecoder(nn.Module):
         )
         self.head = nn.Linear(C, vocab)
 
-    def new_caches(self, capacity=0, bound=None):
-        return self.encoder.new_caches(capacity, bound)
+    def new_caches(self, capacity=0):
+        return self.encoder.new_caches(capacity)
 
     def next_logits(self, inputs, *, key_mask, positions, caches):
         x = self.embedding(inputs, positions)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, ParameterTable
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.layer import Attention
-from lit_probattn.attention.numerics import compute_dtype, grouped_scores, repeat_heads
+from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Scores, Variant
 
 
@@ -46,7 +46,6 @@ class CosineCore(Core):
     """Inverse temperatures."""
 
     makes = Cosine
-    steps_over_cache: ClassVar[bool] = True
 
     def __init__(self, layout: HeadLayout, backend: Backend, sharpness: float) -> None:
         super().__init__(layout, backend)
@@ -55,13 +54,6 @@ class CosineCore(Core):
     def variant(self, call: HeadCall) -> Cosine:
         """Return the sharpness of every head."""
         return Cosine(self.log_sharpness.exp())
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
-    ) -> Tensor:
-        """Return the scores of a part of the cache."""
-        sharpness = self.log_sharpness.exp().to(query.dtype)[:, None, None]
-        return sharpness * grouped_scores(F.normalize(query, dim=-1), F.normalize(key, dim=-1))
 
     def learned(self) -> dict[str, ParameterTable]:
         """Return the sharpness of every head."""

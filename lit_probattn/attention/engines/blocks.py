@@ -26,11 +26,11 @@ from torch.utils.checkpoint import checkpoint
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.engines.block_rows import softmax_rows, softmax_rows_backward
+from lit_probattn.attention.engines.loop import block_ranges, device_budget
 from lit_probattn.attention.masks import Block, Masks, slice_block
 from lit_probattn.attention.numerics import autocast_off, grouped_values, masked_softmax
 from lit_probattn.attention.variant import MapFunction, Normaliser, Scores
 from lit_probattn.base.graphs import once_differentiable, written
-from lit_probattn.base.memory import blocks_to_run, device_type
 from lit_probattn.base.torch_internals import softmax_backward
 from lit_probattn.randomness import AttentionDropout
 
@@ -108,8 +108,7 @@ class _Plan:
     normaliser: Normaliser | None
 
     def blocks(self) -> list[Block]:
-        stops = range(0, self.masks.num_queries, self.block_rows)
-        rows = (range(i, min(i + self.block_rows, self.masks.num_queries)) for i in stops)
+        rows = block_ranges(self.masks.num_queries, self.block_rows)
         return [Block(r, self.masks.visible_keys(r)) for r in rows]
 
     def slices(self, tensor: Tensor, axis: Axis, block: Block) -> Tensor:
@@ -156,12 +155,10 @@ class _Plan:
 class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: _Plan, value: Tensor, *inputs: Tensor) -> Tensor:
-        outs, blocks = [], plan.blocks()
-        made = blocks_to_run(blocks)
-        if len(made) < len(blocks):  # a prediction: of the others only what they leave
-            shape = (len(value), plan.num_heads, made[0].rows.start, value.shape[-1])
-            outs.append(value.new_empty(shape))
-        for block in made:
+        blocks = plan.blocks()
+        earlier = (len(value), plan.num_heads, blocks[0].rows.start, value.shape[-1])
+        outs = [value.new_empty(earlier)]  # rows of blocks that are not run: mostly none
+        for block in blocks:
             parts = [plan.slices(x, a, block) for x, a in zip(inputs, plan.axes, strict=True)]
             scores = plan.scores(parts, block)
             if plan.native:
@@ -190,7 +187,7 @@ class _Blockwise(torch.autograd.Function):
         needed = ctx.needs_input_grad[2:]
         grad_value = torch.zeros_like(value) if ctx.needs_input_grad[1] else None
         grads = [torch.zeros_like(x) if n else None for x, n in zip(inputs, needed, strict=True)]
-        for block in blocks_to_run(plan.blocks()):
+        for block in plan.blocks():
             rows = grad_out[..., block.rows.start : block.rows.stop, :]
             _backward_block(plan, block, value, inputs, needed, grad_value, grads, rows)
         return (None, grad_value, *grads)
@@ -350,5 +347,5 @@ def _attend_block(plan: _Plan, block: Block, value: Tensor, *inputs: Tensor) -> 
 
 def block_length(row_scores: int, num_queries: int, device: torch.device) -> int:
     """Return how many queries, each with `row_scores` scores, a block on this device holds."""
-    budget = BLOCK_SCORES["cpu" if device_type(device) == "cpu" else "cuda"]
-    return max(1, min(num_queries, budget // max(1, row_scores)))
+    most = device_budget(BLOCK_SCORES, device) // max(1, row_scores)
+    return max(1, min(num_queries, most))

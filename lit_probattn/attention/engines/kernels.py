@@ -10,7 +10,6 @@ from torch import Tensor
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import philox_words
 from lit_probattn.attention.variant import MapFunction, Scores, Variant
-from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
 
@@ -106,7 +105,7 @@ def _refusal(
     from lit_probattn.kernels.selftest import failure
 
     reason = refusal(device, dtype, *head_dims)
-    if reason is None and device == "cuda" and not is_predicting():
+    if reason is None and device == "cuda":
         reason = failure(family, dtype, head_dims)
     return reason
 

@@ -12,7 +12,6 @@ from lit_probattn.attention.draws import philox_words
 from lit_probattn.attention.engines.blocks import by_blocks
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Layers, MapFunction, Scores, Variant, lowered
-from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT
 
@@ -99,11 +98,9 @@ def tiles_hold(call: HeadCall, variant: Variant) -> bool:
 @constant_in_graphs
 def _draws_noise() -> bool:
     """Whether tiles draw the noise that torch draws on this machine; they do so in float32."""
-    if is_predicting():
-        return True
     from lit_probattn.kernels.cpu import selftest
 
-    return selftest.draws_noise()
+    return selftest.can_draw_noise()
 
 
 def missing_library(call: HeadCall, variant: Variant) -> str | None:
@@ -118,10 +115,6 @@ def native_refusal(device: str) -> str | None:
     """Return why the C library cannot serve tensors on a device ("cannot …"), or None if it can."""
     if device != "cpu":
         return f"cannot run on {device}: it is for the CPU"
-    if is_predicting():  # nothing would run: nothing is compiled and tested
-        from lit_probattn.kernels.cpu.library import obstacle
+    from lit_probattn.kernels.cpu.selftest import refusal
 
-        return obstacle()
-    from lit_probattn.kernels.cpu.selftest import failure
-
-    return failure()
+    return refusal()

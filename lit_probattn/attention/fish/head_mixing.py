@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -13,17 +12,15 @@ from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, ParameterTable
 from lit_probattn.attention.fish.functions import local_scores
 from lit_probattn.attention.fish.mixing import (
-    HeadMixing,
-    Mixer,
     MixingBias,
-    MixingConstraint,
-    MixingInit,
+    MixingOptions,
     MixingValues,
 )
 from lit_probattn.attention.masks import Block, span
-from lit_probattn.attention.numerics import compute_dtype, grouped_scores
+from lit_probattn.attention.numerics import compute_dtype
 from lit_probattn.attention.softmax import Softmax
 from lit_probattn.attention.variant import Scores
+from lit_probattn.base.arguments import options_by_name
 
 MixOn = Literal["scores", "query", "key"]
 
@@ -97,35 +94,40 @@ def mix_heads(heads: Tensor, mixing: MixingValues, last_bias: Tensor | None = No
     return local if last_bias is None else local + last_bias[:, None, None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeadMixingOptions(MixingOptions):
+    """Options of a mixing of scores, of queries or of keys.
+
+    Args:
+        mixing_bias: `hidden` (before a ReLU), `all` (the last layer too, which changes nothing but
+            where queries are mixed) or `none`.
+    """
+
+    mixing_bias: MixingBias = "hidden"
+
+
 class HeadMixingCore(Core):
     """Mixing weights. The layout has G heads of what is mixed and H of everything else."""
 
     makes = MixedHeads
-    steps_over_cache: ClassVar[bool] = True
 
+    @options_by_name
     def __init__(
         self,
         layout: HeadLayout,
         backend: Backend = "auto",
         *,
         mix_on: MixOn,
-        mixer: Mixer = "linear",
-        mixer_ratios: Sequence[float] | None = None,
-        mixing: MixingConstraint = "relaxed",
-        mixing_init: MixingInit = "torch_linear",
-        mixing_bias: MixingBias = "hidden",
+        options: HeadMixingOptions = HeadMixingOptions(),
     ) -> None:
         super().__init__(layout, backend)
         self.mix_on: MixOn = mix_on
-        self.mixing = HeadMixing(
-            layout.query if mix_on == "query" else layout.key,
+        of_queries = mix_on == "query"
+        self.mixing = options.make_mixing(
+            layout.query if of_queries else layout.key,
             layout.out,
-            mixer=mixer,
-            constraint=mixing,
-            init=mixing_init,
-            bias=mixing_bias,
-            last_bias_matters=mix_on == "query",
-            ratios=(1.0,) if mixer_ratios is None else tuple(mixer_ratios),
+            options.mixing_bias,
+            last_bias_matters=of_queries,
         )
 
     def variant(self, call: HeadCall) -> MixedHeads:
@@ -138,13 +140,6 @@ class HeadMixingCore(Core):
             mix_on=self.mix_on,
         )
 
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
-    ) -> Tensor:
-        """Return the scores of a part of the cache, which holds global heads."""
-        query, key = self.variant(call).local(query, key)
-        return grouped_scores(query * self.layout.head_dim**-0.5, key)
-
     def learned(self) -> dict[str, ParameterTable]:
         """Return the mixing weights."""
         return self.mixing.learned(None)
@@ -152,23 +147,3 @@ class HeadMixingCore(Core):
     def extra_repr(self) -> str:
         """What is mixed, for printing."""
         return f"mix_on={self.mix_on!r}"
-
-
-def check_mix_on(mix_on: MixOn, options: Mapping[str, Any]) -> None:
-    """Refuse options of scores where queries or keys are mixed.
-
-    Raises:
-        ValueError: there is noise, or a scale before the mixing.
-    """
-    if mix_on == "scores":
-        return
-    if options["noise"] != "none":
-        raise ValueError(
-            f"mix_on={mix_on} has no global scores to add noise to, received "
-            f"noise={options['noise']}: set noise=none"
-        )
-    if options["scale_position"] != "after":
-        raise ValueError(
-            f"mix_on={mix_on} mixes before the products, so the scale comes after: set "
-            f"scale_position=after, received {options['scale_position']}"
-        )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh
@@ -28,21 +25,65 @@ from lit_probattn.attention.fish.functions import (
     ScalePosition,
     ScoreNoise,
 )
-from lit_probattn.attention.fish.head_mixing import HeadMixingCore, MixOn, check_mix_on
+from lit_probattn.attention.fish.head_mixing import HeadMixingCore, HeadMixingOptions, MixOn
 from lit_probattn.attention.fish.mixing import (
-    HeadMixing,
-    Mixer,
+    GlobalHeads,
     MixingBias,
-    MixingConstraint,
-    MixingInit,
-    NoiseKind,
-    NoiseScale,
-    SigmaShape,
+    NoiseOptions,
 )
-from lit_probattn.attention.layer import Attention, Example, own_options
+from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.numerics import check_choice
+from lit_probattn.base.arguments import options_by_name
 from lit_probattn.base.graphs import written
 from lit_probattn.randomness import RandomKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class FiSHOptions(NoiseOptions, HeadMixingOptions):
+    """Options of FiSH's scores; those of its bases come first, the mixing's before the noise's.
+
+    Args:
+        noise_position: noise on `raw` scores (language model) or on `scaled` ones (translation).
+        noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
+        scale_position: 1/√E `after` the mixing (language model) or `before` it (the rest).
+
+    Raises:
+        ValueError: a choice is unknown, or noise and scale exclude each other.
+    """
+
+    noise_position: NoisePosition = "raw"
+    noise_at_eval: bool = False
+    scale_position: ScalePosition = "after"
+
+    def __post_init__(self) -> None:
+        check_choice("noise", self.noise, ("none", "global", "local", "local_global"))
+        check_choice("noise_position", self.noise_position, ("raw", "scaled"))
+        check_choice("scale_position", self.scale_position, ("after", "before"))
+        if self.noise_position == "scaled" and self.scale_position == "after":
+            raise ValueError(
+                "noise_position=scaled needs scale_position=before, received after: noise comes "
+                "before the mixing, so the scale must too"
+            )
+
+    def check_mix_on(self, mix_on: MixOn) -> None:
+        """Refuse options of scores where queries or keys are mixed.
+
+        Raises:
+            ValueError: there is noise, or a scale before the mixing.
+        """
+        check_choice("mix_on", mix_on, ("scores", "query", "key"))
+        if mix_on == "scores":
+            return
+        if self.noise != "none":
+            raise ValueError(
+                f"mix_on={mix_on} has no global scores to add noise to, received "
+                f"noise={self.noise}: set noise=none"
+            )
+        if self.scale_position != "after":
+            raise ValueError(
+                f"mix_on={mix_on} mixes before the products, so the scale comes after: set "
+                f"scale_position=after, received {self.scale_position}"
+            )
 
 
 class FiSHCore(Core):
@@ -52,49 +93,23 @@ class FiSHCore(Core):
     """
 
     makes = FiSH
-    steps_over_cache: ClassVar[bool] = True
 
+    @options_by_name
     def __init__(
         self,
         layout: HeadLayout,
         backend: Backend = "auto",
         *,
-        mixer: Mixer = "linear",
-        mixer_ratios: Sequence[float] | None = None,
-        mixing: MixingConstraint = "relaxed",
-        mixing_init: MixingInit = "torch_linear",
-        mixing_bias: MixingBias = "hidden",
-        noise: NoiseKind = "global",
-        noise_scale: float = 0.01,
-        sigma_shape: SigmaShape = "per_global",
-        noise_position: NoisePosition = "raw",
-        noise_at_eval: bool = False,
-        scale_position: ScalePosition = "after",
+        options: FiSHOptions = FiSHOptions(),
     ) -> None:
         super().__init__(layout, backend)
-        check_choice("noise", noise, ("none", "global", "local", "local_global"))
-        check_choice("noise_position", noise_position, ("raw", "scaled"))
-        check_choice("scale_position", scale_position, ("after", "before"))
-        if noise_position == "scaled" and scale_position == "after":
-            raise ValueError(
-                "noise_position=scaled needs scale_position=before, received after: noise comes "
-                "before the mixing, so the scale must too"
-            )
-        self.noise_kind, self.noise_at_eval = noise, noise_at_eval
-        self.noise_position: NoisePosition = noise_position
-        self.scale_position: ScalePosition = scale_position
-        self.mixing = HeadMixing(
-            layout.query,
-            layout.out,
-            mixer=mixer,
-            constraint=mixing,
-            init=mixing_init,
-            bias=mixing_bias,
-            ratios=(1.0,) if mixer_ratios is None else tuple(mixer_ratios),
+        self.noise_kind, self.noise_at_eval = options.noise, options.noise_at_eval
+        self.noise_position: NoisePosition = options.noise_position
+        self.scale_position: ScalePosition = options.scale_position
+        self.mixing = options.make_mixing(
+            layout.query, layout.out, options.mixing_bias, last_bias_matters=False
         )
-        self.noise_scale: NoiseScale | None = None
-        if noise != "none":
-            self.noise_scale = NoiseScale(layout.query, shape=sigma_shape, start=noise_scale)
+        self.noise_scale = options.make_scale(layout.query)
 
     # ------------------------------------------------------------------ one call
     def variant(self, call: HeadCall) -> FiSH:
@@ -117,17 +132,6 @@ class FiSHCore(Core):
         local = self.draws_noise and self.noise_kind != "global"
         return 1 if self.mixing.mixer == "shared" and not local else self.layout.out
 
-    # ------------------------------------------------------------------ decoding
-    def reads_parts(self, call: HeadCall) -> bool:
-        """Only calls without noise read the cache in parts."""
-        return not self.draws_noise and super().reads_parts(call)
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
-    ) -> Tensor:
-        """Return the scores of a part of the cache."""
-        return self.variant(call).scores(replace(call, query=query, key=key))
-
     def learned(self) -> dict[str, ParameterTable]:
         """Return mixing weights and noise scales."""
         return self.mixing.learned(self.noise_scale)
@@ -135,11 +139,6 @@ class FiSHCore(Core):
     def extra_repr(self) -> str:
         """Noise and scale, for printing."""
         return f"noise={self.noise_kind!r}, scale_position={self.scale_position!r}"
-
-
-_3_HEADS = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
-_8_HEADS = {"num_heads": 8, "num_global_heads": 2}
-_MIXED = {**_3_HEADS, "mixer": "mlp", "mixing_bias": "all", "noise": "none"}
 
 
 class FiSHAttention(Attention):
@@ -160,25 +159,10 @@ class FiSHAttention(Attention):
 
     Args:
         num_heads: H, local heads: values and outputs.
-        num_global_heads: G, heads of queries and keys, or of what `mix_on` names, at most H. None
-            means ⌈H / head_ratio⌉.
-        head_ratio: local heads per global head, where `num_global_heads` is None; follows
-            `num_heads` in models that change it from stage to stage.
+        global_heads: see `GlobalHeads`, whose fields are arguments by their names.
         mix_on: `scores`, or the heads of the `query` or of the `key` alone, before the products;
             the other has H heads then, and there is no noise.
-        mixer: `linear`, `shared`, `mlp` (GFiSH as released) or `relu_sum` (as written).
-        mixer_ratios: hidden widths of `mlp` as ⌈H / ratio⌉; None means one layer of H.
-        mixing: `relaxed` (all experiments of the paper), or `simplex`: p_kj ≥ 0, Σ_k p_kj = 1.
-        mixing_init: weights at the start: `torch_linear` (translation), `normal_0.02` (language
-            model), `trunc_normal_0.02` (images), or `copy`: local head j is global head ⌊jG/H⌋.
-        mixing_bias: `hidden` (before a ReLU), `all` (the last layer too, which changes nothing but
-            where queries are mixed) or `none`.
-        noise: `global`, `local`, `local_global` or `none`.
-        noise_scale: s at the start, positive.
-        sigma_shape: one s per global head, or one for all.
-        noise_position: noise on `raw` scores (language model) or on `scaled` ones (translation).
-        noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
-        scale_position: 1/√E `after` the mixing (language model) or `before` it (the rest).
+        options: see `FiSHOptions`, likewise.
         common: the other arguments of `Attention`, without grouped heads; `backend`: `sdpa` serves
             Hard FiSH and Hard MiSH, `triton` all but mixer=relu_sum and more than two layers; both
             serve all that mixes queries or keys. Rotary positions turn heads before the mixing.
@@ -189,52 +173,27 @@ class FiSHAttention(Attention):
     """
 
     core: FiSHCore | HeadMixingCore
-    kernel_examples = (
-        Example("fish hard", {**_3_HEADS, "noise": "none"}, ("causal", "pairs")),
-        Example("fish", _3_HEADS, ("key",)),
-        Example("fish, noise per head", {**_3_HEADS, "noise": "local"}, ("pairs",)),
-        Example("fish, shared mixing", {**_3_HEADS, "mixer": "shared"}, ("causal", "dropout")),
-        Example("gfish", {**_3_HEADS, "mixer": "mlp"}, ("causal", "key")),
-        Example("gfish, mixed queries", {**_MIXED, "mix_on": "query"}, ("key", "dropout")),
-        Example("gfish, mixed keys", {**_MIXED, "mix_on": "key"}, ("causal",)),
-    )
-    kernel_forms = (
-        Example("fish hard, 2 of 8", {**_8_HEADS, "noise": "none"}),
-        Example("fish hard, 4 of 8", {**_8_HEADS, "num_global_heads": 4, "noise": "none"}),
-        Example("fish, 2 of 8", _8_HEADS),
-        Example("gfish, 2 of 8", {**_8_HEADS, "mixer": "mlp"}),
-    )
 
+    @options_by_name
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
         *,
-        num_global_heads: int | None = None,
-        head_ratio: float = 2.0,
+        global_heads: GlobalHeads = GlobalHeads(),
         mix_on: MixOn = "scores",
-        mixer: Mixer = "linear",
-        mixer_ratios: Sequence[float] | None = None,
-        mixing: MixingConstraint = "relaxed",
-        mixing_init: MixingInit = "torch_linear",
-        mixing_bias: MixingBias = "hidden",
-        noise: NoiseKind = "global",
-        noise_scale: float = 0.01,
-        sigma_shape: SigmaShape = "per_global",
-        noise_position: NoisePosition = "raw",
-        noise_at_eval: bool = False,
-        scale_position: ScalePosition = "after",
+        options: FiSHOptions = FiSHOptions(),
         **common: Any,
     ) -> None:
-        check_choice("mix_on", mix_on, ("scores", "query", "key"))
-        made = FiSHCore if mix_on == "scores" else HeadMixingCore
-        options = own_options(made, locals())
-        check_mix_on(mix_on, locals())
-        self.num_global_heads = count_global_heads(num_heads, num_global_heads, head_ratio)
-        self.mix_on: MixOn = mix_on
+        options.check_mix_on(mix_on)
+        self.num_global_heads, self.mix_on = global_heads.count(num_heads), mix_on
         super().__init__(embed_dim, num_heads, num_kv_heads=None, **common)
-        self.mixing_bias: MixingBias = mixing_bias
-        self.core = made(self.layout, self._backend, **options)
+        self.mixing_bias: MixingBias = options.mixing_bias
+        self.core = (
+            FiSHCore(self.layout, self._backend, options=options)
+            if mix_on == "scores"
+            else HeadMixingCore(self.layout, self._backend, mix_on=mix_on, options=options)
+        )
 
     def head_layout(self) -> HeadLayout:
         """What is mixed is global, everything else local."""
@@ -283,24 +242,6 @@ class FiSHAttention(Attention):
         """Sizes, for printing."""
         mixed = "" if self.mix_on == "scores" else f", mix_on={self.mix_on!r}"
         return f"{super().extra_repr()}, num_global_heads={self.num_global_heads}{mixed}"
-
-
-def count_global_heads(num_heads: int, num_global_heads: int | None, head_ratio: float) -> int:
-    """Return G.
-
-    Raises:
-        ValueError: G is not between 1 and H, or the ratio is below 1.
-    """
-    if num_global_heads is None:
-        if not head_ratio >= 1.0:
-            raise ValueError(f"head_ratio must be at least 1, received {head_ratio}")
-        return math.ceil(num_heads / head_ratio)
-    if not 1 <= num_global_heads <= num_heads:
-        raise ValueError(
-            f"num_global_heads must be between 1 and num_heads={num_heads} (equal is allowed), "
-            f"received {num_global_heads}"
-        )
-    return num_global_heads
 
 
 def noise_key(rng: RandomKey | None, training: bool) -> RandomKey:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.cache import Cache, LinearState, tensor_bytes
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.kernels import kernel_refusal
+from lit_probattn.attention.engines.loop import device_budget, scan_chunks
 from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues
 from lit_probattn.attention.linear.chunkwise import causal_product
@@ -35,7 +34,6 @@ from lit_probattn.attention.linear.functions import (
 from lit_probattn.attention.masks import Block, Masks
 from lit_probattn.attention.numerics import compute_dtype, map_heads
 from lit_probattn.attention.variant import Engine, Variant
-from lit_probattn.base.memory import blocks_to_run, device_type
 
 
 class StateNormalizer(nn.Module):
@@ -165,37 +163,18 @@ def read_moving_states(
         rows = rows[:, :, -offset:]
     widest = max(num_global, *(w.shape[0] for w in mixing.weights))
     if positions is None:
-        budget = CHUNK_STATES["cpu" if device_type(rows.device) == "cpu" else "cuda"]
-        positions = max(1, budget // (batch * widest * features * value.shape[-1]))
+        numbers = batch * widest * features * value.shape[-1]  # of the states of one position
+        positions = max(1, device_budget(CHUNK_STATES, rows.device) // numbers)
 
-    def read(
-        state: Tensor, rows: Tensor, cols: Tensor, value: Tensor, _held: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def read(state: Tensor, rows: Tensor, cols: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         states = state[:, :, None] + (cols[..., None] * value[..., None, :]).cumsum(2)
         local = mix_states(states, mixing, last_bias, noise)  # (B, H, T, F, E_v)
         return (rows[..., None, :] @ local).squeeze(-2), states[:, :, -1]
 
-    saves = torch.is_grad_enabled() and rows.shape[2] > positions
-    chunks = list(zip(*(x.split(positions, 2) for x in (rows, cols, value)), strict=True))
-    chunks = chunks if rows.shape[2] else []
-    # Most is held when backward begins if a chunk's state outweighs the gradients of its inputs.
-    outweighs = not saves or state.numel() >= sum(x.numel() for x in chunks[0])
-    made = blocks_to_run(chunks) if outweighs else chunks
-    held: Tensor | None = None
-    if len(made) < len(chunks):  # a prediction: of the others only what they leave
-        skipped = len(chunks) - len(made)
-        shape = (batch, mixing.weights[-1].shape[0], skipped * positions, value.shape[-1])
-        outputs.append(value.new_empty(shape))
-        held = state.new_empty(skipped, *state.shape) if saves else None
-    for chunk in made:
-        given: tuple[Any, ...] = (state, *chunk, held)
-        if saves:
-            out, state = checkpoint(read, *given, use_reentrant=False, preserve_rng_state=False)
-        else:
-            out, state = read(*given)
-        outputs.append(out)
-        held = None
-    return torch.cat(outputs, -2), state
+    first = [state]
+    del state  # nothing but the recurrence holds it: it ends with the first chunk
+    found, after = scan_chunks(read, first.pop(), (rows, cols, value), positions)
+    return torch.cat([*outputs, *found], -2), after
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from lit_probattn.attention.core import Core, ParameterTable
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.fish.cost import projection_flops
 from lit_probattn.attention.fish.functions import ScoreNoise
-from lit_probattn.attention.fish.layer import _3_HEADS, _8_HEADS, count_global_heads, noise_key
+from lit_probattn.attention.fish.layer import noise_key
 from lit_probattn.attention.fish.linear import (
     LinearFiSH,
     LinearFiSHForm,
@@ -25,15 +24,53 @@ from lit_probattn.attention.fish.linear import (
     check_linear_fish,
 )
 from lit_probattn.attention.fish.mixing import (
-    HeadMixing,
-    MixingConstraint,
-    MixingInit,
-    NoiseScale,
-    SigmaShape,
+    GlobalHeads,
+    MixingBias,
+    MixingOptions,
+    NoiseOptions,
 )
-from lit_probattn.attention.layer import Attention, Example, own_options
+from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.numerics import check_choice
+from lit_probattn.base.arguments import options_by_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateMixingOptions(MixingOptions):
+    """Options of a mixing of states.
+
+    Args:
+        mixer: `linear` or `mlp`.
+        mixing_bias: biases of `mlp`; the last one matters here.
+    """
+
+    mixer: Literal["linear", "mlp"] = "linear"
+    mixing_bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearFiSHOptions(NoiseOptions, StateMixingOptions):
+    """Options of LFiSH and GLFiSH; those of its bases come first, the mixing's before the noise's.
+
+    Args:
+        noise: `global` (one draw of E x E_v per sequence and global head, the same for all
+            positions) or `none`.
+        noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
+        eps: added to the normaliser.
+
+    Raises:
+        ValueError: a choice is unknown, or `eps` is outside [0, 1).
+    """
+
+    noise: Literal["none", "global"] = "global"
+    noise_at_eval: bool = False
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_choice("mixer", self.mixer, ("linear", "mlp"))
+        check_choice("noise", self.noise, ("none", "global"))
+        if not 0.0 <= self.eps < 1.0:
+            raise ValueError(f"eps must be in [0, 1), received {self.eps}")
 
 
 class LinearFiSHCore(Core):
@@ -41,46 +78,24 @@ class LinearFiSHCore(Core):
 
     makes = LinearFiSH
 
+    @options_by_name
     def __init__(
         self,
         layout: HeadLayout,
         backend: Backend = "auto",
         *,
-        mixer: Literal["linear", "mlp"] = "linear",
-        mixer_ratios: Sequence[float] | None = None,
-        mixing: MixingConstraint = "relaxed",
-        mixing_init: MixingInit = "torch_linear",
-        mixing_bias: bool = True,
-        noise: Literal["none", "global"] = "global",
-        noise_scale: float = 0.01,
-        sigma_shape: SigmaShape = "per_global",
-        noise_at_eval: bool = False,
-        eps: float = 1e-6,
+        options: LinearFiSHOptions = LinearFiSHOptions(),
     ) -> None:
         super().__init__(layout, backend)
-        check_choice("mixer", mixer, ("linear", "mlp"))
-        check_choice("noise", noise, ("none", "global"))
-        if not 0.0 <= eps < 1.0:
-            raise ValueError(f"eps must be in [0, 1), received {eps}")
-        self.noise_kind, self.noise_at_eval = noise, noise_at_eval
-        self.mixing = HeadMixing(
-            layout.key,
-            layout.out,
-            mixer=mixer,
-            constraint=mixing,
-            init=mixing_init,
-            bias="all" if mixer == "mlp" and mixing_bias else "none",
-            last_bias_matters=True,
-            ratios=(1.0,) if mixer_ratios is None else tuple(mixer_ratios),
-        )
+        self.noise_kind, self.noise_at_eval = options.noise, options.noise_at_eval
+        bias: MixingBias = "all" if options.mixer == "mlp" and options.mixing_bias else "none"
+        self.mixing = options.make_mixing(layout.key, layout.out, bias, last_bias_matters=True)
         self.normalizer = StateNormalizer(self.mixing)
         self.form = LinearFiSHForm(
             features=FeatureMap("elu", "none"),
-            eps=eps,
+            eps=options.eps,
         )
-        self.noise_scale: NoiseScale | None = None
-        if noise != "none":
-            self.noise_scale = NoiseScale(layout.key, shape=sigma_shape, start=noise_scale)
+        self.noise_scale = options.make_scale(layout.key)
 
     def check(self, bias: Tensor | None, cache: Cache) -> None:
         """Refuse a bias, and caches that are not states."""
@@ -134,19 +149,9 @@ class LinearFiSHAttention(Attention):
 
     Args:
         num_heads: H, local heads: queries and outputs.
+        global_heads: see `GlobalHeads`, whose fields are arguments by their names.
         num_global_heads: G, heads of keys and values, at most H. None means ⌈H / head_ratio⌉.
-        head_ratio: local heads per global head, where `num_global_heads` is None.
-        mixer: `linear` or `mlp`.
-        mixer_ratios: hidden widths of `mlp` as ⌈H / ratio⌉; None means one layer of H.
-        mixing: `relaxed` or `simplex` (linear only).
-        mixing_init: see `FiSHAttention`.
-        mixing_bias: biases of `mlp`; the last one matters here.
-        noise: `global` (one draw of E x E_v per sequence and global head, the same for all
-            positions) or `none`.
-        noise_scale: s at the start, positive.
-        sigma_shape: one s per global head, or one for all.
-        noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
-        eps: added to the normaliser.
+        options: see `LinearFiSHOptions`, likewise.
         common: the other arguments of `Attention`, without grouped heads and rotary positions;
             `dropout` drops values, `backend`: `blockwise` is the O(N) form, `triton`
             (mixer=linear) its kernels.
@@ -157,35 +162,20 @@ class LinearFiSHAttention(Attention):
     """
 
     core: LinearFiSHCore
-    kernel_examples = (
-        Example("linear fish hard", {**_3_HEADS, "noise": "none"}, ("causal", "key")),
-        Example("linear fish", _3_HEADS, ("causal",)),
-    )
-    kernel_forms = (Example("linear fish, 2 of 8", {**_8_HEADS, "noise": "none"}),)
 
+    @options_by_name
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
         *,
-        num_global_heads: int | None = None,
-        head_ratio: float = 2.0,
-        mixer: Literal["linear", "mlp"] = "linear",
-        mixer_ratios: Sequence[float] | None = None,
-        mixing: MixingConstraint = "relaxed",
-        mixing_init: MixingInit = "torch_linear",
-        mixing_bias: bool = True,
-        noise: Literal["none", "global"] = "global",
-        noise_scale: float = 0.01,
-        sigma_shape: SigmaShape = "per_global",
-        noise_at_eval: bool = False,
-        eps: float = 1e-6,
+        global_heads: GlobalHeads = GlobalHeads(),
+        options: LinearFiSHOptions = LinearFiSHOptions(),
         **common: Any,
     ) -> None:
-        options = own_options(LinearFiSHCore, locals())
-        self.num_global_heads = count_global_heads(num_heads, num_global_heads, head_ratio)
+        self.num_global_heads = global_heads.count(num_heads)
         super().__init__(embed_dim, num_heads, num_kv_heads=None, rotary_dim=0, **common)
-        self.core = LinearFiSHCore(self.layout, self._backend, **options)
+        self.core = LinearFiSHCore(self.layout, self._backend, options=options)
 
     def head_layout(self) -> HeadLayout:
         """Keys and values, of which states are made, are global."""

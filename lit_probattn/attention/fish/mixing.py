@@ -22,6 +22,92 @@ MixingBias = Literal["none", "hidden", "all"]
 SigmaShape = Literal["per_global", "scalar"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class MixingOptions:
+    """Options of a head mixing.
+
+    Args:
+        mixer: `linear`, `shared`, `mlp` (GFiSH as released) or `relu_sum` (as written).
+        mixer_ratios: hidden widths of `mlp` as ⌈H / ratio⌉; None means one layer of H.
+        mixing: `relaxed` (all experiments of the paper), or `simplex`: p_kj ≥ 0, Σ_k p_kj = 1.
+        mixing_init: weights at the start: `torch_linear` (translation), `normal_0.02` (language
+            model), `trunc_normal_0.02` (images), or `copy`: local head j is global head ⌊jG/H⌋.
+    """
+
+    mixer: Mixer = "linear"
+    mixer_ratios: Sequence[float] | None = None
+    mixing: MixingConstraint = "relaxed"
+    mixing_init: MixingInit = "torch_linear"
+
+    def make_mixing(
+        self, num_global_heads: int, num_heads: int, bias: MixingBias, *, last_bias_matters: bool
+    ) -> HeadMixing:
+        """Return the mixing from G heads to H."""
+        return HeadMixing(
+            num_global_heads,
+            num_heads,
+            mixer=self.mixer,
+            constraint=self.mixing,
+            init=self.mixing_init,
+            bias=bias,
+            last_bias_matters=last_bias_matters,
+            ratios=(1.0,) if self.mixer_ratios is None else tuple(self.mixer_ratios),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseOptions:
+    """Options of the noise of global heads.
+
+    Args:
+        noise: `global`, `local`, `local_global` or `none`.
+        noise_scale: s at the start, positive.
+        sigma_shape: one s per global head, or one for all.
+    """
+
+    noise: NoiseKind = "global"
+    noise_scale: float = 0.01
+    sigma_shape: SigmaShape = "per_global"
+
+    def make_scale(self, num_global_heads: int) -> NoiseScale | None:
+        """Return the scale of G heads; None without noise."""
+        if self.noise == "none":
+            return None
+        return NoiseScale(num_global_heads, shape=self.sigma_shape, start=self.noise_scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalHeads:
+    """Options that give the number of global heads.
+
+    Args:
+        num_global_heads: G, heads of queries and keys, or of what `mix_on` names, at most H. None
+            means ⌈H / head_ratio⌉.
+        head_ratio: local heads per global head, where `num_global_heads` is None; follows
+            `num_heads` in models that change it from stage to stage.
+    """
+
+    num_global_heads: int | None = None
+    head_ratio: float = 2.0
+
+    def count(self, num_heads: int) -> int:
+        """Return G.
+
+        Raises:
+            ValueError: G is not between 1 and H, or the ratio is below 1.
+        """
+        if self.num_global_heads is None:
+            if not self.head_ratio >= 1.0:
+                raise ValueError(f"head_ratio must be at least 1, received {self.head_ratio}")
+            return math.ceil(num_heads / self.head_ratio)
+        if not 1 <= self.num_global_heads <= num_heads:
+            raise ValueError(
+                f"num_global_heads must be between 1 and num_heads={num_heads} (equal is allowed), "
+                f"received {self.num_global_heads}"
+            )
+        return self.num_global_heads
+
+
 @dataclass(frozen=True)
 class MixingValues:
     """The numbers of a mixing, as the backend functions take them.

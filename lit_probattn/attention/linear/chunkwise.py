@@ -17,14 +17,13 @@ No state is saved between forward and backward: both sweeps add them up again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.engines.loop import block_ranges, device_budget
 from lit_probattn.base.graphs import is_symbol, once_differentiable
-from lit_probattn.base.memory import blocks_to_run, device_type
 
 # Pairs that one span may hold, all heads together: small enough for the cache of a CPU core.
 SPAN_PAIRS = {"cpu": 1 << 19, "cuda": 1 << 26}
@@ -78,8 +77,7 @@ def causal_product(
     length = grouped.shape[-2]
     chunk = max(1, min(chunk, length))
     if span is None:
-        budget = SPAN_PAIRS["cpu" if device_type(query.device) == "cpu" else "cuda"]
-        span = budget // max(1, batch * heads * chunk)
+        span = device_budget(SPAN_PAIRS, query.device) // max(1, batch * heads * chunk)
     span = max(1, span // chunk) * chunk
     out, state_after = _CausalProduct.apply(grouped, key, value, state, chunk, span)
     if offset < 0:
@@ -87,14 +85,8 @@ def causal_product(
     return out.flatten(1, 2), state_after
 
 
-def _spans(length: int, span: int, reverse: bool = False) -> Iterator[slice]:
-    starts = range(0, length, span)
-    starts = starts[::-1] if reverse else starts
-    made: Sequence[int] = blocks_to_run(starts)
-    if reverse and len(made) < len(starts):  # the first is padded, which views of others are not
-        made = [starts[0], *made]
-    for start in made:
-        yield slice(start, min(start + span, length))
+def _spans(length: int, span: int, reverse: bool = False) -> list[slice]:
+    return [slice(r.start, r.stop) for r in block_ranges(length, span, reverse=reverse)]
 
 
 def _chunks(x: Tensor, chunk: int) -> Tensor:

@@ -12,7 +12,7 @@ from lit_probattn.attention.cache import Cache, LinearState
 from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.layer import Attention, Example
+from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.linear.features import (
     FeatureMap,
     FeatureName,
@@ -129,10 +129,6 @@ class LinearAttention(Attention):
     """
 
     core: LinearCore
-    kernel_examples: ClassVar[tuple[Example, ...]] = (
-        Example("linear", {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
-    )
-    kernel_forms: ClassVar[tuple[Example, ...]] = (Example("linear"),)
 
     def __init__(
         self,

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_components
 from lit_probattn.attention.core import ParameterTable
-from lit_probattn.attention.layer import Example, own_options
 from lit_probattn.attention.linear.functions import (
     MLK,
     Linear,
@@ -20,8 +19,9 @@ from lit_probattn.attention.linear.functions import (
     shifted_keys,
 )
 from lit_probattn.attention.linear.layer import LinearAttention, LinearCore
-from lit_probattn.attention.mgk.priors import MixturePrior, PriorParam, PriorShare
+from lit_probattn.attention.mgk.priors import MixtureOptions, MixturePrior
 from lit_probattn.attention.numerics import check_choice, compute_dtype
+from lit_probattn.base.arguments import options_by_name
 
 
 class MLKCore(LinearCore):
@@ -32,33 +32,29 @@ class MLKCore(LinearCore):
 
     makes: ClassVar[type[Linear]] = MLK
 
+    @options_by_name
     def __init__(
         self,
         layout: HeadLayout,
         backend: Backend = "auto",
         *,
-        num_components: int = 2,
-        shifted_keys: bool = False,
-        prior_share: PriorShare = "head",
-        prior_param: PriorParam = "clamp",
-        max_positions: int | None = None,
-        shift_init_std: float = 1.0,
+        options: MixtureOptions = MixtureOptions(),
         **linear: Any,
     ) -> None:
         super().__init__(layout, backend, **linear)
-        check_components(layout, num_components, shifted_keys)
+        count = self.num_components = options.num_components
+        check_components(layout, count, options.shifted_keys)
         check_choice("mix", self.form.mix, ("after", "before"))
-        self.num_components = num_components
         self.prior = MixturePrior(
-            num_components,
+            count,
             layout.key,
-            share=prior_share,
-            param=prior_param,
+            share=options.prior_share,
+            param=options.prior_param,
             by_m_step=False,
-            max_positions=max_positions,
+            max_positions=options.max_positions,
         )
-        if shifted_keys:
-            shift = torch.randn(layout.key, num_components, layout.head_dim) * shift_init_std
+        if options.shifted_keys:
+            shift = torch.randn(layout.key, count, layout.head_dim) * options.shift_init_std
             self.key_shift = nn.Parameter(shift)
 
     def components(self, key: Tensor, first_position: int = 0) -> Tensor:
@@ -122,13 +118,7 @@ class MLKAttention(LinearAttention):
 
     Args:
         num_heads: H. The paper halves it and keeps `head_dim`.
-        num_components: K.
-        shifted_keys: False (MLK): K key projections. True (sMLK): one projection and K learned
-            shifts, key[j, r] = key[j] + b_r.
-        prior_share: one prior per layer, per head, or per head and key position.
-        prior_param: clamped values (the paper) or logits.
-        max_positions: longest key sequence, for `head_position`.
-        shift_init_std: standard deviation of the shifts at the start (paper 1, code 0.5).
+        options: see `MixtureOptions`, whose fields are arguments by their names.
         common: the other arguments of `LinearAttention`; features are normalised before mixing.
 
     Raises:
@@ -136,29 +126,18 @@ class MLKAttention(LinearAttention):
     """
 
     core: MLKCore
-    kernel_examples = (
-        Example("mlk", {}, ("causal", "key", "dropout")),
-        Example("mlk, shifted keys", {"shifted_keys": True, "num_components": 3}, ("key",)),
-    )
-    kernel_forms = (Example("linear, mixed keys"),)
 
+    @options_by_name
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
         *,
-        num_components: int = 2,
-        shifted_keys: bool = False,
-        prior_share: PriorShare = "head",
-        prior_param: PriorParam = "clamp",
-        max_positions: int | None = None,
-        shift_init_std: float = 1.0,
+        options: MixtureOptions = MixtureOptions(),
         **common: Any,
     ) -> None:
-        self._mixture = own_options(MLKCore, locals())
-        if num_components < 1:
-            raise ValueError(f"num_components must be at least 1, received {num_components}")
-        self.num_components, self.shifted_keys = num_components, shifted_keys
+        self._mixture = options
+        self.num_components, self.shifted_keys = options.num_components, options.shifted_keys
         super().__init__(embed_dim, num_heads, **common)
 
     def head_layout(self) -> HeadLayout:
@@ -166,9 +145,9 @@ class MLKAttention(LinearAttention):
         keys = 1 if self.shifted_keys else self.num_components
         return replace(super().head_layout(), keys_per_head=keys)
 
-    def make_core(self, **options: Any) -> MLKCore:
-        """Return the core for these options."""
-        return MLKCore(self.layout, self._backend, **options, **self._mixture)
+    def make_core(self, **linear: Any) -> MLKCore:
+        """Return the core for these options of linear attention."""
+        return MLKCore(self.layout, self._backend, options=self._mixture, **linear)
 
     def key_flops(self, seq_len: int) -> int:
         """Operations from inputs to mixed key features: projections, shifts, (2K − 1)NF mixing."""

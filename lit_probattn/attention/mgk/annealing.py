@@ -22,7 +22,7 @@ def check_annealing(model: nn.Module, steps: int) -> None:
     if not annealed_cores(model):
         raise ValueError(
             f"norm_annealing_steps {steps} has nothing to anneal: give the attention, MGK or sMGK "
-            "with Gaussian scores, key_norm_weight 1.0 (`lit-probattn convert … --anneal` writes "
+            f"with Gaussian scores, key_norm_weight 1.0 (`lit-probattn convert … --anneal` writes "
             "it), or leave norm_annealing_steps out"
         )
 

@@ -31,6 +31,8 @@ from lit_probattn.attention.variant import Scores, Variant
 
 Score = Literal["gaussian", "dot"]
 
+# The option of λ, and its name in state dicts.
+
 
 @dataclass(frozen=True)
 class MGK(Variant):
@@ -69,6 +71,14 @@ class MGK(Variant):
         return self.key_shift is not None and self.key_shift.dim() == 3
 
     @property
+    def _by_position(self) -> str:
+        """The option by which keys count by their positions, or nothing."""
+        if self.log_prior is not None and self.log_prior.shape[-1] > 1:
+            return "prior_share=head_position"
+        turned = self.key_shift is not None and self.key_shift.dim() == 4
+        return "rotary_shift=before" if turned else ""
+
+    @property
     def kind(self) -> str:  # type: ignore[override]
         """With heads of 8 entries one product for all components was not faster."""
         shift = self.key_shift
@@ -105,10 +115,11 @@ class MGK(Variant):
         return mgk_scores(call.query, self.components(call.key), exact)
 
     def needs(self) -> dict[str, str]:
-        """A maximum; sums of rows to which something is added; norms that are put back."""
+        """A maximum; sums of rows to which something is added; positions; norms put back."""
         found = {
             "maximum": ("e_step=hard", self.hard),
             "row_eps": (f"row_eps={self.row_eps:g}", bool(self.row_eps)),
+            "positions": (self._by_position, bool(self._by_position)),
             "norm weight": ("key_norm_weight", self.norm_weight is not None),
         }
         return {name: option for name, (option, needed) in found.items() if needed}
@@ -124,42 +135,70 @@ class MGK(Variant):
         k' = k − c and q' = q − c,
 
             s_ijr = τ_r q'·k'_jr + a_ir + β_jr,   a_ir = τ_r q'·b_r − (τ_r − τ_1) ‖q'‖²/2
+
+        Keys of a part stay as they are: c = 0, and τ_r is no factor of them.
         """
         query, low = call.query, call.query.dtype
         dtype, heads = compute_dtype(query), query.shape[1]
+        mixture, is_part = self._at_keys(call), call.first_key is not None
         one_product = self.shares_product and not own_keys
         shift = self.key_shift if one_product else None
-        key = call.key[:, :, None] if one_product else self.components(call.key)
+        key = call.key[:, :, None] if one_product else mixture.components(call.key)
         owners = max(key.shape[1], self.variance.shape[0])
         precision = repeat_rows(1.0 / self.variance.to(dtype), owners)  # (H', K)
         key, query = repeat_heads(key, owners).to(dtype), query.to(dtype)
         shift = None if shift is None else repeat_rows(shift.to(dtype), owners)  # (H', K, E)
         kept = None
-        if self.score == "gaussian":
-            if self.norm_weight is not None:
-                whole = key if shift is None else key + shift[:, :, None]
-                kept = _kept_norms(whole, self.norm_weight)
+        if self.score == "gaussian" and self.norm_weight is not None:
+            whole = key[:, :, :, call.num_terms :]
+            whole = whole if shift is None else whole + shift[:, :, None]
+            kept = _kept_norms(whole, self.norm_weight)
+        if self.score == "gaussian" and not is_part:
             centre = key.detach().mean((2, 3), keepdim=True)
             key, query = key - centre, query - repeat_heads(centre[:, :, 0], heads)
         query, coef = query.to(low).to(dtype), None
-        if shift is None or self.equal_variance:  # the factor is the key's
+        if not is_part and (shift is None or self.equal_variance):  # the factor is the key's
             factor = precision[:, : key.shape[2], None, None]
             scaled = (key * factor).to(low)
             key = scaled.to(dtype) / factor if low != dtype else key
         else:
             scaled, coef = key.to(low), precision
-        row = self.row_terms(query, precision, shift)
-        col = self.col_terms(key, precision, shift, kept)
+        row = self.row_terms(query, precision, shift, whole_norm=is_part and self.row_eps > 0.0)
+        if is_part:
+            key = key[:, :, :, call.num_terms :]
+            if shift is not None:  # few keys: fewer operations than their expansion
+                key, shift = key + shift[:, :, None], None
+            if self.equal_variance:  # the factor is the query's
+                query, coef = query * repeat_rows(precision, heads)[:, :1, None], None
+        col = mixture.col_terms(key, precision, shift, kept)
         reduce: Literal["soft", "hard"] = "hard" if self.hard else "soft"
         return Scores(query.to(low), scaled, coef=coef, row=row, col=col, reduce=reduce)
 
-    def row_terms(self, query: Tensor, precision: Tensor, shift: Tensor | None) -> Tensor | None:
-        """Return a_ir, (B, H, N, K), or None where components share it."""
+    def _at_keys(self, call: HeadCall) -> MGK:
+        """Return it with the shifts of a part's keys, and the priors of those without terms."""
+        prior, shift, first = self.log_prior, self.key_shift, call.first_key
+        if first is None:
+            return self
+        stop = first + call.num_keys
+        if prior is not None and prior.shape[-1] > 1:
+            prior = prior[..., first + call.num_terms : stop]
+        if shift is not None and shift.dim() == 4:
+            shift = shift[:, :, first:stop]
+        return replace(self, log_prior=prior, key_shift=shift)
+
+    def row_terms(
+        self, query: Tensor, precision: Tensor, shift: Tensor | None, *, whole_norm: bool = False
+    ) -> Tensor | None:
+        """Return a_ir, (B, H, N, K), or None where components share it.
+
+        Of the norm of a query only what differs between components, unless `whole_norm`.
+        """
         heads, row = query.shape[1], None
         precision = repeat_rows(precision, heads)
-        if self.score == "gaussian" and not self.equal_variance and precision.shape[1] > 1:
-            difference = (precision - precision[:, :1]) * -0.5
-            row = query.square().sum(-1, keepdim=True) * difference[:, None]
+        varies = not self.equal_variance and precision.shape[1] > 1
+        if self.score == "gaussian" and (varies or whole_norm):
+            weight = precision if whole_norm else precision - precision[:, :1]
+            row = query.square().sum(-1, keepdim=True) * (weight * -0.5)[:, None]
         if shift is not None:
             moved = query @ (repeat_rows(shift, heads) * precision[..., None]).mT
             row = moved if row is None else row + moved
@@ -228,46 +267,6 @@ def mgk_scores(query: Tensor, key: Tensor, arguments: MGK) -> Tensor:
 def _kept_norms(key: Tensor, weight: Tensor) -> Tensor:
     """Return λ‖k‖²/2 of keys that are not centred, (B, H, K, L)."""
     return weight.to(key.dtype) / 2.0 * key.square().sum(-1)
-
-
-def key_offsets(key: Tensor, arguments: MGK) -> Tensor:
-    """Return β_jr, (B, H_key, K, L), in at least float32.
-
-    Args:
-        key: every component's keys, (B, H_key, K, L, E), as they are stored (rounded).
-        arguments: prior of these keys, (H_key, K, 1 or L), and variances, (H_key, K).
-    """
-    key = key.to(compute_dtype(key))
-    precision, weight = 1.0 / arguments.variance.to(key.dtype), arguments.norm_weight
-    kept = None if weight is None else _kept_norms(key, weight)
-    found = arguments.col_terms(key, precision, None, kept)
-    return key.new_zeros(key.shape[:-1]) if found is None else found
-
-
-def mixture_scores(
-    query: Tensor, key: Tensor, offset: Tensor, arguments: MGK, subtract_query_norm: bool
-) -> Tensor:
-    """Return logsumexp_r s_ijr, or max_r s_ijr when hard; (B, H, N, L).
-
-    Args:
-        query: (B, H, N, E).
-        key: (B, H_kv, L, E) where the arguments have shifts, else (B, H_key, K, L, E).
-        offset: β_jr, (B, H_prior, K, L).
-        arguments: variances and shifts; the prior is in `offset`.
-        subtract_query_norm: whether −(τ_r / 2) ‖query‖² counts.
-    """
-    heads, shift = query.shape[1], arguments.key_shift
-    precision = 1.0 / arguments.variance.to(query.dtype)
-    row = None
-    if subtract_query_norm:
-        norms = query.square().sum(-1, keepdim=True) / -2.0
-        row = norms * repeat_rows(precision, heads)[:, None]
-    if shift is not None:
-        key = key[:, :, None]
-        factors = repeat_rows(shift.to(query.dtype) * precision[..., None], heads)
-        row = query @ factors.mT if row is None else row + query @ factors.mT
-    reduce: Literal["soft", "hard"] = "hard" if arguments.hard else "soft"
-    return Scores(query, key, coef=precision, row=row, col=offset, reduce=reduce).reduced()
 
 
 def mgk_triton(call: HeadCall, variant: MGK) -> Tensor:

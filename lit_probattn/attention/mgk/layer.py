@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,22 +20,20 @@ from lit_probattn.attention.cost import (
     mixture_terms,
     num_parts,
 )
-from lit_probattn.attention.layer import Attention, Example, own_options
+from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.mgk.functions import (
     MGK,
     Score,
     component_scores,
-    key_offsets,
-    mixture_scores,
 )
 from lit_probattn.attention.mgk.m_step import responsibility_sums
 from lit_probattn.attention.mgk.priors import (
     PRIOR_FLOOR,
     EStep,
+    KeyOptions,
+    MixtureOptions,
     MixturePrior,
     MixtureVariance,
-    PriorParam,
-    PriorShare,
     VariancePreset,
     variance_multipliers,
 )
@@ -44,126 +42,68 @@ from lit_probattn.attention.numerics import (
     check_choice,
     compute_dtype,
     masked_softmax,
-    repeat_heads,
 )
 from lit_probattn.attention.rotary import Rotary, RotaryShift
+from lit_probattn.base.arguments import options_by_name
 from lit_probattn.base.torch_internals import in_backward
 
 
-class MGKCore(Core):
-    """Shifts, priors and variances of attention to keys that are mixtures of K Gaussians.
+@dataclass(frozen=True, kw_only=True)
+class DensityOptions(KeyOptions):
+    """Options of the densities of MGK's components, and of how they become one score.
 
-    The layout has K keys per head unless they are shifted here; `rotary` turns the keys, where
-    shifts come before rotation. For the other arguments see `MGKAttention`.
-
-    Raises:
-        ValueError: a variance is not positive, a name is unknown, or shifts have no dimension left.
+    Args:
+        e_step: `learned` (setting A, prior by gradient), `soft` (B, prior by the M-step),
+            `hard` (C, maximum over components, no prior).
+        score: `gaussian`, or `dot` ("Softmax MGK").
+        variance: multipliers c_r or a preset: `equal` (1, …), `paper_main` (1, 3), `code_lm`
+            (1, 1/3).
+        learn_variance: make σ² a parameter per head and component.
+        m_step_variance: let σ² per head and component follow the M-step of setting B, Σ_ij P_ijr
+            ‖query[i] − key[j, r]‖² / (E Σ_ij P_ijr) with P the joint posterior; needs
+            `em_weighting="posterior"` and `include_log_det`. An update of priors and variances
+            never makes the queries less likely under these keys.
     """
 
-    makes: ClassVar[type[MGK]] = MGK
-    steps_over_cache: ClassVar[bool] = True
-    can_drop_keys: ClassVar[bool] = True
-    has_gaussians: ClassVar[bool] = True
-    has_components = True
+    e_step: EStep = "learned"
+    score: Score = "gaussian"
+    variance: VariancePreset | list[float] = "equal"
+    learn_variance: bool = False
+    m_step_variance: bool = False
 
-    def __init__(
-        self,
-        layout: HeadLayout,
-        backend: Backend = "auto",
-        *,
-        num_components: int = 2,
-        shifted_keys: bool = False,
-        e_step: EStep = "learned",
-        score: Score = "gaussian",
-        variance: VariancePreset | list[float] = "equal",
-        learn_variance: bool = False,
-        m_step_variance: bool = False,
-        prior_share: PriorShare = "head",
-        prior_param: PriorParam = "clamp",
-        prior_floor: float = PRIOR_FLOOR,
-        max_positions: int | None = None,
-        shift_init_std: float = 1.0,
-        include_log_det: bool = False,
-        em_weighting: Literal["uniform", "posterior"] = "uniform",
-        rotary: Rotary | None = None,
-        rotary_shift: RotaryShift = "before",
-        key_norm_weight: float | None = None,
-    ) -> None:
-        super().__init__(layout, backend)
-        check_components(layout, num_components, shifted_keys)
-        check_choice("e_step", e_step, ("learned", "soft", "hard"))
-        check_choice("score", score, ("gaussian", "dot"))
-        check_choice("em_weighting", em_weighting, ("uniform", "posterior"))
-        check_choice("rotary_shift", rotary_shift, ("before", "after", "unrotated"))
-        self.num_components, self.shifted_keys = num_components, shifted_keys
-        self.e_step, self.score = e_step, score
-        self.include_log_det, self.em_weighting = include_log_det, em_weighting
-        self.rotary, self.rotary_shift = rotary, rotary_shift
-        self.has_m_step = e_step == "soft"
-        owners = layout.key  # heads with shifts, priors and variances of their own
-        multipliers = variance_multipliers(variance, num_components)
-        self.variance = MixtureVariance(
-            multipliers, owners, layout.head_dim, learn_variance, m_step_variance
-        )
-        self.prior: MixturePrior | None = None
-        if e_step != "hard":
-            self.prior = MixturePrior(
-                num_components,
-                owners,
-                share=prior_share,
-                param=prior_param,
-                by_m_step=e_step == "soft",
-                max_positions=max_positions,
-                floor=prior_floor,
-            )
-        self.key_shift: nn.Parameter | None = None
-        if shifted_keys:
-            size = layout.head_dim
-            if rotary is not None and rotary_shift == "unrotated":
-                size -= rotary.rotary_dim
-                if size == 0:
-                    raise ValueError(
-                        f"rotary_shift=unrotated: rotary_dim={rotary.rotary_dim} leaves no "
-                        f"dimension of head_dim={layout.head_dim} for the shifts; choose a smaller "
-                        "rotary_dim"
-                    )
-            shift = torch.randn(owners, num_components, size) * shift_init_std
-            self.key_shift = nn.Parameter(shift)
-        if m_step_variance:
-            self._check_m_step_variance(learn_variance, key_norm_weight)
-        self.start_norm_weight = key_norm_weight
-        self.key_norm_weight: Tensor | None
-        self.register_buffer("key_norm_weight", self._weight_of_norms(key_norm_weight))
-        collapses = shifted_keys and score == "dot" and self.variance.is_equal
-        if collapses and prior_share != "head_position":
-            warnings.warn(
-                "shifted keys with dot-product scores, equal variances and priors shared by "
-                "positions are ordinary softmax attention: the shift cancels in every row",
-                stacklevel=3,
-            )
 
-    def _check_m_step_variance(self, learn: bool, key_norm_weight: float | None) -> None:
-        """Raise a ValueError where σ² of an M-step is not what makes the queries likeliest."""
-        needed = {
-            "e_step": (self.e_step, "soft"),
-            "em_weighting": (self.em_weighting, "posterior"),
-            "score": (self.score, "gaussian"),
-            "include_log_det": (self.include_log_det, True),
-            "learn_variance": (learn, False),
-            "key_norm_weight": (key_norm_weight, None),
-        }
-        wrong = [name for name, (given, wanted) in needed.items() if given != wanted]
-        if wrong:
-            given, wanted = needed[wrong[0]]
-            raise ValueError(
-                f"m_step_variance needs {wrong[0]}={wanted}, received {given}: its σ² is the "
-                "likeliest only of Gaussian densities, weighted by the posterior"
-            )
+@dataclass(frozen=True, kw_only=True)
+class MGKOptions(MixtureOptions, DensityOptions):
+    """Options of MGK and sMGK; those of its bases come first.
 
-    def _weight_of_norms(self, weight: float | None) -> Tensor | None:
-        """Return λ as it is kept, or None where norms count as the score says."""
+    Args:
+        include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
+        em_weighting: pairs count equally in the M-step (the paper), or by their attention weight.
+        rotary_shift: shifted keys with rotary positions: shift `before` rotation (relative
+            positions, K products per pair), `after` it (one product where a kernel uses that, but
+            absolute positions enter), or in `unrotated` dimensions only (both; recommended where
+            `rotary_dim` < E).
+        key_norm_weight: λ in [0, 1], of Gaussian scores: log π gains λ ‖key[j, r]‖² / (2 σ²_r), so
+            that 1 starts at the dot product; training with `norm_annealing_steps` takes it to 0,
+            the Gaussian. Checkpoints hold its value. None is the Gaussian from the beginning.
+    """
+
+    include_log_det: bool = False
+    em_weighting: Literal["uniform", "posterior"] = "uniform"
+    rotary_shift: RotaryShift = "before"
+    key_norm_weight: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("e_step", self.e_step, ("learned", "soft", "hard"))
+        check_choice("score", self.score, ("gaussian", "dot"))
+        check_choice("em_weighting", self.em_weighting, ("uniform", "posterior"))
+        check_choice("rotary_shift", self.rotary_shift, ("before", "after", "unrotated"))
+        if self.m_step_variance:
+            self._check_m_step_variance()
+        weight = self.key_norm_weight
         if weight is None:
-            return None
+            return
         if self.score != "gaussian":
             raise ValueError(
                 f"key_norm_weight={weight:g} is for score=gaussian, received score={self.score}: "
@@ -171,13 +111,106 @@ class MGKCore(Core):
             )
         if not 0.0 <= weight <= 1.0:
             raise ValueError(f"key_norm_weight must be in [0, 1], received {weight}")
-        return torch.tensor(float(weight))
+
+    def _check_m_step_variance(self) -> None:
+        """Raise a ValueError where σ² of an M-step is not what makes the queries likeliest."""
+        needed = {
+            "e_step": "soft",
+            "em_weighting": "posterior",
+            "score": "gaussian",
+            "include_log_det": True,
+            "learn_variance": False,
+            "key_norm_weight": None,
+        }
+        for name, wanted in needed.items():
+            if getattr(self, name) != wanted:
+                raise ValueError(
+                    f"m_step_variance needs {name}={wanted}, received {getattr(self, name)}: its "
+                    "σ² is the likeliest only of Gaussian densities, weighted by the posterior"
+                )
+
+
+class MGKCore(Core):
+    """Shifts, priors and variances of attention to keys that are mixtures of K Gaussians.
+
+    The layout has K keys per head unless they are shifted here; `rotary` turns the keys, where
+    shifts come before rotation, and `prior_floor` is the smallest π in log space.
+
+    Raises:
+        ValueError: a variance is not positive, a name is unknown, or shifts have no dimension left.
+    """
+
+    makes: ClassVar[type[MGK]] = MGK
+    has_gaussians: ClassVar[bool] = True
+    has_components = True
+    # Added to the sum of exponentials of every row; presets of released code set it.
+    row_eps: float = 0.0
+
+    @options_by_name
+    def __init__(
+        self,
+        layout: HeadLayout,
+        backend: Backend = "auto",
+        *,
+        options: MGKOptions = MGKOptions(),
+        prior_floor: float = PRIOR_FLOOR,
+        rotary: Rotary | None = None,
+    ) -> None:
+        super().__init__(layout, backend)
+        shifted, score, count = options.shifted_keys, options.score, options.num_components
+        check_components(layout, count, shifted)
+        self.num_components, self.shifted_keys = count, shifted
+        self.e_step, self.score = options.e_step, score
+        self.include_log_det, self.em_weighting = options.include_log_det, options.em_weighting
+        self.rotary, self.rotary_shift = rotary, options.rotary_shift
+        self.has_m_step = options.e_step == "soft"
+        owners = layout.key  # heads with shifts, priors and variances of their own
+        multipliers = variance_multipliers(options.variance, count)
+        self.variance = MixtureVariance(
+            *(multipliers, owners, layout.head_dim),
+            *(options.learn_variance, options.m_step_variance),
+        )
+        self.prior: MixturePrior | None = None
+        if options.e_step != "hard":
+            self.prior = MixturePrior(
+                count,
+                owners,
+                share=options.prior_share,
+                param=options.prior_param,
+                by_m_step=options.e_step == "soft",
+                max_positions=options.max_positions,
+                floor=prior_floor,
+            )
+        self.key_shift: nn.Parameter | None = None
+        if shifted:
+            size = layout.head_dim
+            if rotary is not None and options.rotary_shift == "unrotated":
+                size -= rotary.rotary_dim
+                if size == 0:
+                    raise ValueError(
+                        f"rotary_shift=unrotated: rotary_dim={rotary.rotary_dim} leaves no "
+                        f"dimension of head_dim={layout.head_dim} for the shifts; choose a smaller "
+                        "rotary_dim"
+                    )
+            shift = torch.randn(owners, count, size) * options.shift_init_std
+            self.key_shift = nn.Parameter(shift)
+        weight = self.start_norm_weight = options.key_norm_weight
+        stored = None if weight is None else torch.tensor(float(weight))
+        self.key_norm_weight: Tensor | None
+        self.register_buffer("key_norm_weight", stored)
+        collapses = shifted and score == "dot" and self.variance.is_equal
+        if collapses and options.prior_share != "head_position":
+            warnings.warn(
+                "shifted keys with dot-product scores, equal variances and priors shared by "
+                "positions are ordinary softmax attention: the shift cancels in every row",
+                stacklevel=4,
+            )
 
     def set_norm_weight(self, weight: float) -> None:
         """Set λ; for training, which anneals it.
 
         Raises:
-            ValueError: the layer was made without `key_norm_weight`.
+            ValueError: the layer was made without it.
         """
         if self.key_norm_weight is None:
             raise ValueError("a layer without key_norm_weight has no norms to weigh")
@@ -338,49 +371,12 @@ class MGKCore(Core):
             self.variance.apply_statistics(parts[1].view_as(of_variance))
         self.prior.apply_statistics(statistics)
 
-    # ------------------------------------------------------------------ decoding
-    def bound_refusal(self) -> str | None:
-        """Shifts before rotation, and priors of positions, need every key at its own position."""
-        if self.shifted_keys and self.rotary is not None and self.rotary_shift == "before":
-            return "cannot decode from a bounded number of keys with rotary_shift=before"
-        if self.prior is not None and self.prior.share == "head_position":
-            return "cannot decode from a bounded number of keys with prior_share=head_position"
-        return super().bound_refusal()
-
-    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
-        """Return β_jr of stored keys, (B, H_prior, K, L); see `functions`."""
-        log_prior = None if self.prior is None else self.prior(first_position + key.shape[-2])
-        if log_prior is not None and log_prior.shape[-1] > 1:
-            log_prior = log_prior[..., first_position:]
-        variance = self.variance()
-        components = repeat_heads(self.components(key, first_position), variance.shape[0])
-        forms = (log_prior, variance, self.score, self.include_log_det)
-        arguments = MGK(*forms, norm_weight=self.key_norm_weight)
-        return key_offsets(components, arguments)
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
-    ) -> Tensor:
-        """Return the scores of a part of the cache; shifted keys cost one product per pair."""
-        if offset is None:
-            offset = self.key_offset(key, cols.start)
-        assert offset is not None
-        shift = self.shifts() if self.shares_product else None
-        if shift is None:
-            key = self.components(key, cols.start)
-        hard, varies = self.e_step == "hard", not self.variance.is_equal or self.row_eps > 0.0
-        arguments = MGK(None, self.variance(), self.score, hard=hard, key_shift=shift)
-        return mixture_scores(query, key, offset, arguments, self.score == "gaussian" and varies)
-
     def extra_repr(self) -> str:
         """The mixture, for printing."""
         return (
             f"num_components={self.num_components}, shifted_keys={self.shifted_keys}, "
             f"e_step={self.e_step!r}, score={self.score!r}"
         )
-
-
-_SHIFTED = {"num_components": 2, "shifted_keys": True}
 
 
 class MGKAttention(Attention):
@@ -394,32 +390,7 @@ class MGKAttention(Attention):
 
     Args:
         num_heads: H. The papers halve it and keep `head_dim`.
-        num_components: K.
-        shifted_keys: False (MGK): K key projections. True (sMGK): one projection and K learned
-            shifts, key[j, r] = key[j] + b_r.
-        e_step: `learned` (setting A, prior by gradient), `soft` (B, prior by the M-step),
-            `hard` (C, maximum over components, no prior).
-        score: `gaussian`, or `dot` ("Softmax MGK").
-        variance: multipliers c_r or a preset: `equal` (1, …), `paper_main` (1, 3), `code_lm`
-            (1, 1/3).
-        learn_variance: make σ² a parameter per head and component.
-        m_step_variance: let σ² per head and component follow the M-step of setting B, Σ_ij P_ijr
-            ‖query[i] − key[j, r]‖² / (E Σ_ij P_ijr) with P the joint posterior; needs
-            `em_weighting="posterior"` and `include_log_det`. An update of priors and variances
-            never makes the queries less likely under these keys.
-        prior_share: one prior per layer, per head, or per head and key position.
-        prior_param: setting A keeps clamped values (the paper) or logits.
-        max_positions: longest key sequence, for `head_position`.
-        shift_init_std: standard deviation of the shifts at the start (paper 1, code 0.5).
-        include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
-        em_weighting: pairs count equally in the M-step (the paper), or by their attention weight.
-        rotary_shift: shifted keys with rotary positions: shift `before` rotation (relative
-            positions, K products per pair), `after` it (one product where a kernel uses that, but
-            absolute positions enter), or in `unrotated` dimensions only (both; recommended where
-            `rotary_dim` < E).
-        key_norm_weight: λ in [0, 1], of Gaussian scores: log π gains λ ‖key[j, r]‖² / (2 σ²_r), so
-            that 1 starts at the dot product; training with `norm_annealing_steps` takes it to 0,
-            the Gaussian. Checkpoints hold its value. None is the Gaussian from the beginning.
+        options: see `MGKOptions`, whose fields are arguments by their names.
         common: the other arguments of `Attention`; with `num_kv_heads=1` (multi-query MGK) one set
             of K keys serves all heads. Attention dropout takes one decision per (i, j) for all
             components.
@@ -430,84 +401,23 @@ class MGKAttention(Attention):
     """
 
     core: MGKCore
-    kernel_examples = (
-        Example("mgk soft", {}, ("causal",)),
-        Example("mgk soft, K=1", {"num_components": 1}, ("key",)),
-        Example(
-            "mgk soft, K=3, variances 1 3 5",
-            {"num_components": 3, "variance": "paper_main"},
-            ("causal", "key", "bias"),
-        ),
-        Example(
-            "mgk soft, K=4, learned variances",
-            {"num_components": 4, "learn_variance": True, "include_log_det": True},
-        ),
-        Example("mgk soft, dot", {"score": "dot", "variance": "paper_main"}, ("pairs",)),
-        Example("mgk soft, multi-query", {"num_kv_heads": 1}, ("causal", "dropout")),
-        Example(
-            "mgk soft, prior per position",
-            {"prior_share": "head_position", "max_positions": 64, "prior_param": "softmax"},
-        ),
-        Example("mgk hard", {"e_step": "hard"}, ("causal",)),
-        Example(
-            "mgk hard, variances 1 3 5",
-            {"e_step": "hard", "num_components": 3, "variance": "paper_main"},
-            ("key",),
-        ),
-        Example("smgk soft", {"shifted_keys": True}, ("causal",)),
-        Example("smgk soft, K=4", {"shifted_keys": True, "num_components": 4}, ("key",)),
-        Example(
-            "smgk soft, learned variances",
-            {"shifted_keys": True, "variance": "paper_main", "learn_variance": True},
-            ("dropout",),
-        ),
-        Example(
-            "smgk soft, grouped",
-            {"shifted_keys": True, "num_heads": 4, "num_kv_heads": 2},
-            ("bias",),
-        ),
-        Example("smgk hard", {"shifted_keys": True, "e_step": "hard"}, ("causal", "pairs")),
-    )
-    kernel_forms = (
-        Example("mgk soft", {"num_components": 2}),
-        Example("mgk hard", {"num_components": 2, "e_step": "hard"}),
-        Example("smgk soft", _SHIFTED),
-        Example("smgk hard", {**_SHIFTED, "e_step": "hard"}),
-        Example("smgk soft, variances 1 3", {**_SHIFTED, "variance": "paper_main"}),
-    )
 
+    @options_by_name
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
         *,
-        num_components: int = 2,
-        shifted_keys: bool = False,
-        e_step: EStep = "learned",
-        score: Score = "gaussian",
-        variance: VariancePreset | list[float] = "equal",
-        learn_variance: bool = False,
-        m_step_variance: bool = False,
-        prior_share: PriorShare = "head",
-        prior_param: PriorParam = "clamp",
-        max_positions: int | None = None,
-        shift_init_std: float = 1.0,
-        include_log_det: bool = False,
-        em_weighting: Literal["uniform", "posterior"] = "uniform",
-        rotary_shift: RotaryShift = "before",
-        key_norm_weight: float | None = None,
+        options: MGKOptions = MGKOptions(),
         **common: Any,
     ) -> None:
-        options = own_options(MGKCore, locals())
-        if num_components < 1:
-            raise ValueError(f"num_components must be at least 1, received {num_components}")
-        self.num_components, self.shifted_keys = num_components, shifted_keys
+        self.num_components, self.shifted_keys = options.num_components, options.shifted_keys
         super().__init__(embed_dim, num_heads, **common)
-        self.core = self.make_core(**options)
+        self.core = self.make_core(options)
 
-    def make_core(self, **mixture: Any) -> MGKCore:
-        """Return the core for these options of the mixture."""
-        return MGKCore(self.layout, self._backend, rotary=self.rotary, **mixture)
+    def make_core(self, options: MGKOptions) -> MGKCore:
+        """Return the core."""
+        return MGKCore(self.layout, self._backend, options=options, rotary=self.rotary)
 
     def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Take weights whose norms were annealed to 0, which is this layer without the annealing.
@@ -521,7 +431,7 @@ class MGKAttention(Attention):
             if weight:
                 raise ValueError(
                     f"{name} is {weight:.3g}, so these weights are not of a plain Gaussian layer: "
-                    "build it with key_norm_weight, or train to the end of the annealing"
+                    f"build it with key_norm_weight, or train to the end of the annealing"
                 )
             del state_dict[name]
 

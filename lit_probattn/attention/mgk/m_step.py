@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.engines.loop import block_ranges
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.attention.numerics import (
@@ -16,7 +17,6 @@ from lit_probattn.attention.numerics import (
     masked_softmax,
     repeat_rows,
 )
-from lit_probattn.base.memory import blocks_to_run
 
 
 class ResponsibilitySums(NamedTuple):
@@ -75,8 +75,7 @@ def responsibility_sums(
     denominator = torch.zeros_like(numerator)
     squares = torch.zeros_like(numerator[..., 0]) if with_squares else None
     step = max(1, block_scores // (batch * heads * components * num_keys))
-    for start in blocks_to_run(range(0, num_queries, step)):
-        rows = range(start, min(start + step, num_queries))
+    for rows in block_ranges(num_queries, step):
         cols = range(num_keys)
         scores = component_scores(query[:, :, rows.start : rows.stop], key, arguments)
         pairs = torch.ones(batch, heads, len(rows), num_keys, dtype=dtype, device=query.device)

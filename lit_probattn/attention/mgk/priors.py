@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,6 +18,44 @@ PriorParam = Literal["clamp", "softmax"]
 VariancePreset = Literal["equal", "paper_main", "code_lm"]
 
 PRIOR_FLOOR = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyOptions:
+    """Options of keys that are mixtures.
+
+    Args:
+        num_components: K.
+        shifted_keys: False (MGK, MLK): K key projections. True (sMGK, sMLK): one projection and K
+            learned shifts, key[j, r] = key[j] + b_r.
+
+    Raises:
+        ValueError: fewer than one component.
+    """
+
+    num_components: int = 2
+    shifted_keys: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_components < 1:
+            raise ValueError(f"num_components must be at least 1, received {self.num_components}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureOptions(KeyOptions):
+    """Options of keys that are mixtures, of their priors and shifts: all that MLK has.
+
+    Args:
+        prior_share: one prior per layer, per head, or per head and key position.
+        prior_param: setting A keeps clamped values (the paper) or logits.
+        max_positions: longest key sequence, for `head_position`.
+        shift_init_std: standard deviation of the shifts at the start (paper 1, code 0.5).
+    """
+
+    prior_share: PriorShare = "head"
+    prior_param: PriorParam = "clamp"
+    max_positions: int | None = None
+    shift_init_std: float = 1.0
 
 
 def variance_multipliers(

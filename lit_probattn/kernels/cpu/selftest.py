@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import outside_modes
 from lit_probattn.kernels.cpu import rows, tiles
-from lit_probattn.kernels.cpu.library import Unavailable, load
+from lit_probattn.kernels.cpu.library import Unavailable, load, obstacle
 from lit_probattn.randomness import AttentionDropout, RandomKey, normal_noise
 
 logger = logging.getLogger("lit_probattn")
@@ -23,6 +24,14 @@ _ERROR = 1e-5
 def _key() -> RandomKey:
     # Made here: whoever imports this module may do so among fake tensors.
     return RandomKey(7, 3, torch.tensor([5, 2**31 + 9], device="cpu")).fold(1)
+
+
+def refusal() -> str | None:
+    """Return why the library cannot serve ("cannot …"), or None.
+
+    Predictions of memory run nothing, so for them nothing is compiled and tested.
+    """
+    return obstacle() if is_predicting() else failure()
 
 
 @lru_cache(maxsize=1)
@@ -59,6 +68,11 @@ def draws_noise() -> bool:
             )
             for maps, row, col in blocks
         )
+
+
+def can_draw_noise() -> bool:
+    """Whether the library draws noise in this call: as `draws_noise`, and in predictions."""
+    return is_predicting() or draws_noise()
 
 
 def _same(tensor: Tensor) -> Tensor:

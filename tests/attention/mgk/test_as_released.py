@@ -177,7 +177,7 @@ def test_code_lra_soft_updates_priors_at_every_forward(name):
 def test_exact_m_step_differs_from_the_released_one():
     """spec a.12: at −log density 10, 14, 20 the exact 0.731 becomes 0.708, 0.265, 0.001."""
     from lit_probattn.attention.masks import make_masks
-    from lit_probattn.attention.mgk.as_released import code_parity_sums
+    from lit_probattn.attention.released.mgk import code_parity_sums
 
     for exponent, expected in ((10, 0.708), (14, 0.265), (20, 0.001)):
         # One dimension, 2σ² = 1: densities e^{-exponent} and e^{-exponent - 1}, priors 1/2.

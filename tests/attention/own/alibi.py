@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_probattn.attention import HeadCall, MGKAttention
 from lit_probattn.attention.mgk.functions import MGK
-from lit_probattn.attention.mgk.layer import MGKCore
+from lit_probattn.attention.mgk.layer import MGKCore, MGKOptions
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Scores
 
@@ -34,18 +34,16 @@ class ALiBiMGK(MGK):
     def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
         heads, scores = call.query.shape[1], super().lower(call, own_keys=own_keys)
         coef = None if scores.coef is None else repeat_heads(scores.coef[None], heads)[0]
-        col = repeat_heads(scores.col, heads) + ramp(heads, call.num_keys, call.query)
+        col = repeat_heads(scores.col, heads)
+        first = (call.first_key or 0) + call.num_terms
+        col = col + ramp(heads, col.shape[-1], call.query, first)
         return replace(scores, key=repeat_heads(scores.key, heads), coef=coef, col=col)
 
 
 class ALiBiMGKCore(MGKCore):
     makes = ALiBiMGK
 
-    def key_offset(self, key: Tensor, first_position: int) -> Tensor:
-        offset, heads = super().key_offset(key, first_position), self.layout.out
-        return repeat_heads(offset, heads) + ramp(heads, key.shape[-2], key, first_position)
-
 
 class ALiBiMGKAttention(MGKAttention):
-    def make_core(self, **mixture) -> MGKCore:
-        return ALiBiMGKCore(self.layout, self._backend, rotary=self.rotary, **mixture)
+    def make_core(self, options: MGKOptions) -> MGKCore:
+        return ALiBiMGKCore(self.layout, self._backend, options=options, rotary=self.rotary)

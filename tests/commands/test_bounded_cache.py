@@ -7,14 +7,24 @@ import itertools
 import pytest
 import torch
 
-from lit_probattn.attention import FiSHAttention, MGKAttention
-from lit_probattn.attention.cache import CacheBound, output_movements
+from lit_probattn.attention import FiSHAttention
+from lit_probattn.commands.bounded_cache import (
+    BoundedCache,
+    CacheBound,
+    bound_refusal,
+    bounded_caches,
+    output_movements,
+)
 from lit_probattn.models.decoding import generate
 from tests.attention.decoding_layers import CACHED, B, C, N, make
 from tests.models.test_decoding import tiny
 
 RULES = ("movement", "weight", "age")
-REFUSED = ("mgk, per position, row eps", "smgk, rotary, shift before")
+REFUSED = (
+    "mgk, per position, row eps",
+    "smgk, rotary, shift before",
+    "fish, noise at evaluation",
+)
 BOUNDED = [name for name in CACHED if name not in REFUSED]
 
 
@@ -60,7 +70,7 @@ def test_a_bounded_cache_stays_bounded_and_attends_to_what_it_kept(name, rule):
     layer, x = make(name), torch.randn(B, N, C, dtype=torch.float64)
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[1, :2] = False
-    cache = layer.new_cache(bound=CacheBound(4, rule))
+    cache = BoundedCache(CacheBound(4, rule))
     places = torch.empty(B, 0, dtype=torch.long)  # what the cache holds, followed by its values
     for i in range(N):
         with torch.no_grad():
@@ -94,7 +104,7 @@ def test_the_rule_takes_the_smallest():
     worth = {"movement": moved.square().sum((1, 2)), "weight": weights.sum((1, 2))}
     assert (worth["movement"].argmin(-1) != worth["weight"].argmin(-1)).any(), "rules differ here"
     for rule, values in worth.items():
-        cache = layer.new_cache(bound=CacheBound(N - 1, rule))
+        cache = BoundedCache(CacheBound(N - 1, rule))
         read(layer, x, cache)
         lacking = call.value[:, 0, :, None] - cache.part(range(N - 1))[1][:, 0, None]
         gone = lacking.norm(dim=-1).amin(-1).argmax(-1)
@@ -105,7 +115,7 @@ def test_the_rule_takes_the_smallest():
 def test_a_prompt_that_is_read_at_once_is_judged_by_its_latest_query(rule):
     """One position over the bound after a call with N queries."""
     layer, x = make("mgk"), 3.0 * torch.randn(16, N, C, dtype=torch.float64)
-    cache = layer.new_cache(bound=CacheBound(N - 1, rule))
+    cache = BoundedCache(CacheBound(N - 1, rule))
     with torch.no_grad():
         call = layer.call(x[:, -1:], x)
         weights = layer.core.weights(call)
@@ -122,7 +132,9 @@ def test_a_bound_that_is_not_reached_changes_nothing():
         model = tiny(name)
         prompt = torch.randint(19, (B, 5))
         whole = generate(model, prompt, max_new_tokens=7).tokens
-        found = generate(model, prompt, max_new_tokens=7, bound=CacheBound(11))
+        found = generate(
+            model, prompt, max_new_tokens=7, caches=bounded_caches(model.encoder, CacheBound(11))
+        )
         assert torch.equal(found.tokens, whole)
 
 
@@ -132,18 +144,22 @@ def test_generation_holds_the_bound_in_every_layer(rule):
     model, prompt = tiny("mgk"), torch.randint(19, (B, 9))
     mask = torch.ones(B, 9, dtype=torch.bool)
     mask[1, :3] = False
-    options = {"prompt_mask": mask, "bound": CacheBound(6, rule)}
-    few, many = (generate(model, prompt, max_new_tokens=n, **options) for n in (2, 15))
+
+    def read(prompt, count, **options):
+        caches = bounded_caches(model.encoder, CacheBound(6, rule))
+        return generate(model, prompt, max_new_tokens=count, caches=caches, **options)
+
+    few, many = (read(prompt, n, prompt_mask=mask) for n in (2, 15))
     assert few.cache_bytes == many.cache_bytes
     assert torch.equal(many.tokens[:, :2], few.tokens)
-    alone = generate(model, prompt[1:, 3:], max_new_tokens=15, bound=options["bound"])
+    alone = read(prompt[1:, 3:], 15)
     assert torch.equal(alone.tokens, many.tokens[1:]), "padding goes first"
 
 
 def test_rotary_positions_count_what_was_dropped():
     """Under `age` the cache is a window, so a rotary layer equals attention under a band."""
     layer, x = make("softmax, grouped, rotary"), torch.randn(B, N, C, dtype=torch.float64)
-    found, _ = read(layer, x, layer.new_cache(bound=CacheBound(3, "age")))
+    found, _ = read(layer, x, BoundedCache(CacheBound(3, "age")))
     band = torch.ones(N, N, dtype=torch.bool).tril().triu(-3)  # itself and the three held before it
     torch.testing.assert_close(found, layer(x, attn_mask=band), atol=1e-13, rtol=0)
 
@@ -160,7 +176,7 @@ def test_errors_of_the_three_rules():
             call = layer.call(x[:, -1:], x)
             weights, whole = layer.core.weights(call), layer.core(call)
             for rule in RULES:
-                cache = layer.new_cache(bound=CacheBound(N - 1, rule))
+                cache = BoundedCache(CacheBound(N - 1, rule))
                 read(layer, x, cache)
                 held = cache.part(range(N - 1))[1]
                 lacking = call.value[:, 0, :, None] - held[:, 0, None]
@@ -178,12 +194,19 @@ def test_errors_of_the_three_rules():
         (make("mgk, per position, row eps"), "with prior_share=head_position"),
         (make("smgk, rotary, shift before"), "with rotary_shift=before"),
         (make("linear"), "linear cannot decode from a bounded number of keys"),
-        (FiSHAttention(8, 4, num_global_heads=2), "fish cannot decode from a bounded"),
+        (FiSHAttention(8, 4, num_global_heads=2), "of keys with noise=global"),
     ],
 )
 def test_layers_that_need_all_keys_refuse(layer, reason):
-    with pytest.raises(NotImplementedError, match=reason):
-        layer.new_cache(bound=CacheBound(3))
+    model = tiny("mgk")
+    model.encoder.blocks[1].attention = layer
+    with pytest.raises(NotImplementedError, match=f"{reason}.*: leave the bound out"):
+        bounded_caches(model.encoder, CacheBound(3))
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_layers_without_positions_do_not(name):
+    assert bound_refusal(make(name).core) is None
 
 
 def test_bad_bounds():
@@ -191,4 +214,3 @@ def test_bad_bounds():
         CacheBound(0)
     with pytest.raises(ValueError, match="evict_by must be one of movement, weight, age"):
         CacheBound(3, "size")
-    assert MGKAttention(8, 2).new_cache().length == 0

@@ -1,22 +1,40 @@
 """Linear attention and MLK as the released codes of MGK compute them.
 
-`configs/attention/as_released/` names these classes; nothing else should.
+`configs/attention/as_released/` names these classes; no module imports them.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.layer import own_options
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import Denominator, LinearForm, Mix, OutputScale
 from lit_probattn.attention.linear.layer import LinearAttention
 from lit_probattn.attention.linear.mlk import MLKAttention, MLKCore
+from lit_probattn.base.arguments import options_by_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedSwitches:
+    """Fields of `LinearForm` that only the released codes of MGK, ICML 2022, set.
+
+    Args:
+        denominator: `sum` over keys, or `sqrt_len` (divide by √N, Long Range Arena).
+        eps: added to the sum.
+        output_scale: factor on the output, `one` or `inv_sqrt_head_dim` (language model).
+        padded_len: the N of `sqrt_len`; None takes it from the call. Needed for decoding, and where
+            batches are not all padded to one length.
+    """
+
+    denominator: Denominator = "sum"
+    eps: float = 0.0
+    output_scale: OutputScale = "one"
+    padded_len: int | None = None
 
 
 class ReleasedLinearAttention(LinearAttention):
@@ -26,11 +44,7 @@ class ReleasedLinearAttention(LinearAttention):
     Departs from the source: nothing; `LinearAttention` is what the paper says.
 
     Args:
-        denominator: `sum` over keys, or `sqrt_len` (divide by √N, Long Range Arena).
-        eps: added to the sum.
-        output_scale: factor on the output, `one` or `inv_sqrt_head_dim` (language model).
-        padded_len: the N of `sqrt_len`; None takes it from the call. Needed for decoding, and where
-            batches are not all padded to one length.
+        switches: see `ReleasedSwitches`, whose fields are arguments by their names.
         common: the other arguments of `LinearAttention`.
 
     Raises:
@@ -38,23 +52,21 @@ class ReleasedLinearAttention(LinearAttention):
             `LinearAttention`.
     """
 
+    @options_by_name
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
         *,
-        denominator: Denominator = "sum",
-        eps: float = 0.0,
-        output_scale: OutputScale = "one",
-        padded_len: int | None = None,
+        switches: ReleasedSwitches = ReleasedSwitches(),
         **common: Any,
     ) -> None:
-        self._switches = own_options(LinearForm, locals())
+        self._switches = switches
         super().__init__(embed_dim, num_heads, **common)
 
     def make_form(self, features: FeatureMap) -> LinearForm:
         """Return feature map and switches."""
-        return replace(super().make_form(features), **self._switches)
+        return replace(super().make_form(features), **asdict(self._switches))
 
 
 class ReleasedMLKCore(MLKCore):
@@ -111,15 +123,15 @@ class ReleasedMLKAttention(ReleasedLinearAttention, MLKAttention):
         """Return feature map and switches, with where components are mixed."""
         return replace(super().make_form(features), mix=self._mix)
 
-    def make_core(self, **options: Any) -> ReleasedMLKCore:
+    def make_core(self, **linear: Any) -> ReleasedMLKCore:
         """Return the core, its first shift at zero if asked."""
-        components = self._mixture["num_components"]
+        components = self.num_components
         if self._second_scale != 1.0 and (components != 2 or self._mix != "after"):
             raise ValueError(
                 f"second_scale={self._second_scale} needs num_components=2 and mix=after, received "
                 f"{components} and {self._mix}"
             )
-        core = ReleasedMLKCore(self.layout, self._backend, **options, **self._mixture)
+        core = ReleasedMLKCore(self.layout, self._backend, options=self._mixture, **linear)
         core.second_scale = self._second_scale
         if self._first_zero and core.key_shift is not None:
             with torch.no_grad():

@@ -1,12 +1,12 @@
 """MGK as the released codes compute it, for comparison with results made by them.
 
-`configs/attention/as_released/` names these classes; nothing else should.
+`configs/attention/as_released/` names these classes; no module imports them.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -15,12 +15,12 @@ from torch.nn.functional import linear
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
-from lit_probattn.attention.layer import own_options
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGK, component_scores
-from lit_probattn.attention.mgk.layer import MGKAttention, MGKCore
+from lit_probattn.attention.mgk.layer import MGKAttention, MGKCore, MGKOptions
 from lit_probattn.attention.mgk.priors import PRIOR_FLOOR, MixturePrior
 from lit_probattn.attention.numerics import check_choice, compute_dtype
+from lit_probattn.base.arguments import options_by_name
 from lit_probattn.base.torch_internals import in_backward
 
 EMCodeParity = Literal["none", "lra", "lm"]
@@ -100,25 +100,48 @@ def code_parity_sums(
     return torch.stack([first, count - first], 1), count[:, None].expand(-1, 2, -1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReleasedOptions:
+    """Options that only the released codes of MGK, ICML 2022, have.
+
+    Args:
+        row_eps: added to the sum of exponentials of every row (language model, translation: 1e-6);
+            `backend="reference"` only.
+        em_code_parity: setting B as the released code updates it, at every forward pass in
+            training, `lra` or `lm`; see `code_parity_sums`.
+        shift_first_zero: start the first shift at zero.
+        magnitude_prior: π is |p| between `prior_floor` and 2 (translation), not p between 0 and 1.
+
+    Raises:
+        ValueError: `row_eps` is outside [0, 1), or a name is unknown.
+    """
+
+    row_eps: float = 0.0
+    em_code_parity: EMCodeParity = "none"
+    shift_first_zero: bool = False
+    magnitude_prior: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("em_code_parity", self.em_code_parity, ("none", "lra", "lm"))
+        if not 0.0 <= self.row_eps < 1.0:
+            raise ValueError(f"row_eps must be in [0, 1), received {self.row_eps}")
+
+
 class ReleasedMGKCore(MGKCore):
     """`MGKCore` with what only released code does; see `ReleasedMGKAttention`."""
 
+    @options_by_name
     def __init__(
         self,
         layout: HeadLayout,
         backend: Backend = "auto",
         *,
-        row_eps: float = 0.0,
-        em_code_parity: EMCodeParity = "none",
-        shift_first_zero: bool = False,
-        magnitude_prior: bool = False,
+        released: ReleasedOptions = ReleasedOptions(),
         **mixture: Any,
     ) -> None:
         super().__init__(layout, backend, **mixture)
-        check_choice("em_code_parity", em_code_parity, ("none", "lra", "lm"))
-        if not 0.0 <= row_eps < 1.0:
-            raise ValueError(f"row_eps must be in [0, 1), received {row_eps}")
-        self.row_eps, self.em_code_parity = row_eps, em_code_parity
+        em_code_parity = self.em_code_parity = released.em_code_parity
+        self.row_eps = released.row_eps
         share = None if self.prior is None else self.prior.share
         plain = (self.num_components, self.e_step, share, self.score, layout.key)
         wanted = (2, "soft", "head_position", "gaussian", layout.query)
@@ -131,7 +154,7 @@ class ReleasedMGKCore(MGKCore):
             raise ValueError(
                 "em_code_parity has no place for key_norm_weight: leave one of them out"
             )
-        if magnitude_prior:
+        if released.magnitude_prior:
             prior = self.prior
             if prior is None or prior.by_m_step or prior.param != "clamp":
                 raise ValueError(
@@ -147,7 +170,7 @@ class ReleasedMGKCore(MGKCore):
                 max_positions=prior.value.shape[-1],
                 floor=prior.floor,
             )
-        if shift_first_zero and self.key_shift is not None:
+        if released.shift_first_zero and self.key_shift is not None:
             with torch.no_grad():
                 self.key_shift[:, 0] = 0.0
 
@@ -195,12 +218,7 @@ class ReleasedMGKAttention(MGKAttention):
     self-attention with `value_bias="cross"` never adds it.
 
     Args:
-        row_eps: added to the sum of exponentials of every row (language model, translation: 1e-6);
-            `backend="reference"` only.
-        em_code_parity: setting B as the released code updates it, at every forward pass in
-            training, `lra` or `lm`; see `code_parity_sums`.
-        shift_first_zero: start the first shift at zero.
-        magnitude_prior: π is |p| between `prior_floor` and 2 (translation), not p between 0 and 1.
+        released: see `ReleasedOptions`, whose fields are arguments by their names.
         value_bias: whether the projection of values has its bias `always`, or in `cross`-attention
             alone (translation, sMGK).
         prior_floor: smallest π in log space.
@@ -213,21 +231,19 @@ class ReleasedMGKAttention(MGKAttention):
 
     core: ReleasedMGKCore
 
+    @options_by_name
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
         *,
-        row_eps: float = 0.0,
-        em_code_parity: EMCodeParity = "none",
-        shift_first_zero: bool = False,
-        magnitude_prior: bool = False,
+        released: ReleasedOptions = ReleasedOptions(),
         value_bias: ValueBias = "always",
         prior_floor: float = PRIOR_FLOOR,
         **common: Any,
     ) -> None:
         check_choice("value_bias", value_bias, ("always", "cross"))
-        self._released = own_options(ReleasedMGKCore, locals()) | {"prior_floor": prior_floor}
+        self._released, self._prior_floor = released, prior_floor
         super().__init__(embed_dim, num_heads, **common)
         self.value_bias: ValueBias = value_bias
 
@@ -238,7 +254,13 @@ class ReleasedMGKAttention(MGKAttention):
             return super().project_values(value, of_self=of_self)
         return linear(value, self.value_proj.weight, 0.0 * bias)
 
-    def make_core(self, **mixture: Any) -> ReleasedMGKCore:
+    def make_core(self, options: MGKOptions) -> ReleasedMGKCore:
         """Return the core with the options of released code."""
-        options = {**mixture, **self._released}
-        return ReleasedMGKCore(self.layout, self._backend, rotary=self.rotary, **options)
+        return ReleasedMGKCore(
+            self.layout,
+            self._backend,
+            released=self._released,
+            options=options,
+            prior_floor=self._prior_floor,
+            rotary=self.rotary,
+        )

@@ -1,0 +1,1 @@
+"""Variants as the authors' code computes them; configurations name them."""

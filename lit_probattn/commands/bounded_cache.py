@@ -1,0 +1,193 @@
+"""Caches of bounded length, of `generate --max_keys`.
+
+A cache gives up a position when it is full: with weights α_t of the latest query and its output
+o = Σ_t α_t v_t, removing the key at t and dividing the others by what is left moves it by
+
+    o' − o = α_t / (1 − α_t) · (o − v_t)
+
+so the position whose removal moves it least need not be the one with the smallest weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.cache import Cache, KVCache
+from lit_probattn.attention.call import HeadCall, outline
+from lit_probattn.attention.core import Core
+from lit_probattn.attention.engines.cached import part_scores
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.numerics import (
+    check_choice,
+    grouped_values,
+    masked_softmax,
+    repeat_heads,
+)
+from lit_probattn.attention.variant import Variant
+from lit_probattn.models.transformer import Transformer
+
+# What a variant may need (`Variant.needs`) that depends on keys which are gone, or on their places.
+_LACKS = ("positions", "map noise", "head noise", "normaliser")
+
+EvictBy = Literal["movement", "weight", "age"]
+
+
+@dataclass(frozen=True)
+class CacheBound:
+    """How long a cache may grow, and what it gives up.
+
+    Args:
+        max_keys: positions that each layer keeps.
+        evict_by: `movement`: the position whose removal moves the latest query's output least;
+            `weight`: the one with the smallest weight; `age`: the oldest.
+
+    Raises:
+        ValueError: a number or a name is not one of these.
+    """
+
+    max_keys: int
+    evict_by: EvictBy = "movement"
+
+    def __post_init__(self) -> None:
+        if self.max_keys < 1:
+            raise ValueError(f"max_keys must be at least 1, received {self.max_keys}")
+        check_choice("evict_by", self.evict_by, ("movement", "weight", "age"))
+
+
+class BoundedCache(KVCache):
+    """Keys and values of at most `max_keys` positions, after every call.
+
+    A position is given up for all heads of the layer at once, of each sequence its own. While a
+    call runs the cache also holds that call's tokens, so a prompt is read whole.
+
+    Args:
+        bound: how many positions, and which go.
+
+    Attributes:
+        num_dropped: positions that were held and given up.
+    """
+
+    def __init__(self, bound: CacheBound) -> None:
+        super().__init__(bound.max_keys + 1)
+        self.bound, self.num_dropped = bound, 0
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next token, those that were dropped included."""
+        return self.length + self.num_dropped
+
+    @torch.no_grad()
+    def after_call(self, call: HeadCall, variant: Variant) -> None:
+        """Drop the positions beyond the bound, by what the latest query of a call sees."""
+        if self.length <= self.bound.max_keys:
+            return
+        masks, cols = call.masks, range(self.length)
+        rows = range(masks.num_queries - 1, masks.num_queries)
+        latest = Masks(1, self.length, bias=masks.bias_block(rows, cols))
+        scores = part_scores(
+            replace(call, query=call.query[:, :, -1:], masks=latest), variant, cols
+        )
+        allowed, value = masks.allowed(rows, cols, scores.device), call.value.to(scores.dtype)
+        self.keep(kept_places(scores, value, allowed, self.bound, variant.row_eps))
+
+    def keep(self, places: Tensor) -> None:
+        """Keep these places, (B, n) int64 in ascending order, and drop the others."""
+        self.num_dropped += self.length - places.shape[1]
+        self._key = _gathered(self._key, places, -2)
+        self._value = _gathered(self._value, places, -2)
+        self._mask = _gathered(self._mask, places, -1)
+        self._terms = _gathered(self._terms, places, -1)
+        self.length = places.shape[1]
+        self.num_terms = 0 if self._terms is None else self.length
+
+
+def bounded_caches(model: Transformer, bound: CacheBound) -> list[Cache]:
+    """Return an empty cache of bounded length for every layer of a model.
+
+    Raises:
+        NotImplementedError: a layer cannot decode from a part of its keys; the message says why.
+    """
+    for block in model.layers:
+        reason = bound_refusal(block.attention.core)
+        if reason is not None:
+            raise NotImplementedError(f"{block.attention.core.name} {reason}: leave the bound out")
+    return [BoundedCache(bound) for _ in model.layers]
+
+
+def bound_refusal(core: Core) -> str | None:
+    """Say why a core cannot decode from a part of its keys ("cannot …"), or None if it can.
+
+    It can where scores have a normal form in which no key depends on its position.
+    """
+    variant = core.variant(outline(core.layout, 1, 2, 2))
+    reason = "cannot decode from a bounded number of keys"
+    if type(variant).lower is Variant.lower:
+        return reason
+    needs = variant.needs()
+    options = [needs[name] for name in _LACKS if name in needs]
+    return f"{reason} with {options[0]}" if options else None
+
+
+def _gathered(store: Tensor | None, places: Tensor, dim: int) -> Tensor | None:
+    """Take places of every sequence, in place; what is reserved beyond them is given back."""
+    if store is None:
+        return None
+    dim %= store.dim()
+    shape = [1] * store.dim()
+    shape[0], shape[dim] = places.shape
+    wanted = list(store.shape)
+    wanted[dim] = places.shape[1]
+    return store.gather(dim, places.view(shape).expand(wanted))
+
+
+def output_movements(weights: Tensor, value: Tensor) -> Tensor:
+    """Return ‖o' − o‖ for the removal of each key, (B, H, N, L).
+
+    Args:
+        weights: α, (B, H, N, L), of sum 1 or less.
+        value: (B, H_kv, L, E_v).
+    """
+    value = value.to(weights.dtype)
+    out = grouped_values(weights, value)
+    value = repeat_heads(value, weights.shape[1])
+    distance = (out[..., :, None, :] - value[..., None, :, :]).norm(dim=-1)
+    left = 1.0 - weights
+    moved = weights / left.masked_fill(left <= 0, 1.0) * distance
+    return moved.masked_fill(left <= 0, float("inf"))
+
+
+def kept_places(
+    scores: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    bound: CacheBound,
+    row_eps: float = 0.0,
+) -> Tensor:
+    """Return the positions to keep after a query, (B, max_keys), ascending.
+
+    Heads add up: squared movements, as the outputs of heads lie side by side, or weights.
+
+    Args:
+        scores: of the latest query, (B, H, 1, L).
+        value: (B, H_kv, L, E_v).
+        allowed: bool, broadcastable to `scores`; hidden positions go first.
+        bound: how many, and by what.
+        row_eps: added to each row's sum of exponentials.
+    """
+    weights = masked_softmax(scores, allowed, row_eps)
+    if bound.evict_by == "age":
+        length = scores.shape[-1]
+        worth = torch.arange(length, device=scores.device).expand(scores.shape[0], length)
+    elif bound.evict_by == "weight":
+        worth = weights.sum((1, 2))
+    else:
+        worth = output_movements(weights, value).square().sum((1, 2))
+    if allowed is not None:
+        seen = allowed.expand(scores.shape).any(1)[:, 0]
+        worth = worth.to(weights.dtype).masked_fill(~seen, -1.0)
+    best = torch.argsort(worth, dim=-1, descending=True, stable=True)[:, : bound.max_keys]
+    return best.sort(-1).values
