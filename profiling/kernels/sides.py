@@ -117,9 +117,9 @@ def _num_queries(config: KernelsConfig) -> int:
 def _torch_heads(sdpa: TorchSdpa, config: KernelsConfig, make: Make) -> _Prepared:
     sizes = (_num_queries(config), config.seq_len, config.seq_len)
     shapes = [(config.batch_size, sdpa.num_heads, n, config.head_dim) for n in sizes]
-    inputs = [make(*shape).requires_grad_() for shape in shapes]
+    query, key, value = inputs = [make(*shape).requires_grad_() for shape in shapes]
     is_causal = config.is_causal and config.mode != "decode"  # PyTorch's mask is aligned top left
-    return _Prepared(partial(_sdpa, sdpa, *inputs, is_causal), inputs)
+    return _Prepared(partial(_sdpa, sdpa, query, key, value, is_causal), inputs)
 
 
 def _sdpa(sdpa: TorchSdpa, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
