@@ -13,7 +13,8 @@ from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.configs import read_yaml
 from profiling.sweep.config import AttentionEntry, Dtype, Strict, describe
 
-Mode = Literal["train", "eval"]
+Mode = Literal["train", "eval", "decode"]
+Scope = Literal["attention", "layer"]
 SdpaBackend = Literal["any", "cudnn", "flash", "efficient", "math"]
 
 
@@ -31,6 +32,7 @@ class Grid(Strict):
     head_dims: list[int] = Field(min_length=1)
     is_causal: list[bool] = Field(default=[False], min_length=1)
     modes: list[Mode] = Field(default=["train"], min_length=1)
+    scopes: list[Scope] = Field(default=["attention"], min_length=1)
     dtypes: list[Dtype] | None = None
     num_threads: list[int] = Field(default=[], description="of PyTorch on a CPU; none: as set")
     tokens: int = Field(ge=1, description="batch size times length, the same at every point")
@@ -115,12 +117,16 @@ class Comparison(Bounds):
 class KernelsConfig(Strict):
     """The file of `python -m profiling kernels`.
 
-    `picture` says which comparisons its figure shows: label of a row, label of a colour, name.
+    `picture` says which comparisons its figure shows: label of a row, label of a colour, name. Mode
+    `train` is forward and backward, `eval` forward, `decode` one query over `seq_len` keys. With
+    scope `layer` everything runs with its projections, to and from width `layer_heads · head_dim`.
     """
 
     device: str = "cpu"
     dtype: Dtype = "float32"
     mode: Mode = "train"
+    scope: Scope = "attention"
+    layer_heads: int = Field(default=8, ge=1)
     batch_size: int = Field(ge=1)
     seq_len: int = Field(ge=1)
     head_dim: int = Field(ge=1)
@@ -165,13 +171,14 @@ def points(config: KernelsConfig) -> list[KernelsConfig]:
         return [_at(config, {})]
     found = []
     for grid in config.grid if isinstance(config.grid, list) else [config.grid]:
-        names = ("dtype", "head_dim", "seq_len", "is_causal", "mode", "num_threads")
+        names = ("dtype", "head_dim", "seq_len", "is_causal", "mode", "scope", "num_threads")
         threads: list[int | None] = [*grid.num_threads] or [config.num_threads]
-        axes = (grid.head_dims, grid.seq_lens, grid.is_causal, grid.modes, threads)
+        axes = (grid.head_dims, grid.seq_lens, grid.is_causal, grid.modes, grid.scopes, threads)
         for values in product(grid.dtypes or [config.dtype], *axes):
             place: dict[str, object] = dict(zip(names, values, strict=True))
             place["batch_size"] = max(1, grid.tokens // values[2])
-            found.append(_at(config, place))
+            point = _at(config, place)
+            found += [] if point in found else [point]  # grids may overlap
     return found
 
 
@@ -193,16 +200,16 @@ def narrowed(
     """Return the file with other points, and only comparisons whose name contains one of `cases`.
 
     Raises:
-        ConfigError: points are given for a file without one grid, or no comparison is left.
+        ConfigError: points are given for a file without a grid, or no comparison is left.
     """
     points_given = {"seq_lens": seq_lens, "head_dims": head_dims, "num_threads": num_threads}
     update = {name: values for name, values in points_given.items() if values is not None}
-    if update and not isinstance(config.grid, Grid):
-        raise ConfigError(
-            f"{', '.join(update)}: the file has no single grid whose points they replace"
-        )
-    if update and isinstance(config.grid, Grid):
-        config = config.model_copy(update={"grid": config.grid.model_copy(update=update)})
+    if update and config.grid is None:
+        raise ConfigError(f"{', '.join(update)}: the file has no grid whose points they replace")
+    if update and config.grid is not None:
+        grids = config.grid if isinstance(config.grid, list) else [config.grid]
+        changed = [grid.model_copy(update=update) for grid in grids]
+        config = config.model_copy(update={"grid": changed})
     if cases is None:
         return config
     kept = [c for c in config.comparisons if any(part in c.name for part in cases.split(","))]

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lit_probattn.attention import HeadCall
-from lit_probattn.attention.masks import make_masks
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.processes import capture
 from lit_probattn.base.provenance import device_name, git_revision, versions
 from lit_probattn.base.rows import RowStore
-from lit_probattn.configs import build_attention
+from lit_probattn.kernels.cpu import selftest
 from lit_probattn.measure.counters import UncountedOperationError, torch_flops
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import (
@@ -35,97 +29,13 @@ from lit_probattn.measure.timing import (
     time_once,
     time_sides,
 )
-from lit_probattn.randomness import AttentionDropout, RandomKey
 from lit_probattn.records.tables import counted, markdown_lines
-from profiling.kernels.cases import draw_heads
+from profiling.kernels.bound import measured_rates
 from profiling.kernels.command import header
-from profiling.kernels.config import Comparison, KernelsConfig, Side, TorchSdpa, points
-from profiling.kernels.parity import run_heads
+from profiling.kernels.config import Comparison, KernelsConfig, points
 from profiling.kernels.picture import time_picture
+from profiling.kernels.sides import side_function, side_work
 from profiling.sweep.run import missing_device
-
-_SDPA = {
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-}
-
-
-@dataclass(frozen=True)
-class _WatchedKey(RandomKey):
-    """A key that notes every draw."""
-
-    drawn: list[int] = field(default_factory=list, compare=False)
-
-    def philox_key(self, stream: int) -> tuple[int, int]:
-        """Note the draw and return its key words."""
-        self.drawn.append(stream)
-        return super().philox_key(stream)
-
-
-def side_function(
-    side: Side, config: KernelsConfig, drawn: list[int] | None = None
-) -> Callable[[], list[Tensor]]:
-    """Return a function that runs a side once, forward or forward and backward.
-
-    Only attention itself is inside: no projections. Keys are shifted, expanded and combined with
-    priors inside, as in the layer, and parameters get their gradients. Backend `auto` is what a
-    layer would choose. An attention that cannot be built is a ConfigError.
-
-    Args:
-        side: what runs.
-        config: where.
-        drawn: gets the stream of every random draw, of dropout and of noise.
-    """
-    rng = _WatchedKey(config.seed, drawn=[] if drawn is None else drawn)
-    device, dtype = torch.device(config.device), getattr(torch, config.dtype)
-    generator = torch.Generator(device).manual_seed(config.seed)
-    train = config.mode == "train"
-
-    def make(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=device, dtype=dtype)
-
-    parameters: list[Tensor] = []
-    if side.torch_sdpa is not None:
-        shape = (config.batch_size, side.torch_sdpa.num_heads, config.seq_len, config.head_dim)
-        inputs = [make(*shape).requires_grad_() for _ in range(3)]
-        forward = partial(_sdpa, side.torch_sdpa, inputs, config.is_causal)
-    else:
-        assert side.attention is not None
-        class_path, init_args = side.attention.resolve(Path.cwd())
-        layer = build_attention(class_path, init_args, config.head_dim, config.head_dim)
-        layer.to(device=device, dtype=dtype).train(train)
-        found = draw_heads(layer, config.batch_size, config.seq_len, config.seq_len, make)
-        inputs = [x.contiguous().requires_grad_() for x in found]
-        parameters = list(layer.core.parameters())
-        dropout = None
-        if layer.dropout and train:
-            dropout = AttentionDropout(layer.dropout, rng)
-        sizes = (config.batch_size, layer.num_heads, config.seq_len, config.seq_len)
-        masks = make_masks(*sizes, is_causal=config.is_causal)
-        query, key, value = inputs
-        call = HeadCall(query, key, value, masks, dropout=dropout, rng=rng)
-        chosen = layer.core.pick(call) if side.backend == "auto" else side.backend
-        forward = partial(run_heads, layer, chosen, call)
-    with torch.no_grad():
-        grad_out = make(*forward().shape)
-
-    def run() -> list[Tensor]:
-        if not train:
-            with torch.no_grad():
-                return [forward()]
-        out = forward()
-        return [out, *torch.autograd.grad(out, [*inputs, *parameters], grad_out.to(out.dtype))]
-
-    return run
-
-
-def _sdpa(sdpa: TorchSdpa, inputs: list[Tensor], is_causal: bool) -> Tensor:
-    chosen = _SDPA.get(sdpa.backend)
-    with nullcontext() if chosen is None else sdpa_kernel([chosen]):
-        query, key, value = inputs
-        return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
 
 
 @dataclass(frozen=True)
@@ -136,6 +46,8 @@ class SideResult:
         eager: seconds of calls from Python, round by round.
         graph: seconds of replays of the same kernels; None where there is no graph.
         note: why there is none.
+        bound: the least seconds that its counted work can take (`profiling.kernels.bound`), on a
+            CPU in float32.
     """
 
     eager: list[float]
@@ -143,6 +55,7 @@ class SideResult:
     peak_memory_bytes: int
     flops: int | None = None
     note: str = ""
+    bound: float | None = None
 
     @property
     def best(self) -> list[float]:
@@ -185,7 +98,8 @@ def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str
             function = side_function(side, config, drawn)
             function()
             memory[name] = peak_bytes(function, device)
-            flops[name] = _flops(function)
+            runs_library = device.type == "cpu" and side.backend in ("native", "auto")
+            flops[name] = None if runs_library else _flops(function)  # C counts nothing
             if drawn and device.type == "cuda":
                 # A graph would repeat one draw: its numbers are arguments of its kernels.
                 notes[name] = "eager only: draws dropout or noise"
@@ -210,11 +124,21 @@ def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str
     eager = time_sides(functions, device=device, **limits)
     results = {
         name: SideResult(
-            eager[name], graphs.get(name), memory[name], flops[name], notes.get(name, "")
+            *(eager[name], graphs.get(name), memory[name], flops[name], notes.get(name, "")),
+            bound=_bound(config, name),
         )
         for name in functions
     }
     return results, failed
+
+
+def _bound(config: KernelsConfig, name: str) -> float | None:
+    if (config.device, config.dtype, config.scope) != ("cpu", "float32", "attention"):
+        return None
+    work = side_work(config.sides[name], config)
+    if work is None or selftest.failure() is not None:
+        return None
+    return work.seconds(config.num_threads or torch.get_num_threads())
 
 
 def _flops(function: Callable[[], object]) -> int | None:
@@ -257,7 +181,7 @@ def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -
 
 
 # What tells a point from the others of its file.
-_POINT = {"dtype", "head_dim", "seq_len", "batch_size", "is_causal", "mode", "num_threads"}
+_POINT = {"dtype", "head_dim", "seq_len", "batch_size", "is_causal", "mode", "scope", "num_threads"}
 
 
 def open_store(config: KernelsConfig, folder: Path, green: bool) -> RowStore:
@@ -289,7 +213,12 @@ def point_rows(
 
 def place_name(config: KernelsConfig) -> str:
     """Return the heading of a point, which tells it from the others."""
-    passes = "forward + backward" if config.mode == "train" else "forward"
+    passes = {
+        "train": "forward + backward",
+        "eval": "forward",
+        "decode": "one query over N keys",
+    }[config.mode]
+    passes += ", layer with projections" if config.scope == "layer" else ""
     causal = ", causal" if config.is_causal else ""
     sizes = f"N = {config.seq_len}, head size {config.head_dim}, batch {config.batch_size}"
     threads = "" if config.num_threads is None else f", {counted(config.num_threads, 'thread')}"
@@ -325,7 +254,9 @@ def _side_row(result: SideResult, ceiling: float) -> dict[str, Any]:
     speed = result.flops_per_s
     row |= {"calls": len(result.best), "peak_memory_bytes": result.peak_memory_bytes}
     row |= {"flops": result.flops, "flops_per_s": speed, "note": result.note}
-    return {**row, "of_ceiling": None if speed is None else speed / ceiling}
+    bound = result.bound
+    row["of_bound"] = None if bound is None else quantile(result.best, 0.5) / bound
+    return {**row, "of_ceiling": None if speed is None else speed / ceiling, "bound_s": bound}
 
 
 def _compare(
@@ -388,14 +319,21 @@ def speed_report(
     missed = [row for row in rows if row.get("holds") is False]
     dearer = [row for row in rows if row.get("time_ratio", 0.0) > 1.0 and row["timed"] == "graph"]
     facts = [
-        f"Random data, {config.dtype} unless a heading says otherwise; attention alone, no "
-        "projections",
+        f"Random data, {config.dtype} unless a heading says otherwise; attention alone, without "
+        "projections, unless a heading says otherwise",
         f"Sides take turns; {config.warmup} warm-up calls each; median and 20 %, 80 % quantiles. "
         "On a GPU: replays of a CUDA graph; calls from Python in the column beside",
         f"Hardware: {hardware}; a large matrix product reaches {ceiling / 1e12:.3g} TFLOP/s",
         "TFLOP/s: products that run, 2 per multiply-add, causal masks halve nothing",
         f"Parity tests: {tests}",
     ]
+    if any(row.get("of_bound") for row in rows):
+        rates = measured_rates()
+        facts.append(
+            "Bound: counted products, exponentials and draws at this processor's rates, of one "
+            f"core {rates.products / 1e9:.0f} GFLOP/s, {rates.exponentials / 1e9:.2f} G "
+            f"exponentials/s, {rates.normals / 1e9:.2f} G normal draws/s"
+        )
     gates = [row for row in rows if row.get("holds") is not None]
     if gates:
         facts.append(f"Bounds: {len(gates) - len(missed)} of {len(gates)} hold")
@@ -458,6 +396,7 @@ def _side_line(row: Mapping[str, Any]) -> dict[str, object]:
         "calls": row["calls"],
         "TFLOP/s": "–" if speed is None else f"{speed / 1e12:.3g}",
         "of ceiling": "–" if speed is None else f"{row['of_ceiling']:.0%}",
+        "time / bound": "–" if row["of_bound"] is None else f"{row['of_bound']:.2f}",
         "peak memory (MiB)": f"{row['peak_memory_bytes'] / 2**20:.1f}",
         "note": row["note"],
     }

@@ -46,6 +46,7 @@ _SOURCES = {
     "noise.o": ("noise.c", "-ffast-math"),
     "tiles_float.o": ("tiles.c", *_COMMON),
     "tiles_double.o": ("tiles.c", *_COMMON, "-DDOUBLE"),
+    "peak.o": ("peak.c", *_COMMON),
 }
 # Vectors of 512 bits, where the processor has them and the compiler knows the flag.
 _WIDE = "-mprefer-vector-width=512"
@@ -294,6 +295,8 @@ def _open(handle: int, path: Path) -> Library:
         for real in ("float", "double"):
             getattr(found, f"tiles_forward_{real}").argtypes = [pointer, size, size]
             getattr(found, f"tiles_backward_{real}").argtypes = [pointer, *[size] * 6]
+        for peak in (found.peak_products, found.peak_exponentials):
+            peak.argtypes, peak.restype = [pointer, size], size
     except AttributeError as error:
         reason = str(error).replace(address, str(path))
         raise Unavailable(f"cannot be loaded: {reason}") from error

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 NAMES = ("rows_forward_float", "rows_forward_double", "rows_backward_float")
+NAMES += ("peak_products", "peak_exponentials")
 NAMES += ("rows_backward_double", "keep_block", "noise_tile", "tiles_forward_float")
 NAMES += ("tiles_forward_double", "tiles_backward_float", "tiles_backward_double")
 LOAD = "from lit_probattn.kernels.cpu import library; print(library.load().path)"

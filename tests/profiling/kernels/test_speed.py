@@ -330,8 +330,17 @@ def test_flags_narrow_a_file():
     assert narrowed(some) == some
     with pytest.raises(ConfigError, match="no comparison has 'c' in its name; there are: a; b"):
         narrowed(some, cases="c")
-    with pytest.raises(ConfigError, match="seq_lens: the file has no single grid"):
+    with pytest.raises(ConfigError, match="seq_lens: the file has no grid"):
         narrowed(config([]), seq_lens=[7])
+
+
+def test_flags_narrow_every_grid_and_no_point_is_there_twice():
+    grid = [
+        {"tokens": 64, "seq_lens": [32], "head_dims": [8]},
+        {"tokens": 64, "seq_lens": [16, 64], "head_dims": [8], "scopes": ["attention", "layer"]},
+    ]
+    found = points(narrowed(config([], grid=grid), seq_lens=[7]))
+    assert [(p.seq_len, p.scope) for p in found] == [(7, "attention"), (7, "layer")]
 
 
 def test_the_picture_shows_the_comparisons_that_are_named(tmp_path):

@@ -1,0 +1,26 @@
+/* The rates that bound attention on this processor; `python -m profiling kernels` divides by them. */
+#include "vectors.h"
+
+#define DEPTH 128
+#define PANEL (ACROSS * VL)
+
+/* Multiply-adds of a block whose operands stay in the first-level cache; returns FLOP. */
+int64_t peak_products(real *operands, int64_t rounds) {
+    real *x = operands, *y = x + DOWN * DEPTH, *to = y + DEPTH * PANEL;
+    for (int64_t n = 0; n < rounds; n++) block(DOWN, ACROSS, DEPTH, x, DEPTH, 1, y, PANEL, to, PANEL, 1);
+    return 2 * rounds * DOWN * DEPTH * PANEL;
+}
+
+/* Exponentials of numbers in the first-level cache; returns their number. */
+int64_t peak_exponentials(real *operands, int64_t rounds) {
+    enum { MANY = 16 };
+    real *to = operands + MANY * 4 * VL;
+    for (int64_t n = 0; n < rounds; n++)
+        for (int i = 0; i < MANY * 4 * VL; i += 4 * VL) {
+            vec x[4];
+            UNROLL for (int k = 0; k < 4; k++) x[k] = load(operands + i + k * VL);
+            exponentials(4, x);
+            UNROLL for (int k = 0; k < 4; k++) store(to + i + k * VL, x[k]);
+        }
+    return rounds * MANY * 4 * VL;
+}

@@ -1,0 +1,147 @@
+"""The time that attention needs at least: its counted work at the measured rates of the processor.
+
+Products of heads, exponentials, multiply-adds between maps, and normal draws, forward and backward,
+as an implementation needs them that keeps no N × N map: backward computes the scores again. A lower
+bound of float32 on the CPU; nothing is added for memory, maxima, sums or Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from time import perf_counter
+
+import torch
+
+from lit_probattn.attention import HeadCall
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.variant import Layers, MapFunction, Scores, wide_heads
+from lit_probattn.kernels.cpu import library, rows
+from lit_probattn.randomness import RandomKey
+
+_SECONDS = 0.05  # that one measurement of a rate takes
+_OPERANDS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call computes.
+
+    Args:
+        products: multiply-adds in products of heads.
+        exponentials: of the softmax.
+        mixing: multiply-adds between maps, of components' factors too.
+        normals: draws.
+    """
+
+    products: int
+    exponentials: int
+    mixing: int
+    normals: int
+
+    def seconds(self, threads: int = 1) -> float:
+        """Return the bound on this processor."""
+        rates = measured_rates()
+        found = 2 * (self.products + self.mixing) / rates.products
+        found += self.exponentials / rates.exponentials
+        return (found + self.normals / rates.normals) / threads
+
+
+@dataclass(frozen=True)
+class Rates:
+    """FLOP/s of products, exponentials/s and normal draws/s of one core, float32."""
+
+    products: float
+    exponentials: float
+    normals: float
+
+
+def visible_pairs(masks: Masks) -> int:
+    """Return how many pairs of a head a causal mask leaves, of others all."""
+    if not masks.is_causal:
+        return masks.num_queries * masks.num_keys
+    hidden = masks.num_keys - masks.num_queries
+    return sum(max(0, hidden + row + 1) for row in range(masks.num_queries))
+
+
+def softmax_work(heads: int, head_dim: int, pairs: int, *, train: bool) -> Work:
+    """Return the work of softmax attention over `pairs` pairs of all samples."""
+    passes = 2 if train else 1
+    products = 7 if train else 2  # backward: scores again, and the gradients of its four operands
+    return Work(pairs * heads * products * head_dim, pairs * heads * passes, 0, 0)
+
+
+def work(call: HeadCall, scores: Scores, *, train: bool) -> Work:
+    """Return the work of a call whose scores are in normal form.
+
+    Raises:
+        NotImplementedError: scores are a function of the maps that is no two layers.
+    """
+    pairs = call.query.shape[0] * visible_pairs(call.masks)
+    size, value_size = scores.query.shape[-1], call.value.shape[-1]
+    heads = call.value.shape[1] if scores.shares_maps else scores.query.shape[1]
+    components, noise, mixing = scores.num_components, scores.noise, 0
+    if scores.shares_maps:
+        maps, softmaxes = scores.key.shape[1], heads // wide_heads(scores, call)
+        mixing = maps * softmaxes
+    else:
+        maps, softmaxes = heads * scores.key.shape[2], heads
+    exponentials = softmaxes
+    if isinstance(scores.reduce, MapFunction):
+        layers = scores.reduce.layers
+        if layers is None:
+            raise NotImplementedError("this function of the maps has no count")
+        noise, mixing = layers.noise, _layer_mixing(layers)
+    elif scores.reduce == "soft" and components > 1:
+        if scores.key.shape[2] == 1 and scores.coef is None:  # factors of one exponential
+            mixing = components * heads
+        else:
+            exponentials = components * heads
+    products = maps * size + heads * value_size
+    if train:  # scores again, then gradients of both operands of every product
+        products += 3 * maps * size + 2 * heads * value_size
+    passes = 2 if train else 1
+    mixing *= 4 if train else 1  # again, and the gradients of both sides
+    normals = 0 if noise is None else noise.num_maps * passes
+    found = products, exponentials * passes, mixing, normals
+    return Work(*(pairs * count for count in found))
+
+
+def _layer_mixing(layers: Layers) -> int:
+    second = 0 if layers.second is None else layers.second.numel()
+    return layers.first.numel() + second
+
+
+@lru_cache(maxsize=1)
+def measured_rates() -> Rates:
+    """Return the rates of one core, each the best of seven tries.
+
+    Raises:
+        library.Unavailable: there is no C library here.
+    """
+    loaded, operands = library.load(), torch.zeros(_OPERANDS)
+    key = RandomKey(0)
+
+    def rate(run: Callable[[int], int]) -> float:
+        def timed(rounds: int) -> tuple[float, float]:
+            begin = perf_counter()
+            done = run(rounds)
+            passed = perf_counter() - begin
+            return passed, done / passed
+
+        rounds = 1
+        while timed(rounds)[0] < _SECONDS:
+            rounds *= 2
+        return max(timed(rounds)[1] for _ in range(7))
+
+    def draw(rounds: int) -> int:
+        for _ in range(rounds):
+            rows.normal_noise(key, 1, 8, range(48), range(128))
+        return rounds * 8 * 48 * 128
+
+    return Rates(
+        rate(lambda rounds: loaded.peak_products(operands.data_ptr(), rounds)),
+        rate(lambda rounds: loaded.peak_exponentials(operands.data_ptr(), rounds)),
+        rate(draw),
+    )

@@ -1,0 +1,218 @@
+"""What `profiling kernels --config` runs: attention alone or a layer, training or decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lit_probattn.attention import Attention, HeadCall
+from lit_probattn.attention.layer import split_heads
+from lit_probattn.attention.masks import Masks, make_masks
+from lit_probattn.configs import build_attention
+from lit_probattn.randomness import AttentionDropout, RandomKey
+from profiling.kernels.bound import Work, softmax_work, visible_pairs, work
+from profiling.kernels.cases import draw_heads
+from profiling.kernels.config import KernelsConfig, Side, TorchSdpa
+from profiling.kernels.parity import run_heads
+
+_SDPA = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+Make = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class _WatchedKey(RandomKey):
+    """A key that notes every draw."""
+
+    drawn: list[int] = field(default_factory=list, compare=False)
+
+    def philox_key(self, stream: int) -> tuple[int, int]:
+        """Note the draw and return its key words."""
+        self.drawn.append(stream)
+        return super().philox_key(stream)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A forward pass without arguments, and the tensors that get gradients."""
+
+    forward: Callable[[], Tensor]
+    leaves: list[Tensor]
+
+
+def side_function(
+    side: Side, config: KernelsConfig, drawn: list[int] | None = None
+) -> Callable[[], list[Tensor]]:
+    """Return a function that runs a side once, forward or forward and backward.
+
+    With scope `attention`, only attention itself is inside: no projections. Keys are shifted,
+    expanded and combined with priors inside, as in the layer, and parameters get their gradients.
+    With scope `layer` it is self-attention of a layer of width `layer_heads` · `head_dim`. Backend
+    `auto` is what a layer would choose. In mode `decode` one query attends to `seq_len` keys;
+    a layer appends it to a cache that holds the others. An attention that cannot be built is a
+    ConfigError.
+
+    Args:
+        side: what runs.
+        config: where.
+        drawn: gets the stream of every random draw, of dropout and of noise.
+    """
+    rng = _WatchedKey(config.seed, drawn=[] if drawn is None else drawn)
+    device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+    generator = torch.Generator(device).manual_seed(config.seed)
+    train = config.mode == "train"
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device, dtype=dtype)
+
+    if side.torch_sdpa is not None:
+        prepare = _torch_layer if config.scope == "layer" else _torch_heads
+        made = prepare(side.torch_sdpa, config, make)
+    else:
+        layer = _layer(side, config).to(device=device, dtype=dtype).train(train)
+        prepare_own = _own_layer if config.scope == "layer" else _own_heads
+        made = prepare_own(layer, side, config, make, rng)
+    with torch.no_grad():
+        grad_out = make(*made.forward().shape)
+
+    def run() -> list[Tensor]:
+        if not train:
+            with torch.no_grad():
+                return [made.forward()]
+        out = made.forward()
+        return [out, *torch.autograd.grad(out, made.leaves, grad_out.to(out.dtype))]
+
+    return run
+
+
+def _layer(side: Side, config: KernelsConfig) -> Attention:
+    assert side.attention is not None
+    class_path, init_args = side.attention.resolve(Path.cwd())
+    if config.scope == "attention":
+        return build_attention(class_path, init_args, config.head_dim, config.head_dim)
+    init_args = {**init_args, "backend": side.backend}
+    width = config.layer_heads * config.head_dim
+    return build_attention(class_path, init_args, width, config.head_dim)
+
+
+# ---- attention alone -----------------------------------------------------------------------------
+
+
+def _num_queries(config: KernelsConfig) -> int:
+    return 1 if config.mode == "decode" else config.seq_len
+
+
+def _torch_heads(sdpa: TorchSdpa, config: KernelsConfig, make: Make) -> _Prepared:
+    sizes = (_num_queries(config), config.seq_len, config.seq_len)
+    shapes = [(config.batch_size, sdpa.num_heads, n, config.head_dim) for n in sizes]
+    query, key, value = inputs = [make(*shape).requires_grad_() for shape in shapes]
+    is_causal = config.is_causal and config.mode != "decode"  # PyTorch's mask is aligned top left
+    return _Prepared(partial(_sdpa, sdpa, query, key, value, is_causal), inputs)
+
+
+def _sdpa(sdpa: TorchSdpa, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+    chosen = _SDPA.get(sdpa.backend)
+    with nullcontext() if chosen is None else sdpa_kernel([chosen]):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+
+
+def heads_call(layer: Attention, config: KernelsConfig, make: Make, rng: RandomKey) -> HeadCall:
+    """Return a call of drawn heads at a point, whose heads need gradients."""
+    rows, cols = _num_queries(config), config.seq_len
+    found = draw_heads(layer, config.batch_size, rows, cols, make)
+    query, key, value = (x.contiguous().requires_grad_() for x in found)
+    dropout = None
+    if layer.dropout and config.mode == "train":
+        dropout = AttentionDropout(layer.dropout, rng)
+    sizes = (config.batch_size, layer.num_heads, rows, cols)
+    masks = make_masks(*sizes, is_causal=config.is_causal)
+    return HeadCall(query, key, value, masks, dropout=dropout, rng=rng)
+
+
+def _own_heads(
+    layer: Attention, side: Side, config: KernelsConfig, make: Make, rng: RandomKey
+) -> _Prepared:
+    call = heads_call(layer, config, make, rng)
+    chosen = layer.core.pick(call) if side.backend == "auto" else side.backend
+    leaves = [call.query, call.key, call.value, *layer.core.parameters()]
+    return _Prepared(partial(run_heads, layer, chosen, call), leaves)
+
+
+# ---- layers --------------------------------------------------------------------------------------
+
+
+def _inner(tokens: Tensor) -> Tensor:
+    """Return tokens that are no leaf: counters of FLOP hang a hook on inputs of modules."""
+    return tokens.view_as(tokens)
+
+
+def _torch_layer(sdpa: TorchSdpa, config: KernelsConfig, make: Make) -> _Prepared:
+    """Projections of one matrix product, PyTorch's attention, and the output's projection."""
+    width, inner = config.layer_heads * config.head_dim, sdpa.num_heads * config.head_dim
+    tokens = make(config.batch_size, _num_queries(config), width).requires_grad_()
+    into, out_of = nn.Linear(width, 3 * inner), nn.Linear(inner, width)
+    into.to(tokens), out_of.to(tokens)
+    cached = (config.batch_size, sdpa.num_heads, config.seq_len, config.head_dim)
+    stored = [make(*cached) for _ in range(2)] if config.mode == "decode" else []
+
+    def forward() -> Tensor:
+        found = into(_inner(tokens)).chunk(3, -1)
+        query, key, value = (split_heads(x, sdpa.num_heads) for x in found)
+        if stored:
+            stored[0][:, :, -1:], stored[1][:, :, -1:] = key, value
+            key, value = stored
+        is_causal = config.is_causal and not stored
+        heads = _sdpa(sdpa, query, key, value, is_causal)
+        return out_of(heads.transpose(1, 2).flatten(2))
+
+    return _Prepared(forward, [tokens, *into.parameters(), *out_of.parameters()])
+
+
+def _own_layer(
+    layer: Attention, side: Side, config: KernelsConfig, make: Make, rng: RandomKey
+) -> _Prepared:
+    width = config.layer_heads * config.head_dim
+    tokens = make(config.batch_size, _num_queries(config), width).requires_grad_()
+    cache, before = None, config.seq_len - 1
+    if config.mode == "decode":
+        cache = layer.new_cache(config.seq_len)
+        with torch.no_grad():
+            layer(make(config.batch_size, before, width), cache=cache, is_causal=True, rng=rng)
+
+    def forward() -> Tensor:
+        if cache is not None:
+            cache.length = before  # every call appends the same token
+        return layer(_inner(tokens), is_causal=config.is_causal, cache=cache, rng=rng)
+
+    return _Prepared(forward, [tokens, *layer.parameters()])
+
+
+# ---- what bounds a side --------------------------------------------------------------------------
+
+
+def side_work(side: Side, config: KernelsConfig) -> Work | None:
+    """Return the counted work of a side, attention alone; None where there is no count."""
+    train, device = config.mode == "train", torch.device("meta")
+    rows, cols = _num_queries(config), config.seq_len
+    if side.torch_sdpa is not None:
+        pairs = config.batch_size * visible_pairs(Masks(rows, cols, is_causal=config.is_causal))
+        return softmax_work(side.torch_sdpa.num_heads, config.head_dim, pairs, train=train)
+    layer = _layer(side, config).to(device)
+    call = heads_call(layer, config, partial(torch.empty, device=device), RandomKey(0))
+    variant = layer.core.variant(call)
+    try:
+        return work(call, variant.lower(call), train=train)
+    except NotImplementedError:  # no normal form, or a function without a count
+        return None

@@ -1,0 +1,69 @@
+"""What a side of the benchmark runs: heads or a layer, forward, backward or one query."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from profiling.kernels.config import KernelsConfig, Side
+from profiling.kernels.sides import side_function
+
+SIDES = {
+    "torch": {"torch_sdpa": {"num_heads": 2}},
+    "softmax": ("SoftmaxAttention", {"num_heads": 2}),
+    "mgk": ("MGKAttention", {"num_heads": 2}),
+    "smgk": ("MGKAttention", {"num_heads": 2, "shifted_keys": True}),
+    "fish": ("FiSHAttention", {"num_heads": 2, "num_global_heads": 1}),
+    "linear": ("LinearAttention", {"num_heads": 2}),
+}
+
+
+def side(name, backend="auto"):
+    given = SIDES[name]
+    if isinstance(given, tuple):
+        class_path, init_args = f"lit_probattn.attention.{given[0]}", given[1]
+        attention = {"class_path": class_path, "init_args": init_args}
+        given = {"attention": attention, "backend": backend}
+    return Side.model_validate(given)
+
+
+def point(**changes):
+    given = {"batch_size": 3, "seq_len": 12, "head_dim": 4, "layer_heads": 5, "sides": {}}
+    return KernelsConfig.model_validate({**given, "comparisons": [], **changes})
+
+
+@pytest.mark.parametrize("name", SIDES)
+@pytest.mark.parametrize("scope", ["attention", "layer"])
+@pytest.mark.parametrize("mode", ["train", "eval", "decode"])
+def test_every_side_runs_in_every_mode(name, scope, mode):
+    run = side_function(side(name), point(scope=scope, mode=mode, is_causal=True))
+    out, *gradients = run()
+    rows = 1 if mode == "decode" else 12
+    assert out.shape == ((3, rows, 20) if scope == "layer" else (3, 2, rows, 4))
+    assert bool(gradients) == (mode == "train")
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    if (name, scope, mode) != ("linear", "layer", "decode"):  # a state adds every token
+        assert torch.equal(run()[0], out)
+
+
+@pytest.mark.parametrize("name", ["softmax", "mgk", "smgk", "fish"])
+def test_a_step_over_the_cache_is_that_of_the_equation(name):
+    config = point(scope="layer", mode="decode")
+    outs = []
+    for backend in ("auto", "reference"):
+        torch.manual_seed(0)  # of the projections
+        outs.append(side_function(side(name, backend), config)()[0])
+    torch.testing.assert_close(*outs)
+
+
+def test_projections_are_inside_a_layer_alone():
+    heads = side_function(side("torch"), point())()
+    layer = side_function(side("torch"), point(scope="layer"))()
+    assert [x.shape for x in heads[1:]] == [(3, 2, 12, 4)] * 3
+    assert [tuple(x.shape) for x in layer[1:]] == [(3, 12, 20), (24, 20), (24,), (20, 8), (20,)]
+
+
+def test_a_layer_has_the_backend_of_its_side(monkeypatch):
+    monkeypatch.setitem(SIDES, "hard", ("MGKAttention", {"num_heads": 2, "e_step": "hard"}))
+    with pytest.raises(NotImplementedError, match="backend 'sdpa'"):
+        side_function(side("hard", "sdpa"), point(scope="layer"))
