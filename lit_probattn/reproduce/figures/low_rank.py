@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,11 @@ from lit_probattn.compare.tables import Table
 from lit_probattn.experiments.expectations import (
     MISSING,
     Finding,
+    Printed,
     Sample,
     Sign,
+    combined,
+    computed,
     identical,
     missing,
     sided,
@@ -221,9 +223,11 @@ def equal(first: pd.DataFrame, second: pd.DataFrame, words: str) -> Finding:
     if one is None or other is None:
         return missing()
     found = identical(one, other, words)
-    if set(first["num_parameters"]) != set(second["num_parameters"]):
-        return replace(found, measured=f"{found.measured}, other parameters", verdict="differs")
-    return found
+    sizes = [float(part["num_parameters"].iloc[0]) for part in (first, second)]
+    same = computed(sizes[0], Printed.exactly(sizes[1]))
+    if same == "agrees":
+        return found
+    return combined([found, Finding("their numbers of parameters", same)])
 
 
 def at_equal(
