@@ -98,14 +98,14 @@ def options_by_name(init: _Init) -> _Init:
         shown += [p.replace(kind=p.KEYWORD_ONLY) for p in _typed(records[name], taken).values()]
 
     @functools.wraps(init)
-    def construct(*args: Any, **given: Any) -> None:
+    def construct(self: Any, *args: Any, **given: Any) -> None:
         for name, record in records.items():
             values = {field: given.pop(field) for field in names[name] if field in given}
             if values and name in given:
                 raise TypeError(f"{init.__qualname__}() got {name} and {next(iter(values))!r} too")
             if values:
                 given[name] = record(**values)
-        init(*args, **given)
+        init(self, *args, **given)
 
     signature = Signature(shown, return_annotation=None)
     return _shown(construct, init, signature, tuple(records.values()))

@@ -102,8 +102,8 @@ class Mixture:
         old_heads: heads that become one. None means K, the only choice without shifts.
         score: None means `dot`, which starts at the old logits; `gaussian` with shifted keys, whose
             shifts cancel in dot products. Gaussian scores drop the keys' norms at once and start
-            further away, unless `norm_weight` is 1.
-        norm_weight: `key_norm_weight` of the new layer; see `MGKOptions`.
+            further away, unless `key_norm_weight` is 1.
+        key_norm_weight: of the new layer; see `MGKOptions`.
         spread: of shifts, what is added to them: standard deviation, in units of the keys' own;
             components that start equal would stay equal for ever.
         seed: of that.
@@ -116,7 +116,7 @@ class Mixture:
     shifted_keys: bool = False
     old_heads: int | None = None
     score: Score | None = None
-    norm_weight: float | None = None
+    key_norm_weight: float | None = None
     spread: float = 0.1
     seed: int = 0
 
@@ -189,7 +189,7 @@ def convert_layer(
         backend=old.backend,
         score=mixture.form,
         prior_param="softmax",
-        key_norm_weight=mixture.norm_weight,
+        key_norm_weight=mixture.key_norm_weight,
     ).to(old.query_proj.weight)
     kept = total = 0.0
     generator = torch.Generator().manual_seed(mixture.seed)
@@ -391,7 +391,7 @@ def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
 def scores_of_components(new: MGKAttention, x: Tensor, rows: Tensor) -> Tensor:
     """Return the scores of every component without priors, for some queries of one sample."""
     call, core = new.call(x), new.core
-    weight = core.norm_weight
+    weight = core.key_norm_weight
     arguments = MGK(None, core.variance(), core.score, norm_weight=weight)
     return component_scores(call.query[:, :, rows], new.core.components(call.key), arguments)[0]
 

@@ -32,7 +32,6 @@ from typing import Any
 
 from lit_probattn.attention import Attention
 from lit_probattn.attention.fish.layer import FiSHAttention
-from lit_probattn.attention.mgk.functions import NORM_WEIGHT
 from lit_probattn.attention.mgk.layer import MGKAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import find
@@ -72,7 +71,7 @@ def read_target(options: argparse.Namespace) -> Target:
     names = ("num_components", "old_heads", "score", "spread")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given |= {"shifted_keys": options.to == "smgk", "seed": options.seed}
-    given |= {} if options.anneal is None else {"norm_weight": 1.0}
+    given |= {} if options.anneal is None else {"key_norm_weight": 1.0}
     try:
         mixture = Mixture(**given)
     except ValueError as error:
@@ -98,7 +97,7 @@ def attention_config(layer: Attention, dropout: float) -> dict[str, Any]:
             arguments["shifted_keys"] = True
         arguments |= {"score": layer.core.score, "prior_param": "softmax"}
         if layer.core.start_norm_weight is not None:
-            arguments[NORM_WEIGHT] = layer.core.start_norm_weight
+            arguments["key_norm_weight"] = layer.core.start_norm_weight
     elif isinstance(layer, FiSHAttention):
         arguments["num_global_heads"] = layer.num_global_heads
     arguments["dropout"] = dropout

@@ -9,7 +9,6 @@ from lit_probattn.attention import (
     LinearAttention,
     MGKAttention,
     MLKAttention,
-    PolynomialAttention,
     ReleasedMGKAttention,
     SoftmaxAttention,
 )
@@ -76,7 +75,6 @@ LAYERS = {
         FiSHAttention,
         {"num_heads": 4, "num_global_heads": 2, "mix_on": "key", "noise": "none"},
     ),
-    "polynomial": (PolynomialAttention, {"num_heads": 3, "degree": 4}),
     "linear": (LinearAttention, {"num_heads": 3}),
     "linear, favor, grouped": (
         LinearAttention,

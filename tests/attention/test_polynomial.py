@@ -154,3 +154,16 @@ def test_hashing_and_features_need_the_exponential_kernel():
     task = model()
     with pytest.raises(NotApplicableError, match="leave out lsh and orf"):
         score_approximated(task, batches(1), layers_of(task), RandomFeatures(8))
+
+
+@pytest.mark.parametrize("part_len", [1, 4])
+def test_a_cache_is_read_in_parts(part_len):
+    layer = PolynomialAttention(8, 2, degree=4).double().eval()
+    x = torch.randn(2, 11, 8, dtype=torch.float64)
+    layer.backend = "reference"
+    full = layer(x, is_causal=True)
+    layer.backend = "auto"
+    cache = KVCache(part_len=part_len)
+    steps = [layer(x[:, i : i + 1], cache=cache, is_causal=True) for i in range(x.shape[1])]
+    torch.testing.assert_close(torch.cat(steps, 1), full, atol=1e-13, rtol=0)
+    assert len(cache.parts()) == -(-x.shape[1] // part_len)

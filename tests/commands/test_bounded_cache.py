@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from lit_probattn.attention import ASTAttention, FiSHAttention
+from lit_probattn.attention import FiSHAttention
 from lit_probattn.commands.bounded_cache import (
     BoundedCache,
     CacheBound,
@@ -195,7 +195,6 @@ def test_errors_of_the_three_rules():
         (make("smgk, rotary, shift before"), "with rotary_shift=before"),
         (make("linear"), "linear cannot decode from a bounded number of keys"),
         (FiSHAttention(8, 4, num_global_heads=2), "of keys with noise=global"),
-        (ASTAttention(8, 2), "of keys with entmax"),
     ],
 )
 def test_layers_that_need_all_keys_refuse(layer, reason):

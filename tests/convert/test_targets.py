@@ -44,7 +44,7 @@ def outputs(layer, inputs):
 def test_a_shifted_head_per_old_head_is_the_old_layer_while_norms_are_put_back(bias, with_inputs):
     """Whatever the shifts are; without the norms it is another layer."""
     old, inputs = softmax_layer(bias=bias), draw_inputs()
-    mixture = Mixture(shifted_keys=True, old_heads=1, norm_weight=1.0)
+    mixture = Mixture(shifted_keys=True, old_heads=1, key_norm_weight=1.0)
     new, errors = convert_layer(old, mixture, inputs=inputs if with_inputs else None)
     assert (new.num_heads, new.core.key_shift.shape) == (H, (H, 2, E))
     assert errors.logit_error < 1e-6
@@ -56,7 +56,7 @@ def test_a_shifted_head_per_old_head_is_the_old_layer_while_norms_are_put_back(b
 
 def test_half_the_heads_have_the_mean_of_two_forms_and_the_error_that_is_told():
     old, inputs = softmax_layer(), draw_inputs()
-    mixture = Mixture(shifted_keys=True, norm_weight=1.0)
+    mixture = Mixture(shifted_keys=True, key_norm_weight=1.0)
     new, errors = convert_layer(old, mixture, inputs=inputs)
     assert (new.num_heads, new.num_components) == (2, 2)
     query, key = head_forms(old)
@@ -112,7 +112,7 @@ def test_the_spread_is_that_of_the_keys_and_follows_from_the_seed():
         ({"old_heads": 1}, "old_heads=1 of a new head need as many components"),
         ({"shifted_keys": True, "old_heads": 3}, "old_heads must divide num_heads=4, received 3"),
         ({"shifted_keys": True, "old_heads": 4}, "need as many components, received"),
-        ({"norm_weight": 1.0}, "key_norm_weight=1 is for score=gaussian"),
+        ({"key_norm_weight": 1.0}, "key_norm_weight=1 is for score=gaussian"),
     ],
 )
 def test_mixtures_that_do_not_fit_are_refused(options, message):
@@ -123,7 +123,7 @@ def test_mixtures_that_do_not_fit_are_refused(options, message):
 def test_gaussian_mgk_with_norms_put_back_is_the_dot_product_one():
     old, inputs = softmax_layer(), draw_inputs(is_causal=True)
     dot, dot_errors = convert_layer(old, inputs=inputs)
-    mixture = Mixture(score="gaussian", norm_weight=1.0)
+    mixture = Mixture(score="gaussian", key_norm_weight=1.0)
     gaussian, errors = convert_layer(old, mixture, inputs=inputs)
     torch.testing.assert_close(outputs(gaussian, inputs), outputs(dot, inputs), rtol=0, atol=EXACT)
     assert errors.output_error == pytest.approx(dot_errors.output_error)

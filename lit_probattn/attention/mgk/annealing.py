@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from lit_probattn.attention.mgk.functions import NORM_WEIGHT
 from lit_probattn.attention.mgk.layer import MGKCore
 
 
 def annealed_cores(model: nn.Module) -> list[MGKCore]:
     """Return the cores of a model whose norms have a weight."""
     cores = [part for part in model.modules() if isinstance(part, MGKCore)]
-    return [core for core in cores if core.norm_weight is not None]
+    return [core for core in cores if core.key_norm_weight is not None]
 
 
 def check_annealing(model: nn.Module, steps: int) -> None:
@@ -23,7 +22,7 @@ def check_annealing(model: nn.Module, steps: int) -> None:
     if not annealed_cores(model):
         raise ValueError(
             f"norm_annealing_steps {steps} has nothing to anneal: give the attention, MGK or sMGK "
-            f"with Gaussian scores, {NORM_WEIGHT} 1.0 (`lit-probattn convert … --anneal` writes "
+            f"with Gaussian scores, key_norm_weight 1.0 (`lit-probattn convert … --anneal` writes "
             "it), or leave norm_annealing_steps out"
         )
 

@@ -32,7 +32,6 @@ from lit_probattn.attention.variant import Scores, Variant
 Score = Literal["gaussian", "dot"]
 
 # The option of λ, and its name in state dicts.
-NORM_WEIGHT = "key_norm_weight"
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class MGK(Variant):
             "maximum": ("e_step=hard", self.hard),
             "row_eps": (f"row_eps={self.row_eps:g}", bool(self.row_eps)),
             "positions": (self._by_position, bool(self._by_position)),
-            "norm weight": (NORM_WEIGHT, self.norm_weight is not None),
+            "norm weight": ("key_norm_weight", self.norm_weight is not None),
         }
         return {name: option for name, (option, needed) in found.items() if needed}
 

@@ -23,7 +23,6 @@ from lit_probattn.attention.cost import (
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.mgk.functions import (
     MGK,
-    NORM_WEIGHT,
     Score,
     component_scores,
 )
@@ -107,11 +106,11 @@ class MGKOptions(MixtureOptions, DensityOptions):
             return
         if self.score != "gaussian":
             raise ValueError(
-                f"{NORM_WEIGHT}={weight:g} is for score=gaussian, received score={self.score}: "
+                f"key_norm_weight={weight:g} is for score=gaussian, received score={self.score}: "
                 "leave it out, the dot product has no norms"
             )
         if not 0.0 <= weight <= 1.0:
-            raise ValueError(f"{NORM_WEIGHT} must be in [0, 1], received {weight}")
+            raise ValueError(f"key_norm_weight must be in [0, 1], received {weight}")
 
     def _check_m_step_variance(self) -> None:
         """Raise a ValueError where σ² of an M-step is not what makes the queries likeliest."""
@@ -121,7 +120,7 @@ class MGKOptions(MixtureOptions, DensityOptions):
             "score": "gaussian",
             "include_log_det": True,
             "learn_variance": False,
-            NORM_WEIGHT: None,
+            "key_norm_weight": None,
         }
         for name, wanted in needed.items():
             if getattr(self, name) != wanted:
@@ -197,7 +196,8 @@ class MGKCore(Core):
             self.key_shift = nn.Parameter(shift)
         weight = self.start_norm_weight = options.key_norm_weight
         stored = None if weight is None else torch.tensor(float(weight))
-        self.register_buffer(NORM_WEIGHT, stored)
+        self.key_norm_weight: Tensor | None
+        self.register_buffer("key_norm_weight", stored)
         collapses = shifted and score == "dot" and self.variance.is_equal
         if collapses and options.prior_share != "head_position":
             warnings.warn(
@@ -206,21 +206,15 @@ class MGKCore(Core):
                 stacklevel=4,
             )
 
-    @property
-    def norm_weight(self) -> Tensor | None:
-        """λ as it is now. None means that norms count as the score says."""
-        weight: Tensor | None = getattr(self, NORM_WEIGHT)
-        return weight
-
     def set_norm_weight(self, weight: float) -> None:
         """Set λ; for training, which anneals it.
 
         Raises:
             ValueError: the layer was made without it.
         """
-        if self.norm_weight is None:
-            raise ValueError(f"a layer without {NORM_WEIGHT} has no norms to weigh")
-        self.norm_weight.fill_(weight)
+        if self.key_norm_weight is None:
+            raise ValueError("a layer without key_norm_weight has no norms to weigh")
+        self.key_norm_weight.fill_(weight)
 
     # ------------------------------------------------------------------ one call
     def variant(self, call: HeadCall) -> MGK:
@@ -234,7 +228,7 @@ class MGKCore(Core):
             include_log_det=self.include_log_det,
             hard=self.e_step == "hard",
             key_shift=self.shift_table(0, num_keys),
-            norm_weight=self.norm_weight,
+            norm_weight=self.key_norm_weight,
         )
 
     def shift_table(self, first_position: int, num_keys: int) -> Tensor | None:
@@ -255,7 +249,9 @@ class MGKCore(Core):
         """Return, if hard, the pairs whose best component leads by more than 16-bit rounding."""
         if self.e_step != "hard":
             return None
-        arguments = MGK(None, self.variance().double(), self.score, norm_weight=self.norm_weight)
+        arguments = MGK(
+            None, self.variance().double(), self.score, norm_weight=self.key_norm_weight
+        )
         scores = component_scores(query.double(), self.components(key).double(), arguments)
         best = scores.topk(2, 2).values
         return best[:, :, 0] - best[:, :, 1] > 0.05
@@ -280,7 +276,7 @@ class MGKCore(Core):
         Raises:
             ValueError: the scores are not densities, as keys' norms are put back.
         """
-        weight = self.norm_weight
+        weight = self.key_norm_weight
         if weight is not None and bool(weight):
             raise ValueError(
                 f"keys' norms are put back with weight {float(weight):.3g}, so scores are not "
@@ -301,7 +297,7 @@ class MGKCore(Core):
         """
         parts, masks = self._mixtures(call), call.masks
         forms = (parts.log_prior, parts.variance, self.score, self.include_log_det)
-        arguments = MGK(*forms, norm_weight=self.norm_weight)
+        arguments = MGK(*forms, norm_weight=self.key_norm_weight)
         scores = component_scores(call.query.to(parts.key), parts.key, arguments)
         rows, cols = masks.all_rows, masks.all_cols
         allowed = masks.allowed(rows, cols, call.query.device)
@@ -429,13 +425,13 @@ class MGKAttention(Attention):
         Raises:
             ValueError: they were not annealed to the end.
         """
-        name = f"{prefix}core.{NORM_WEIGHT}"
-        if self.core.norm_weight is None and name in state_dict:
+        name = f"{prefix}core.key_norm_weight"
+        if self.core.key_norm_weight is None and name in state_dict:
             weight = float(state_dict[name])
             if weight:
                 raise ValueError(
                     f"{name} is {weight:.3g}, so these weights are not of a plain Gaussian layer: "
-                    f"build it with {NORM_WEIGHT}, or train to the end of the annealing"
+                    f"build it with key_norm_weight, or train to the end of the annealing"
                 )
             del state_dict[name]
 

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.mgk.functions import MGK, NORM_WEIGHT, component_scores
+from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.attention.mgk.layer import MGKAttention, MGKCore, MGKOptions
 from lit_probattn.attention.mgk.priors import PRIOR_FLOOR, MixturePrior
 from lit_probattn.attention.numerics import check_choice, compute_dtype
@@ -150,9 +150,9 @@ class ReleasedMGKCore(MGKCore):
                 "em_code_parity needs num_components=2, e_step=soft, prior_share=head_position, "
                 f"score=gaussian and num_kv_heads={layout.query}, received {plain}"
             )
-        if em_code_parity != "none" and self.norm_weight is not None:
+        if em_code_parity != "none" and self.key_norm_weight is not None:
             raise ValueError(
-                f"em_code_parity has no place for {NORM_WEIGHT}: leave one of them out"
+                "em_code_parity has no place for key_norm_weight: leave one of them out"
             )
         if released.magnitude_prior:
             prior = self.prior
