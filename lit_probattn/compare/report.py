@@ -30,9 +30,18 @@ from lit_probattn.compare.protocol import (
     switched,
 )
 from lit_probattn.compare.runner import minutes_of
-from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.compare.trends import Agreement, agreements, draw_trends, trend_lines
+from lit_probattn.experiments.expectations import (
+    LEGEND,
+    Finding,
+    Printed,
+    Reference,
+    Sample,
+    against_printed,
+    difference,
+    half_width_of_test_set,
+)
 from lit_probattn.records.markdown import code_span, escaped, one_line
 from lit_probattn.records.tables import markdown_lines, panels, save_png, unequal_sides
 
@@ -45,7 +54,7 @@ _MOST_PANELS = 4  # in a single row
 _LABEL_WIDTH = 36  # characters of a line
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). {}Ours − baseline has a 95 % interval, paired "
-    "by seed where both rows have the same seeds, else Welch's; * where it excludes 0 (no "
+    "by seed where both rows have two seeds in common, else Welch's; * where it excludes 0 (no "
     "correction for several comparisons). FLOP ratio: multiply-adds of one forward pass at full "
     "length by the equations, without the output layer of a language model, to the baseline's. "
     "Minutes: mean of a fit, on this machine."
@@ -132,6 +141,11 @@ class Report:
         """Whether there is anything to report."""
         return bool(self.results)
 
+    @property
+    def has_verdicts(self) -> bool:
+        """Whether anything is judged: a printed number, or a trend."""
+        return bool(self.summary["verdict"].notna().any() or self.agreements)
+
     @cached_property
     def tasks(self) -> list[TaskEntry]:
         """The table's tasks, each after those that its cells begin with."""
@@ -188,14 +202,15 @@ class Report:
         }
         baseline = self.table.baseline_of(task.name)
         base = samples.get(baseline)
-        notes = ranked_differences(list(samples.items()), base) if base else {}
         macs = "macs_published_length"
         base_macs = by_row[baseline][0][1][macs] if base else None
         return [
-            self._entry(task, self.table.rows[name], metric, sample, [r for _, r in by_row[name]])
+            self._entry(
+                task, self.table.rows[name], metric, sample, [r for _, r in by_row[name]], base
+            )
             | {
                 "flop_ratio": by_row[name][0][1][macs] / base_macs if base_macs else None,
-                "difference_from_baseline": notes.get(name, ""),
+                "difference_from_baseline": "" if base is None else beside(sample, base),
             }
             for name, sample in samples.items()
         ]
@@ -207,12 +222,19 @@ class Report:
         metric: Metric,
         sample: Sample,
         results: Sequence[dict[str, Any]],
+        base: Sample | None,
     ) -> dict[str, Any]:
         published = row.published.get(task.name, {}).get(metric.name)
         size = results[0].get("num_test") if metric.unit == "%" else None
         smaller = bool(row.shortened) and any(cell.options.shortened for cell in self.cells)
         comparable = not self.shortened or (metric.command == "count" and not smaller)
-        runs = self.table.published_runs
+        found = self._judged(task, row, metric.name, sample, base) if comparable else None
+        note = "nothing published" if published is None else "not compared: another protocol"
+        if found is not None:
+            note = found.measured
+            if sample.count == 1 and size:
+                half = half_width_of_test_set(sample.mean, size)
+                note += f"; the test set alone gives ± {half:.2f}"
         # A resumed fit counts from its last start: its minutes are not all of them.
         times = [r["fit_seconds_of_last_start"] for r in results if r["num_starts"] == 1]
         whole = [seconds for seconds in times if seconds is not None]
@@ -228,12 +250,27 @@ class Report:
             "lowest": min(sample.values),
             "published": published,
             "published_spread": row.spread.get(task.name, {}).get(metric.name),
-            "note": significance(sample, published, runs, size, comparable=comparable),
+            "note": note,
+            "verdict": None if found is None else found.verdict,
             "num_parameters": results[0]["parameters"],
             "macs_published_length": results[0]["macs_published_length"],
             "fit_minutes": sum(whole) / len(whole) / 60 if whole else None,
             "selected_on_test": results[0]["selected_on_test"],
         }
+
+    def _judged(
+        self, task: TaskEntry, row: Row, name: str, ours: Sample, base: Sample | None
+    ) -> Finding | None:
+        """Judge a printed number; its order is that beside the printed baseline."""
+        published = row.published.get(task.name, {}).get(name)
+        if published is None:
+            return None
+        reference, baseline = None, self.table.rows.get(self.table.baseline_of(task.name))
+        if base is not None and base is not ours and baseline is not None:
+            printed = baseline.published.get(task.name, {}).get(name)
+            reference = None if printed is None else Reference(base, printed)
+        number = Printed.rounded(published, self.table.digits(task.name, name))
+        return against_printed(ours, number, self.table.published_runs, reference)
 
     def _averages(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Mean over the tasks, of the published metric of rows that have all tasks."""
@@ -249,7 +286,7 @@ class Report:
                 found.append(
                     {**mine[0], "task": AVERAGE, "mean": mean, "std": None, "note": note}
                     | {"published": published, "difference_from_baseline": ""}
-                    | {"published_spread": None}
+                    | {"published_spread": None, "verdict": None}
                     | {"lowest": None, "fit_minutes": None}
                 )
         return found
@@ -267,6 +304,7 @@ class Report:
             published = {
                 "published": _number(entry["published"], ".2f") + printed_spread,
                 "ours − published": entry["note"],
+                "verdict": entry["verdict"],
             }
             shown.append(
                 {
@@ -331,6 +369,7 @@ class Report:
             table,
             "",
             self.legend(),
+            *(["", LEGEND] if self.has_verdicts else []),
             *[
                 line
                 for part in (
@@ -452,8 +491,8 @@ class Report:
                 continue
             counts: dict[str, list[str]] = {}
             for row, found in mine.items():
-                for difference in found:
-                    counts.setdefault(str(difference), []).append(row)
+                for one in found:
+                    counts.setdefault(str(one), []).append(row)
             lines += ["", f"{task.name}:", ""]
             for row in mine:
                 for note in self.table.rows[row].not_in_config:
@@ -565,6 +604,14 @@ def _refuse_other_data(results: Sequence[tuple[Cell, dict[str, Any]]]) -> None:
                 f"{', '.join(changed)}), and the data are not here: give the folder of those "
                 f"that count by --data_dir, or remove {cell.result_path} or {other.result_path}"
             )
+
+
+def beside(ours: Sample, base: Sample) -> str:
+    """Return a note on a row's difference from the baseline; * where it is significant."""
+    if ours is base:
+        return "baseline"
+    found = difference(ours, base)
+    return f"{found}{' ' * bool(found.how)}{found.how}{' *' if found.excludes_zero else ''}"
 
 
 def _number(value: float | None, form: str) -> str:

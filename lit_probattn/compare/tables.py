@@ -12,6 +12,7 @@ from typing import Any, Literal
 from lit_probattn.base.config_files import files_in, find
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.configs import read_yaml
+from lit_probattn.experiments.expectations import digits_of
 
 FOLDER = Path("configs/reproduce")
 # The column of a table that is the mean over its tasks.
@@ -180,6 +181,11 @@ class Table:
     def baseline_of(self, task: str) -> str:
         """Return the row that others of a task are compared with."""
         return self.baselines.get(task, self.baseline)
+
+    def digits(self, task: str, metric: str) -> int:
+        """Return the digits after the point that the printed values of a column have."""
+        printed = (row.published.get(task, {}).get(metric) for row in self.rows.values())
+        return max((digits_of(f"{v:.12g}") for v in printed if v is not None), default=0)
 
     def pairs(self) -> list[tuple[TaskEntry, Row]]:
         """Task and row of every cell of the table; a row without numbers has all tasks."""

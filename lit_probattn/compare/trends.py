@@ -6,15 +6,14 @@ Of every seed that all rows have, the slope of its scores y over the printed one
     slope = Σ (p_r − p̄)(y_r − ȳ) / Σ (p_r − p̄)²
 
 says how many points a printed point is worth there: 1 is the paper's own effect, below 0 the
-opposite. Its mean over seeds has a 95 % interval, from which the verdict follows. Rank correlations
-are Spearman's: with few rows they are coarse, and only shown.
+opposite. The verdict is that on its mean over seeds being above 0. Rank correlations are
+Spearman's: with few rows they are coarse, and only shown.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,13 +24,11 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from lit_probattn.analysis.drawing import score_limits
-from lit_probattn.compare.statistics import Interval, interval_of_mean
 from lit_probattn.compare.tables import Metric, Table, TaskEntry, Trend
+from lit_probattn.experiments.expectations import Finding, mean_of, missing
 from lit_probattn.records.tables import markdown_lines, panels
 
 LEAST_ROWS = 3
-AGREES, SAME = "agrees beyond the spread", "same direction, within the spread"
-DIFFERS, UNTOLD = "differs beyond the spread", "cannot be told"
 _HEADING = """\
 ## Trends
 
@@ -73,31 +70,21 @@ class Agreement:
         return [float(centred @ (y - y.mean())) / total for y in self.ours]
 
     @property
-    def interval(self) -> Interval | None:
-        """Mean slope with its interval; None with fewer than two seeds."""
-        return interval_of_mean(self.slopes)
-
-    @property
-    def verdict(self) -> str:
-        """Whether ours agree."""
+    def finding(self) -> Finding:
+        """What the slopes say of the paper's direction."""
         if len(self.rows) < LEAST_ROWS:
-            return f"{UNTOLD}: {len(self.rows)} of {len(self.trend.rows)} rows are there"
+            return missing(f"{len(self.rows)} of {len(self.trend.rows)} rows are there")
         if len(set(self.printed)) == 1:
-            return f"{UNTOLD}: the printed scores are equal"
+            return missing("the printed scores are equal")
         if not len(self.ours):
-            return f"{UNTOLD}: no seed has all rows"
-        interval = self.interval
-        if interval is None:
-            way = "same" if self.slopes[0] > 0 else "other"
-            return f"{UNTOLD}: one seed ({way} direction)"
-        if interval.excludes_zero:
-            return AGREES if interval.difference > 0 else DIFFERS
-        return SAME if interval.difference > 0 else f"{UNTOLD}: other direction, within the spread"
+            return missing("no seed has all rows")
+        slope = mean_of(self.slopes)
+        says = f"{self.metric.name} of {self.task.name} {self.trend.says} with {self.trend.over}"
+        return Finding(f"{slope}", slope.side(1), says, slope)
 
     def entry(self) -> dict[str, object]:
         """Return a row of the table of trends."""
-        interval = self.interval
-        shown = [f"{slope:+.2f}" for slope in self.slopes]
+        found = self.finding
         return {
             "task": self.task.name,
             "metric": self.metric.name,
@@ -108,8 +95,8 @@ class Agreement:
             "printed": _shown(rank_correlation(self.x, self.printed)),
             "ours": _shown(self._mean_correlation(self.x)),
             "ours with printed": _shown(self._mean_correlation(self.printed)),
-            "slope": str(interval) if interval else ", ".join(shown) or "–",
-            "verdict": self.verdict,
+            "slope": found.measured,
+            "verdict": found.verdict,
         }
 
     def _mean_correlation(self, other: Sequence[float]) -> float | None:
@@ -211,8 +198,9 @@ def draw_trends(found: Sequence[Agreement]) -> Figure:
         lower.set_xticks(one.x, [f"{value:g}" for value in one.x])
         lower.minorticks_off()
         unit = "" if one.metric.unit == one.metric.name else f", {one.metric.unit}"
-        verdict = textwrap.fill(one.verdict, 44)
-        upper.set_title(f"{one.task.name}: {one.metric.name}{unit}\n{verdict}", fontsize=9)
+        upper.set_title(
+            f"{one.task.name}: {one.metric.name}{unit}\n{one.finding.verdict}", fontsize=9
+        )
         for axis in (upper, lower):
             axis.grid(color="0.9")
     axes[0][0].set_ylabel("published")

@@ -1,17 +1,14 @@
 """Tables of measured costs: every printed number beside ours, and its ratio to the baseline's.
 
 An absolute number belongs to its device, so it is judged on the paper's device alone; elsewhere it
-cannot be told. A ratio to the baseline is judged where it was measured on a GPU (the rule of
-`profiling.report.claims.tells_of_a_gpu`): it *agrees* where the printed ratio, rounded as its parts
-are printed, lies within the spread of ours (none for memory, the repeats' 20 % to 80 % quantiles
-for a time). Beyond that it is of the *same direction* on the printed side of 1, and *differs* on
-the other side; there, within the spread, nothing can be told.
+cannot be told. A ratio to the baseline needs a GPU, unless it is counted; its printed value is
+rounded as its parts are, and its order is its side of 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,10 +20,17 @@ from lit_probattn.analysis.drawing import label, ratio_axis, tiles
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.base.files import replace_text
 from lit_probattn.compare.tables import FOLDER, Row, read_published
+from lit_probattn.experiments.expectations import (
+    LEGEND,
+    Estimate,
+    Printed,
+    Verdict,
+    digits_of,
+    tells_of,
+)
 from lit_probattn.records.tables import markdown_lines, save_png
-from lit_probattn.reproduce.analyses.table import digits_of
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
-from profiling.report.claims import side_of_one, tells_of_a_gpu
+from profiling.report.claims import device_of
 from profiling.report.page import provenance, write_report
 from profiling.sweep.config import SweepConfig
 
@@ -34,20 +38,16 @@ _TIME = "time_median_s"
 _LEGEND = (
     "A printed number is of the paper's device ({device}): on another one ours stands beside it, "
     "and whether they agree *cannot be told*. Ratios to the baseline are judged where they were "
-    "measured on a GPU (on a CPU, or predicted, they *cannot be told*): *agrees* where the printed "
-    "ratio, rounded as its parts are printed, lies within ours and the spread of its "
-    "repeats (memory has none); *same direction* beyond that, on the printed side of 1; *differs* "
-    "on the other side, and *cannot be told* there within the spread. {places}"
+    "measured on a GPU: printed ones are rounded as their parts are, and their order is the side "
+    "of 1. {places}"
 )
 
 
 @dataclass(frozen=True)
 class Ours:
-    """A number of a sweep: its value, the spread of its repeats, how and where it was found."""
+    """A number of a sweep with the spread of its repeats, how and where it was found."""
 
-    value: float
-    low: float
-    high: float
+    estimate: Estimate
     source: str
     batch_size: int
     device: str
@@ -90,8 +90,9 @@ class SweepTable(SweepFigure):
         row = rows.iloc[0]
         low, high = ("time_p20_s", "time_p80_s") if metric == _TIME else (metric, metric)
         value, least, most = (float(row[name]) for name in (metric, low, high))
+        number = Estimate(value, least, most)
         where = (str(row["device"]), str(row["device_name"]))
-        return Ours(value, least, most, source, batch_size, *where)
+        return Ours(number, source, batch_size, *where)
 
     def value(self, variant: str, metric: str) -> Ours | None:
         """Return a number at the printed batch size, measured or else predicted."""
@@ -108,9 +109,7 @@ class SweepTable(SweepFigure):
                 own = self.found(variant, metric, size, source)
                 other = self.found(str(base), metric, size, source)
                 if own is not None and other is not None:
-                    low, high = own.low / other.high, own.high / other.low
-                    where = (own.device, own.device_name)
-                    return Ours(own.value / other.value, low, high, source, size, *where)
+                    return replace(own, estimate=own.estimate.over(other.estimate))
         return None
 
     # ---- printed beside ours -------------------------------------------------------------------
@@ -155,40 +154,36 @@ class SweepTable(SweepFigure):
     def _entry(self, variant: str, name: str, number: Mapping[str, Any]) -> dict[str, Any]:
         text, scale = self.printed[variant, name], float(number.get("scale", 1.0))
         ours, ratio = self.value(variant, number["metric"]), self.ratio(variant, number["metric"])
-        base = self.config.baseline_of(variant)
+        base, printed = self.config.baseline_of(variant), Printed.read(text)
+        found = None if ours is None else ours.estimate.over(Estimate.exact(scale))
+        needed = device_of(number["metric"])
+        verdict: Verdict = "cannot be told"
+        if ours is not None and found is not None:
+            paper = needed and self.part["device"]
+            if tells_of(paper, ours.device_name, ours.source):
+                verdict = found.near(printed)
         entry: dict[str, Any] = {
             "variant": variant,
             "number": name,
             "words": number["words"],
             "digits": digits_of(text),
-            "published": float(text),
-            "ours": None if ours is None else ours.value / scale,
+            "published": printed.value,
+            "ours": None if found is None else found.value,
             "source": None if ours is None else ours.source,
-            "deviation": None if ours is None else ours.value / scale - float(text),
-            "verdict": self._absolute(float(text), half_unit(text), ours, scale),
+            "deviation": None if found is None else found.value - printed.value,
+            "verdict": verdict,
             "baseline": base,
         }
         if base is None:
             return entry
-        low, high = printed_ratio(text, self.printed[base, name])
+        printed_ratio = printed.over(Printed.read(self.printed[base, name]))
         return entry | {
-            "ratio_published": float(text) / float(self.printed[base, name]),
-            "ratio": None if ratio is None else ratio.value,
+            "ratio_published": printed_ratio.value,
+            "ratio": None if ratio is None else ratio.estimate.value,
             "ratio_source": None if ratio is None else ratio.source,
             "ratio_batch_size": None if ratio is None else ratio.batch_size,
-            "ratio_verdict": ratio_verdict(number["metric"], low, high, ratio),
+            "ratio_verdict": ratio_verdict(printed_ratio, ratio, needed),
         }
-
-    def _absolute(self, printed: float, half: float, ours: Ours | None, scale: float) -> str:
-        """Judge an absolute number: on the paper's device it is within the spread, or not."""
-        if (
-            ours is None
-            or ours.source == "predicted"
-            or self.part["device"] not in ours.device_name
-        ):
-            return "cannot be told"
-        low, high = ours.low / scale, ours.high / scale
-        return "agrees" if low - half <= printed <= high + half else "differs"
 
     # ---- writing -------------------------------------------------------------------------------
 
@@ -237,7 +232,7 @@ class SweepTable(SweepFigure):
             places += f", or of {smaller} where a ratio says so: the larger do not fit into memory"
         legend = _LEGEND.format(device=self.part["device"], places=f"{places}.")
         return [
-            *("## Published beside ours", "", *self.lines, "", legend, ""),
+            *("## Published beside ours", "", *self.lines, "", legend, "", LEGEND, ""),
             *(f"![printed and our ratios]({picture})", ""),
         ]
 
@@ -303,23 +298,14 @@ def table_of(
     return SweepTable(name, {**part, "sweeps": [sweep]}, runs, command, folder_of_tables=folder)
 
 
-def half_unit(text: str) -> float:
-    """Return half a unit of the last printed digit."""
-    return 0.5 * 10.0 ** -digits_of(text)
+def ratio_verdict(printed: Printed, ours: Ours | None, needed: str) -> Verdict:
+    """Judge a printed ratio; its order is its side of 1.
 
-
-def printed_ratio(text: str, base: str) -> tuple[float, float]:
-    """Return the least and the largest ratio that two printed numbers can stand for."""
-    own, other = float(text), float(base)
-    low = (own - half_unit(text)) / (other + half_unit(base))
-    return low, (own + half_unit(text)) / (other - half_unit(base))
-
-
-def ratio_verdict(metric: str, low: float, high: float, ours: Ours | None) -> str:
-    """Judge a printed ratio of a metric, which lies between `low` and `high`."""
-    if ours is None or not tells_of_a_gpu(metric, ours.device, ours.source):
+    Args:
+        printed: the ratio.
+        ours: that of the sweep.
+        needed: the device that it is about.
+    """
+    if ours is None or not tells_of(needed, ours.device, ours.source):
         return "cannot be told"
-    if ours.low <= high and ours.high >= low:
-        return "agrees"
-    side = side_of_one((low + high) / 2, ours.value, ours.low, ours.high)
-    return "same direction" if side == "agrees" else side
+    return ours.estimate.near(printed, ours.estimate.side(1 if printed.value > 1 else -1, 1.0))

@@ -1,20 +1,27 @@
-"""Whether what a paper says of a cost holds in the rows of a sweep.
+"""What a paper says of a cost, in the rows of a sweep: which numbers a claim is about.
 
-A count has no spread, so a claim about one holds or does not: *agrees* or *differs*. A time has the
-spread of its repeats, from their 20 % to their 80 % quantile: *agrees* and *differs* are beyond it,
-*same direction* is the paper's side within it, *cannot be told* the other side within it. Numbers
-that are missing cannot be told either, nor can memory and time that were not measured on a GPU (see
-`tells_of_a_gpu`). A sentence is no better than the weakest of its parts.
+Verdicts are those of `lit_probattn.experiments.expectations`: a count cannot vary, a time has the
+spread of its repeats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 
 import pandas as pd
 
+from lit_probattn.experiments.expectations import (
+    Estimate,
+    Finding,
+    Verdict,
+    along,
+    combined,
+    missing,
+    tells_of,
+    weakest,
+)
 from profiling.report.ratios import METRICS, PLACE
 from profiling.sweep.config import Claim, Sentence, SweepConfig
 
@@ -24,38 +31,19 @@ _WORDS = {name: words for name, (words, _, _) in METRICS.items()}
 _LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
 _KEYS = [*PLACE, "mode", "backend", "dtype", "scope"]
 _CONSTANT = 0.01
+_DIGITS = 12  # ratios of counts that are equal may differ in the last bits
 # What a device takes: papers print it of their GPU. Everything else is counted, and holds anywhere.
 _OF_A_DEVICE = frozenset(
     {"resident_memory_bytes", _PEAK, _MEMORY, "nvml_memory_bytes", _TIME, "energy_j"}
 )
-# The weakest first.
-_RANKS = ("differs", "cannot be told", "same direction", "agrees")
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A sentence, what was found, and whether it agrees."""
-
-    says: str
-    measured: str
-    verdict: str
+def device_of(metric: str) -> str:
+    """Return the device that a column of the rows is about; empty for what is counted."""
+    return "cuda" if metric in _OF_A_DEVICE else ""
 
 
-def tells_of_a_gpu(metric: str, device: str, source: str) -> bool:
-    """Whether a number can agree or differ with what a paper says of a cost.
-
-    The one rule of sentences, figures and tables: a count tells on any device; memory, time and
-    energy tell only if they were measured on a GPU.
-
-    Args:
-        metric: a column of the rows.
-        device: where it was found, such as `cpu`.
-        source: how: `measured`, `predicted` or `analytic`.
-    """
-    return metric not in _OF_A_DEVICE or (device.startswith("cuda") and source == "measured")
-
-
-def judge(sentence: Sentence, config: SweepConfig, frame: pd.DataFrame) -> Judged:
+def judge(sentence: Sentence, config: SweepConfig, frame: pd.DataFrame) -> Finding:
     """Judge a sentence of a sweep.
 
     Args:
@@ -63,11 +51,8 @@ def judge(sentence: Sentence, config: SweepConfig, frame: pd.DataFrame) -> Judge
         config: the sweep.
         frame: its rows.
     """
-    found = [_judge(claim, config, frame) for claim in sentence.holds]
-    verdict = min((one for _, one in found), key=_RANKS.index)
-    several = len({one for _, one in found}) > 1
-    texts = [f"{text} ({one})" if several else text for text, one in found]
-    return Judged(sentence.says, "; ".join(texts), verdict)
+    parts = [_judge(claim, config, frame) for claim in sentence.holds]
+    return combined(parts, sentence.says)
 
 
 def values_of(claim: Claim, frame: pd.DataFrame) -> pd.DataFrame:
@@ -109,32 +94,39 @@ def ratios_of(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> pd.Data
     return pd.concat(parts, ignore_index=True) if parts else values[columns].iloc[:0]
 
 
-def _judge(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> tuple[str, str]:
-    """Return what was found, and the verdict."""
+def estimates(table: pd.DataFrame) -> list[Estimate]:
+    """Return the numbers of lines with `value`, `low` and `high`."""
+    columns = (table[name].round(_DIGITS) for name in ("value", "low", "high"))
+    return [Estimate(*numbers) for numbers in zip(*columns, strict=True)]
+
+
+def _judge(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> Finding:
     absolute = claim.within is not None or claim.ordered
     table = values_of(claim, frame) if absolute else ratios_of(claim, config, frame)
     table = _chosen(claim, table)
     wanted = [n for n in claim.variants or config.variants if absolute or config.baseline_of(n)]
-    missing = [name for name in wanted if name not in set(table["variant"])]
+    lacking = [name for name in wanted if name not in set(table["variant"])]
     what = _WORDS.get(claim.metric, claim.metric)
     what += f", {claim.mode}" if claim.mode else ""
-    if missing:
-        return f"{what}: no numbers of {', '.join(missing)}", "cannot be told"
-    if claim.within is not None or claim.ordered:
-        text, verdict = _beside(claim, wanted, table)
+    if lacking:
+        return missing(f"{what}: no numbers of {', '.join(lacking)}")
+    if absolute:
+        found = _beside(claim, wanted, table)
     elif claim.falls_over or claim.constant_over:
-        text, verdict = _along(claim, table)
+        found = _along(claim, table)
     else:
-        text, verdict = _bounded(claim, table)
+        found = _bounded(claim, table)
+    text = f"{what}: {found.measured}"
     if claim.metric == _MEMORY and not absolute:
         above = ratios_of(claim.model_copy(update={"metric": _PEAK}), config, frame)
         text += f" (of the peak above resident alone: {_range(_chosen(claim, above))})"
-    found = zip(table["device"], table["source"], strict=True)
-    silent = [one for one in found if not tells_of_a_gpu(claim.metric, *one)]
+    found = replace(found, measured=text)
+    needed, origins = device_of(claim.metric), zip(table["device"], table["source"], strict=True)
+    silent = [one for one in origins if not tells_of(needed, *one)]
     if silent:
         how = "on a CPU" if silent[0][0] == "cpu" else silent[0][1]
-        return f"{what}: {text}, {how}; the sentence is about a GPU", "cannot be told"
-    return f"{what}: {text}", verdict
+        return missing(f"{text}, {how}; the sentence is about a GPU")
+    return found
 
 
 def _chosen(claim: Claim, table: pd.DataFrame) -> pd.DataFrame:
@@ -150,48 +142,18 @@ def _range(table: pd.DataFrame) -> str:
     return "ratio of " + ", ".join(told)
 
 
-def _bounded(claim: Claim, table: pd.DataFrame) -> tuple[str, str]:
+def _bounded(claim: Claim, table: pd.DataFrame) -> Finding:
     """Judge `below` and `reaches`."""
+    found = estimates(table)
     if claim.reaches is not None:
-        best = table.loc[table["value"].idxmin()]
-        text = f"smallest ratio {best['value']:.3f} ({best['variant']}, {_place(best)})"
-        bound = claim.reaches * (1 + 1e-12)
-        return text, _of(best["value"], best["low"], best["high"], bound)
+        best = min(found, key=lambda one: one.value)
+        row = table.iloc[found.index(best)]
+        text = f"smallest ratio {best.value:.3f} ({row['variant']}, {_place(row)})"
+        return Finding(text, best.side(-1, claim.reaches, strict=False), estimate=best)
     assert claim.below is not None
-    bound = claim.below
-    verdicts = [
-        _of(value, low, high, bound)
-        for value, low, high in zip(table["value"], table["low"], table["high"], strict=True)
-    ]
-    held = int((table["value"] < bound).sum())
-    text = f"{_range(table)}; below {bound:g} at {held} of {len(table)} places"
-    return text, _weakest(verdicts)
-
-
-def _of(value: float, low: float, high: float, bound: float) -> str:
-    """Return the verdict of a ratio that should be below a bound."""
-    if high < bound:
-        return "agrees"
-    if low >= bound:
-        return "differs"
-    return "same direction" if value < bound else "cannot be told"
-
-
-def side_of_one(printed: float, value: float, low: float, high: float) -> str:
-    """Say whether a ratio lies on the side of 1 that a printed one lies on.
-
-    Args:
-        printed: the printed ratio.
-        value: ours.
-        low, high: the ends of its spread; equal where nothing varies.
-    """
-    if printed < 1:
-        return _of(value, low, high, 1.0)
-    return _of(1 / value, 1 / high, 1 / low, 1.0)
-
-
-def _weakest(verdicts: Sequence[str]) -> str:
-    return min(verdicts, key=_RANKS.index)
+    held = sum(one.value < claim.below for one in found)
+    text = f"{_range(table)}; below {claim.below:g} at {held} of {len(table)} places"
+    return Finding(text, weakest([one.side(-1, claim.below) for one in found]))
 
 
 def _lines(claim: Claim, table: pd.DataFrame, axis: str) -> list[pd.DataFrame]:
@@ -203,56 +165,63 @@ def _lines(claim: Claim, table: pd.DataFrame, axis: str) -> list[pd.DataFrame]:
     return [part for part in parts if len(part) > 1]
 
 
-def _along(claim: Claim, table: pd.DataFrame) -> tuple[str, str]:
+def _along(claim: Claim, table: pd.DataFrame) -> Finding:
     """Judge `falls_over` and `constant_over`."""
     told, verdicts = [_range(table)], []
     for axis in claim.falls_over or claim.constant_over:
-        lines = _lines(claim, table, axis)
+        lines = [estimates(line) for line in _lines(claim, table, axis)]
         if not lines:
             told.append(f"one value of {_LETTERS[axis]}")
-            verdicts.append("cannot be told")
+            verdicts.append(missing().verdict)
             continue
-        found = [_line(claim, line) for line in lines]
+        judge_line = _falls if claim.falls_over else _is_constant
+        found = [judge_line(line) for line in lines]
         verdicts += found
-        right = sum(verdict == "agrees" for verdict in found)
         words = "falls with" if claim.falls_over else "does not depend on"
-        told.append(f"{words} {_LETTERS[axis]} on {right} of {len(lines)} lines")
-    return "; ".join(told), _weakest(verdicts)
+        told.append(f"{words} {_LETTERS[axis]} on {found.count('agrees')} of {len(lines)} lines")
+    return Finding("; ".join(told), weakest(verdicts))
 
 
-def _line(claim: Claim, line: pd.DataFrame) -> str:
-    """Verdict of one line along an axis."""
-    values, low, high = (line[name].to_list() for name in ("value", "low", "high"))
-    has_spread = low != high
-    if claim.constant_over:
-        if max(values) <= (1 + _CONSTANT) * min(values):
-            return "agrees"
-        return "cannot be told" if has_spread and max(low) <= min(high) else "differs"
-    falls = all(b <= a + 1e-12 for a, b in pairwise(values))
-    if not has_spread:
-        return "agrees" if falls and values[-1] < values[0] - 5e-4 else "differs"
-    if values[-1] < values[0]:
-        return "agrees" if falls and high[-1] < low[0] else "same direction"
-    return "differs" if low[-1] > high[0] else "cannot be told"
+def _falls(line: Sequence[Estimate]) -> Verdict:
+    steps = [_step(before, after) for before, after in pairwise(line)]
+    return along(steps, _step(line[0], line[-1]), -1)
 
 
-def _beside(claim: Claim, wanted: Sequence[str], table: pd.DataFrame) -> tuple[str, str]:
+def _is_constant(line: Sequence[Estimate]) -> Verdict:
+    return _extent(line).side(-1, 1 + _CONSTANT, strict=False)
+
+
+def _step(before: Estimate, after: Estimate) -> Estimate:
+    return Estimate(after.value - before.value, after.low - before.high, after.high - before.low)
+
+
+def _extent(numbers: Sequence[Estimate]) -> Estimate:
+    """Return the largest of some numbers as a multiple of the smallest."""
+    ordered = sorted(numbers, key=lambda one: one.value)
+    return ordered[-1].over(ordered[0])
+
+
+def _beside(claim: Claim, wanted: Sequence[str], table: pd.DataFrame) -> Finding:
     """Judge `within` and `ordered`: variants at one place."""
-    wide = table.pivot_table(
-        index=_KEYS, columns="variant", values="value", dropna=False, observed=True
-    )[list(wanted)].dropna()
-    if wide.empty:
-        return "no place has all variants", "cannot be told"
+    places = []
+    for _, part in table.groupby(_KEYS, dropna=False, sort=False):
+        rows = dict(zip(part["variant"], estimates(part), strict=True))
+        if set(wanted) <= set(rows):
+            places.append([rows[name] for name in wanted])
+    if not places:
+        return missing("no place has all variants")
     if claim.within is not None:
-        share = wide.max(axis=1) / wide.min(axis=1) - 1
-        text = f"{', '.join(wanted)} differ by {share.min():.1%} to {share.max():.1%}"
-        text += f"; by at most {claim.within:.0%} at {int((share <= claim.within).sum())} of "
-        return f"{text}{len(share)} places", "agrees" if (
-            share <= claim.within
-        ).all() else "differs"
-    rises = (wide.diff(axis=1).iloc[:, 1:] > 0).all(axis=1)
-    text = f"{' < '.join(wanted)} at {int(rises.sum())} of {len(rises)} places"
-    return text, "agrees" if rises.all() else "differs"
+        extents = [_extent(numbers) for numbers in places]
+        found = [one.side(-1, 1 + claim.within, strict=False) for one in extents]
+        shares = [one.value - 1 for one in extents]
+        held = sum(share <= claim.within for share in shares)
+        text = f"{', '.join(wanted)} differ by {min(shares):.1%} to {max(shares):.1%}; "
+        text += f"by at most {claim.within:.0%} at {held} of {len(places)} places"
+        return Finding(text, weakest(found))
+    steps = [[_step(a, b) for a, b in pairwise(numbers)] for numbers in places]
+    rises = sum(all(step.value > 0 for step in line) for line in steps)
+    text = f"{' < '.join(wanted)} at {rises} of {len(places)} places"
+    return Finding(text, weakest([step.side(1) for line in steps for step in line]))
 
 
 def _place(row: pd.Series) -> str:

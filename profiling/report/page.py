@@ -12,13 +12,14 @@ import pandas as pd
 from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.base.files import replace_text
+from lit_probattn.experiments.expectations import LEGEND, Finding
 from lit_probattn.measure.counters import CONVENTION
 from lit_probattn.records.markdown import code_span, escaped, one_line
 from lit_probattn.records.pages import page, read_report, title_of
 from lit_probattn.records.tables import markdown_lines, unequal_sides
 from profiling.cost.exact import layer_of_row
 from profiling.measure.rows import ProfileRow, read_rows, to_frame
-from profiling.report.claims import Judged, judge
+from profiling.report.claims import judge
 from profiling.report.figures import draw_figures
 from profiling.report.ratios import METRICS, crossovers, found_by, ratio_table, relative_errors
 from profiling.report.stored import is_report, stored_rows
@@ -129,11 +130,12 @@ def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> li
         *(part for one in config.sentences for part in _judged(judge(one, config, frame))),
         *(f"- We {one_line(sentence)}" for sentence in trends(ratios)),
         *(f"- Note: {one_line(sentence)}" for sentence in figure.notes),
+        *(["", LEGEND] if config.sentences else []),
         *("", *published_table(figure.published, frame, ratios)),
     ]
 
 
-def _judged(found: Judged) -> list[str]:
+def _judged(found: Finding) -> list[str]:
     says, measured = one_line(found.says), one_line(found.measured)
     return [f"- The paper: {says}", f"  - **{found.verdict}**: {measured}."]
 

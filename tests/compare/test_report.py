@@ -472,3 +472,16 @@ def test_long_names_of_rows_stay_inside_the_picture():
         assert figure.bbox.x0 <= place.x0 < place.x1 <= figure.bbox.x1, text.get_text()
     assert min(axis.get_window_extent().width for axis in (left, right)) > 0.25 * figure.bbox.width
     plt.close(figure)
+
+
+@pytest.mark.parametrize(("mgk", "verdict"), [(30.0, "same direction"), (40.0, "differs")])
+def test_a_printed_number_has_a_verdict_whose_order_is_that_of_the_baseline(mgk, verdict, tmp_path):
+    """Printed are 37 for softmax and 36 for MGK, which is then below it."""
+    table, cells = tiny_cells(tmp_path)
+    for cell in cells:
+        keep(cell, (mgk if cell.row.name == "mgk_1" else 37.0) + 0.02 * (cell.seed - 3.5))
+    report, _, written = report_of(tmp_path, table, cells)
+    found = report.summary[report.summary["task"] == "listops"].set_index("row")["verdict"]
+    assert found.to_dict() == {"softmax_2": "agrees", "mgk_1": verdict}
+    assert f"| {verdict} |" in written
+    assert written.count("Verdicts: *agrees*") == 1

@@ -11,13 +11,8 @@ from scipy import stats
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.report import Report
-from lit_probattn.compare.statistics import interval_of_mean
 from lit_probattn.compare.tables import read_table
 from lit_probattn.compare.trends import (
-    AGREES,
-    DIFFERS,
-    SAME,
-    UNTOLD,
     agreements,
     draw_trends,
     rank_correlation,
@@ -61,36 +56,37 @@ def found(table, scores):
 @pytest.mark.parametrize(
     ("scores", "verdict"),
     [
-        ({"r1": [1.0, 1.1, 1.0], "r2": [2.0, 2.1, 2.1], "r4": [4.0, 4.1, 4.0]}, AGREES),
-        ({"r1": [4.0, 4.1, 4.0], "r2": [2.0, 2.1, 2.1], "r4": [1.0, 1.1, 1.0]}, DIFFERS),
-        ({"r1": [1.0, 3.0, 2.0], "r2": [2.0, 2.1, 2.1], "r4": [4.0, 2.0, 3.0]}, SAME),
+        ({"r1": [1.0, 1.1, 1.0], "r2": [2.0, 2.1, 2.1], "r4": [4.0, 4.1, 4.0]}, "agrees"),
+        ({"r1": [4.0, 4.1, 4.0], "r2": [2.0, 2.1, 2.1], "r4": [1.0, 1.1, 1.0]}, "differs"),
+        ({"r1": [1.0, 3.0, 2.0], "r2": [2.0, 2.1, 2.1], "r4": [4.0, 2.0, 3.0]}, "same direction"),
         (
             {"r1": [4.0, 2.0, 3.0], "r2": [2.0, 2.1, 2.1], "r4": [1.0, 3.0, 2.0]},
-            f"{UNTOLD}: other direction, within the spread",
+            "cannot be told",
         ),
-        ({"r1": [1.0], "r2": [2.0], "r4": [3.0]}, f"{UNTOLD}: one seed (same direction)"),
-        ({"r1": [4.0], "r2": [2.0], "r4": [3.0]}, f"{UNTOLD}: one seed (other direction)"),
-        ({"r1": [1.0, 1.0], "r2": [2.0, 2.0]}, f"{UNTOLD}: 2 of 3 rows are there"),
+        ({"r1": [1.0], "r2": [2.0], "r4": [3.0]}, "same direction"),
+        ({"r1": [4.0], "r2": [2.0], "r4": [3.0]}, "cannot be told"),
+        ({"r1": [1.0, 1.0], "r2": [2.0, 2.0]}, "2 of 3 rows are there"),
         (
             {"r1": [1.0, None], "r2": [None, 2.0], "r4": [1.0, 2.0]},
-            f"{UNTOLD}: no seed has all rows",
+            "no seed has all rows",
         ),
         (
             {"r1": [1.0, 1.0, None], "r2": [2.0, 2.0, 9.0], "r4": [4.0, 4.0, 9.0]},
-            AGREES,  # without any spread; the third seed lacks a row
+            "agrees",  # without any spread; the third seed lacks a row
         ),
-        ({"r1": [1.0, 1.0], "r2": [1.0, 1.0], "r4": [1.0, 1.0]}, None),
+        ({"r1": [1.0, 1.0], "r2": [1.0, 1.0], "r4": [1.0, 1.0]}, "differs"),  # equal at every seed
     ],
 )
 def test_verdicts(tmp_path, scores, verdict):
-    one = found(table_of(tmp_path), scores)
-    assert one.verdict == (verdict or f"{UNTOLD}: other direction, within the spread")
+    one = found(table_of(tmp_path), scores).finding
+    assert verdict in (one.verdict, one.measured)
+    assert one.verdict == (verdict if one.estimate else "cannot be told")
 
 
 def test_printed_scores_that_are_equal_say_nothing(tmp_path):
     table = table_of(tmp_path, dict.fromkeys(PRINTED, 10.0))
     one = found(table, {name: [1.0, 2.0] for name in PRINTED})
-    assert one.verdict == f"{UNTOLD}: the printed scores are equal"
+    assert one.finding.measured == "the printed scores are equal"
 
 
 def test_numbers_of_a_trend(tmp_path):
@@ -100,14 +96,15 @@ def test_numbers_of_a_trend(tmp_path):
     slopes = [stats.linregress([10, 11, 13], y).slope for y in seeds]
     assert one.slopes == pytest.approx(slopes)
     half = stats.t.ppf(0.975, 1) * abs(slopes[0] - slopes[1]) / 2
-    assert one.interval.difference == pytest.approx(sum(slopes) / 2)
-    assert one.interval.half_width == pytest.approx(half)
+    slope = one.finding.estimate
+    assert slope.value == pytest.approx(sum(slopes) / 2)
+    assert (slope.high - slope.low) / 2 == pytest.approx(half)
     entry = one.entry()
     assert (entry["printed"], entry["ours"], entry["rows"], entry["seeds"]) == (
         *("+1.00", "+0.75", 3, 2),
     )
     assert entry["ours with printed"] == "+0.75"
-    assert entry["slope"] == str(one.interval)
+    assert entry["slope"] == str(slope)
 
 
 def test_rows_are_in_the_order_of_what_they_differ_in(tmp_path):
@@ -116,13 +113,6 @@ def test_rows_are_in_the_order_of_what_they_differ_in(tmp_path):
     assert (one.rows, one.x, one.printed) == (("r1", "r2", "r4"), (1, 2, 4), (13, 11, 10))
     assert one.entry()["printed"] == "-1.00"
     assert rank_correlation([1, 2, 3], [5.0, 5.0, 5.0]) is None
-
-
-def test_interval_of_a_mean():
-    assert interval_of_mean([1.0]) is None
-    found = interval_of_mean([1.0, 2.0, 4.0])
-    low, high = stats.t.interval(0.95, 2, 7 / 3, stats.sem([1.0, 2.0, 4.0]))
-    assert (found.difference, found.half_width) == pytest.approx((7 / 3, (high - low) / 2))
 
 
 def test_the_report_and_the_picture_show_trends(tmp_path):
@@ -142,7 +132,7 @@ def test_the_report_and_the_picture_show_trends(tmp_path):
     report.write(tmp_path / "out")
     written = (tmp_path / "out/report.md").read_text()
     assert "## Trends" in written
-    (line,) = [line for line in written.splitlines() if line.endswith(f"| {AGREES} |")]
+    (line,) = [line for line in written.splitlines() if line.endswith("| agrees |")]
     assert line.startswith("| listops | test | heads | rises | 3 | 2 | +1.00 | +1.00 | +1.00 |")
     assert (tmp_path / "out/figures/trends.png").is_file()
     assert "| 1.00 ± 0.50 |" in written  # as printed
@@ -151,7 +141,7 @@ def test_the_report_and_the_picture_show_trends(tmp_path):
     assert [line.get_ydata().tolist() for line in lower.lines[:2]] == report.agreements[
         0
     ].ours.tolist()
-    assert AGREES in upper.get_title()
+    assert "agrees" in upper.get_title()
     assert trend_lines([]) == []
     assert math.isnan(replace(report.agreements[0], spread=(math.nan,) * 3).spread[0])
     draw_trends([replace(report.agreements[0], spread=(math.nan,) * 3)])

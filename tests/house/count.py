@@ -218,6 +218,30 @@ def refusal_methods(root: Path) -> Found:
     )
 
 
+def verdict_engines(root: Path) -> Found:
+    """Files of lit_probattn/ and profiling/ that decide a verdict: `differs` is returned, a value
+    of a condition, an argument of a call, or a constant of its own. The engine of analyses at
+    965794e has its words in the file of figures, so they count once.
+    """
+    decides = re.compile(r"differs( beyond the spread)?")
+    paths = []
+    for path, tree in trees(root, "lit_probattn", "profiling"):
+        for node in ast.walk(tree):
+            parts = []
+            if isinstance(node, ast.IfExp):
+                parts = [node.body, node.orelse]
+            elif isinstance(node, ast.Return) and isinstance(node.value, ast.Name | ast.Constant):
+                parts = [node.value]
+            elif isinstance(node, ast.Call):
+                parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+                parts = node.value.elts
+            values = [part.value for part in parts if isinstance(part, ast.Constant)]
+            if any(isinstance(v, str) and decides.fullmatch(v) for v in values):
+                paths.append(path)
+    return found(sorted(set(paths)))
+
+
 # ---- options -----------------------------------------------------------------------------------
 
 
@@ -355,6 +379,7 @@ COUNTS: tuple[Callable[[Path], Found], ...] = (
     *(call_types, cells, engine_functions, lowerings, stand_ins, named_types),
     *(option_files, option_mentions, places_of_terms, refusal_methods),
     *(parameters, repeated_parameters, repeated_options, repeated_in_tasks_and_models),
+    verdict_engines,
 )
 
 

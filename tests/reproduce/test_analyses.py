@@ -20,7 +20,6 @@ from lit_probattn.compare.tables import FOLDER, kinds, read_published
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.analyses.report import AnalysisReport
 from lit_probattn.reproduce.analyses.table import Analysis
-from lit_probattn.reproduce.figures.verdicts import against_computed
 from lit_probattn.reproduce.studies import CellStudy, Value
 from tests.analysis import made
 from tests.compare import test_report
@@ -254,20 +253,6 @@ def test_computed_numbers():
         209_911_808,
         267_735 * 257 + 3 * 257 + 16 * block,
     ]
-
-
-@pytest.mark.parametrize(
-    ("ours", "text", "bound", "verdict"),
-    [
-        (200.96, "201", None, "agrees"),
-        (209.9, "201", None, "differs"),
-        (37.0, "30", "at least", "agrees"),
-        (29.9, "30", "at least", "differs"),
-        (29.9, "30", "at most", "agrees"),
-    ],
-)
-def test_a_computed_number_is_equal_as_printed_or_differs(ours, text, bound, verdict):
-    assert against_computed(ours, float(text), 0, bound) == verdict
 
 
 def test_what_is_computed_is_reported_before_any_cell_is_studied(tmp_path, capsys):

@@ -97,8 +97,8 @@ def test_the_report_has_ovo_and_ova_of_every_kernel_and_judged_sentences(tmp_pat
     assert "| 64 | 31.01 ± 0.01 | 30.11 ± 0.01 (≤) |" in text
     assert "| exact | 30.00 ± 0.00 | 30.00 ± 0.00 |" in text
     verdicts = pd.read_csv(tmp_path / "out/verdicts.csv")
-    # The trained models' own perplexities are all 31, without a spread.
-    assert list(verdicts["verdict"]) == ["agrees", "agrees", "same direction", "agrees"]
+    # The third is of the trained models' own perplexities, which do not vary over these seeds.
+    assert list(verdicts["verdict"]) == ["agrees"] * 4
     assert "not legible" in text
     assert "| wikitext_value_aware | elu kernel, 8 heads | params, million |" in text
     table = pd.read_csv(tmp_path / "out/oracles.csv")

@@ -11,17 +11,18 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
-from lit_probattn.compare.statistics import Sample
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
+from lit_probattn.experiments.expectations import Sample, sided, trend
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.low_rank import (
     AgainstHeads,
     AgainstHeadSize,
     AgainstParameters,
+    at_equal,
+    equal,
 )
 from lit_probattn.reproduce.figures.low_rank_bert import FineTuned
 from lit_probattn.reproduce.figures.registry import FIGURES
-from lit_probattn.reproduce.figures.verdicts import at_equal, equal, sided, trend
 from tests.support.paths import ROOT
 
 SEEDS = (0, 1, 2)

@@ -10,8 +10,9 @@ import yaml
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.tables import kinds, read_published
+from lit_probattn.experiments.expectations import Estimate, Printed
 from lit_probattn.reproduce.__main__ import main
-from lit_probattn.reproduce.sweep_table import Ours, printed_ratio, ratio_verdict, table_of
+from lit_probattn.reproduce.sweep_table import Ours, ratio_verdict, table_of
 from profiling.measure.rows import read_rows
 from profiling.sweep.config import load_sweep
 from tests.profiling.helpers import fork_workers
@@ -143,16 +144,17 @@ def test_absolute_numbers_are_judged_on_the_papers_device(measured, tmp_path):
     ],
 )
 def test_a_ratio_is_judged_by_its_spread_and_its_side(low, value, high, verdict):
-    printed = printed_ratio("53.58", "58.00")
-    assert printed == (pytest.approx(0.92363, abs=1e-4), pytest.approx(0.92396, abs=1e-4))
-    ours = Ours(value, low, high, "measured", 32, "cuda", "x")
-    assert ratio_verdict("time_median_s", *printed, ours) == verdict
-    above = (1 / printed[1], 1 / printed[0])
-    other = Ours(1 / value, 1 / high, 1 / low, "measured", 32, "cuda", "x")
-    assert ratio_verdict("memory_bytes", *above, other) == verdict
+    printed = Printed.read("53.58").over(Printed.read("58.00"))
+    assert printed.low == pytest.approx(0.92363, abs=1e-4)
+    assert printed.high == pytest.approx(0.92396, abs=1e-4)
+    ours = Ours(Estimate(value, low, high), "measured", 32, "cuda", "x")
+    assert ratio_verdict(printed, ours, "cuda") == verdict
+    above = Printed.read("58.00").over(Printed.read("53.58"))
+    other = replace(ours, estimate=Estimate(1 / value, 1 / high, 1 / low))
+    assert ratio_verdict(above, other, "cuda") == verdict
     for one in (None, replace(ours, device="cpu"), replace(ours, source="predicted")):
-        assert ratio_verdict("time_median_s", *printed, one) == "cannot be told"
-    assert ratio_verdict("macs", *printed, replace(ours, device="meta")) == verdict
+        assert ratio_verdict(printed, one, "cuda") == "cannot be told"
+    assert ratio_verdict(printed, replace(ours, device="meta", source="predicted"), "") == verdict
 
 
 @pytest.mark.parametrize("accelerator", [None, "gpu"])

@@ -44,7 +44,7 @@ class ApproximationTable(CellFigure):
     after_every_cell: ClassVar[bool] = True
     compared: ClassVar[str] = (
         "The cells of the table are not legible in the text available to us, so what the paper "
-        "says of them is compared. "
+        "says of them is compared."
     )
 
     # ---- making --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.model import build_task
 from lit_probattn.compare.tables import read_table
 from lit_probattn.configs import attention_entry, class_of, read_yaml
-from lit_probattn.reproduce.figures.verdicts import Bound
+from lit_probattn.experiments.expectations import Bound
 
 
 @dataclass(frozen=True)

@@ -13,27 +13,25 @@ import pandas as pd
 
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.report import Report
-from lit_probattn.compare.statistics import Sample, against_published
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
+from lit_probattn.experiments.expectations import (
+    Printed,
+    Reference,
+    Sample,
+    against_printed,
+    computed,
+    difference,
+    digits_of,
+)
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.analyses.computed import Computed
-from lit_probattn.reproduce.analyses.table import Analysis, digits_of
-from lit_probattn.reproduce.figures.verdicts import (
-    against_bound,
-    against_computed,
-    against_value,
-    difference,
-    sample_of,
-)
+from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.studies import CellStudy
 
 _LEGEND = (
-    "Mean ± standard deviation over seeds (n − 1). Ours − published has a 95 % interval, for which "
-    "the published number counts as the mean of {runs} with our spread; the paper does not say "
-    "how many there were. Verdicts: *agrees* is within that interval; *same direction* is "
-    "beyond it, or has none, but lies on the printed side of {reference}; *differs* is beyond it "
-    "on another side; everything else *cannot be told*. Ours − baseline is paired by seed where "
-    "both rows have the same seeds, else Welch's."
+    "Mean ± standard deviation over seeds (n − 1). The published number counts as the mean of "
+    "{runs} with our spread; the paper does not say how many there were. The order is that beside "
+    "{reference}."
 )
 _SHORTER = " Under a shortened protocol the numbers are not compared, only their order."
 
@@ -115,7 +113,7 @@ class AnalysisReport(Report):
                     **{"bound": number.bound, "difference_from_baseline": ""},
                     **measured.get((row.name, name), {}),
                 }
-                entries.append({**found, **self._judged(row, name, value)})
+                entries.append({**found, **self._verdict(row, name, value)})
         computed = [self._computed_entry(*pair) for pair in self.analysis.computed]
         return pd.DataFrame([*entries, *computed])
 
@@ -128,48 +126,49 @@ class AnalysisReport(Report):
             **{"method": Row("", method, heads, "").label, "num_seeds": 0, "mean": ours},
             **{"published": published, "digits": digits, "bound": number.bound, "note": away},
             "deviation": ours - published,
-            "verdict": against_computed(ours, published, digits, number.bound),
+            "verdict": computed(ours, Printed.read(text), number.bound),
         }
 
     def _sample(self, row: str, name: str) -> Sample | None:
         mine = self.rows[self.rows["row"] == row] if len(self.rows) else self.rows
-        return sample_of(mine, f"value {name}") if len(mine) else None
+        return Sample.of(mine, f"value {name}")
 
-    def _reference(self, row: Row, name: str, ours: Sample) -> tuple[Sample, float] | None:
+    def _reference(self, row: Row, name: str, ours: Sample) -> Reference | None:
         """Return what a number lies above or below: the baseline's, or the neutral number."""
         base, neutral = self.table.baseline, self.analysis.neutral
         if neutral is not None:
-            return Sample((neutral,) * ours.count, ours.seeds), neutral
+            return Reference(ours.constant(neutral), neutral)
         if not base or base == row.name:
             return None
         sample = self._sample(base, name)
         ((_, published),) = self.table.rows[base].published.items()
-        return (sample, published[name]) if sample and name in published else None
+        return Reference(sample, published[name]) if sample and name in published else None
 
-    def _judged(self, row: Row, name: str, published: float) -> dict[str, Any]:
+    def _verdict(self, row: Row, name: str, published: float) -> dict[str, Any]:
         ours = self._sample(row.name, name)
         if ours is None:
             return {"verdict": "cannot be told", "note": "no model is studied"}
-        digits, comparable = self.analysis.digits[name] + 1, not self.shortened
-        runs, bound = self.table.published_runs, self.analysis.numbers[name].bound
-        interval = against_published(ours, published, runs) if comparable else None
-        away = f"{ours.mean - published:+.{digits}f}"
-        if interval is not None:
-            note = interval.text(digits)
-        elif comparable:
-            note = f"{away}: {'one seed' if ours.count == 1 else 'no spread'}, no interval"
-        else:
-            note = "not compared: another protocol"
+        digits, comparable = self.analysis.digits[name], not self.shortened
         reference = self._reference(row, name, ours)
-        if bound is not None:
-            verdict = against_bound(ours, published, bound, comparable=comparable)
-        else:
-            verdict = against_value(ours, published, runs, reference, comparable=comparable)
-        beside = "" if reference is None else difference(ours, reference[0]).text(digits)
-        judged: dict[str, Any] = {"note": note}
-        judged["deviation"] = ours.mean - published if comparable else None
-        judged["deviation_half_width"] = interval.half_width if interval else None
-        return judged | {"difference_from_baseline": beside, "verdict": verdict}
+        found = against_printed(
+            ours,
+            Printed.rounded(published, digits),
+            self.table.published_runs,
+            reference,
+            bound=self.analysis.numbers[name].bound,
+            comparable=comparable,
+            digits=digits + 1,
+        )
+        away = found.estimate
+        half_width = (away.high - away.low) / 2 if away is not None and away.is_known else None
+        beside = "" if reference is None else difference(ours, reference.ours).text(digits + 1)
+        return {
+            "note": found.measured,
+            "deviation": None if away is None else away.value,
+            "deviation_half_width": half_width,
+            "difference_from_baseline": beside,
+            "verdict": found.verdict,
+        }
 
     @property
     def lines(self) -> list[str]:

@@ -22,8 +22,8 @@ from lit_probattn.compare.tables import (
     read_table,
     read_tasks,
 )
+from lit_probattn.experiments.expectations import Bound, digits_of
 from lit_probattn.reproduce.analyses.computed import Computed
-from lit_probattn.reproduce.figures.verdicts import Bound
 from lit_probattn.reproduce.studies import CellStudy, Value
 
 _REQUIRED = ("title", "kind", "study", "task", "seeds", "published_runs", "values", "rows")
@@ -132,11 +132,6 @@ class Analysis:
             folder,
             {key: entry["where"] for key, entry in part["rows"].items() if "where" in entry},
         )
-
-
-def digits_of(text: str) -> int:
-    """Return the digits after the point."""
-    return len(text.partition(".")[2])
 
 
 class _Printed:

@@ -16,13 +16,12 @@ from lit_probattn.analysis.drawing import tiles
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.protocol import setting
-from lit_probattn.compare.statistics import Sample
 from lit_probattn.compare.tables import Row, Table, read_table
+from lit_probattn.experiments.expectations import Finding, Sample, combined
 from lit_probattn.reproduce.figures.claims import Claim
 from lit_probattn.reproduce.figures.curves import Curves, curve_of
 from lit_probattn.reproduce.figures.panels import Panel, show
-from lit_probattn.reproduce.figures.report import FigureReport
-from lit_probattn.reproduce.figures.verdicts import Finding, Judge, combined
+from lit_probattn.reproduce.figures.report import FigureReport, Judge
 from lit_probattn.reproduce.studies import CellStudy, Value
 
 SETTING = "run.test_during_training"

@@ -15,7 +15,19 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.statistics import Sample
+from lit_probattn.experiments.expectations import (
+    MISSING,
+    Finding,
+    Printed,
+    Sample,
+    Sign,
+    against_printed,
+    combined,
+    difference,
+    identical,
+    missing,
+    sided,
+)
 from lit_probattn.reproduce.figures.curves import (
     Curves,
     best,
@@ -23,14 +35,6 @@ from lit_probattn.reproduce.figures.curves import (
     first_reaching,
     settling,
     smoothed,
-)
-from lit_probattn.reproduce.figures.verdicts import (
-    MISSING,
-    Finding,
-    Sign,
-    combined,
-    difference,
-    sided,
 )
 
 _WORDS = {
@@ -40,7 +44,6 @@ _WORDS = {
     "settled": "share of the change of {} in the last tenth of the steps",
 }
 _COMPARE = ("higher", "lower", "equal", "near")
-_EQUAL = 1e-6
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class Claim:
             own = sample(row, self.value)
             name, value = self._other(row), self.than_value or self.value
             is_row = not isinstance(self.than, int | float)
-            base = sample(name, value) if is_row else _constant(self.than, own)
+            base = sample(name, value) if is_row else self._constant(own)
             told = f"{label(row)}, {self.value} − "
             told += f"{label(name)}, {value}" if is_row else f"{self.than:g}"
             found.append(self._compare(own, base, told))
@@ -143,24 +146,27 @@ class Claim:
     def _other(self, row: str) -> str:
         return self.than if isinstance(self.than, str) else row
 
+    def _constant(self, like: Sample | None) -> Sample | None:
+        """Return the number of the other side at the seeds of one's own."""
+        assert isinstance(self.than, int | float)
+        return None if like is None else like.constant(self.than)
+
     def _compare(self, own: Sample | None, base: Sample | None, words: str) -> Finding:
         if own is None or base is None:
-            return Finding(f"{words.rpartition(' − ')[0]}: {MISSING}", "cannot be told")
+            return missing(f"{words.rpartition(' − ')[0]}: {MISSING}")
         if self.compare == "equal":
-            pairs = list(zip(own.values, base.values, strict=False))
-            same = all(abs(a - b) <= _EQUAL * max(abs(a), abs(b)) for a, b in pairs)
-            text = f"{words}: {own.mean - base.mean:+.3g}"
-            return Finding(text, "agrees" if same else "differs")
+            return identical(own, base, words)
+        if self.compare == "near":
+            if isinstance(self.than, int | float):
+                found = against_printed(own, Printed.read(str(self.than)), 1)
+            else:
+                away = difference(own, base)
+                found = Finding(str(away), away.near(Printed.exactly(0.0)), estimate=away)
+            return replace(found, measured=f"{words}: {found.measured}")
         if self.margin:
             factor = 1 - self.sign * self.margin
             base = Sample(tuple(factor * value for value in base.values), base.seeds)
             words += f" (and {self.margin:.0%} {'less' if self.sign > 0 else 'more'})"
-        if self.compare == "near":
-            found = difference(own, base)
-            text = f"{words}: {found}"
-            if found.interval is None:
-                return Finding(text, "cannot be told")
-            return Finding(text, "differs" if found.is_certain else "agrees")
         told = f"{words}: means {own.mean:.4g} and {base.mean:.4g}, difference"
         return sided(own, base, self.sign, told)
 
@@ -178,13 +184,13 @@ class Claim:
         words = f"{_WORDS[self.at].format(metric)}, {label(row)}"
         words += f" − {label(other)}" if is_row else f" − {self.than:g}"
         if not own or (is_row and not base):
-            return Finding(f"{words}: no finished run logged it", "cannot be told")
+            return missing(f"{words}: no finished run logged it")
         if self.at == "throughout":
             return self._throughout(own, base, words)
         if self.at == "reach":
             seeds = sorted(set(own) & set(base))
             if not seeds:
-                return Finding(f"{words}: no seed in common", "cannot be told")
+                return missing(f"{words}: no seed in common")
             goals = {seed: best(base[seed], metric) for seed in seeds}
             first, second = (
                 Sample(tuple(first_reaching(c[s], goals[s], metric) for s in seeds), tuple(seeds))
@@ -196,13 +202,13 @@ class Claim:
             reduce = lambda curve: best(curve, metric)  # noqa: E731
         mine = Sample(tuple(reduce(c) for c in own.values()), tuple(own))
         theirs = Sample(tuple(reduce(c) for c in base.values()), tuple(base)) if base else None
-        return self._compare(mine, theirs or _constant(self.than, mine), words)
+        return self._compare(mine, theirs or self._constant(mine), words)
 
     def _throughout(self, own: Curves, base: Curves, words: str) -> Finding:
         """Judge the mean over steps; beside it how many steps are on the claimed side."""
         steps = common_steps(own, base)
         if not len(steps):
-            return Finding(f"{words}: no logged step in common", "cannot be told")
+            return missing(f"{words}: no logged step in common")
         first, second = (
             Sample(tuple(float(c[steps].mean()) for c in part.values()), tuple(part))
             for part in (own, base)
@@ -213,10 +219,4 @@ class Claim:
         text = f"{found.measured}; on that side at {right} of {len(steps)} logged steps"
         always = right == len(steps)
         weaker = found.verdict == "agrees" and not always
-        return Finding(text, "same direction" if weaker else found.verdict)
-
-
-def _constant(value: Any, like: Sample | None) -> Sample | None:
-    if like is None:
-        return None
-    return Sample((float(value),) * like.count, like.seeds)
+        return replace(found, measured=text, verdict="same direction" if weaker else found.verdict)

@@ -5,28 +5,33 @@ Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_probattn.compare.cells import Cell, Place
-from lit_probattn.compare.statistics import Sample
 from lit_probattn.compare.tables import Table
-from lit_probattn.records.tables import panels
-from lit_probattn.reproduce.figures.report import FigureReport
-from lit_probattn.reproduce.figures.verdicts import (
+from lit_probattn.experiments.expectations import (
+    MISSING,
     Finding,
-    Judge,
-    at_equal,
-    equal,
-    sample_of,
+    Printed,
+    Sample,
+    Sign,
+    combined,
+    computed,
+    identical,
+    missing,
     sided,
     trend,
 )
+from lit_probattn.records.tables import panels
+from lit_probattn.reproduce.figures.report import FigureReport, Judge
 from lit_probattn.reproduce.head_size.curves import (
     Series,
     draw_curves,
@@ -113,22 +118,24 @@ class AgainstParameters(_LowRank):
         """The fixed model with most heads against the best baseline of the largest width."""
         fixed, widths = self.of("fixed"), self._widths()
         if fixed.empty or not widths:
-            return sided(None, None, -1, "")
+            return missing()
         most = fixed[fixed["num_heads"] == fixed["num_heads"].max()]
         heads, best = _best(widths[-1], "num_heads")
         d, d_fixed = (int(part["embed_dim"].iloc[0]) for part in (widths[-1], fixed))
         words = (
             f"width {d_fixed} with {int(most['num_heads'].iloc[0])} heads − width {d} with {heads}"
         )
-        return sided(sample_of(most), best, -1, words)
+        return sided(Sample.of(most, "perplexity"), best, -1, words)
 
     def _too_many_heads(self) -> Finding:
         """The most heads against half as many, at the smallest width."""
         narrow = self._widths()[:1]
         heads = sorted(set(narrow[0]["num_heads"])) if narrow else []
         if len(heads) < 2:
-            return sided(None, None, 1, "")
-        few, many = (sample_of(narrow[0][narrow[0]["num_heads"] == h]) for h in heads[-2:])
+            return missing()
+        few, many = (
+            Sample.of(narrow[0][narrow[0]["num_heads"] == h], "perplexity") for h in heads[-2:]
+        )
         d = int(narrow[0]["embed_dim"].iloc[0])
         return sided(many, few, 1, f"width {d}: {heads[-1]} heads − {heads[-2]} heads")
 
@@ -210,8 +217,74 @@ class AgainstHeadSize(_LowRank):
         }
 
 
+def equal(first: pd.DataFrame, second: pd.DataFrame, words: str) -> Finding:
+    """Judge a sentence that two models are one: cells of one run, or of equal results."""
+    one, other = Sample.of(first, "perplexity"), Sample.of(second, "perplexity")
+    if one is None or other is None:
+        return missing()
+    found = identical(one, other, words)
+    sizes = [float(part["num_parameters"].iloc[0]) for part in (first, second)]
+    same = computed(sizes[0], Printed.exactly(sizes[1]))
+    if same == "agrees":
+        return found
+    return combined([found, Finding("their numbers of parameters", same)])
+
+
+def at_equal(
+    models: pd.DataFrame,
+    curve: Iterable[pd.DataFrame],
+    column: str,
+    sign: Sign,
+    words: str,
+    score: str = "perplexity",
+) -> Finding:
+    """Judge a sentence that models lie on one side of a curve at equal values of a column.
+
+    The curve is that of the best baselines: of each group of models the one with the lowest mean
+    (with sign -1, for scores of which less is better) or with the highest (1). Between groups it is
+    linear in the logarithm of the column. Models whose value the curve does not reach, and its own
+    first point, are left out.
+
+    Args:
+        models: cells of the models.
+        curve: groups of baselines, such as those of one width; all of a group have one value.
+        column: what must be equal, such as the parameters.
+        sign: of models − curve.
+        words: name the difference.
+        score: the column that is compared.
+    """
+    knots: dict[float, Sample] = {}
+    for group in curve:
+        points = [Sample.of(part, score) for _, part in group.groupby("row")]
+        samples = [sample for sample in points if sample is not None]
+        if samples:
+            knots[float(group[column].iloc[0])] = max(samples, key=lambda s: s.mean * sign)
+    places = sorted(knots)
+    inside = [
+        (float(value), sample)
+        for value, part in models.groupby(column)
+        if places and places[0] < float(value) <= places[-1]
+        if (sample := Sample.of(part, score)) is not None
+    ]
+    if len(places) < 2 or not inside:
+        return missing(f"no model lies within the baselines: {MISSING}")
+    seeds = set.intersection(*(set(s.seeds) for s in (*knots.values(), *(s for _, s in inside))))
+    if not seeds:
+        return missing("models and baselines have no seed in common")
+    values: dict[int, list[float]] = {seed: [] for seed in sorted(seeds)}
+    for seed, found in values.items():
+        heights = [knots[place].by_seed[seed] for place in places]
+        for value, sample in inside:
+            at = float(np.interp(np.log(value), np.log(places), heights))
+            found.append(sample.by_seed[seed] - at)
+    means = Sample(tuple(statistics.fmean(v) for v in values.values()), tuple(values))
+    low, high = inside[0][0], inside[-1][0]
+    span = f"{len(inside)} models with {low / 1e6:.2f} to {high / 1e6:.2f} M"
+    return sided(means, means.constant(0.0), sign, f"{words}, mean over {span}")
+
+
 def _samples(cells: pd.DataFrame, column: str) -> dict[Any, Sample]:
-    found = {int(value): sample_of(part) for value, part in cells.groupby(column)}
+    found = {int(v): Sample.of(part, "perplexity") for v, part in cells.groupby(column)}
     return {value: sample for value, sample in found.items() if sample is not None}
 
 

@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.tables import Row, Table, read_tasks
+from lit_probattn.experiments.expectations import Finding, Sample, missing, sided
 from lit_probattn.records.tables import panels
-from lit_probattn.reproduce.figures.report import FigureReport
-from lit_probattn.reproduce.figures.verdicts import Finding, Judge, at_equal, sample_of, sided
+from lit_probattn.reproduce.figures.low_rank import at_equal
+from lit_probattn.reproduce.figures.report import FigureReport, Judge
 from lit_probattn.reproduce.head_size.curves import draw_curves, in_millions, limits_of
 
 __all__ = ["FineTuned"]
@@ -111,7 +112,7 @@ class FineTuned(FigureReport):
         """The fixed model with most heads against the widest baseline."""
         fixed, widths = self._parts(metric)
         if fixed.empty or widths.empty:
-            return sided(None, None, 1, "")
+            return missing()
         most = fixed[fixed["num_heads"] == fixed["num_heads"].max()]
         widest = widths[widths["embed_dim"] == widths["embed_dim"].max()]
         words = (
@@ -119,7 +120,7 @@ class FineTuned(FigureReport):
             f"width {int(widest['embed_dim'].iloc[0])}"
         )
         score = _SCORES[metric]
-        return sided(sample_of(most, score), sample_of(widest, score), 1, words)
+        return sided(Sample.of(most, score), Sample.of(widest, score), 1, words)
 
     def _equal_parameters(self, metric: str) -> Finding:
         fixed, widths = self._parts(metric)

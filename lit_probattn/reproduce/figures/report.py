@@ -16,15 +16,10 @@ from lit_probattn.base.files import replace_text
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import Table
+from lit_probattn.experiments.expectations import Finding
 from lit_probattn.records.tables import markdown_lines
-from lit_probattn.reproduce.figures.verdicts import Judge
 
-_LEGEND = (
-    "A verdict rests on differences seed by seed with 95 % intervals over seeds: *agrees* is the "
-    "paper's sign beyond the spread, *same direction* the same sign within it (or of one seed), "
-    "*differs* the other sign beyond the spread, *cannot be told* the other sign within it, or "
-    "models that are missing."
-)
+Judge = Callable[[], Finding]
 _REDUCED = (
     "**Reduced models, other data: a verdict says whether the tendency shows at this size, not "
     "whether the paper's runs come out.**"
@@ -52,7 +47,7 @@ class FigureReport(Report):
     has_reduced_cells: ClassVar[bool] = False
     # Why sentences are compared.
     compared: ClassVar[str] = (
-        "The figure prints no values, so what its paper says of it is compared. "
+        "The figure prints no values, so what its paper says of it is compared."
     )
 
     @classmethod
@@ -104,6 +99,11 @@ class FigureReport(Report):
             shown.append([told, found.measured, found.verdict])
         return pd.DataFrame(shown, columns=["the paper says", "we measure", "verdict"])
 
+    @property
+    def has_verdicts(self) -> bool:
+        """Whether anything is judged: its sentences always are."""
+        return True
+
     def figures(self) -> dict[str, Figure]:
         """Return the pictures."""
         return self.pictures()
@@ -111,8 +111,12 @@ class FigureReport(Report):
     def text(self) -> list[str]:
         """Return the sentences with their verdicts."""
         lines = "\n".join(markdown_lines(self.findings))
-        legend = f"{self.compared}{_LEGEND}"
-        return ["## What the paper says", *([_REDUCED] if self.reduced else []), lines, legend]
+        return [
+            "## What the paper says",
+            *([_REDUCED] if self.reduced else []),
+            lines,
+            self.compared,
+        ]
 
     def write(self, folder: Path) -> str:
         """Write what every report has, and `verdicts.csv`; return the tables."""

@@ -17,21 +17,16 @@ from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import replace_text
 from lit_probattn.base.provenance import as_command
+from lit_probattn.experiments.expectations import LEGEND, Finding
 from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.tables import markdown_lines, save_png
 from profiling.measure.rows import to_frame
-from profiling.report.claims import Judged, judge, ratios_of, values_of
+from profiling.report.claims import judge, ratios_of, values_of
 from profiling.report.page import load_results, provenance, require_one_version
 from profiling.report.ratios import METRICS
 from profiling.sweep.config import Claim, SweepConfig, load_sweep
 from profiling.sweep.run import describe_plan, run_sweep
 
-_LEGEND = (
-    "What is counted has no spread: the sentence holds (*agrees*) or does not (*differs*). A "
-    "time agrees or differs where it does so beyond the spread of its repeats, and is of the *same "
-    "direction* within it. *Cannot be told*: a claim about a GPU, measured on a CPU; numbers that "
-    "are missing; or the other side within the spread."
-)
 _AXES = {"embed_dim": "model width D", "seq_len": "length N", "grid_heads": "heads of the baseline"}
 _LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
 
@@ -160,7 +155,7 @@ class SweepFigure:
         return found
 
     @cached_property
-    def judged(self) -> list[Judged]:
+    def judged(self) -> list[Finding]:
         """The paper's sentences on this figure, judged.
 
         Raises:
@@ -213,7 +208,7 @@ class SweepFigure:
             "",
             *lines,
             "",
-            _LEGEND,
+            LEGEND,
             "",
             *notes,
             *([""] if notes else []),

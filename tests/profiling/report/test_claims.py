@@ -135,6 +135,24 @@ def test_what_a_paper_measured_on_its_gpu_cannot_be_told_without_one(metric, cla
     assert verdict(predicted, metric=metric, **claim) == "cannot be told"
 
 
+@pytest.mark.parametrize(
+    ("claim", "half", "found"),
+    [
+        ({"ordered": True, "variants": ["softmax", "a"]}, 1.0, "same direction"),
+        ({"ordered": True, "variants": ["a", "softmax"]}, 1.0, "cannot be told"),
+        ({"ordered": True, "variants": ["softmax", "a"]}, 0.1, "agrees"),
+        ({"ordered": True, "variants": ["a", "softmax"]}, 0.1, "differs"),
+        ({"within": 0.05, "variants": ["a", "softmax"]}, 1.0, "same direction"),
+        ({"within": 0.03, "variants": ["a", "softmax"]}, 1.0, "cannot be told"),
+        ({"within": 0.03, "variants": ["a", "softmax"]}, 0.01, "differs"),
+    ],
+)
+def test_the_spread_of_times_counts_in_every_claim(claim, half, found):
+    """10.0 and 10.4, each with the spread of its repeats."""
+    frame = rows("time_median_s", half, softmax={(8, 16): 10.0}, a={(8, 16): 10.4})
+    assert verdict(frame, metric="time_median_s", **claim) == found
+
+
 def test_a_count_is_told_on_any_device_and_missing_numbers_on_none():
     frame = rows(softmax=ONE, a={(8, 16): 9.0, (8, 32): 19.0})
     assert verdict(frame.assign(device="meta"), below=1) == "agrees"

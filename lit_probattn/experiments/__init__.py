@@ -1,0 +1,1 @@
+"""What everything that is run many times shares: expectations and their verdicts."""

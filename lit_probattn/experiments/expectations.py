@@ -1,0 +1,420 @@
+"""Whether a printed number, a claim or a trend holds in our numbers, as far as their spread tells.
+
+Every number of ours is an `Estimate`, a value with the interval in which it may vary:
+
+    counted or computed            nothing varies: the interval is the value
+    several seeds                  95 % interval of Student's t: paired by seed, otherwise Welch's
+    repeats of a time              their 20 % and 80 % quantiles
+    one seed                       not known: the interval is everything
+
+Two questions are asked of it. `side`: does it lie on one side of a bound?
+
+    agrees           it does, with its whole interval
+    same direction   it does, but its interval reaches the other side, or is not known
+    cannot be told   it does not, but its interval reaches that side; or something is missing
+    differs          it does not, with its whole interval
+
+`near`: is it the printed number? It *agrees* where its interval reaches a number that is printed
+so. Otherwise the order that is printed, which is a question of the first kind, is all that can
+hold: *same direction* at best. A sentence of several parts has the verdict of its weakest part, and
+numbers of a device are judged on that device alone (`tells_of`).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import pandas as pd
+from scipy import stats
+
+Verdict = Literal["differs", "cannot be told", "same direction", "agrees"]
+Sign = Literal[-1, 1]
+Bound = Literal["at most", "at least"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the weakest first
+LEGEND = (
+    "Verdicts: *agrees* is the side that the paper says, beyond the spread, or the number that it "
+    "prints, within it; *same direction* is that side within the spread or of one seed, or another "
+    "number in the printed order; *differs* is the other side beyond the spread, or another number "
+    "out of order; everything else *cannot be told*, and so is a time or memory that was not "
+    "measured on a device as the paper's. The spread is a 95 % interval over the seeds that both "
+    "sides have, or the 20 % and 80 % quantiles of a time's repeats; counts have none."
+)
+MISSING = "models that the sentence needs are missing"
+LEVEL = 0.95
+_IDENTICAL = 1e-6  # relative; results of one model that was run twice
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Results of one row over seeds.
+
+    Args:
+        values: one per seed, in the printed unit.
+        seeds: the seeds, in the order of the values; empty if they are not known.
+    """
+
+    values: tuple[float, ...]
+    seeds: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, cells: pd.DataFrame, column: str) -> Sample | None:
+        """Return a column of cells that differ in their seeds alone; None without any."""
+        if not len(cells):
+            return None
+        one = cells.drop_duplicates("seed").sort_values("seed")
+        return cls(tuple(one[column]), tuple(one["seed"]))
+
+    @property
+    def count(self) -> int:
+        """Number of seeds."""
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation of a sample (n − 1); None for one seed."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """The values by seed; empty if the seeds are not known."""
+        return dict(zip(self.seeds, self.values, strict=bool(self.seeds)))
+
+    def constant(self, value: float) -> Sample:
+        """Return a number that is the same at each of these seeds."""
+        return Sample((float(value),) * self.count, self.seeds)
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A number as it is printed: it stands for all that round to it."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def read(cls, text: str) -> Printed:
+        """Return the number of a text such as `58.00`, which stands for 57.995 to 58.005."""
+        value = Decimal(text)
+        half = Decimal(1).scaleb(-digits_of(text)) / 2
+        return cls(float(value), float(value - half), float(value + half))
+
+    @classmethod
+    def rounded(cls, value: float, digits: int) -> Printed:
+        """Return a number that is printed with so many digits after the point."""
+        return cls.read(f"{value:.{digits}f}")
+
+    @classmethod
+    def exactly(cls, value: float) -> Printed:
+        """Return a number of which it is not known how it was rounded."""
+        return cls(value, value, value)
+
+    def over(self, other: Printed) -> Printed:
+        """Return the ratio, with the least and largest that two positive numbers can stand for."""
+        return Printed(self.value / other.value, self.low / other.high, self.high / other.low)
+
+
+def digits_of(text: str) -> int:
+    """Return the digits after the point."""
+    return len(text.partition(".")[2])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number of ours and the interval in which it may vary.
+
+    Args:
+        value: the number.
+        low, high: ends of the interval; infinite where it is not known.
+        how: the interval's name, for a table.
+    """
+
+    value: float
+    low: float = -math.inf
+    high: float = math.inf
+    how: str = ""
+
+    @classmethod
+    def exact(cls, value: float) -> Estimate:
+        """Return a number that cannot vary."""
+        return cls(value, value, value)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its interval is known."""
+        return math.isfinite(self.high - self.low)
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether it is significantly not 0."""
+        return self.low > 0 or self.high < 0
+
+    def minus(self, value: float) -> Estimate:
+        """Return it above a number."""
+        return Estimate(self.value - value, self.low - value, self.high - value, self.how)
+
+    def over(self, other: Estimate) -> Estimate:
+        """Return the ratio of two positive numbers, with the extremes of both intervals."""
+        return Estimate(self.value / other.value, self.low / other.high, self.high / other.low)
+
+    def side(self, sign: Sign, of: float = 0.0, *, strict: bool = True) -> Verdict:
+        """Say whether it is above (1) or below (-1) a bound; not strictly, on it will do."""
+        inside = operator.gt if strict else operator.ge
+        value, *ends = ((number - of) * sign for number in (self.value, self.low, self.high))
+        if inside(value, 0):
+            return "agrees" if inside(min(ends), 0) else "same direction"
+        return "cannot be told" if inside(max(ends), 0) else "differs"
+
+    def near(self, printed: Printed, order: Verdict | None = None) -> Verdict:
+        """Say whether it is a printed number.
+
+        Args:
+            printed: the number.
+            order: the verdict on the order as printed; None where there is none.
+        """
+        if self.is_known and self.low <= printed.high and self.high >= printed.low:
+            return "agrees"
+        if order is None:
+            return "differs" if self.is_known else "cannot be told"
+        return "same direction" if order == "agrees" else order
+
+    def text(self, digits: int = 2) -> str:
+        """Return it and its interval with so many digits after the point."""
+        told = f"{self.value:+.{digits}f}"
+        if not self.is_known:
+            return f"{told} (no interval)"
+        return f"{told} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def mean_of(values: Sequence[float], how: str = "", *, beside: int | None = None) -> Estimate:
+    """Return a mean with Student's interval; for one value it is not known.
+
+    Args:
+        values: the values.
+        how: name of the interval.
+        beside: for a mean of so many further values, in place of the true mean: the interval in
+            which that lies if they vary as these do.
+    """
+    mean, count = statistics.fmean(values), len(values)
+    if count < 2:
+        return Estimate(mean, how=how)
+    share = 1 / count + (1 / beside if beside else 0.0)
+    quantile = float(stats.t.ppf((1 + LEVEL) / 2, count - 1))
+    half = quantile * statistics.stdev(values) * math.sqrt(share)
+    return Estimate(mean, mean - half, mean + half, how)
+
+
+def difference(first: Sample, second: Sample) -> Estimate:
+    """Return first − second: seed by seed where they share two seeds, otherwise Welch's.
+
+    The seeds name the same initial draws and batches: what they share cancels, and a seed that one
+    side lacks says nothing.
+    """
+    one, other = first.by_seed, second.by_seed
+    both = [value - other[seed] for seed, value in one.items() if seed in other]
+    if len(both) > 1:
+        return mean_of(both, "paired")
+    away = first.mean - second.mean
+    if first.std is None or second.std is None:
+        return Estimate(both[0] if both else away)
+    if first.std == second.std == 0:
+        return Estimate.exact(away)
+    found = stats.ttest_ind(first.values, second.values, equal_var=False)
+    low, high = map(float, found.confidence_interval(LEVEL))
+    return Estimate(away, low, high, "Welch")
+
+
+def half_width_of_test_set(percent: float, samples: int) -> float:
+    """Return the 95 % half width that a test set of so many samples alone gives an accuracy."""
+    part = percent / 100
+    return 100 * 1.96 * math.sqrt(part * (1 - part) / samples)
+
+
+# ---- findings ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found, in words, and what it says of a sentence or a printed number.
+
+    Args:
+        measured: what was found.
+        verdict: whether it holds.
+        says: the sentence, where there is one.
+        estimate: the number that the verdict is of, where it is one number.
+    """
+
+    measured: str
+    verdict: Verdict
+    says: str = ""
+    estimate: Estimate | None = None
+
+
+def missing(words: str = MISSING) -> Finding:
+    """Return that nothing can be told, and why."""
+    return Finding(words, "cannot be told")
+
+
+def weakest(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the weakest verdict."""
+    return min(verdicts, key=VERDICTS.index)
+
+
+def combined(parts: Sequence[Finding], says: str = "") -> Finding:
+    """Return one finding of the parts of a sentence; where they differ, with each one's verdict."""
+    several = len({one.verdict for one in parts}) > 1
+    texts = [f"{one.measured} ({one.verdict})" if several else one.measured for one in parts]
+    estimate = parts[0].estimate if len(parts) == 1 else None
+    verdict = weakest([one.verdict for one in parts])
+    return Finding("; ".join(dict.fromkeys(texts)), verdict, says, estimate)
+
+
+def sided(first: Sample | None, second: Sample | None, sign: Sign, words: str) -> Finding:
+    """Judge that first − second has a sign; `words` name the difference."""
+    if first is None or second is None:
+        return missing()
+    found = difference(first, second)
+    return Finding(f"{words}: {found}", found.side(sign), estimate=found)
+
+
+def identical(first: Sample, second: Sample, words: str) -> Finding:
+    """Judge that two models are one: at every seed that both have, their results are equal."""
+    one, other = first.by_seed, second.by_seed
+    both = [(value, other[seed]) for seed, value in one.items() if seed in other]
+    found = difference(first, second)
+    if both and all(math.isclose(a, b, rel_tol=_IDENTICAL) for a, b in both):
+        return Finding(f"{words}: the same results, {first.mean:.2f}", "agrees", estimate=found)
+    verdict: Verdict = "differs" if found.excludes_zero else "cannot be told"
+    return Finding(f"{words}: {found}", verdict, estimate=found)
+
+
+def along(steps: Sequence[Estimate], whole: Estimate, sign: Sign) -> Verdict:
+    """Judge that values rise (1) or fall (-1) step by step along a line.
+
+    It *differs* where one step, or the whole line, goes the other way beyond the spread; it
+    *agrees* where the whole line and every step that is not 0 go that way beyond it.
+
+    Args:
+        steps: the change from each point to the next.
+        whole: the change from the first point to the last.
+        sign: of the changes.
+    """
+    found, ends = [step.side(sign, strict=False) for step in steps], whole.side(sign)
+    if "differs" in (ends, *found):
+        return "differs"
+    if weakest([ends, *found]) == "agrees":
+        return "agrees"
+    towards = all(step.value * sign >= 0 for step in steps) and whole.value * sign > 0
+    return "same direction" if towards or ends == "agrees" else "cannot be told"
+
+
+def trend(series: Mapping[str, Mapping[Any, Sample]], sign: Sign, words: str) -> Finding:
+    """Judge that samples rise (1) or fall (-1) along every series.
+
+    Args:
+        series: for each label the samples by position, in their order.
+        sign: of each step.
+        words: name what the positions are.
+    """
+    chains = {name: list(points.items()) for name, points in series.items() if len(points) > 1}
+    if not chains:
+        return missing()
+    told, every, verdicts = [], [], []
+    for name, points in chains.items():
+        samples = [sample for _, sample in points]
+        steps = [difference(b, a) for a, b in pairwise(samples)]
+        verdicts.append(along(steps, difference(samples[-1], samples[0]), sign))
+        every += [(step.value * sign > 0, step.side(sign)) for step in steps]
+        means = " → ".join(f"{sample.mean:.2f}" for sample in samples)
+        places = ", ".join(str(place) for place, _ in points)
+        told.append(f"{name + ': ' if name else ''}{words} {places}: {means}")
+    right, beyond = sum(so for so, _ in every), [verdict for _, verdict in every]
+    counted = f"{right} of {len(every)} steps as said, {beyond.count('agrees')} of them beyond the "
+    counted += f"spread, {beyond.count('differs')} the other way beyond it"
+    return Finding(f"{'; '.join(told)}; {counted}", weakest(verdicts))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a number lies above or below, ours and as printed: a baseline, or a neutral number."""
+
+    ours: Sample
+    printed: float
+
+
+def against_printed(
+    ours: Sample,
+    printed: Printed,
+    runs: int,
+    reference: Reference | None = None,
+    *,
+    bound: Bound | None = None,
+    comparable: bool = True,
+    digits: int = 2,
+) -> Finding:
+    """Judge a printed number; what is found is ours − printed.
+
+    The papers print means without deviations: their runs are assumed to vary as ours do.
+
+    Args:
+        ours: our results.
+        printed: the number.
+        runs: runs behind it.
+        reference: of the order that is printed, all that is judged where `comparable` is false.
+        bound: whether it is printed as a bound.
+        comparable: False for another protocol.
+        digits: digits after the point of what is found.
+    """
+    order = None
+    if reference is not None and printed.value != reference.printed:
+        sign: Sign = 1 if printed.value > reference.printed else -1
+        order = difference(ours, reference.ours).side(sign)
+    if not comparable:
+        verdict = Estimate(ours.mean).near(printed, order) if bound is None else "cannot be told"
+        return Finding("not compared: another protocol", verdict)
+    found = mean_of(ours.values, beside=None if bound else runs)
+    away = found.minus(printed.value)
+    told = away.text(digits)
+    if not found.is_known:
+        told = f"{away.value:+.{digits}f}: one seed, no interval"
+    if bound is None:
+        return Finding(told, found.near(printed, order), estimate=away)
+    sign = -1 if bound == "at most" else 1
+    return Finding(told, found.side(sign, printed.value, strict=False), estimate=away)
+
+
+def computed(ours: float, printed: Printed, bound: Bound | None = None) -> Verdict:
+    """Judge a printed number that we compute, so that nothing varies."""
+    found = Estimate.exact(ours)
+    if bound is None:
+        return found.near(printed)
+    return found.side(-1 if bound == "at most" else 1, printed.value, strict=False)
+
+
+def tells_of(needed: str, device: str, source: str) -> bool:
+    """Whether a number can agree or differ with one that a paper printed of a device.
+
+    A time or a peak of memory tells only of the device that it was measured on; what is counted
+    needs none.
+
+    Args:
+        needed: the device that the number is about, such as `cuda` or `A100`; empty for a count.
+        device: that of our number, such as `cuda:0` or `NVIDIA A100-SXM4-80GB`.
+        source: how ours was found: `measured`, `predicted` or `analytic`.
+    """
+    return not needed or (source == "measured" and needed.lower() in device.lower())
