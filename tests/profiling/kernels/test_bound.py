@@ -66,7 +66,7 @@ def test_forward_and_one_query_need_less():
 
 def test_what_has_no_normal_form_has_no_bound():
     assert side_work(own("LinearAttention", {"num_heads": 2}), point()) is None
-    assert side_work(own("PolynomialAttention", {"num_heads": 2}), point()) is None
+    assert side_work(own("FiSHAttention", {**FISH, "mixer": "relu_sum"}), point()) is None
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(1, 7), (5, 5), (3, 8), (6, 4)])
