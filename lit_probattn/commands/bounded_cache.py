@@ -1,6 +1,6 @@
 """Caches of bounded length, of `generate --max_keys`.
 
-A cache gives up a position when it is full: with weights α_t of the latest query and its output
+A full cache evicts a position: with weights α_t of the latest query and its output
 o = Σ_t α_t v_t, removing the key at t and dividing the others by what is left moves it by
 
     o' − o = α_t / (1 − α_t) · (o − v_t)
@@ -38,7 +38,7 @@ EvictBy = Literal["movement", "weight", "age"]
 
 @dataclass(frozen=True)
 class CacheBound:
-    """How long a cache may grow, and what it gives up.
+    """Maximum length of a cache, and its eviction rule.
 
     Args:
         max_keys: positions that each layer keeps.
@@ -61,14 +61,14 @@ class CacheBound:
 class BoundedCache(KVCache):
     """Keys and values of at most `max_keys` positions, after every call.
 
-    A position is given up for all heads of the layer at once, of each sequence its own. While a
-    call runs the cache also holds that call's tokens, so a prompt is read whole.
+    Eviction is per sequence and shared by all heads of a layer. During a call the cache also holds
+    that call's tokens, so a prompt is attended to in full.
 
     Args:
         bound: how many positions, and which go.
 
     Attributes:
-        num_dropped: positions that were held and given up.
+        num_dropped: number of evicted positions.
     """
 
     def __init__(self, bound: CacheBound) -> None:
@@ -133,7 +133,7 @@ def bound_refusal(core: Core) -> str | None:
 
 
 def _gathered(store: Tensor | None, places: Tensor, dim: int) -> Tensor | None:
-    """Take places of every sequence, in place; what is reserved beyond them is given back."""
+    """Take places of every sequence, in place; reserved space beyond them is released."""
     if store is None:
         return None
     dim %= store.dim()

@@ -1,6 +1,6 @@
-"""Whether a printed number, a claim or a trend holds in our numbers, as far as their spread tells.
+"""Verdicts on printed numbers, claims and trends, given our estimates and their spread.
 
-Every number of ours is an `Estimate`, a value with the interval in which it may vary:
+Each of our results is an `Estimate`, a value with an interval:
 
     counted or computed            nothing varies: the interval is the value
     several seeds                  95 % interval of Student's t: paired by seed, otherwise Welch's
@@ -98,7 +98,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Printed:
-    """A number as it is printed: it stands for all that round to it."""
+    """A printed number, and the interval of the values that round to it."""
 
     value: float
     low: float
@@ -133,7 +133,7 @@ def digits_of(text: str) -> int:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number of ours and the interval in which it may vary.
+    """One of our results and its interval.
 
     Args:
         value: the number.

@@ -136,7 +136,7 @@ class MGK(Variant):
 
             s_ijr = τ_r q'·k'_jr + a_ir + β_jr,   a_ir = τ_r q'·b_r − (τ_r − τ_1) ‖q'‖²/2
 
-        Keys of a part stay as they are: c = 0, and τ_r is no factor of them.
+        Keys of a part are neither centred (c = 0) nor multiplied by τ_r.
         """
         query, low = call.query, call.query.dtype
         dtype, heads = compute_dtype(query), query.shape[1]

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention.backends import GPU_BACKENDS, Backend, engines_of
+from lit_probattn.attention.cache import KVCache
 from lit_probattn.attention.engines.blocks import BLOCK_SCORES
 from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.layer import Attention
@@ -298,18 +299,24 @@ def blocks_of_queries_agree(make: Make) -> None:
 
 
 def decoding_equals_the_full_pass(make: Make) -> None:
-    """Tokens one by one, and three by three, through the cache give what all give at once."""
+    """Tokens one by one, and three by three, through the cache give what all give at once.
+
+    Also where the cache is longer than what a step reads at once, so that parts are merged.
+    """
     layer, x = make().double().eval(), double(B, N, EMBED)
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[1, :2] = False  # left padding, as generation from prompts of unequal length has it
     full = layer(x, key_mask=mask, is_causal=True)
-    for step in (1, 3):
+    for step, part_len in ((1, None), (3, None), (1, 3)):
         cache, parts = layer.new_cache(), []
+        if part_len is not None and isinstance(cache, KVCache):
+            cache.part_len = part_len
         with torch.no_grad():
             for start in range(0, N, step):
                 new = slice(start, start + step)
                 parts.append(layer(x[:, new], key_mask=mask[:, new], is_causal=True, cache=cache))
-        close(torch.cat(parts, 1), full, f"{step} tokens at a time")
+        read = "" if part_len is None else f", read in parts of {part_len} keys"
+        close(torch.cat(parts, 1), full, f"{step} tokens at a time{read}")
         expect(cache.length == N, f"the cache has {cache.length} tokens, not {N}")
         expect(0 < cache.num_bytes <= cache.allocated_bytes, "the cache counts its bytes wrongly")
 
