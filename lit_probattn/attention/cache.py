@@ -127,6 +127,16 @@ class KVCache(Cache):
         self._terms = self._store(self._terms, terms.detach(), -1, self.num_terms)
         self.num_terms += terms.shape[-1]
 
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` positions, so that others can be appended in place of the rest.
+
+        Raises:
+            ValueError: the cache is shorter.
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(f"length must be in [0, {self.length}], received {length}")
+        self.length, self.num_terms = length, min(self.num_terms, length)
+
     def read(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return all keys, values and the key mask so far.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lit_probattn.attention import Attention, HeadCall
+from lit_probattn.attention import Attention, HeadCall, KVCache
 from lit_probattn.attention.layer import split_heads
 from lit_probattn.attention.masks import Masks, make_masks
 from lit_probattn.configs import build_attention
@@ -193,7 +193,11 @@ def _own_layer(
 
     def forward() -> Tensor:
         if cache is not None:
-            cache.length = before  # every call appends the same token
+            # Every call appends the same token; to a state of fixed size it is added again.
+            if isinstance(cache, KVCache):
+                cache.truncate(before)
+            else:
+                cache.length = before
         return layer(_inner(tokens), is_causal=config.is_causal, cache=cache, rng=rng)
 
     return _Prepared(forward, [tokens, *layer.parameters()])

@@ -71,6 +71,26 @@ def test_named_backends_decode_too(name):
         torch.testing.assert_close(out, full, atol=1e-13, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["gaussian, grouped", "mgk", "smgk, unequal, grouped"])
+def test_a_cache_goes_on_from_where_it_is_cut(name):
+    layer, x, other = make(name), torch.randn(B, N, C).double(), torch.randn(B, N, C).double()
+    cache = layer.new_cache()
+
+    def read(tokens):
+        with torch.no_grad():
+            found = [layer(token, is_causal=True, cache=cache) for token in tokens.split(1, 1)]
+        return torch.cat(found, 1)
+
+    read(x[:, :4]), read(other[:, 4:9])
+    cache.truncate(4)
+    out = read(x[:, 4:])
+    layer.backend = "reference"
+    full = layer(x, is_causal=True)
+    torch.testing.assert_close(out, full[:, 4:], atol=1e-13, rtol=0)
+    with pytest.raises(ValueError, match=r"in \[0, 13\], received 14"):
+        cache.truncate(N + 1)
+
+
 def test_masks_and_bias_reach_the_cached_keys():
     layer, x = make("mgk"), torch.randn(B, N, C, dtype=torch.float64)
     bias = torch.randn(N, N, dtype=torch.float64)
