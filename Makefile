@@ -8,6 +8,8 @@ OLDEST ?= .venv-oldest
 EXTRAS := completion,entmax,interop,rl,series,slurm,text
 # Threads of the numerical libraries inside each test process.
 export OMP_NUM_THREADS ?= 1
+# Tests start our packages in many processes, which should not compile them again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install quickstart test test-full test-oldest docs lint format clean
 
@@ -43,7 +45,7 @@ lint: install
 # The checks of `lint` run beside the tests, which leave room on two cores at both ends.
 test: install
 	@log=$$(mktemp); $(MAKE) --no-print-directory lint >$$log 2>&1 & lint=$$!; \
-	$(BIN)/python -m pytest -n 2 -m "not slow" --durations=10; tests=$$?; \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --durations=10; tests=$$?; \
 	wait $$lint; linted=$$?; [ $$linted -eq 0 ] || cat $$log; rm -f $$log; \
 	[ $$tests -eq 0 ] && [ $$linted -eq 0 ]
 
