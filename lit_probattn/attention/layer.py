@@ -17,9 +17,11 @@ from lit_probattn.attention.call import HeadCall, HeadLayout, with_dropout
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost.counting import Cost, Sizes
 from lit_probattn.attention.cost.own import of_scores
+from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.own.derived import DerivedCore
 from lit_probattn.attention.rotary import Rotary
+from lit_probattn.attention.variant import first_lack
 from lit_probattn.base.graphs import reject_nested
 from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import RandomKey
@@ -204,14 +206,13 @@ class Attention(RenamingModule):
         """Return an empty memory for decoding, with space reserved for `capacity` positions."""
         return self.core.new_cache(capacity)
 
-    def cross_refusal(self) -> str | None:
-        """Say why queries of another sequence cannot attend ("cannot …"), or None if they can."""
-        if self.rotary is not None:
-            return (
-                f"cannot rotate by positions of two sequences (rotary_dim="
-                f"{self.rotary.rotary_dim}): set rotary_dim=0"
-            )
-        return self.core.cross_refusal()
+    def needs(self) -> dict[str, str]:
+        """Return what the layer needs in its present mode, with the option that asks for it.
+
+        Rotary positions, and what the variant needs; see `Variant.needs`.
+        """
+        turned = {} if self.rotary is None else {"rotary": f"rotary_dim={self.rotary.rotary_dim}"}
+        return turned | self.core.needs()
 
     # ------------------------------------------------------------------ the call
     def forward(
@@ -339,9 +340,9 @@ class Attention(RenamingModule):
             key_mask: real keys, (B, L) bool.
 
         Raises:
-            ValueError: sizes do not fit, or `cross_refusal` says why not.
+            ValueError: sizes do not fit, or the layer needs what `LACKS_OF_CROSS_ATTENTION` names.
         """
-        reason = self.cross_refusal()
+        reason = first_lack(self.needs(), LACKS_OF_CROSS_ATTENTION)
         if reason is not None:
             raise ValueError(f"{type(self).__name__} {reason}")
         cache = self.new_cache(key.shape[1])

@@ -61,12 +61,6 @@ class LinearCore(Core):
         """Refuse a bias, and caches that are not states."""
         check_linear(self.name, self.form, bias, cache)
 
-    def cross_refusal(self) -> str | None:
-        """√N is of two lengths there, one of which is not known while decoding."""
-        if self.form.denominator == "sqrt_len" and self.form.padded_len is None:
-            return "cannot divide by √N of two sequences (denominator=sqrt_len): set padded_len"
-        return None
-
     # ------------------------------------------------------------------ one call
     def variant(self, call: HeadCall) -> Linear:
         """Return features, priors, shifts and state."""
