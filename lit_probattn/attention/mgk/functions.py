@@ -163,7 +163,7 @@ class MGK(Variant):
             key = scaled.to(dtype) / factor if low != dtype else key
         else:
             scaled, coef = key.to(low), precision
-        new = key[:, :, :, call.num_terms :]
+        new = key[:, :, :, call.num_terms :] if is_part else key
         row, col = mixture.terms(query, new, precision, shift, kept, is_part=is_part)
         if is_part and self.equal_variance:  # the factor is the query's
             query, coef = query * repeat_rows(precision, heads)[:, :1, None], None
