@@ -114,7 +114,7 @@ def compare(
         given[3:] = [None] * 3
     selected = _select(selection, (_BATCH, _HEADS, rows, keys), device)
     terms = dict(zip(MixtureInputs._fields, given, strict=False))
-    flags = {"scale": head_dim**-0.5, "hard": form.hard, "equal_scales": form.equal}
+    flags = {"scale": head_dim**-0.5, "hard": form.hard}
     pairs: PairOptions = {**NO_PAIRS, **({} if selected is None else selected.options)}
     out, _ = mixture_attention(*MixtureInputs(**terms, **flags, **pairs))  # type: ignore[arg-type]
     exact = in_float64(inputs)
