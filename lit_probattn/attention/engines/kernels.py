@@ -70,13 +70,13 @@ def lower_points(
     """
     from lit_probattn.kernels.dense.lowering import lower_points as fused
 
-    once = offset if offset is not None and offset.shape[2] == 1 else None
-    numbers = [precision[..., None], precision.new_zeros(*precision.shape, 1)]
-    numbers = numbers if once is None else [numbers[0], once]
-    together = torch.cat(numbers if shift is None else [*numbers, shift], 2).float()
+    by_position = offset is not None and offset.shape[2] > 1
+    once = precision.new_zeros(*precision.shape, 1) if offset is None or by_position else offset
+    numbers = [precision[..., None], once] + ([] if shift is None else [shift])
+    together = torch.cat(numbers, 2).float()
     equal = equal and (precision.shape[1] == 1 or not precision.requires_grad)
     query, key, row, col = fused(query, key, together, gaussian, equal)
-    if offset is not None and once is None:
+    if offset is not None and by_position:
         col = col + offset
     coef = precision[:, :1] if equal else precision
     row = row.transpose(2, 3) if row.dim() > 1 else None

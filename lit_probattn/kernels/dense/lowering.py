@@ -73,7 +73,7 @@ class PointForm(NamedTuple):
     key_pad: int
 
 
-def _side(given: Tensor, moved: Tensor, grad: Tensor | None, terms: Tensor | None) -> Side:
+def _side(given: Tensor, moved: Tensor, terms: Tensor | None, grad: Tensor | None = None) -> Side:
     rows = None if grad is None else head_rows(unit_stride(grad))
     sizes = unseen(given.shape[-2]), unseen(given.shape[1])
     terms = terms if terms is None or terms.dim() > 1 else None
@@ -104,10 +104,7 @@ def _forward(x: PointInputs) -> tuple[Tensor, ...]:
     from lit_probattn.kernels.dense.lowering_kernels import terms_kernel
 
     query, key, row, col = outputs = _new_outputs(x)
-    sides = (
-        _side(unit_stride(x.query), query, None, row),
-        _side(unit_stride(x.key), key, None, col),
-    )
+    sides = _side(unit_stride(x.query), query, row), _side(unit_stride(x.key), key, col)
     form, programs = _form(x)
     launch(
         *(terms_kernel, x.key.shape[1] * programs, (*sides, x.numbers.contiguous())),
@@ -122,14 +119,11 @@ def _backward(x: PointInputs, *args: Any) -> tuple[Tensor, ...]:
 
     *found, skipped = args
     query, key, numbers = grads = new_gradients(x, _GRADIENTS, skipped, keep_strides=True)
-    points = [
-        torch.zeros_like(moved) if grad is None else grad
-        for moved, grad in zip((x.query, x.key), found[:2], strict=True)
-    ]
+    moved = [torch.zeros_like(a) if g is None else g for a, g in zip(x[:2], found[:2], strict=True)]
     row, col = (None if grad is None else grad.contiguous() for grad in found[2:])
     form, programs = _form(x)
     parts = None if skipped else numbers.new_empty(*x.numbers.shape, programs)
-    sides = _side(query, x.query, points[0], row), _side(key, x.key, points[1], col)
+    sides = _side(query, x.query, row, moved[0]), _side(key, x.key, col, moved[1])
     launch(
         *(terms_backward_kernel, x.key.shape[1] * programs),
         (*sides, x.numbers.contiguous(), parts, unseen(programs)),

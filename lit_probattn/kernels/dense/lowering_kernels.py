@@ -60,13 +60,6 @@ def _store(x, tile, b, head, product, start, length, form: tl.constexpr, BLOCK: 
 
 
 @triton.jit
-def _wide(points, form: tl.constexpr):
-    """Return points in float32 with zeros in columns that are only there to fill a tile."""
-    width = tl.arange(0, form.key_pad) < form.key_dim
-    return tl.where(width[None, :], points.to(tl.float32), 0.0)
-
-
-@triton.jit
 def _centre(key, b, key_head, num_keys, form: tl.constexpr, SAMPLE: tl.constexpr):
     """Return the mean of a head's keys at SAMPLE positions spread over them.
 
@@ -95,8 +88,7 @@ def _numbers(NUMBERS, key_head, r, form: tl.constexpr, QUERIES: tl.constexpr):
     along, square = tau * 0.0, tau * 0.0
     if QUERIES:
         along, offset = tau, tau * 0.0  # an offset may be -inf
-        if form.gaussian:
-            square = (tl.load(first) - tau) * 0.5
+        square = (tl.load(first) - tau) * (0.5 if form.gaussian else 0.0)
     elif form.gaussian:
         along, square, offset = -tau, tau * -0.5, offset - tau * 0.5 * tl.sum(shift * shift, 0)
     return along, square, offset, shift, tau
@@ -104,18 +96,18 @@ def _numbers(NUMBERS, key_head, r, form: tl.constexpr, QUERIES: tl.constexpr):
 
 @triton.jit
 def _terms_tile(
-    x, NUMBERS, centre, b, key_head, head, start,
-    form: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr,
+    x, NUMBERS, centre, at, form: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Write a tile of moved points, of keys that of every component, and its terms."""
     K: tl.constexpr = form.components
     PRODUCTS: tl.constexpr = 1 if QUERIES else form.products
+    b, key_head, head, start, _ = at
     length, terms = number(x.num_points), (b * number(x.num_heads) + head) * K
     for product in tl.static_range(PRODUCTS):
         points = _load(x.given, b, head, product, start, length, form, BLOCK)
         points = (points.to(tl.float32) - centre[None, :]).to(points.dtype)
         _store(x.moved, points, b, head, product, start, length, form, BLOCK)
-        wide = _wide(points, form)
+        wide = points.to(tl.float32)
         squares = tl.sum(wide * wide, 1)
         for r in tl.static_range(K if x.terms is not None else 0):
             if PRODUCTS == 1 or r == product:
@@ -129,33 +121,32 @@ def _terms_tile(
 @triton.jit
 def terms_kernel(queries, keys, NUMBERS, form: tl.constexpr, BLOCK: tl.constexpr):
     """Write moved points and terms of one tile of queries or of keys."""
-    b, key_head, head, start, _, is_query = _place(queries, keys, BLOCK)
-    centre = zero_vector(form.key_pad)
+    b, key_head, head, start, part, is_query = _place(queries, keys, BLOCK)
+    at, centre = (b, key_head, head, start, part), zero_vector(form.key_pad)
     if form.gaussian:
         centre = _centre(keys.given, b, key_head, number(keys.num_points), form, 64)
     if is_query:
-        _terms_tile(queries, NUMBERS, centre, b, key_head, head, start, form, True, BLOCK)
+        _terms_tile(queries, NUMBERS, centre, at, form, True, BLOCK)
     else:
-        _terms_tile(keys, NUMBERS, centre, b, key_head, head, start, form, False, BLOCK)
+        _terms_tile(keys, NUMBERS, centre, at, form, False, BLOCK)
 
 
 @triton.jit
 def _gradients_tile(
-    x, NUMBERS, PARTS, num_parts, part, b, key_head, head, start,
-    form: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr,
+    x, NUMBERS, PARTS, count, at, form: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Write the gradient of a tile of points, and its parts of the sums for τ_r, o_r and b_r."""
     K: tl.constexpr = form.components
     PRODUCTS: tl.constexpr = 1 if QUERIES else form.products
     SLOTS: tl.constexpr = 2 + form.key_dim if form.shifted else 2
+    b, key_head, head, start, part = at
     length, terms = number(x.num_points), (b * number(x.num_heads) + head) * K
     for product in tl.static_range(PRODUCTS):
-        points = _wide(_load(x.moved, b, head, product, start, length, form, BLOCK), form)
+        points = _load(x.moved, b, head, product, start, length, form, BLOCK).to(tl.float32)
         total = _load(x.grad, b, head, product, start, length, form, BLOCK).to(tl.float32)
-        squares = tl.sum(points * points, 1)
         for r in tl.static_range(K):
             if PRODUCTS == 1 or r == product:
-                along, square, offset, shift, tau = _numbers(NUMBERS, key_head, r, form, QUERIES)
+                along, square, _, shift, tau = _numbers(NUMBERS, key_head, r, form, QUERIES)
                 term = zero_vector(BLOCK)
                 if x.terms is not None:
                     term = load_vector(x.terms + (terms + r) * length, start, length, 0.0, BLOCK)
@@ -165,22 +156,25 @@ def _gradients_tile(
                     total += (along * term)[:, None] * shift[None, :]
                     for_along = tl.sum(term * tl.sum(points * shift[None, :], 1), 0)
                     for_shift = along * tl.sum(points * term[:, None], 0)
-                for_tau, for_offset = 0.0, tl.sum(term, 0)
+                for_tau = (
+                    -0.5
+                    * tl.sum(term * tl.sum(points * points, 1), 0)
+                    * (1.0 if form.gaussian else 0.0)
+                )
+                for_offset = tl.sum(term, 0)
                 if QUERIES:
-                    for_tau, for_offset = for_along, 0.0
+                    for_tau, for_offset = for_tau + for_along, 0.0
                 elif form.gaussian:
-                    for_tau = -for_along - 0.5 * for_offset * tl.sum(shift * shift, 0)
+                    for_tau -= for_along + 0.5 * for_offset * tl.sum(shift * shift, 0)
                     for_shift -= tau * for_offset * shift
-                if form.gaussian:
-                    for_tau -= 0.5 * tl.sum(term * squares, 0)
                 if PARTS is not None:
-                    at = PARTS + (key_head * K + r) * SLOTS * num_parts + part
-                    tl.store(at, for_tau)
-                    tl.store(at + num_parts, for_offset)
+                    to = PARTS + (key_head * K + r) * SLOTS * count + part
+                    tl.store(to, for_tau)
+                    tl.store(to + count, for_offset)
                     if form.shifted:
                         cols = tl.arange(0, form.key_pad)
-                        slots = (2 + cols).to(tl.int64) * num_parts
-                        tl.store(at + slots, for_shift, mask=cols < form.key_dim)
+                        to += (2 + cols).to(tl.int64) * count
+                        tl.store(to, for_shift, mask=cols < form.key_dim)
         _store(x.given, total, b, head, product, start, length, form, BLOCK)
 
 
@@ -193,12 +187,8 @@ def terms_backward_kernel(
     And its parts of the sums for `numbers`, which `num_parts` programs of a key head make.
     """
     b, key_head, head, start, part, is_query = _place(queries, keys, BLOCK)
-    count = number(num_parts)
+    at, count = (b, key_head, head, start, part), number(num_parts)
     if is_query:
-        _gradients_tile(
-            queries, NUMBERS, PARTS, count, part, b, key_head, head, start, form, True, BLOCK
-        )
+        _gradients_tile(queries, NUMBERS, PARTS, count, at, form, True, BLOCK)
     else:
-        _gradients_tile(
-            keys, NUMBERS, PARTS, count, part, b, key_head, head, start, form, False, BLOCK
-        )
+        _gradients_tile(keys, NUMBERS, PARTS, count, at, form, False, BLOCK)

@@ -91,6 +91,7 @@ class DenseArguments(NamedTuple):
     Args:
         key_range: where the real keys of a sample begin and end, (B, 2) int32, which the first
             launch of a pass writes; None without a key mask. No loop goes beyond.
+        num_scales: from those of one head to those of the next, `unseen`.
     """
 
     query: HeadRows
@@ -106,6 +107,7 @@ class DenseArguments(NamedTuple):
     pairs: Pairs
     key_range: Tensor | None
     num_heads: int
+    num_scales: int
     heads_per_key: int
     heads_per_value: int
     end: None = None  # see `Pairs`
@@ -145,6 +147,7 @@ def make_arguments(x: MixtureInputs) -> tuple[DenseArguments, Form]:
     """Return what the kernels of a call read and are compiled for."""
     query, key, value = (unit_stride(tensor) for tensor in (x.query, x.key, x.value))
     row, col = plain_float(x.row_bias), plain_float(x.key_bias)
+    scales = None if x.scales is None else unit_stride(x.scales.float())
     products = key.shape[2]
     components = max([products] + [terms.shape[2] for terms in (row, col) if terms is not None])
     equal = _has_one_scale(x)
@@ -159,7 +162,7 @@ def make_arguments(x: MixtureInputs) -> tuple[DenseArguments, Form]:
     pairs = make_pairs(num_queries, key.shape[3], x)
     call = DenseArguments(
         *(head_rows(query), head_rows(key), head_rows(value)),
-        scales=plain_float(x.scales),
+        scales=scales,
         row=row,
         col=col,
         spread=spread,
@@ -169,6 +172,7 @@ def make_arguments(x: MixtureInputs) -> tuple[DenseArguments, Form]:
         pairs=pairs,
         key_range=None if x.key_mask is None else query.new_empty(len(query), 2, dtype=torch.int32),
         num_heads=unseen(heads),
+        num_scales=unseen(0 if scales is None else scales.stride(0)),
         heads_per_key=heads // key.shape[1],
         heads_per_value=heads // value.shape[1],
     )

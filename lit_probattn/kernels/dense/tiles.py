@@ -52,7 +52,7 @@ def load_scales(call, key_head, COUNT: tl.constexpr, EQUAL: tl.constexpr):
     out = ()
     for r in tl.static_range(COUNT):
         if call.scales is not None:
-            at = call.scales + (key_head if EQUAL else key_head * COUNT + r)
+            at = call.scales + key_head * number(call.num_scales) + (0 if EQUAL else r)
             out = out + (tl.load(at) * LOG2E,)
         else:
             out = out + (call.scale * LOG2E,)
