@@ -118,7 +118,9 @@ def _backward(x: PointInputs, *args: Any) -> tuple[Tensor, ...]:
     from lit_probattn.kernels.dense.lowering_kernels import terms_backward_kernel
 
     *found, skipped = args
-    query, key, numbers = grads = new_gradients(x, _GRADIENTS, skipped, keep_strides=True)
+    query, key, numbers = grads = new_gradients(
+        x, PointInputs._fields[:3], skipped, keep_strides=True
+    )
     moved = [torch.zeros_like(a) if g is None else g for a, g in zip(x[:2], found[:2], strict=True)]
     row, col = (None if grad is None else grad.contiguous() for grad in found[2:])
     form, programs = _form(x)
@@ -142,14 +144,13 @@ def _flops(x: Any, backward: bool) -> int:
     return 2 * found if backward else found
 
 
-_GRADIENTS = ("query", "key", "numbers")
 lower_points = define_operators(
     ("lower_points", "lower_points_backward"),
     PointInputs,
     _forward,
     _backward,
     new_outputs=_new_outputs,
-    gradients=_GRADIENTS,
+    gradients=PointInputs._fields[:3],
     flops=_flops,
     optional=(("numbers",),),
     has_normaliser=False,

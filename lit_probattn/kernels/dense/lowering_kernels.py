@@ -138,6 +138,7 @@ def _gradients_tile(
     """Write the gradient of a tile of points, and its parts of the sums for τ_r, o_r and b_r."""
     K: tl.constexpr = form.components
     PRODUCTS: tl.constexpr = 1 if QUERIES else form.products
+    MINUS_HALF: tl.constexpr = -0.5 if form.gaussian else 0.0
     SLOTS: tl.constexpr = 2 + form.key_dim if form.shifted else 2
     b, key_head, head, start, part = at
     length, terms = number(x.num_points), (b * number(x.num_heads) + head) * K
@@ -156,11 +157,7 @@ def _gradients_tile(
                     total += (along * term)[:, None] * shift[None, :]
                     for_along = tl.sum(term * tl.sum(points * shift[None, :], 1), 0)
                     for_shift = along * tl.sum(points * term[:, None], 0)
-                for_tau = (
-                    -0.5
-                    * tl.sum(term * tl.sum(points * points, 1), 0)
-                    * (1.0 if form.gaussian else 0.0)
-                )
+                for_tau = tl.sum(term * tl.sum(points * points, 1), 0) * MINUS_HALF
                 for_offset = tl.sum(term, 0)
                 if QUERIES:
                     for_tau, for_offset = for_tau + for_along, 0.0
