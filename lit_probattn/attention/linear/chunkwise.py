@@ -86,16 +86,16 @@ def causal_product(
 
 
 class _Span(NamedTuple):
-    """Positions from `start` on: `count` chunks of length `chunk`."""
+    """Positions from `start` on: `num_chunks` chunks of length `chunk`."""
 
     start: int
-    count: int
+    num_chunks: int
     chunk: int
 
     def of(self, x: Tensor) -> Tensor:
         """Return the span's chunks, a view: (…, N, F) -> (…, C, T, F)."""
-        stop = self.start + self.count * self.chunk
-        return x[..., self.start : stop, :].unflatten(-2, (self.count, self.chunk))
+        stop = self.start + self.num_chunks * self.chunk
+        return x[..., self.start : stop, :].unflatten(-2, (self.num_chunks, self.chunk))
 
     def matrices(self, x: Tensor) -> Tensor:
         """Return a matrix per chunk, sample and key head: (B, H_kv, [G,] N, F) -> (C·B·H_kv, …)."""
