@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -78,7 +79,7 @@ class Place:
         return {
             "XDG_CACHE_HOME": str(self.cache.parent),
             "TMPDIR": str(self.temporary.parent),
-            "CC": self.compiler,
+            "CC": shlex.quote(self.compiler),
         }
 
     def load(self) -> Path:
@@ -281,7 +282,8 @@ def test_a_library_without_its_functions_is_one_line(place, tmp_path):
 
 @pytest.mark.parametrize("form", ["env {}", "{} -DMARK", "'{}'"])
 def test_cc_may_hold_a_launcher_and_flags(place, form, monkeypatch):
-    monkeypatch.setenv("CC", form.format(place.compiler))
+    quoted = place.compiler if form == "'{}'" else shlex.quote(place.compiler)
+    monkeypatch.setenv("CC", form.format(quoted))
     assert place.load().parent == place.cache
     assert place.links() == 1
     assert ("-DMARK" in place.log.read_text()) == ("-DMARK" in form)
