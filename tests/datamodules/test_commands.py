@@ -15,7 +15,6 @@ import pytest
 from datamodules.__main__ import main
 from tests.datamodules.pictures.made import picture
 from tests.datamodules.text.translation import made as made_translation
-from tests.support.forks import Forked
 from tests.support.paths import ROOT
 
 SIZES = {"num_train": 64, "num_val": 8, "num_test": 8, "min_length": 4, "max_length": 30}
@@ -114,22 +113,24 @@ def test_it_does_not_import_the_models() -> None:
 
 
 def test_interrupting_keeps_nothing(tmp_path: Path) -> None:
-    words = ["prepare", "listops", "--num_processes", "2", "--data_dir", str(tmp_path)]
-
-    def prepare() -> int:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-        return main(words)
-
-    log = tmp_path / "printed.log"
-    process = Forked(prepare, os.environ, log)
-    for _ in range(1200):
-        if list(tmp_path.glob(".cache/.listops-*.tmp-new")) or process.poll() is not None:
-            break
-        time.sleep(0.05)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 130
-    error = log.read_text()
+    command = [sys.executable, "-m", "datamodules", "prepare", "listops", "--num_processes", "2"]
+    with subprocess.Popen(
+        [*command, "--data_dir", str(tmp_path)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # A background job inherits an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        for _ in range(600):
+            if list(tmp_path.glob(".cache/.listops-*.tmp-new")):
+                break
+            time.sleep(0.1)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
     assert "interrupted; no cache was made" in error
     assert "Traceback" not in error
     assert [path.suffix for path in (tmp_path / ".cache").iterdir()] == [".lock"]
