@@ -371,6 +371,35 @@ def recomputation_draws_the_same(make: Make) -> None:
     close(torch.autograd.grad(again.square().sum(), x)[0], expected, "gradients")
 
 
+def documents_attend_to_themselves_alone(make: Make) -> None:
+    """Packed documents give, with dropout and noise, what each gives by itself; gradients too."""
+    layer, bounds = make(dropout=0.3).double(), torch.tensor([0, 3, 12, 13, 13, 20, 24, 26])
+    ids = torch.tensor([7, 19, 4, 2, 31, 5, 11])
+    x, cotangent = (double(B, bounds[-1] // B, EMBED) for _ in range(2))
+    for is_causal in (False, True):
+        call = layer.call(x, is_causal=is_causal, rng=key())
+        names = serving(layer, x, is_causal=is_causal)
+        for backend in [n for n in names if n != "sdpa"]:
+            layer.backend = backend
+            if engines_of(layer.core.variant(call))[backend].refusal(call, layer.core.variant(call)):
+                continue
+            packed, alone = (x.clone().requires_grad_() for _ in range(2))
+            named = {"is_causal": is_causal}
+            rng = RandomKey(5, step=3, sample_ids=ids)
+            found = layer(packed, cu_seqlens=bounds, rng=rng, **named)
+            tokens, parts = alone.flatten(0, 1), []
+            for start, stop, own in zip(bounds, bounds[1:], ids, strict=False):
+                rng = RandomKey(5, step=3, sample_ids=own[None])
+                if start < stop:
+                    parts.append(layer(tokens[None, start:stop], rng=rng, **named)[0])
+            expected = torch.cat(parts).view_as(x)
+            told = f"{backend}{', causal' * is_causal}: "
+            close(found, expected, told + "packed documents and each alone")
+            grads = (torch.autograd.grad((y * cotangent).sum(), z) for y, z in
+                     ((found, packed), (expected, alone)))
+            close(*(g[0] for g in grads), told + "their gradients", 1e-10)
+
+
 def state_dict_restores_the_layer(make: Make) -> None:
     """Another layer with the weights gives the same, bit for bit."""
     layer, x = make().double(), double(B, N, EMBED)
@@ -465,6 +494,10 @@ CHECKS: dict[str, Check] = {
         dropout_is_drawn_by_its_key, "leave dropout to the layer; draw by rng, not by torch's state"
     ),
     "recomputation": Check(recomputation_draws_the_same, "draw by rng, keep no state in forward"),
+    "documents": Check(
+        documents_attend_to_themselves_alone,
+        "padding must change nothing, or set takes_padding = False in the core; draw by rng",
+    ),
     "state_dict": Check(
         state_dict_restores_the_layer,
         "keep what is learned in nn.Parameter and what is not in register_buffer",
