@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import BACKENDS, Backend, attend, choose, engines_of
 from lit_probattn.attention.cache import Cache, KVCache
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_heads, outline
+from lit_probattn.attention.engines.documents import attend_to_documents, weights_of_documents
 from lit_probattn.attention.numerics import autocast_off
-from lit_probattn.attention.packing import attend_to_documents, weights_of_documents
 from lit_probattn.attention.variant import Engine, Variant
 
 
@@ -98,7 +98,8 @@ class Core(nn.Module):
         """
         self.admit(call)
         if call.packing is not None:
-            return attend_to_documents(self, call)
+            form = {"pads": self.takes_padding, "has_scores": self.makes.has_scores}
+            return attend_to_documents(self, call, self.layout.out, **form)
         with autocast_off(call.query):
             if self.training and self.has_m_step:
                 self.accumulate_m_step(call)
@@ -187,7 +188,7 @@ class Core(nn.Module):
         """
         self.admit(call)
         if call.packing is not None:
-            return weights_of_documents(self, call)
+            return weights_of_documents(self.weights, call, self.layout.out)
         with autocast_off(call.query):
             variant = self.variant(call)
             variant.check(call)

@@ -45,8 +45,9 @@ class Attention(RenamingModule):
     """Multi-head attention with a head size of its own; base of every variant.
 
     Calling it: `attention(query, key=None, value=None, *, key_mask, attn_mask, is_causal, bias,
-    cache, rng, memory, query_mask, cu_seqlens, cu_seqlens_k)` maps (B, N, C) to (B, N, C). `key=None`
-    means self-attention, `value=None` means value = key. Masks follow `lit_probattn.attention.masks`.
+    cache, rng, memory, query_mask, cu_seqlens, cu_seqlens_k)` maps (B, N, C) to (B, N, C).
+    `key=None` means self-attention, `value=None` means value = key. Masks follow
+    `lit_probattn.attention.masks`.
 
     A variant names its own arguments and passes the common ones on. It either gives
     `reference_scores`, from which everything else follows; or gives its heads in `head_layout`,

@@ -10,18 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.masks import Masks
 from lit_probattn.base.graphs import written
 from lit_probattn.randomness import RandomKey
-
-if TYPE_CHECKING:
-    from lit_probattn.attention.call import HeadCall
-    from lit_probattn.attention.core import Core
 
 # A group's longest document is at most so much longer than its shortest: by a factor, or by tokens.
 _LONGER, _MORE_TOKENS = 1.25, 8
@@ -232,61 +226,6 @@ def tokens_of_nested(*tensors: Tensor | None) -> tuple[list[Tensor | None], Pack
     return tokens, Packing(bounds[0], bounds[1] if len(bounds) > 1 else None)
 
 
-@torch.compiler.disable
-def attend_to_documents(core: Core, call: HeadCall) -> Tensor:
-    """Compute a packed call group by group; (B, H, N, E_v).
-
-    Raises:
-        ValueError: the bounds are not the call's, or it has what packed documents have no place
-            for; see `refuse_beside_documents`.
-    """
-    packing, masks = call.packing, call.masks
-    assert packing is not None
-    batch_size, num_queries = call.query.shape[0], call.query.shape[2]
-    parts = []
-    groups = packing.groups(call.query.device, exact=is_exact(core, call, packing))
-    for group in groups:
-        key_mask = group.key_mask(masks.key_mask, _sees_no_padding(core, call))
-        size = group.queries.shape[1], group.keys.shape[1]
-        dropout = call.dropout
-        if dropout is not None:
-            own = group.key_of(dropout.key, packing.num_documents)
-            assert own is not None
-            dropout = replace(dropout, key=own)
-        query_mask = group.real_queries
-        if call.query_mask is not None:
-            counted = call.query_mask.flatten()[group.queries]
-            query_mask = counted if query_mask is None else counted & query_mask
-        parts.append(
-            core(
-                replace(
-                    call,
-                    query=gather(call.query, group.queries),
-                    key=gather(call.key, group.keys),
-                    value=gather(call.value, group.keys),
-                    masks=Masks(*size, key_mask=key_mask, is_causal=masks.is_causal),
-                    dropout=dropout,
-                    rng=group.key_of(call.rng, packing.num_documents),
-                    query_mask=query_mask,
-                    packing=None,
-                )
-            )
-        )
-    if not parts:  # no queries
-        return call.query.new_zeros(batch_size, core.layout.out, num_queries, call.value.shape[-1])
-    return scatter(parts, groups, batch_size)
-
-
-def is_exact(core: Core, call: HeadCall, packing: Packing) -> bool:
-    """Whether documents of a group must be equally long: padding would change something."""
-    return not core.takes_padding or (call.masks.is_causal and not packing.is_self)
-
-
-def _sees_no_padding(core: Core, call: HeadCall) -> bool:
-    """Whether real queries see no padding without a mask of keys, which costs engines a path."""
-    return call.masks.is_causal and core.makes.has_scores
-
-
 def gather(heads: Tensor, places: Tensor) -> Tensor:
     """Return tokens of heads as rows, (B, …, N, E) -> (D, …, n, E) for places (D, n)."""
     tokens = heads.movedim(0, -3).flatten(-3, -2)  # (…, B · N, E)
@@ -307,55 +246,6 @@ def scatter(parts: list[Tensor], groups: list[Group], batch_size: int) -> Tensor
     order = torch.cat(places).argsort()
     whole = torch.cat(outs, -2).index_select(-2, order)  # (H, B · N, E_v)
     return whole.unflatten(-2, (batch_size, -1)).movedim(-3, 0)
-
-
-def weights_of_documents(core: Core, call: HeadCall) -> Tensor:
-    """Return the maps (B, H, N, L) of a packed call: zero between documents.
-
-    Raises:
-        ValueError: queries and keys of a document are in different rows.
-    """
-    packing = call.packing
-    assert packing is not None
-    batch_size, num_queries, num_keys = call.query.shape[0], call.query.shape[2], call.num_keys
-    maps: Tensor | None = None
-    for group in packing.groups(call.query.device, exact=True):
-        size = group.queries.shape[1], group.keys.shape[1]
-        rows, key_rows = group.queries[:, 0] // num_queries, group.keys // max(1, num_keys)
-        if bool((key_rows != rows[:, None]).any()):
-            raise ValueError(
-                "no map has queries and keys of a document that are in different rows"
-            )
-        found = core.weights(
-            replace(
-                call,
-                query=gather(call.query, group.queries),
-                key=gather(call.key, group.keys),
-                value=gather(call.value, group.keys),
-                masks=Masks(
-                    *size,
-                    key_mask=group.key_mask(call.masks.key_mask),
-                    is_causal=call.masks.is_causal,
-                ),
-                rng=group.key_of(call.rng, packing.num_documents),
-                packing=None,
-            )
-        )
-        if maps is None:
-            maps = found.new_zeros(batch_size, found.shape[1], num_queries, num_keys)
-        for own, row, i, j in zip(
-            found,
-            rows.tolist(),
-            group.queries[:, 0].tolist(),
-            group.keys[:, :1].tolist(),
-            strict=True,
-        ):
-            if j:  # else no keys
-                i, first = i % num_queries, j[0] % num_keys
-                maps[row, :, i : i + size[0], first : first + size[1]] = own
-    if maps is None:
-        return call.query.new_zeros(batch_size, core.layout.out, num_queries, num_keys)
-    return maps
 
 
 def refuse_beside_documents(**given: object) -> None:

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention.backends import GPU_BACKENDS, Backend, engines_of
 from lit_probattn.attention.cache import KVCache
+from lit_probattn.attention.call import HeadCall, with_dropout
 from lit_probattn.attention.engines.blocks import BLOCK_SCORES
 from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.layer import Attention
@@ -84,11 +85,15 @@ def cpu_backends(layer: Attention) -> list[Backend]:
 
 def serving(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
     """Return the implementations on a CPU that serve a call of self-attention."""
-    made = layer.call(x, **call)
-    variant = layer.core.variant(made)
+    return serving_call(layer, layer.call(x, **call))
+
+
+def serving_call(layer: Attention, call: HeadCall) -> list[Backend]:
+    """Return the implementations on a CPU that serve a call."""
+    variant = layer.core.variant(call)
 
     def refusal(name: str) -> str | None:
-        return engines_of(variant)[name].refusal(made, variant)
+        return engines_of(variant)[name].refusal(call, variant)
 
     return [name for name in cpu_backends(layer) if refusal(name) is None]
 
@@ -373,31 +378,31 @@ def recomputation_draws_the_same(make: Make) -> None:
 
 def documents_attend_to_themselves_alone(make: Make) -> None:
     """Packed documents give, with dropout and noise, what each gives by itself; gradients too."""
-    layer, bounds = make(dropout=0.3).double(), torch.tensor([0, 3, 12, 13, 13, 20, 24, 26])
+    layer, lengths = make(dropout=0.3).double(), (3, 9, 1, 0, 7, 4, 2)
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
     ids = torch.tensor([7, 19, 4, 2, 31, 5, 11])
-    x, cotangent = (double(B, bounds[-1] // B, EMBED) for _ in range(2))
-    for is_causal in (False, True):
-        call = layer.call(x, is_causal=is_causal, rng=key())
-        names = serving(layer, x, is_causal=is_causal)
-        for backend in [n for n in names if n != "sdpa"]:
+    x, cotangent = double(B, N, EMBED), double(B, N, EMBED)
+    for causal in (False, True):
+        call = with_dropout(layer.call(x, is_causal=causal, rng=key()), layer.dropout)
+        for backend in serving_call(layer, call):
             layer.backend = backend
-            if engines_of(layer.core.variant(call))[backend].refusal(call, layer.core.variant(call)):
-                continue
             packed, alone = (x.clone().requires_grad_() for _ in range(2))
-            named = {"is_causal": is_causal}
             rng = RandomKey(5, step=3, sample_ids=ids)
-            found = layer(packed, cu_seqlens=bounds, rng=rng, **named)
-            tokens, parts = alone.flatten(0, 1), []
-            for start, stop, own in zip(bounds, bounds[1:], ids, strict=False):
+            found = layer(packed, cu_seqlens=bounds, is_causal=causal, rng=rng)
+            parts = []
+            for tokens, own in zip(alone.flatten(0, 1).split(lengths), ids, strict=True):
                 rng = RandomKey(5, step=3, sample_ids=own[None])
-                if start < stop:
-                    parts.append(layer(tokens[None, start:stop], rng=rng, **named)[0])
+                parts.append(
+                    layer(tokens[None], is_causal=causal, rng=rng)[0] if len(tokens) else tokens
+                )
             expected = torch.cat(parts).view_as(x)
-            told = f"{backend}{', causal' * is_causal}: "
+            told = f"{backend}{', causal' * causal}: "
             close(found, expected, told + "packed documents and each alone")
-            grads = (torch.autograd.grad((y * cotangent).sum(), z) for y, z in
-                     ((found, packed), (expected, alone)))
-            close(*(g[0] for g in grads), told + "their gradients", 1e-10)
+            first, second = (
+                torch.autograd.grad((y * cotangent).sum(), z)[0]
+                for y, z in ((found, packed), (expected, alone))
+            )
+            close(first, second, told + "their gradients", 1e-10)
 
 
 def state_dict_restores_the_layer(make: Make) -> None:

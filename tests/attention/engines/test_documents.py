@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from lit_probattn import functional as LF
 from lit_probattn.attention import (
-    ASTAttention,
     FiSHAttention,
     LinearAttention,
     MGKAttention,
@@ -42,7 +43,7 @@ def double(*shape):
 def documents(x, bounds=BOUNDS):
     """Yield number and tokens (1, n, C) of every document that is not empty."""
     tokens = x.flatten(0, 1)
-    for number, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
         if start < stop:
             yield number, tokens[None, start:stop]
 
@@ -197,12 +198,10 @@ def test_functional_forms_take_documents(name, is_causal):
     named = {"is_causal": is_causal, "dropout_p": 0.2}
     packed = form(q, k, v, cu_seqlens=BOUNDS, rng=key(), **options, **named)
     alone = []
-    for number, (start, stop) in enumerate(zip(BOUNDS, BOUNDS[1:], strict=False)):
+    for number, (start, stop) in enumerate(itertools.pairwise(BOUNDS)):
         if start < stop:
             own = (t[:, :, start:stop] for t in (q, k, v))
-            cut = {
-                n: o[..., : stop - start] if o.dim() == 3 else o for n, o in options.items()
-            }
+            cut = {n: o[..., : stop - start] if o.dim() == 3 else o for n, o in options.items()}
             rng = key(IDS[number : number + 1])
             alone.append(form(*own, rng=rng, **cut, **named))
     torch.testing.assert_close(packed, torch.cat(alone, 2), rtol=0, atol=1e-12)
