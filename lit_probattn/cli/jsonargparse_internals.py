@@ -62,7 +62,7 @@ def read_sources_once() -> None:
         self.module, self.aliases, self.logger = module, aliases, logger
         self.visit(_imports(module_source))
 
-    TypeCheckingVisitor.update_aliases = update_aliases
+    TypeCheckingVisitor.update_aliases = update_aliases  # type: ignore[method-assign]
 
 
 class Refused(ArgumentError):

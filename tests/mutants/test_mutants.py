@@ -30,12 +30,12 @@ SOURCE = textwrap.dedent(
 ).lstrip("\n")
 
 
-def whats(found):
+def changes_of(found):
     return {(line, what) for line, faults in found.items() for what, _ in faults}
 
 
 def test_faults_of_python_are_those_that_a_run_can_see():
-    assert whats(python_faults(SOURCE)) == {
+    assert changes_of(python_faults(SOURCE)) == {
         (4, "constant 3"),
         (6, "constant 5"),
         (6, "constant False"),
@@ -82,7 +82,7 @@ def test_two_alike_on_one_line_have_two_names():
 def test_faults_of_c_leave_comments_directives_and_loops_alone():
     source = "#define A 1\n/* a + b */\nfor (int i = 0; i < n; i++) x[i] = a + b; // 1\n"
     found = c_faults(source)
-    assert whats(found) == {(3, "0 -> 1"), (3, "< -> <="), (3, "+ -> -")}
+    assert changes_of(found) == {(3, "0 -> 1"), (3, "< -> <="), (3, "+ -> -")}
     (planted,) = [made for what, made in found[3] if what == "+ -> -"]
     assert planted() == source.replace("a + b; ", "a - b; ")
 
