@@ -156,7 +156,8 @@ class FiSHAttention(Attention):
 
     Its arguments are the fields of `FiSHOptions`, `GlobalHeads` and `LayerOptions`, without grouped
     heads. `backend`: `sdpa` serves Hard FiSH and Hard MiSH, `triton` all but mixer=relu_sum and
-    more than two layers; both serve all that mixes queries or keys. Rotary positions turn heads before the mixing.
+    more than two layers; both serve all that mixes queries or keys. Rotary positions turn heads
+    before the mixing.
 
     Raises:
         ValueError: more global than local heads, or choices that exclude each other; see also

@@ -156,8 +156,8 @@ class LinearFiSHAttention(Attention):
     Attention dropout drops whole values, as in linear attention.
 
     Its arguments are the fields of `LinearFiSHOptions`, `GlobalHeads` and `LayerOptions`, without
-    grouped heads and rotary positions. `dropout` drops values; `backend`: `blockwise` is the O(N) form, `triton` (mixer=linear) its
-    kernels.
+    grouped heads and rotary positions. `dropout` drops values; `backend`: `blockwise` is the O(N)
+    form, `triton` (mixer=linear) its kernels.
 
     Raises:
         ValueError: more global than local heads, or choices that exclude each other; see also

@@ -366,7 +366,8 @@ class MGKAttention(Attention):
     only; in grouped attention the mixture belongs to the key/value head (the paper's "shared").
 
     Its arguments are the fields of `MGKOptions` and `LayerOptions`; with `num_kv_heads=1`
-    (multi-query MGK) one set of K keys serves all heads. Attention dropout takes one decision per (i, j) for all components.
+    (multi-query MGK) one set of K keys serves all heads. Attention dropout takes one decision per
+    (i, j) for all components.
 
     Raises:
         ValueError: fewer than one component, a variance that is not positive, an unknown name; see
