@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core, ParameterTable
-from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.mgk import softmax_like
 from lit_probattn.attention.engines.loop import num_iterations
 from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
@@ -275,11 +276,11 @@ class ASTAttention(Attention):
         self.build(options)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost of softmax attention (MGK appendix B): N²H(4E−1) + NHE(6C+2HE−5).
+        """Return the cost of softmax attention (MGK appendix B).
 
         Neither paper counts the bisection, which has no matrix products.
         """
-        return self.softmax_cost(seq_len)
+        return softmax_like(self.sizes(seq_len))
 
 
 def check_alpha(alpha: str | float) -> float:

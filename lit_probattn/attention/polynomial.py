@@ -13,7 +13,8 @@ from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core
-from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.mgk import softmax_like
 from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.masks import Block
 from lit_probattn.attention.numerics import repeat_heads
@@ -143,4 +144,4 @@ class PolynomialAttention(Attention):
         2E for the values, as in MGK appendix B for softmax attention.
         """
         powers = seq_len * seq_len * self.num_heads * (self.core.degree - 1)
-        return self.softmax_cost(seq_len, powers)
+        return softmax_like(self.sizes(seq_len), powers)
