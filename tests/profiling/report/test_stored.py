@@ -80,8 +80,8 @@ def test_a_report_of_something_else_is_refused(made, tmp_path):
 
 def test_a_committed_report_is_made_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    report = ROOT / "reports/mgk_figure15"
-    words = ["report", "--config", "mgk_figure15", "--results", str(report)]
+    report = ROOT / "reports/mgk_figure4"
+    words = ["report", "--config", "mgk_figure4", "--results", str(report)]
     assert main([*words, "--out", str(tmp_path)]) == 0
     for name in ("rows.csv", "ratios.csv"):
         assert (tmp_path / name).read_bytes() == (report / name).read_bytes()
