@@ -12,6 +12,7 @@ from lit_probattn.__main__ import main
 from lit_probattn.analysis.results import Results
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import refuse_to_replace
+from lit_probattn.experiments.page import Made, Page
 from profiling.cli import main as profiling_main
 from tests.profiling.helpers import sweep
 from tests.support.paths import ROOT
@@ -44,9 +45,10 @@ def made(tmp_path_factory):
     (place / "small.yaml").write_text(text)
     words = ["--config", str(place / "small.yaml"), "--out", str(place / "rows")]
     assert profiling_main(["sweep", *words]) == 0
-    for name in ("reports/one/report.md", "out/model/rank.md"):
-        (place / name).parent.mkdir(parents=True)
-        (place / name).write_text("# A report\n")
+    (place / "out/model").mkdir(parents=True)
+    (place / "out/model/rank.md").write_text("# A report\n")
+    made = Made("a command", "a processor", "python 3", "abc1234")
+    Page("study", "A report", made, "It is so.", []).write(place / "out/one")
     return place
 
 

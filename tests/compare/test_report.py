@@ -108,7 +108,8 @@ def test_numbers(tmp_path):
     assert not report.shortened
     assert SHORTENED not in written
     assert "4 of 4 cells are finished." in written
-    assert "a processor, 2 cores. python 3.11, torch 2.15.0. Revision abcdef1." in written
+    assert "- Hardware: a processor, 2 cores\n" in written
+    assert "- Versions: python 3.11, torch 2.15.0; revision abcdef1\n" in written
     with (tmp_path / "out/rows.csv").open() as file:
         assert [float(row["value test"]) for row in csv.DictReader(file)] == [36, 30, 37.5, 30.4]
     with (tmp_path / "out/ratios.csv").open() as file:
@@ -296,7 +297,7 @@ def test_the_picture_of_curves_has_those_of_the_test_split_dashed(tmp_path, logg
         pd.DataFrame(log).to_csv(folder / "metrics.csv", index=False)
         results.append((cell, {"run_folder": str(folder)}))
     drawn = SimpleNamespace(results=results, chance=None, curves_title=None)
-    _, axis = MeasuredReport.figures(cast(Any, drawn))["learning_curves"].axes
+    _, axis = MeasuredReport.learning_curves(cast(Any, drawn)).axes
     dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
     assert len(axis.lines) - len(dashed) == len({cell.row.name for cell in cells})
     assert [line.get_ydata().tolist() for line in dashed] == [[40.0, 10.0]] * 2 * logged
