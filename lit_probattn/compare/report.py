@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import score_limits, set_score_limits
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import refuse_to_replace
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.protocol import (
     Difference,
@@ -556,34 +556,15 @@ class Report:
         return markdown_lines(pd.DataFrame(shown)) if shown else ["None is finished."]
 
 
-# How the files of a report begin.
-_BEGINNINGS = {
-    "report.md": re.compile(r"# .*\n(.*\n){0,3}(- )?Command: `"),
-    "rows.csv": re.compile("task,row,"),
-    "ratios.csv": re.compile("task,row,"),
-    "verdicts.csv": re.compile("the paper says,"),
-}
-
-
-def refuse_foreign_files(folder: Path, names: Collection[str] = tuple(_BEGINNINGS)) -> None:
+def refuse_foreign_files(folder: Path) -> None:
     """Refuse a folder for a report that cannot be one, or that has files of others by its names.
 
     Raises:
         ConfigError: the file is named.
     """
     refuse_file(folder, "--out")
-    for name in names:
-        try:
-            with (folder / name).open(encoding="utf-8", errors="replace") as file:
-                head = file.read(4000)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise ConfigError(f"--out {folder}: {name}: {error.strerror}") from error
-        if head.strip() and not _BEGINNINGS[name].match(head):
-            raise ConfigError(
-                f"--out {folder}: {name} is there and no file of such a report; give another folder"
-            )
+    names = ("report.md", "report.json", "rows.csv", "ratios.csv", "verdicts.csv")
+    refuse_to_replace((folder / name for name in names), folder / "report.md")
 
 
 def refuse_file(folder: Path, flag: str) -> None:
