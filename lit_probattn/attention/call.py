@@ -58,6 +58,7 @@ class HeadCall:
         first_key: position of the first key, where the keys are a part of those that the masks are
             for. None means they are all.
         num_terms: how many of these keys, the first, have their terms β in the cache.
+        fused: whether the engine is kernels of ours, so that the normal form may be one, too.
         on: type of device that the call is an outline for; None means that of the tensors.
     """
 
@@ -73,6 +74,7 @@ class HeadCall:
     first_query: int | None = None
     first_key: int | None = None
     num_terms: int = 0
+    fused: bool = False
     on: str | None = None
 
     @property

@@ -6,7 +6,7 @@ embed_dim / num_heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,16 +15,9 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, Gaussians
-from lit_probattn.attention.cost import (
-    Cost,
-    CostTerm,
-    PairMacs,
-    fused_pairs,
-    mixture_terms,
-    num_parts,
-)
-from lit_probattn.attention.engines.kernels import pair_arguments
-from lit_probattn.attention.engines.table import NORMAL_FORM
+from lit_probattn.attention.cost import mgk as costs
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.engines.kernels import lower_points
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.numerics import (
     compute_dtype,
@@ -70,37 +63,15 @@ class Softmax(Variant):
         scale = query.shape[-1] ** -0.5 * call.scale_ratio()
         if self.score == "dot":
             return Scores(query, key[:, :, None], scale)
+        if call.fused and call.first_key is None:
+            precision = torch.full((key.shape[1], 1), scale, dtype=dtype, device=key.device)
+            return lower_points(query, key[:, :, None], precision, equal=True)
         if call.first_key is None:
             centre = key.detach().to(dtype).mean(-2, keepdim=True)
             key = (key.to(dtype) - centre).to(query.dtype)
             query = (query.to(dtype) - repeat_heads(centre, query.shape[1])).to(query.dtype)
         norm = key[:, :, call.num_terms :].to(dtype).square().sum(-1) * (scale / -2.0)
         return Scores(query, key[:, :, None], scale, col=norm[:, :, None])
-
-
-def softmax_triton(call: HeadCall, variant: Softmax) -> Tensor:
-    """Attend by fused kernels; those of Gaussian scores make the terms themselves."""
-    if variant.score == "dot":
-        return NORMAL_FORM["triton"].compute(call, variant)
-    from lit_probattn.kernels.dense.attention import mgk_attention
-
-    scale = call.query.shape[-1] ** -0.5 * call.scale_ratio()
-    key = call.key
-    precision = torch.full((key.shape[1], 1), scale, dtype=torch.float32, device=key.device)
-    return mgk_attention(
-        *(call.query, key[:, :, None], call.value),
-        precision=precision,
-        offset=None,
-        gaussian=True,
-        equal_precision=True,
-        hard=False,
-        **pair_arguments(call),
-    )
-
-
-Softmax.own_engines = {
-    "triton": replace(NORMAL_FORM["triton"], compute=softmax_triton),
-}
 
 
 class SoftmaxCore(Core):
@@ -154,21 +125,5 @@ class SoftmaxAttention(Attention):
         self.core = SoftmaxCore(self.layout, self._backend, score=score)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost by MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5), output width HE.
-
-        Grouped heads project fewer keys and values; the paper's formula covers H_kv = H only and
-        is given for that case.
-        """
-        return self.softmax_cost(seq_len)
-
-    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs:
-        """Gaussian scores carry the norm of the key in coordinates of its own."""
-        size = self.head_dim
-        if self.core.score == "gaussian" and backend == "sdpa":
-            size += num_parts(dtype)
-        return fused_pairs(size, self.value_head_dim, 1, backend)
-
-    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
-        """Return the terms where all heads have one size and keys of their own."""
-        sizes = (self.num_heads, self.head_dim, self.embed_dim)
-        return mixture_terms(seq_len, *sizes) if self.has_plain_heads else None
+        """Return the cost by MGK appendix B; multiply-adds are those of grouped heads."""
+        return costs.softmax(self.sizes(seq_len), gaussian=self.core.score == "gaussian")
