@@ -94,6 +94,7 @@ class SoftmaxCore(Core):
 
     def gaussians(self, call: HeadCall) -> Gaussians:
         """Return one Gaussian per key with σ² = √E, whichever score."""
+        call.refuse_documents("Gaussians")
         heads = call.query.shape[1]
         ones = torch.ones(heads, 1, dtype=compute_dtype(call.query), device=call.query.device)
         key = repeat_heads(call.key, heads)[:, :, None]

@@ -270,7 +270,8 @@ class Scores:
         key: (B, H_key, R, L, E): one for each component, R = K, or one for all, R = 1;
             (B, R, 1, L, E) where all heads share the maps.
         scale: c.
-        coef: c_r, (H_key, K), or of a `fused` call (H_key, 1). None means 1. Of a sum (H, R), or (1, R) for all heads alike.
+        coef: c_r, (H_key, K), or of a `fused` call (H_key, 1). None means 1. Of a sum (H, R), or
+            (1, R) for all heads alike.
         row: a, (B, H, N, K), its first component 0 if R = K. None means 0.
         col: β, (B, H_key, K, L). None means 0.
         reduce: how components become scores.

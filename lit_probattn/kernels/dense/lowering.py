@@ -118,9 +118,7 @@ def _backward(x: PointInputs, *args: Any) -> tuple[Tensor, ...]:
     from lit_probattn.kernels.dense.lowering_kernels import terms_backward_kernel
 
     *found, skipped = args
-    query, key, numbers = grads = new_gradients(
-        x, PointInputs._fields[:3], skipped, keep_strides=True
-    )
+    grads = query, key, numbers = new_gradients(x, x._fields[:3], skipped, keep_strides=True)
     moved = [torch.zeros_like(a) if g is None else g for a, g in zip(x[:2], found[:2], strict=True)]
     row, col = (None if grad is None else grad.contiguous() for grad in found[2:])
     form, programs = _form(x)

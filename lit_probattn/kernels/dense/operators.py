@@ -157,8 +157,8 @@ def make_arguments(x: MixtureInputs) -> tuple[DenseArguments, Form]:
     if factored:
         parts = math.ceil(num_queries / _ROWS)
         owners = (len(query), heads, parts), (len(query), key.shape[1], parts)
-        rooms = (query.new_empty(shape, dtype=torch.float32) for shape in owners)
-        spread = Spread(*rooms, unseen(parts))
+        first, second = (query.new_empty(shape, dtype=torch.float32) for shape in owners)
+        spread = Spread(first, second, unseen(parts))
     pairs = make_pairs(num_queries, key.shape[3], x)
     call = DenseArguments(
         *(head_rows(query), head_rows(key), head_rows(value)),

@@ -341,7 +341,7 @@ def store_ranges(call, b, h, row, form: tl.constexpr, BLOCK: tl.constexpr):
     if call.key_range is not None:  # noqa: SIM102 - a constant, then a branch
         if row + h == 0:  # one program of a sample
             _store_key_range(call, b)
-    if call.spread is not None:
+    if form.factored:
         x, rows, keys = call.spread, number(call.pairs.num_queries), number(call.pairs.num_keys)
         parts, part, head = number(x.parts), row // BLOCK, b * number(call.num_heads) + h
         terms = load_terms(call.row, head, row, rows, BLOCK, form.components)
