@@ -24,10 +24,6 @@ from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import RandomKey
 
 
-class MissingPartError(AttributeError):
-    """A variant lacks what makes it one; the message says what to give."""
-
-
 def _what_is_missing(cls: type) -> str:
     return (
         f"{cls.__name__} has neither reference_scores nor a core: define reference_scores(self, "
@@ -179,7 +175,7 @@ class Attention(RenamingModule):
     def __getattr__(self, name: str) -> Any:
         """Say what a variant lacks where its core is asked for."""
         if name == "core" and "core" not in vars(self).get("_modules", {}):
-            raise MissingPartError(_what_is_missing(type(self)))
+            raise AttributeError(_what_is_missing(type(self)))
         return super().__getattr__(name)
 
     def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs | None:

@@ -31,6 +31,14 @@ class MissingDataError(DataError, FileNotFoundError):
         return _printable(str(self.args[0])) if self.args else ""
 
 
+class DamagedError(DataError):
+    """A file of the data, or of a cache, is damaged or missing; other files may do."""
+
+
+class UnsupportedError(NotImplementedError):
+    """A model, a layer or a machine does not have what a function needs; the message says what."""
+
+
 class ChildError(RuntimeError):
     """A process that this one started failed; the message says what it was and why."""
 
