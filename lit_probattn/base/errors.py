@@ -40,7 +40,15 @@ class UnsupportedError(NotImplementedError):
 
 
 class ChildError(RuntimeError):
-    """A process that this one started failed; the message says what it was and why."""
+    """A process that this one started failed; the message says what it was and why.
+
+    Args:
+        again: whether another try may succeed.
+    """
+
+    def __init__(self, text: str, *, again: bool = True) -> None:
+        super().__init__(text)
+        self.again = again
 
 
 def _printable(text: str) -> str:

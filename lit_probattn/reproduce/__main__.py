@@ -127,15 +127,9 @@ def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[s
         _refuse(options, *every)
     protocol = None if figure.has_reduced_cells else _protocol(options)
     table = figure.table_of(options.table, part, options.tables, place, options.shortened)
-    failed: dict[str, str] = {}
-    more: dict[str, Any] = {}
-    if issubclass(figure, CellFigure):
-        more = {"failed": failed, "is_short": options.shortened, "jobs": options.jobs}
-        more["makes_studies"] = not options.report
-        more["devices"] = options.devices.split(",") if options.devices else ()
+    more = {"is_short": options.shortened} if issubclass(figure, CellFigure) else {}
     made = figure.for_part(part, options.shortened and figure.has_reduced_cells, **more)
-    status = run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
-    return 1 if failed else status
+    return run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
 
 
 def _study(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
