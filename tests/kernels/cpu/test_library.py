@@ -125,6 +125,7 @@ def test_the_temporary_folder_serves_where_the_cache_cannot_be_written(place):
 # between a program of root and its own library, while the package looks for its library there.
 RACE = """
 import os, pathlib, signal, sys
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.kernels.cpu import library
 folder, evil = library.cache_folders()[1], sys.argv[1]
 target = folder / f"cpu-{library._digest(library._compiler())}.so"
