@@ -24,6 +24,7 @@ from typing import Any
 
 from lit_probattn.base.config_files import file_named, run_stem, shipped
 from lit_probattn.base.errors import ConfigError, DataError, nearest
+from lit_probattn.base.flags import Parser
 from lit_probattn.compare.cells import parse_settings
 from lit_probattn.compare.command import add_flags, protocol_of, run
 from lit_probattn.compare.measured import MeasuredReport
@@ -215,12 +216,7 @@ def refuse_unequal(table: Table, options: Options) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's flags; none is matched by a prefix."""
-    parser = argparse.ArgumentParser(
-        prog="lit-probattn compare",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("lit-probattn compare", __doc__)
     add = parser.add_argument_group("what is compared").add_argument
     add("--task", nargs="+", required=True, metavar="NAME", help="names or files of tasks")
     add(

@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import ConfigError, DataError, nearest
+from lit_probattn.base.flags import Parser
 from lit_probattn.base.progress import replace_unprintable
 from lit_probattn.compare.cells import portable
 from lit_probattn.compare.command import add_flags, place_of, protocol_of, run
@@ -64,12 +65,7 @@ MODULE = "lit_probattn.reproduce"
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's flags; none is matched by a prefix."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(f"python -m {MODULE}", __doc__)
     add = parser.add_argument
     add("table", nargs="?", help="a table or figure, such as mgk_table1; --list shows all")
     add("--list", action="store_true", help="print all tables and figures with their state")

@@ -298,14 +298,16 @@ def flag_dialects(root: Path) -> Found:
 
 
 def argument_parsers(root: Path) -> Found:
-    """Calls of `ArgumentParser`."""
-    return found(
-        f"{path}:{node.lineno}"
-        for path, tree in trees(root, *PACKAGES)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        if ast.unparse(node.func).rpartition(".")[2] == "ArgumentParser"
-    )
+    """Calls of `ArgumentParser`, and classes that derive from it."""
+    made = []
+    for path, tree in trees(root, *PACKAGES):
+        for node in ast.walk(tree):
+            named = [node.func] if isinstance(node, ast.Call) else []
+            named += node.bases if isinstance(node, ast.ClassDef) else []
+            for name in named:
+                if ast.unparse(name).rpartition(".")[2] == "ArgumentParser":
+                    made.append(f"{path}:{node.lineno}")  # type: ignore[attr-defined]
+    return found(made)
 
 
 def exception_classes(root: Path) -> Found:
