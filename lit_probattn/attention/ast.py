@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, ParameterTable
-from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.mgk import softmax_like
 from lit_probattn.attention.engines.loop import num_iterations
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
@@ -270,11 +271,11 @@ class ASTAttention(Attention):
         self.core = ASTCore(self.layout, self._backend, alpha=alpha)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost of softmax attention (MGK appendix B): N²H(4E−1) + NHE(6C+2HE−5).
+        """Return the cost of softmax attention (MGK appendix B).
 
         Neither paper counts the bisection, which has no matrix products.
         """
-        return self.softmax_cost(seq_len)
+        return softmax_like(self.sizes(seq_len))
 
 
 def check_alpha(alpha: str | float) -> float:

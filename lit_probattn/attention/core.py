@@ -133,11 +133,16 @@ class Core(nn.Module):
         """
         check_heads(call, self.layout, self.name, self.has_components)
 
-    def cross_refusal(self) -> str | None:
-        """Say why queries of another sequence cannot attend ("cannot …"), or None if they can."""
-        return None
-
     # ------------------------------------------------------------------ choosing
+    def needs(self) -> dict[str, str]:
+        """Return what the variant needs in its present mode; see `Variant.needs`."""
+        return self._outlined.needs()
+
+    @property
+    def _outlined(self) -> Variant:
+        """The variant of a call that has sizes and no numbers."""
+        return self.variant(outline(self.layout, 1, 1, 1))
+
     @property
     def name(self) -> str:
         """Name of the variant."""
@@ -146,9 +151,9 @@ class Core(nn.Module):
     @property
     def backends(self) -> Mapping[str, Engine]:
         """The engines, by name, that serve the variant in its present mode, if not every call."""
-        variant = self.variant(outline(self.layout, 1, 1, 1))
-        needs = variant.needs().keys()
-        return {n: engine for n, engine in engines_of(variant).items() if not needs & engine.lacks}
+        variant = self._outlined
+        needs, engines = variant.needs().keys(), engines_of(variant)
+        return {name: engine for name, engine in engines.items() if not needs & engine.lacks}
 
     def unambiguous_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
         """Return the pairs whose winning component leads by more than rounding, (B, H, N, L).

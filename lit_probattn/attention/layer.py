@@ -15,10 +15,13 @@ from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.call import HeadCall, HeadLayout, with_dropout
 from lit_probattn.attention.core import Core
-from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
+from lit_probattn.attention.cost.counting import Cost, Sizes
+from lit_probattn.attention.cost.own import of_scores
+from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.masks import make_masks
-from lit_probattn.attention.own.derived import DerivedCore, count_score_macs
+from lit_probattn.attention.own.derived import DerivedCore
 from lit_probattn.attention.rotary import Rotary
+from lit_probattn.attention.variant import first_lack
 from lit_probattn.base.graphs import reject_nested
 from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import RandomKey
@@ -150,8 +153,8 @@ class Attention(RenamingModule):
     def cost(self, seq_len: int) -> Cost:
         """Return the analytic cost of self-attention over `seq_len` tokens.
 
-        From `reference_scores` it is derived: products of the scores are counted, the paper's rule
-        is applied to them, and everything else is softmax attention's.
+        From `reference_scores` it is derived; else the variant gives it, by a formula of
+        `lit_probattn.attention.cost` or one of its own.
 
         Raises:
             NotImplementedError: there is neither, or the heads are not plain.
@@ -161,16 +164,9 @@ class Attention(RenamingModule):
         if not self._gives_scores():
             raise NotImplementedError(
                 f"{type(self).__name__} has a core of its own: give cost(seq_len) too, which "
-                f"returns lit_probattn.attention.layer.Cost"
+                f"returns lit_probattn.attention.Cost"
             )
-        n, h, e = seq_len, self.num_heads, self.head_dim
-        found, plain = count_score_macs(self, n), self.softmax_cost(n)
-        by_rule = 2 * found - n * n * h if found else 0  # (2k − 1) for every sum of k products
-        return replace(
-            plain,
-            paper_flops=plain.paper_flops - n * n * h * (2 * e - 1) + by_rule,
-            macs=plain.macs - n * n * h * e + found,
-        )
+        return of_scores(self.sizes(seq_len), self)
 
     def __getattr__(self, name: str) -> Any:
         """Say what a variant lacks where its core is asked for."""
@@ -178,17 +174,10 @@ class Attention(RenamingModule):
             raise AttributeError(_what_is_missing(type(self)))
         return super().__getattr__(name)
 
-    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs | None:
-        """Return the products of a backend per pair; None where they have no closed form."""
-        return None
-
-    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
-        """Return what lies between `Cost.macs` and `Cost.paper_flops`; None if it has no terms."""
-        return None
-
-    def break_even_head_dim(self) -> float | None:
-        """Return the head size above which the N² term of the scores is below that of MHA."""
-        return None
+    def sizes(self, seq_len: int) -> Sizes:
+        """Return what formulas of cost depend on, for self-attention over `seq_len` tokens."""
+        widths = self.embed_dim, self.key_embed_dim
+        return Sizes(seq_len, *widths, self.layout, self.count_parameters())
 
     # ------------------------------------------------------------------ what a caller may ask
     @property
@@ -201,39 +190,9 @@ class Attention(RenamingModule):
         self.core.backend = name
 
     @property
-    def has_plain_heads(self) -> bool:
-        """Whether all heads have one size and keys of their own."""
-        return self.num_kv_heads == self.num_heads and self.value_head_dim == self.head_dim
-
-    @property
     def key_width(self) -> int:
         """Output width of `key_proj`."""
         return self.layout.key * self.layout.keys_per_head * self.head_dim
-
-    def projection_macs(self, seq_len: int) -> int:
-        """Return multiply-adds of the four projections, for `seq_len` queries and keys."""
-        heads, c = self.layout, self.embed_dim
-        keys_and_values = self.key_width + heads.value * self.value_head_dim
-        inner = heads.query * self.head_dim + heads.out * self.value_head_dim
-        return seq_len * (c * inner + self.key_embed_dim * keys_and_values)
-
-    def softmax_cost(self, seq_len: int, more_flops: int = 0) -> Cost:
-        """Return the cost of softmax attention, MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5)."""
-        n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
-        return Cost(
-            paper_flops=n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5) + more_flops,
-            macs=self.projection_macs(n) + n * n * h * (e + self.value_head_dim),
-            num_parameters=self.count_parameters(),
-        )
-
-    def projection_parameters(self) -> int:
-        """Return the number of parameters of the four projections, from sizes."""
-        weights, biases = self.projection_macs(1), 0
-        if self.use_bias:
-            heads = self.layout
-            biases = heads.query * self.head_dim + heads.value * self.value_head_dim
-            biases += self.key_width + self.embed_dim
-        return weights + biases
 
     def count_parameters(self) -> int:
         """Return the number of parameters."""
@@ -243,14 +202,13 @@ class Attention(RenamingModule):
         """Return an empty memory for decoding, with space reserved for `capacity` positions."""
         return self.core.new_cache(capacity)
 
-    def cross_refusal(self) -> str | None:
-        """Say why queries of another sequence cannot attend ("cannot …"), or None if they can."""
-        if self.rotary is not None:
-            return (
-                f"cannot rotate by positions of two sequences (rotary_dim="
-                f"{self.rotary.rotary_dim}): set rotary_dim=0"
-            )
-        return self.core.cross_refusal()
+    def needs(self) -> dict[str, str]:
+        """Return what the layer needs in its present mode, with the option that asks for it.
+
+        Rotary positions, and what the variant needs; see `Variant.needs`.
+        """
+        turned = {} if self.rotary is None else {"rotary": f"rotary_dim={self.rotary.rotary_dim}"}
+        return turned | self.core.needs()
 
     # ------------------------------------------------------------------ the call
     def forward(
@@ -378,9 +336,9 @@ class Attention(RenamingModule):
             key_mask: real keys, (B, L) bool.
 
         Raises:
-            ValueError: sizes do not fit, or `cross_refusal` says why not.
+            ValueError: sizes do not fit, or the layer needs what `LACKS_OF_CROSS_ATTENTION` names.
         """
-        reason = self.cross_refusal()
+        reason = first_lack(self.needs(), LACKS_OF_CROSS_ATTENTION)
         if reason is not None:
             raise ValueError(f"{type(self).__name__} {reason}")
         cache = self.new_cache(key.shape[1])

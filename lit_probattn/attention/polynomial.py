@@ -15,7 +15,8 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core
-from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.mgk import softmax_like
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.masks import Block
 from lit_probattn.attention.numerics import repeat_heads
@@ -125,4 +126,4 @@ class PolynomialAttention(Attention):
         2E for the values, as in MGK appendix B for softmax attention.
         """
         powers = seq_len * seq_len * self.num_heads * (self.core.degree - 1)
-        return self.softmax_cost(seq_len, powers)
+        return softmax_like(self.sizes(seq_len), powers)

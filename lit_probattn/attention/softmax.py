@@ -15,14 +15,8 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, Gaussians
-from lit_probattn.attention.cost import (
-    Cost,
-    CostTerm,
-    PairMacs,
-    fused_pairs,
-    mixture_terms,
-    num_parts,
-)
+from lit_probattn.attention.cost import mgk as costs
+from lit_probattn.attention.cost.counting import Cost
 from lit_probattn.attention.engines.kernels import pair_arguments
 from lit_probattn.attention.engines.table import NORMAL_FORM
 from lit_probattn.attention.layer import Attention
@@ -154,21 +148,5 @@ class SoftmaxAttention(Attention):
         self.core = SoftmaxCore(self.layout, self._backend, score=score)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost by MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5), output width HE.
-
-        Grouped heads project fewer keys and values; the paper's formula covers H_kv = H only and
-        is given for that case.
-        """
-        return self.softmax_cost(seq_len)
-
-    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs:
-        """Gaussian scores carry the norm of the key in coordinates of its own."""
-        size = self.head_dim
-        if self.core.score == "gaussian" and backend == "sdpa":
-            size += num_parts(dtype)
-        return fused_pairs(size, self.value_head_dim, 1, backend)
-
-    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
-        """Return the terms where all heads have one size and keys of their own."""
-        sizes = (self.num_heads, self.head_dim, self.embed_dim)
-        return mixture_terms(seq_len, *sizes) if self.has_plain_heads else None
+        """Return the cost by MGK appendix B; multiply-adds are those of grouped heads."""
+        return costs.softmax(self.sizes(seq_len), gaussian=self.core.score == "gaussian")

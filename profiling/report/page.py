@@ -176,8 +176,8 @@ def _terms(frame: pd.DataFrame) -> list[str]:
     for variant in dict.fromkeys(rows["variant"]):
         row = rows[rows["variant"] == variant].iloc[-1].to_dict()
         layer = layer_of_row(row)
-        terms = None if layer is None else layer.cost_terms(int(row["seq_len"]))
-        if terms is None:
+        terms = () if layer is None else layer.cost(int(row["seq_len"])).terms
+        if not terms:
             continue
         place = f"D = {row['embed_dim']}, N = {row['seq_len']}"
         head = f"{one_line(variant)}, one layer, one sequence, {place}, {row['num_heads']} heads:"

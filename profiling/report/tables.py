@@ -256,7 +256,7 @@ def _break_even(frame: pd.DataFrame) -> list[str]:
     lines = []
     for variant, group in frame.groupby("variant", sort=False):
         layer = layer_of_row(group.iloc[0].to_dict())
-        limit = None if layer is None else layer.break_even_head_dim()
+        limit = None if layer is None else layer.cost(1).break_even_head_dim
         if limit is None or layer is None:
             continue
         sizes = sorted(int(s) for s in group["head_dim"].unique())

@@ -61,6 +61,7 @@ def own_lines(name: str) -> dict[str, str]:
         "lit_probattn/attention/__init__.pyi": rf"from lit_probattn\.attention\.{name} import",
         "lit_probattn/functional/__init__.py": rf"from lit_probattn\.functional\.{name} import",
         "docs/variants.md": rf"^\| `{name}` \|",
+        "docs/kernels.md": rf"^\| `{name}` \|",
     }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, HeadCall, HeadLayout, MGKAttention
-from lit_probattn.attention.backends import GPU_BACKENDS, attend, engines_of
+from lit_probattn.attention.backends import GPU_BACKENDS, attend, engines_of, reason_against
 from lit_probattn.attention.fish.layer import FiSHCore
 from lit_probattn.attention.linear.layer import LinearAttention
 from lit_probattn.attention.masks import make_masks
@@ -38,7 +38,7 @@ def call(*, key_heads=H, scale=None, bias=None, **options) -> HeadCall:
 
 def serving(core, of):
     variant = core.variant(of)
-    found = {name: engine.refusal(of, variant) for name, engine in core.backends.items()}
+    found = {name: reason_against(engine, of, variant) for name, engine in core.backends.items()}
     return [name for name, reason in found.items() if name not in GPU_BACKENDS and reason is None]
 
 

@@ -12,6 +12,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention
 from lit_probattn.tasks import SequenceClassifier
+from tests.attention.engines.reading import file_of, path
 from tests.support.helpers import skip_without_library
 from tests.support.paths import ROOT
 
@@ -84,6 +85,13 @@ def test_a_batch_passes_few_files_and_each_once(monkeypatch):
         again = {file for file in files if files.count(file) > 1}
         assert again <= AGAIN, f"entered again: {again}"
         assert not any(file.startswith("kernels/") for file in files)
+
+
+def test_few_files_of_attention_lie_between_x_and_y():
+    """Those of `EVERYWHERE` count here."""
+    for name, most in (("smgk", 11), ("fish", 12), ("mlk", 12), ("a user's class", 9)):
+        files = {file_of(function) for function in path(name, 0.0)}
+        assert len(files) <= most, (name, sorted(files))
 
 
 def test_tiles_in_c_stand_where_fused_attention_does():

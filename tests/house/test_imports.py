@@ -52,7 +52,7 @@ SINGLE_DEVICE = (
 )
 # In these rooms the folders have floors too, from the top.
 INNER_FLOORS = {
-    "lit_probattn/attention": ("released", "fish", "linear", "mgk"),
+    "lit_probattn/attention": ("released", "fish", "linear", "mgk", "cost"),
     "profiling": ("cli.py", "kernels", "studies", "report", "sweep", "cost", "measure"),
 }
 MOST_FILES = 15

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, ParameterTable
-from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.mgk import softmax_like
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Scores, Variant
@@ -78,4 +79,4 @@ class CosineAttention(Attention):
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost of softmax attention; norms have no products."""
-        return self.softmax_cost(seq_len)
+        return softmax_like(self.sizes(seq_len))

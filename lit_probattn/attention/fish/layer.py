@@ -10,15 +10,8 @@ import torch
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.core import Core, ParameterTable
-from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.fish.cost import (
-    break_even_head_dim,
-    mixed_head_flops,
-    mixing_flops,
-    mixing_macs,
-    score_flops,
-    value_flops,
-)
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.fish import Mixing, fish, mixed_heads
 from lit_probattn.attention.fish.functions import (
     FiSH,
     NoisePosition,
@@ -202,41 +195,12 @@ class FiSHAttention(Attention):
         return replace(super().head_layout(), query=query, key=key, value=h)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost by FiSH appendix D for the scores, plus values and output projection.
-
-        FiSH:  N²(2HE + 2GE + 2HG − H) + N(4(H+G)EC − 2(H+G)E − C), C = key_embed_dim.
-        Where queries or keys are mixed, all is as in MHA but the projection of G heads and their
-        mixing, once per position and entry.
-        """
-        n, c, e = seq_len, self.embed_dim, self.head_dim
-        h, g, e_v = self.num_heads, self.num_global_heads, self.value_head_dim
-        mixing = self.core.mixing
+        """Return the cost by FiSH appendix D."""
+        sizes, mixing = self.sizes(seq_len), self.core.mixing
+        kind = Mixing(mixing.widths, mixing.mixer, self.mixing_bias)
         if isinstance(self.core, HeadMixingCore):
-            pair, _ = mixing_flops(mixing.widths, mixing.mixer, self.mixing_bias, "none", h)
-            mixed = mixing_macs(mixing.widths, mixing.mixer, "none")
-            flops = mixed_head_flops(n, c, e, self.layout.query, self.layout.key, pair, h)
-            return Cost(
-                paper_flops=flops + value_flops(n, c, e_v, h),
-                macs=self.projection_macs(n) + n * e * mixed + n * n * h * (e + e_v),
-                num_parameters=self.count_parameters(),
-            )
-        noise = self.core.noise_kind
-        per_pair, once = mixing_flops(mixing.widths, mixing.mixer, self.mixing_bias, noise, h)
-        per_pair_macs = g * e + mixing_macs(mixing.widths, mixing.mixer, noise) + h * e_v
-        return Cost(
-            paper_flops=score_flops(n, c, e, g, per_pair, once) + value_flops(n, c, e_v, h),
-            macs=self.projection_macs(n) + n * n * per_pair_macs,
-            num_parameters=self.count_parameters(),
-        )
-
-    def break_even_head_dim(self) -> float | None:
-        """Return it for the mixings whose cost appendix D gives; projections always cost less."""
-        mixing, h, g = self.core.mixing, self.num_heads, self.num_global_heads
-        plain = mixing.mixer != "relu_sum" and mixing.widths[1:-1] in ([], [h])
-        if not plain or g >= h or isinstance(self.core, HeadMixingCore):
-            return None  # mixed queries or keys save nothing of the N² term
-        noise = self.core.noise_kind
-        return break_even_head_dim(h, g, mixing.mixer, noise, self.mixing_bias)
+            return mixed_heads(sizes, kind)
+        return fish(sizes, kind._replace(noise=self.core.noise_kind))
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal
 
 from torch import Tensor
@@ -12,8 +11,8 @@ from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, ParameterTable
-from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.fish.cost import projection_flops
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.fish import Mixing, linear_fish
 from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.layer import noise_key
 from lit_probattn.attention.fish.linear import (
@@ -183,32 +182,10 @@ class LinearFiSHAttention(Attention):
         return replace(super().head_layout(), query=self.num_heads, key=shared, value=shared)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost of the O(N) form without a causal mask.
-
-        Multiply-adds: NC(HE + GE + GE_v + HE_v) + NGEE_v + HGEE_v (GLFiSH: its two
-        layers) + NHEE_v + NHE + GHE. The paper gives no formula; `paper_flops` counts these parts
-        by the convention of its appendix D.
-        """
-        n, c, c_k = seq_len, self.embed_dim, self.key_embed_dim
-        e, e_v, h, g = self.head_dim, self.value_head_dim, self.num_heads, self.num_global_heads
-        widths = self.core.mixing.widths
-        noise, bias = self.core.noise_kind != "none", self.core.mixing.last_bias is not None
-        macs = n * c * (h * e + h * e_v)
-        macs += n * c_k * (g * e + g * e_v)
-        mixing = sum(a * b for a, b in pairwise(widths))
-        macs += n * g * e * e_v + mixing * e * e_v + n * h * e * e_v
-        macs += n * h * e + h * g * e
-        flops = projection_flops(n, c, h * e)
-        flops += projection_flops(n, c_k, g * e + g * e_v)
-        flops += projection_flops(n, h * e_v, c)
-        cells = e * e_v
-        mixing = sum(b * (2 * a - 1) for a, b in pairwise(widths)) + sum(widths[1:-1])
-        mixing += sum(widths[1:]) if bias else 0
-        flops += g * cells * (2 * n - 1) + mixing * cells + (g * cells if noise else 0)
-        flops += n * h * e_v * (2 * e - 1)
-        flops += g * e * (n - 1) + n * h * (2 * e - 1) + n * h * e_v
-        flops += h * e * (2 * g - 1)
-        return Cost(flops, macs, num_parameters=self.count_parameters())
+        """Return the cost of the O(N) form without a causal mask, by FiSH appendix D's rule."""
+        mixing, noise = self.core.mixing, self.core.noise_kind
+        bias = "none" if mixing.last_bias is None else "all"
+        return linear_fish(self.sizes(seq_len), Mixing(mixing.widths, mixing.mixer, bias, noise))
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

@@ -11,7 +11,8 @@ from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import Cache, LinearState
 from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.core import Core
-from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.cost import mgk as costs
+from lit_probattn.attention.cost.counting import Cost
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.linear.features import (
     FeatureMap,
@@ -60,12 +61,6 @@ class LinearCore(Core):
         """Refuse a bias, and caches that are not states."""
         check_linear(self.name, self.form, bias, cache)
 
-    def cross_refusal(self) -> str | None:
-        """√N is of two lengths there, one of which is not known while decoding."""
-        if self.form.denominator == "sqrt_len" and self.form.padded_len is None:
-            return "cannot divide by √N of two sequences (denominator=sqrt_len): set padded_len"
-        return None
-
     # ------------------------------------------------------------------ one call
     def variant(self, call: HeadCall) -> Linear:
         """Return features, priors, shifts and state."""
@@ -76,6 +71,13 @@ class LinearCore(Core):
             key_shift=self.key_shift,
             state=call.cache if isinstance(call.cache, LinearState) else None,
         )
+
+    @property
+    def kind_of_features(self) -> costs.Features:
+        """What enters the cost."""
+        form, projection = self.form, self.projection
+        number = form.features.num_features(self.layout.head_dim, projection)
+        return costs.Features(number, projection is not None, form.denominator == "sum")
 
     def features(self, rng: RandomKey | None) -> Tensor | None:
         """Return the random features of a call, (F, E): this step's in training."""
@@ -153,33 +155,9 @@ class LinearAttention(Attention):
         """Return the core for these options."""
         return LinearCore(self.layout, self._backend, **options)
 
-    # ------------------------------------------------------------------ cost
-    def key_flops(self, seq_len: int) -> int:
-        """Operations from inputs to key features, without the feature map."""
-        return self.num_kv_heads * seq_len * self.head_dim * (2 * self.key_embed_dim - 1)
-
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost of one head's sums and products, times the heads, and the projections.
-
-        Per head with F = E = E_v:  4NE² + 3NE − N − E² − E  for  S = Σ f_j v_jᵀ, z = Σ f_j,
-        f_iᵀS, f_i·z and the division. Feature maps are not counted. `macs` are those of the O(N)
-        form without a causal mask, the features' own products included; the reference spends
-        N² H (F + E_v) instead of its N F (E_v + 1)(H + H_kv).
-        """
-        n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
-        e_v, kv, width = self.value_head_dim, self.num_kv_heads, self.key_embed_dim
-        form, projection = self.core.form, self.core.projection
-        f = form.features.num_features(e, projection)
-        divides = form.denominator == "sum"
-        flops = h * n * e * (2 * c - 1) + self.key_flops(n) + kv * n * e_v * (2 * width - 1)
-        flops += kv * f * e_v * (2 * n - 1) + h * n * e_v * (2 * f - 1)
-        if divides:
-            flops += kv * f * (n - 1) + h * n * (2 * f - 1) + h * n * e_v
-        flops += n * c * (2 * h * e_v - 1)
-        macs = self.projection_macs(n) + n * f * (e_v + divides) * (h + kv)
-        if projection is not None:
-            macs += n * f * e * (h + self.key_width // e)
-        return Cost(flops, macs, num_parameters=self.count_parameters())
+        """Return the cost of the O(N) form without a causal mask, by MGK appendix B's rule."""
+        return costs.linear(self.sizes(seq_len), self.core.kind_of_features)
 
 
 def _check_form(form: LinearForm, num_features: int | None) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_components
 from lit_probattn.attention.core import ParameterTable
+from lit_probattn.attention.cost.mgk import Features
 from lit_probattn.attention.linear.functions import (
     MLK,
     Linear,
@@ -62,6 +63,14 @@ class MLKCore(LinearCore):
         if self.key_shift is None:
             return key if key.dim() == 5 else key.unflatten(1, (-1, self.num_components))
         return shifted_keys(key, self.key_shift)
+
+    @property
+    def kind_of_features(self) -> Features:
+        """What enters the cost."""
+        kind = super().kind_of_features._replace(num_components=self.num_components)
+        return kind._replace(
+            shifted=self.key_shift is not None, mixes_keys=self.form.mix == "before"
+        )
 
     def shares(self, call: HeadCall) -> Tensor | None:
         """Return π of the call's keys, (H_kv, K, 1 or L)."""
@@ -148,13 +157,3 @@ class MLKAttention(LinearAttention):
     def make_core(self, **linear: Any) -> MLKCore:
         """Return the core for these options of linear attention."""
         return MLKCore(self.layout, self._backend, options=self._mixture, **linear)
-
-    def key_flops(self, seq_len: int) -> int:
-        """Operations from inputs to mixed key features: projections, shifts, (2K − 1)NF mixing."""
-        n, kv, e, k = seq_len, self.num_kv_heads, self.head_dim, self.num_components
-        mixed = e
-        if self.core.form.mix == "after":
-            mixed = self.core.form.features.num_features(e, self.core.projection)
-        project = n * e * (2 * self.key_embed_dim - 1)
-        keys = project + k * n * e if self.shifted_keys else k * project
-        return kv * (keys + (2 * k - 1) * n * mixed)

@@ -163,14 +163,10 @@ class MGK(Variant):
             key = scaled.to(dtype) / factor if low != dtype else key
         else:
             scaled, coef = key.to(low), precision
-        row = self.row_terms(query, precision, shift, whole_norm=is_part and self.row_eps > 0.0)
-        if is_part:
-            key = key[:, :, :, call.num_terms :]
-            if shift is not None:  # few keys: fewer operations than their expansion
-                key, shift = key + shift[:, :, None], None
-            if self.equal_variance:  # the factor is the query's
-                query, coef = query * repeat_rows(precision, heads)[:, :1, None], None
-        col = mixture.col_terms(key, precision, shift, kept)
+        new = key[:, :, :, call.num_terms :] if is_part else key
+        row, col = mixture.terms(query, new, precision, shift, kept, is_part=is_part)
+        if is_part and self.equal_variance:  # the factor is the query's
+            query, coef = query * repeat_rows(precision, heads)[:, :1, None], None
         reduce: Literal["soft", "hard"] = "hard" if self.hard else "soft"
         return Scores(query.to(low), scaled, coef=coef, row=row, col=col, reduce=reduce)
 
@@ -186,35 +182,51 @@ class MGK(Variant):
             shift = shift[:, :, first:stop]
         return replace(self, log_prior=prior, key_shift=shift)
 
-    def row_terms(
-        self, query: Tensor, precision: Tensor, shift: Tensor | None, *, whole_norm: bool = False
-    ) -> Tensor | None:
-        """Return a_ir, (B, H, N, K), or None where components share it.
+    def terms(
+        self,
+        query: Tensor,
+        key: Tensor,
+        precision: Tensor,
+        shift: Tensor | None,
+        kept: Tensor | None = None,
+        *,
+        is_part: bool = False,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return a_ir, (B, H, N, K), and β_jr, (B, H', K, L); None where all are 0, or alike.
 
-        Of the norm of a query only what differs between components, unless `whole_norm`.
+        Of Gaussian scores they are what ‖q − k − b_r‖² has beside the product q·k,
+
+            ‖q‖² − 2 q·b_r    and    ‖k‖² + 2 k·b_r + ‖b_r‖²,   each times −τ_r / 2
+
+        Of ‖q‖² only what differs between components, unless what is left out of a row must not
+        depend on it (`is_part` with `row_eps`).
+
+        Args:
+            query: (B, H, N, E).
+            key: (B, H', K or 1, L, E).
+            precision: τ, (H', K).
+            shift: b_r, (H', K, E), of keys that are not shifted yet.
+            kept: λ‖k‖²/2 of keys that are not centred, (B, H', K, L).
+            is_part: whether the keys are a part of those of the call, so that they are few.
         """
-        heads, row = query.shape[1], None
-        precision = repeat_rows(precision, heads)
-        varies = not self.equal_variance and precision.shape[1] > 1
-        if self.score == "gaussian" and (varies or whole_norm):
-            weight = precision if whole_norm else precision - precision[:, :1]
+        heads, row, col = query.shape[1], None, None
+        tau, is_gaussian = repeat_rows(precision, heads), self.score == "gaussian"
+        whole_norm = is_part and self.row_eps > 0.0
+        varies = not self.equal_variance and tau.shape[1] > 1
+        if is_gaussian and (varies or whole_norm):
+            weight = tau if whole_norm else tau - tau[:, :1]
             row = query.square().sum(-1, keepdim=True) * (weight * -0.5)[:, None]
         if shift is not None:
-            moved = query @ (repeat_rows(shift, heads) * precision[..., None]).mT
+            moved = query @ (repeat_rows(shift, heads) * tau[..., None]).mT
             row = moved if row is None else row + moved
-        return row
-
-    def col_terms(
-        self, key: Tensor, precision: Tensor, shift: Tensor | None, kept: Tensor | None = None
-    ) -> Tensor | None:
-        """Return β_jr, (B, H', K, L), of keys (B, H', K or 1, L, E), or None where it is 0."""
-        col: Tensor | None = None
         if self.log_prior is not None:
             col = repeat_rows(self.log_prior.to(key.dtype), precision.shape[0])
         if self.include_log_det:
             log_det = (key.shape[-1] / 2.0) * precision.log()[:, :, None]
             col = log_det if col is None else col + log_det
-        if self.score == "gaussian":
+        if is_gaussian:
+            if shift is not None and is_part:  # few keys: fewer operations than the expansion
+                key, shift = key + shift[:, :, None], None
             norm = key.square().sum(-1)
             if shift is not None:
                 norm = norm + 2.0 * (shift @ key[:, :, 0].mT) + shift.square().sum(-1)[:, :, None]
@@ -222,9 +234,9 @@ class MGK(Variant):
                 norm = norm - 2.0 * kept
             norm = norm * (precision[:, :, None] / -2.0)
             col = norm if col is None else col + norm
-        if col is None:
-            return None
-        return col.expand(key.shape[0], *precision.shape, key.shape[3])
+        if col is not None:
+            col = col.expand(key.shape[0], *precision.shape, key.shape[3])
+        return row, col
 
 
 def component_scores(query: Tensor, key: Tensor, arguments: MGK) -> Tensor:

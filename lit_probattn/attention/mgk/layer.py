@@ -12,14 +12,8 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_components
 from lit_probattn.attention.core import Core, Gaussians, ParameterTable
-from lit_probattn.attention.cost import (
-    Cost,
-    CostTerm,
-    PairMacs,
-    fused_pairs,
-    mixture_terms,
-    num_parts,
-)
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.mgk import Mixture, mixture
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.mgk.functions import (
     MGK,
@@ -257,6 +251,18 @@ class MGKCore(Core):
         return best[:, :, 0] - best[:, :, 1] > 0.05
 
     @property
+    def kind_of_mixture(self) -> Mixture:
+        """What enters the cost."""
+        return Mixture(
+            num_components=self.num_components,
+            shifted=self.shifted_keys,
+            shares_product=self.shares_product,
+            gaussian=self.score == "gaussian",
+            equal_variance=self.variance.is_equal,
+            by_m_step=self.by_m_step,
+        )
+
+    @property
     def shares_product(self) -> bool:
         """Whether the components' scores differ by a term per query and one per key only."""
         turned = self.rotary is not None and self.rotary_shift == "before"
@@ -441,59 +447,5 @@ class MGKAttention(Attention):
         return replace(super().head_layout(), keys_per_head=keys)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost by MGK appendix B, general K, with the corrected constant.
-
-        With the H heads of this layer, which stand for KH heads of the baseline:
-            MGK   N²H(2(K+1)E−1) + NHE(2(K+2)C + 2KHE − (2K+3))
-            sMGK  N²H(2(K+1)E−1) + NHE(6C + 2KHE − 4)
-        (output width KHE as in the baseline, H_kv = H).
-        """
-        n, c, e, h, k = seq_len, self.embed_dim, self.head_dim, self.num_heads, self.num_components
-        if self.shifted_keys:
-            linear, gap = n * h * e * (6 * c + 2 * h * k * e - 4), 0
-        else:
-            linear = n * h * e * (2 * (k + 2) * c + 2 * h * k * e - (2 * k + 3))
-            gap = n * h * e * (k - 1)
-        operations = n * n * h * (2 * (k + 1) * e - 1) + linear
-        return Cost(
-            paper_flops=operations,
-            macs=self.projection_macs(n) + n * n * h * (k * e + self.value_head_dim),
-            num_parameters=self.projection_parameters() + self.mixture_parameters(),
-            paper_flops_printed=operations - gap,
-        )
-
-    def mixture_parameters(self) -> int:
-        """Return K priors (setting A), shifts and variances (if learned) of every owner."""
-        core, owners, k = self.core, self.layout.key, self.num_components
-        total = 0
-        if core.prior is not None and core.e_step == "learned":
-            positions = core.prior.value.shape[-1] if core.prior.share == "head_position" else 1
-            total += (1 if core.prior.share == "layer" else owners) * k * positions
-        if core.key_shift is not None:
-            total += owners * k * core.key_shift.shape[-1]
-        learned = isinstance(core.variance.log_variance, nn.Parameter)
-        return total + (owners * k if learned else 0)
-
-    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs:
-        """K keys, with coordinates that carry prior and norm.
-
-        Kernels add norms and priors as terms; shifted keys share one product, and meet queries
-        and, for Gaussian scores, keys once instead. Setting B computes the scores again.
-        """
-        core, k, e, e_v = self.core, self.num_components, self.head_dim, self.value_head_dim
-        gaussian = core.score == "gaussian"
-        pairs = PairMacs(k * e, e_v)
-        if backend in ("blockwise", "native", "triton") and core.shares_product:
-            heads = self.num_heads + (self.layout.key if gaussian else 0)
-            pairs = PairMacs(e, e_v, per_token=heads * k * e)
-        elif backend == "sdpa":
-            varies = gaussian and not core.variance.is_equal
-            size = e + num_parts(dtype) * (k if varies else 1)
-            pairs = fused_pairs(size, e_v, k, backend)
-        return replace(pairs, m_step=k * e if core.by_m_step else 0)
-
-    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
-        """Return the terms where all heads have one size and keys of their own."""
-        sizes = (self.num_heads, self.head_dim, self.embed_dim, self.num_components)
-        plain = self.has_plain_heads
-        return mixture_terms(seq_len, *sizes, shifted=self.shifted_keys) if plain else None
+        """Return the cost by MGK appendix B, with the corrected constant."""
+        return mixture(self.sizes(seq_len), self.core.kind_of_mixture)

@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_probattn.attention.backends import GPU_BACKENDS, Backend, engines_of
+from lit_probattn.attention.backends import GPU_BACKENDS, Backend, engines_of, reason_against
 from lit_probattn.attention.cache import KVCache
 from lit_probattn.attention.engines.blocks import BLOCK_SCORES
 from lit_probattn.attention.engines.native import native_refusal
+from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.layer import Attention
 from lit_probattn.randomness import RandomKey
 
@@ -84,7 +85,7 @@ def serving(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
     variant = layer.core.variant(made)
 
     def refusal(name: str) -> str | None:
-        return engines_of(variant)[name].refusal(made, variant)
+        return reason_against(engines_of(variant)[name], made, variant)
 
     return [name for name in cpu_backends(layer) if refusal(name) is None]
 
@@ -287,7 +288,7 @@ def blocks_of_queries_agree(make: Make) -> None:
         differ = (out[:, 1:] - out[:, :-1]).abs().amax(-1).min() > 0
         expect(differ, f"{backend}: two queries have one output")
     layer.backend = "auto"
-    if layer.cross_refusal() is None:
+    if not layer.needs().keys() & LACKS_OF_CROSS_ATTENTION:
         kept = layer.remember(memory, key_mask=mask)
         cuts = [x] if layer.core.knows_positions else [x[:, :3], x[:, 3:]]
         parts = torch.cat([layer(part, memory=kept) for part in cuts], 1)
