@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import BACKENDS, Backend, attend, choose, engines_of
 from lit_probattn.attention.cache import Cache, KVCache
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_heads, outline
+from lit_probattn.attention.engines.documents import attend_to_documents, weights_of_documents
 from lit_probattn.attention.numerics import autocast_off
 from lit_probattn.attention.variant import Engine, Variant
 
@@ -71,6 +72,8 @@ class Core(nn.Module):
     # Whether `gaussians` and `posterior` exist.
     has_gaussians: ClassVar[bool] = False
     has_components: bool = False
+    # Whether padded keys behind a mask change nothing, so that packed documents may be padded.
+    takes_padding: bool = True
 
     def __init__(self, layout: HeadLayout, backend: Backend = "auto") -> None:
         super().__init__()
@@ -94,6 +97,9 @@ class Core(nn.Module):
             NotImplementedError: the requested backend cannot serve the call.
         """
         self.admit(call)
+        if call.packing is not None:
+            form = {"pads": self.takes_padding, "has_scores": self.makes.has_scores}
+            return attend_to_documents(self, call, self.layout.out, **form)
         with autocast_off(call.query):
             if self.training and self.has_m_step:
                 self.accumulate_m_step(call)
@@ -174,6 +180,7 @@ class Core(nn.Module):
     # ------------------------------------------------------------------ maps, for analysis
     def scores(self, call: HeadCall) -> Tensor:
         """Return the call's scores before mask and softmax by the equation, (B, H, N, L)."""
+        call.refuse_documents("scores")
         return self.variant(call).scores(call.precise())
 
     def weights(self, call: HeadCall) -> Tensor:
@@ -185,6 +192,8 @@ class Core(nn.Module):
             NotImplementedError: the variant has no maps.
         """
         self.admit(call)
+        if call.packing is not None:
+            return weights_of_documents(self.weights, call, self.layout.out)
         with autocast_off(call.query):
             variant = self.variant(call)
             variant.check(call)

@@ -20,6 +20,13 @@ from lit_probattn.attention.cost.own import of_scores
 from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.own.derived import DerivedCore
+from lit_probattn.attention.packing import (
+    Packing,
+    nested_like,
+    packing_of,
+    refuse_beside_documents,
+    tokens_of_nested,
+)
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.attention.variant import first_lack
 from lit_probattn.base.graphs import reject_nested
@@ -38,8 +45,9 @@ class Attention(RenamingModule):
     """Multi-head attention with a head size of its own; base of every variant.
 
     Calling it: `attention(query, key=None, value=None, *, key_mask, attn_mask, is_causal, bias,
-    cache, rng, memory, query_mask)` maps (B, N, C) to (B, N, C). `key=None` means self-attention,
-    `value=None` means value = key. Masks follow `lit_probattn.attention.masks`.
+    cache, rng, memory, query_mask, cu_seqlens, cu_seqlens_k)` maps (B, N, C) to (B, N, C).
+    `key=None` means self-attention, `value=None` means value = key. Masks follow
+    `lit_probattn.attention.masks`.
 
     A variant names its own arguments and passes the common ones on. It either gives
     `reference_scores`, from which everything else follows; or gives its heads in `head_layout`,
@@ -225,6 +233,8 @@ class Attention(RenamingModule):
         rng: RandomKey | None = None,
         memory: Memory | None = None,
         query_mask: Tensor | None = None,
+        cu_seqlens: Tensor | Packing | None = None,
+        cu_seqlens_k: Tensor | None = None,
     ) -> Tensor:
         """Attend.
 
@@ -242,20 +252,37 @@ class Attention(RenamingModule):
             memory: keys, values and their mask, from `remember`.
             query_mask: real queries, (B, N) bool, which an M-step counts. None means `key_mask` in
                 self-attention, else all.
+            cu_seqlens: bounds of packed documents over the B · N tokens, (D + 1,) integers, or a
+                `Packing` of them, made once per batch for all layers. Each document attends to
+                itself alone, and its positions begin at 0; `rng.sample_ids` are the documents',
+                (D,). Nested (jagged) tensors are packed documents too.
+            cu_seqlens_k: bounds of the documents' keys in cross-attention.
 
         Returns:
-            (B, N, C).
+            (B, N, C); nested where `query` is.
 
         Raises:
             ValueError: sizes do not fit; the message gives both.
             NotImplementedError: the requested backend cannot serve the call.
         """
-        masks = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
+        if query.is_nested:
+            given: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask, "cache": cache}
+            refuse_beside_documents(cu_seqlens=cu_seqlens, **given)
+            tokens, documents = tokens_of_nested(query, key, value)
+            pairs: dict[str, Any] = {"attn_mask": attn_mask, "bias": bias, "memory": memory}
+            out = self(*tokens, is_causal=is_causal, rng=rng, cu_seqlens=documents, **pairs)
+            return nested_like(query, out)
+        masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
+        packing = packing_of(cu_seqlens, cu_seqlens_k)
+        if packing is not None:
+            others = {"cache": cache, "memory": memory, "attn_mask": attn_mask, "bias": bias}
+            refuse_beside_documents(**others)
         if memory is None:
-            call = self.call(query, key, value, key_mask=key_mask, cache=cache, rng=rng, **masks)
+            given = {"key_mask": key_mask, "cache": cache, "rng": rng, "packing": packing}
+            call = self.call(query, key, value, **given, **masks)
         else:
-            given = {"key": key, "value": value, "key_mask": key_mask, "cache": cache}
-            call = self._recall(query, memory, given, rng=rng, **masks)
+            named = {"key": key, "value": value, "key_mask": key_mask, "cache": cache}
+            call = self._recall(query, memory, named, rng=rng, **masks)
         if query_mask is not None:
             call = replace(call, query_mask=query_mask)
         call = with_dropout(call, self.dropout if self.training else 0.0)
@@ -274,6 +301,7 @@ class Attention(RenamingModule):
         key_mask: Tensor | None = None,
         cache: Cache | None = None,
         rng: RandomKey | None = None,
+        packing: Packing | None = None,
         **pairs: Any,
     ) -> HeadCall:
         """Return what the core computes from these inputs, without dropout; for analysis too.
@@ -304,10 +332,16 @@ class Attention(RenamingModule):
         q = split_heads(self.query_proj(query), self.layout.query)
         k = split_heads(self.key_proj(key), self.layout.key, self.layout.keys_per_head)
         v = split_heads(self.project_values(value, of_self=of_self), self.layout.value)
+        if packing is not None:
+            if of_self and not packing.is_self:
+                raise ValueError("cu_seqlens_k is given without key: bounds of keys need keys")
+            packing.check(q.shape[0], q.shape[2], v.shape[2])
         first = 0 if cache is None else cache.next_position
         if self.rotary is not None:
-            k = self.rotary(k, first)
-            q = self.rotary(q, first + k.shape[-2] - q.shape[-2])
+            at: tuple[int | Tensor, int | Tensor] = first + k.shape[-2] - q.shape[-2], first
+            if packing is not None:
+                at = packing.positions(q.shape[0], q.device)
+            q, k = self.rotary(q, at[0]), self.rotary(k, at[1])
         if cache is not None:
             if key_mask is not None and key_mask.shape != key.shape[:2]:
                 raise ValueError(
@@ -318,7 +352,8 @@ class Attention(RenamingModule):
         masks = make_masks(
             *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]), key_mask=key_mask, **pairs
         )
-        return HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
+        call = HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
+        return replace(call, packing=packing)
 
     def project_values(self, value: Tensor, *, of_self: bool) -> Tensor:
         """Return values before they are split; `of_self` says whether they are the queries' own."""
@@ -381,7 +416,10 @@ class Attention(RenamingModule):
         What the layer draws in its present mode (noise, random features) is that of the call with
         the same `rng`.
         """
-        return self.core.weights(self.call(query, key, **masks))
+        packing = packing_of(masks.pop("cu_seqlens", None), masks.pop("cu_seqlens_k", None))
+        if packing is not None:
+            refuse_beside_documents(**{n: masks.get(n) for n in ("cache", "attn_mask", "bias")})
+        return self.core.weights(self.call(query, key, packing=packing, **masks))
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

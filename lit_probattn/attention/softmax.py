@@ -6,7 +6,7 @@ embed_dim / num_heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,8 +17,7 @@ from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, Gaussians
 from lit_probattn.attention.cost import mgk as costs
 from lit_probattn.attention.cost.counting import Cost
-from lit_probattn.attention.engines.kernels import pair_arguments
-from lit_probattn.attention.engines.table import NORMAL_FORM
+from lit_probattn.attention.engines.kernels import lower_points
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.numerics import (
     compute_dtype,
@@ -64,37 +63,15 @@ class Softmax(Variant):
         scale = query.shape[-1] ** -0.5 * call.scale_ratio()
         if self.score == "dot":
             return Scores(query, key[:, :, None], scale)
+        if call.fused and call.first_key is None:
+            precision = torch.full((key.shape[1], 1), scale, dtype=dtype, device=key.device)
+            return lower_points(query, key[:, :, None], precision, equal=True)
         if call.first_key is None:
             centre = key.detach().to(dtype).mean(-2, keepdim=True)
             key = (key.to(dtype) - centre).to(query.dtype)
             query = (query.to(dtype) - repeat_heads(centre, query.shape[1])).to(query.dtype)
         norm = key[:, :, call.num_terms :].to(dtype).square().sum(-1) * (scale / -2.0)
         return Scores(query, key[:, :, None], scale, col=norm[:, :, None])
-
-
-def softmax_triton(call: HeadCall, variant: Softmax) -> Tensor:
-    """Attend by fused kernels; those of Gaussian scores make the terms themselves."""
-    if variant.score == "dot":
-        return NORMAL_FORM["triton"].compute(call, variant)
-    from lit_probattn.kernels.dense.attention import mgk_attention
-
-    scale = call.query.shape[-1] ** -0.5 * call.scale_ratio()
-    key = call.key
-    precision = torch.full((key.shape[1], 1), scale, dtype=torch.float32, device=key.device)
-    return mgk_attention(
-        *(call.query, key[:, :, None], call.value),
-        precision=precision,
-        offset=None,
-        gaussian=True,
-        equal_precision=True,
-        hard=False,
-        **pair_arguments(call),
-    )
-
-
-Softmax.own_engines = {
-    "triton": replace(NORMAL_FORM["triton"], compute=softmax_triton),
-}
 
 
 class SoftmaxCore(Core):
@@ -117,6 +94,7 @@ class SoftmaxCore(Core):
 
     def gaussians(self, call: HeadCall) -> Gaussians:
         """Return one Gaussian per key with σ² = √E, whichever score."""
+        call.refuse_documents("Gaussians")
         heads = call.query.shape[1]
         ones = torch.ones(heads, 1, dtype=compute_dtype(call.query), device=call.query.device)
         key = repeat_heads(call.key, heads)[:, :, None]

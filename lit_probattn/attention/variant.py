@@ -270,7 +270,8 @@ class Scores:
         key: (B, H_key, R, L, E): one for each component, R = K, or one for all, R = 1;
             (B, R, 1, L, E) where all heads share the maps.
         scale: c.
-        coef: c_r, (H_key, K). None means 1. Of a sum (H, R), or (1, R) for all heads alike.
+        coef: c_r, (H_key, K), or of a `fused` call (H_key, 1). None means 1. Of a sum (H, R), or
+            (1, R) for all heads alike.
         row: a, (B, H, N, K), its first component 0 if R = K. None means 0.
         col: β, (B, H_key, K, L). None means 0.
         reduce: how components become scores.
@@ -423,6 +424,7 @@ def lowered(
     *,
     precise: bool = False,
     own_keys: bool = False,
+    fused: bool = False,
     widest: int | None = None,
 ) -> Callable[[HeadCall, Any], Tensor]:
     """Return an engine's `compute` from a function of what a variant lowers to.
@@ -431,11 +433,12 @@ def lowered(
         compute: attends by scores in normal form.
         precise: heads come in the dtype of scores and sums.
         own_keys: every component has its key, and there are no coefficients.
+        fused: see `HeadCall`.
         widest: see `wide_heads`.
     """
 
     def engine(call: HeadCall, variant: Any) -> Tensor:
-        call = call.precise() if precise else call
+        call = replace(call.precise() if precise else call, fused=fused)
         scores = variant.lower(call, own_keys=own_keys)
         wide = wide_heads(scores, call, widest)
         out = compute(replace(call, value=merge_values(call.value, wide)), scores)

@@ -76,7 +76,7 @@ NORMAL_FORM: Mapping[str, Engine] = {
         missing=missing_gpu,
     ),
     "triton": Engine(
-        lowered(by_kernels, widest=WIDEST_IN_KERNEL),
+        lowered(by_kernels, fused=True, widest=WIDEST_IN_KERNEL),
         lacks={
             **LACKS_OF_OPERATORS,
             "function without layers": "cannot take this function of several maps ({})",

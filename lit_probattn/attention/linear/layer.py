@@ -49,6 +49,8 @@ class LinearCore(Core):
         check_feature_map(form.features, size)
         _check_form(form, num_features)
         self.form = form
+        # √N of the padded call is not that of a document.
+        self.takes_padding = form.denominator != "sqrt_len" or form.padded_len is not None
         self.key_shift = None
         projection = None
         if form.features.name == "favor":

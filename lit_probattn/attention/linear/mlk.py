@@ -86,6 +86,7 @@ class MLKCore(LinearCore):
 
     def posterior(self, call: HeadCall) -> tuple[Tensor, Tensor]:
         """Return weights and γ_ijr = π_r φ(q_i)·φ(k_jr) / Σ_r' (the same)."""
+        call.refuse_documents("responsibilities")
         dtype = compute_dtype(call.query)
         query, key = call.query.to(dtype), self.components(call.key).to(dtype)
         prior, features = self.shares(call), self.features(call.rng)

@@ -282,6 +282,7 @@ class MGKCore(Core):
         Raises:
             ValueError: the scores are not densities, as keys' norms are put back.
         """
+        call.refuse_documents("Gaussians")
         weight = self.key_norm_weight
         if weight is not None and bool(weight):
             raise ValueError(
@@ -301,6 +302,7 @@ class MGKCore(Core):
         Source: MGK, ICML 2022, Eq. (8): γ_ijr = exp(s_ijr) / Σ_r' exp(s_ijr'); hard inference: 1
         for the first largest s_ijr.
         """
+        call.refuse_documents("responsibilities")
         parts, masks = self._mixtures(call), call.masks
         forms = (parts.log_prior, parts.variance, self.score, self.include_log_det)
         arguments = MGK(*forms, norm_weight=self.key_norm_weight)

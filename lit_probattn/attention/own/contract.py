@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention.backends import GPU_BACKENDS, Backend, engines_of, reason_against
 from lit_probattn.attention.cache import KVCache
+from lit_probattn.attention.call import HeadCall, with_dropout
 from lit_probattn.attention.engines.blocks import BLOCK_SCORES
 from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
@@ -81,11 +82,15 @@ def cpu_backends(layer: Attention) -> list[Backend]:
 
 def serving(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
     """Return the implementations on a CPU that serve a call of self-attention."""
-    made = layer.call(x, **call)
-    variant = layer.core.variant(made)
+    return serving_call(layer, layer.call(x, **call))
+
+
+def serving_call(layer: Attention, call: HeadCall) -> list[Backend]:
+    """Return the implementations on a CPU that serve a call."""
+    variant = layer.core.variant(call)
 
     def refusal(name: str) -> str | None:
-        return reason_against(engines_of(variant)[name], made, variant)
+        return reason_against(engines_of(variant)[name], call, variant)
 
     return [name for name in cpu_backends(layer) if refusal(name) is None]
 
@@ -368,6 +373,35 @@ def recomputation_draws_the_same(make: Make) -> None:
     close(torch.autograd.grad(again.square().sum(), x)[0], expected, "gradients")
 
 
+def documents_attend_to_themselves_alone(make: Make) -> None:
+    """Packed documents give, with dropout and noise, what each gives by itself; gradients too."""
+    layer, lengths = make(dropout=0.3).double(), (3, 9, 1, 0, 7, 4, 2)
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    ids = torch.tensor([7, 19, 4, 2, 31, 5, 11])
+    x, cotangent = double(B, N, EMBED), double(B, N, EMBED)
+    for causal in (False, True):
+        call = with_dropout(layer.call(x, is_causal=causal, rng=key()), layer.dropout)
+        for backend in serving_call(layer, call):
+            layer.backend = backend
+            packed, alone = (x.clone().requires_grad_() for _ in range(2))
+            rng = RandomKey(5, step=3, sample_ids=ids)
+            found = layer(packed, cu_seqlens=bounds, is_causal=causal, rng=rng)
+            parts = []
+            for tokens, own in zip(alone.flatten(0, 1).split(lengths), ids, strict=True):
+                rng = RandomKey(5, step=3, sample_ids=own[None])
+                parts.append(
+                    layer(tokens[None], is_causal=causal, rng=rng)[0] if len(tokens) else tokens
+                )
+            expected = torch.cat(parts).view_as(x)
+            told = f"{backend}{', causal' * causal}: "
+            close(found, expected, told + "packed documents and each alone")
+            first, second = (
+                torch.autograd.grad((y * cotangent).sum(), z)[0]
+                for y, z in ((found, packed), (expected, alone))
+            )
+            close(first, second, told + "their gradients", 1e-10)
+
+
 def state_dict_restores_the_layer(make: Make) -> None:
     """Another layer with the weights gives the same, bit for bit."""
     layer, x = make().double(), double(B, N, EMBED)
@@ -462,6 +496,10 @@ CHECKS: dict[str, Check] = {
         dropout_is_drawn_by_its_key, "leave dropout to the layer; draw by rng, not by torch's state"
     ),
     "recomputation": Check(recomputation_draws_the_same, "draw by rng, keep no state in forward"),
+    "documents": Check(
+        documents_attend_to_themselves_alone,
+        "padding must change nothing, or set takes_padding = False in the core; draw by rng",
+    ),
     "state_dict": Check(
         state_dict_restores_the_layer,
         "keep what is learned in nn.Parameter and what is not in register_buffer",

@@ -149,6 +149,7 @@ class DerivedCore(Core):
     ) -> None:
         super().__init__(layout, backend)
         self.knows_positions = takes_positions(scores)
+        self.takes_padding = pairwise
         self._variant = OwnVariant(scores, name, pairwise, self.knows_positions)
 
     @property
