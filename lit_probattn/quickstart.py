@@ -18,8 +18,8 @@ from typing import ClassVar
 
 import torch
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Parser
 from lit_probattn.compare.command import add_flags, run
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry

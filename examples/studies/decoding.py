@@ -31,8 +31,8 @@ from lit_probattn.attention import (
     MLKAttention,
     SoftmaxAttention,
 )
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Flag
 from lit_probattn.models.encoder_decoder import EOS, PAD, EncoderDecoder
 from lit_probattn.models.search import Beam, Hypothesis, beam_search, greedy
 from lit_probattn.randomness import RandomKey

@@ -35,7 +35,7 @@ from datamodules.expressions import (
 )
 from datamodules.lra.listops_generator import TOKENS
 from lit_probattn.analysis.drawing import BLUE, spread_curve
-from lit_probattn.base.flags import Flag
+from lit_probattn.base.arguments import Flag
 from lit_probattn.interop.swap import swap
 from lit_probattn.records.tables import counted, panels, with_deviation
 from profiling.studies.study import TIMED, Report, command, measure_sides, shown

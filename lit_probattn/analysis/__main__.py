@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 
 from lit_probattn.analysis.registry import STUDIES, Entry
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import nearest
-from lit_probattn.base.flags import Parser
 
 PROGRAM = "python -m lit_probattn.analysis"
 

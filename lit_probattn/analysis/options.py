@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lit_probattn.base.flags import Flag
+from lit_probattn.base.arguments import Flag
 
 OUT = Flag("out", "folder of the results", type=Path, required=True)
 SPLITS = ("val", "test")

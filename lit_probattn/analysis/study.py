@@ -12,7 +12,7 @@ from lit_probattn.analysis.recording import in_double
 from lit_probattn.analysis.results import Results, describe
 from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
 from lit_probattn.attention import Attention
-from lit_probattn.base.flags import Flag
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.rows import RowStore
 from lit_probattn.training.trained import identity, open_trained
 

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.base.flags import Parser
 
 if TYPE_CHECKING:
     from lit_probattn.attention import Attention

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_probattn.base.flags import Parser
+from lit_probattn.base.arguments import Parser
 from lit_probattn.commands.opened import (
     add_checkpoint,
     add_draw,

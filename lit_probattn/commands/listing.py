@@ -20,9 +20,9 @@ import yaml
 
 import datamodules
 from lit_probattn.analysis.registry import STUDIES
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import files_in, named_files
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.base.flags import Parser
 
 # The one in C, where PyYAML has it, takes a fifth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

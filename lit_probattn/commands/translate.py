@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from lit_probattn.base.flags import Parser
+from lit_probattn.base.arguments import Parser
 from lit_probattn.commands.opened import (
     add_checkpoint,
     add_draw,

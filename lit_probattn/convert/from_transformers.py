@@ -23,8 +23,8 @@ from typing import Any
 import lightning
 from torch import Tensor
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Parser
 from lit_probattn.convert.files import check_output, write
 from lit_probattn.convert.transformers_files import CONFIG, read_json, read_weights
 from lit_probattn.convert.transformers_names import (

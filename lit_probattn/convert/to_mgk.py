@@ -34,9 +34,9 @@ from lit_probattn.attention import Attention
 from lit_probattn.attention.fish.layer import FiSHAttention
 from lit_probattn.attention.mgk.layer import MGKAttention
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import find
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Parser
 from lit_probattn.configs import read_yaml
 from lit_probattn.convert.files import check_output, find_layers, put_layers, write
 from lit_probattn.convert.layer import LayerInputs, Mixture

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from lit_probattn.base.flags import Parser
+from lit_probattn.base.arguments import Parser
 from lit_probattn.training.checkpoints import CheckpointError, export_safetensors
 
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import find
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Parser
 from lit_probattn.configs import attention_entry, build_attention
 from lit_probattn.convert.files import find_layers
 from lit_probattn.convert.from_transformers import ACTIVATIONS, first_row

@@ -42,8 +42,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError, DataError, nearest
-from lit_probattn.base.flags import Parser
 from lit_probattn.base.progress import replace_unprintable
 from lit_probattn.compare.cells import portable
 from lit_probattn.compare.command import add_flags, place_of, protocol_of, run

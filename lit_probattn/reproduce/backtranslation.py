@@ -30,9 +30,9 @@ import numpy as np
 from datamodules.text.translation.files import ParallelText, find_plain
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest
-from lit_probattn.base.flags import Parser
 from lit_probattn.cli.errors import exit_status, quieten
 from lit_probattn.commands.opened import add_run, add_search, set_search
 from lit_probattn.commands.translate import translated

@@ -17,9 +17,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import find
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Parser
 from lit_probattn.convert.layer_names import LAYOUTS
 from lit_probattn.records.tables import markdown_table
 

@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 from datamodules.series.archive import ARCHIVES, check_name
 from datamodules.series.uea import UEA
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import file_named, named_files, run_stem
 from lit_probattn.base.errors import ConfigError, DataError, MissingDataError, nearest
-from lit_probattn.base.flags import Parser
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.command import add_flags, place_of, run
 from lit_probattn.compare.report import Report

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from lit_probattn.base.flags import Flag
+from lit_probattn.base.arguments import Flag
 from lit_probattn.measure.timing import round_ratios, spread
 from lit_probattn.tasks.distributed import sum_over_ranks
 from profiling.studies.layouts import Recorder, fit_command, train_in_ranks

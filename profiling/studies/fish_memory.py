@@ -17,7 +17,7 @@ import warnings
 import pandas as pd
 import torch
 
-from lit_probattn.base.flags import Flag
+from lit_probattn.base.arguments import Flag
 from lit_probattn.configs import attention_entry, build_attention
 from lit_probattn.measure.memory import cpu_peak_bytes
 from lit_probattn.randomness import RandomKey

@@ -27,9 +27,9 @@ import pandas as pd
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.config_files import named_files
 from lit_probattn.base.errors import ChildError
-from lit_probattn.base.flags import Flag
 from lit_probattn.cli.app import main as train
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
 from profiling.measure.processes import run_in_ranks

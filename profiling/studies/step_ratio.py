@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.layer import split_heads
-from lit_probattn.base.flags import Flag
+from lit_probattn.base.arguments import Flag
 from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey

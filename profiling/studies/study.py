@@ -23,9 +23,9 @@ import torch
 from lit_probattn.analysis.drawing import CHEAPER
 from lit_probattn.attention import recorded_choices
 from lit_probattn.base import provenance
+from lit_probattn.base.arguments import Flag, Parser
 from lit_probattn.base.errors import ChildError, ConfigError, DataError
 from lit_probattn.base.files import refuse_to_replace, replace_text
-from lit_probattn.base.flags import Flag, Parser
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import Side, round_ratios, spread, time_sides
 from lit_probattn.records.markdown import head_lines

@@ -17,8 +17,8 @@ from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.studies import curves
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Flag
 from lit_probattn.records.tables import MAX_BYTES
 from tests.analysis.made import checkpoint
 from tests.support.slow import mostly_slow

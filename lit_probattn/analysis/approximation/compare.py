@@ -20,8 +20,8 @@ from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
 from lit_probattn.analysis.options import OUT
 from lit_probattn.analysis.studies.curves import read_run
 from lit_probattn.analysis.study import Study
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Flag
 from lit_probattn.records.tables import markdown_table, panels
 
 _SHOWN = ("ovo", "ovo_reopt", "ova")

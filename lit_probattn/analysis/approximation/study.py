@@ -56,8 +56,8 @@ from lit_probattn.analysis.approximation.oracles import Window
 from lit_probattn.analysis.approximation.random_features import Rows
 from lit_probattn.analysis.options import MODEL, SPLITS
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import UnsupportedError
-from lit_probattn.base.flags import Flag
 from lit_probattn.records.tables import markdown_table
 
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256, 512)

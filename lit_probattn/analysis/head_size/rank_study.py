@@ -28,8 +28,8 @@ from lit_probattn.analysis.recording import visible
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import HeadCall
 from lit_probattn.attention.numerics import masked_softmax
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Flag
 from lit_probattn.records.tables import markdown_table, panels
 
 

@@ -17,9 +17,9 @@ import pandas as pd
 
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.study import Study
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import refuse_to_replace, replace_text
-from lit_probattn.base.flags import Flag
 from lit_probattn.base.provenance import machine
 from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.tables import markdown_table

@@ -22,8 +22,8 @@ from lit_probattn.analysis.drawing import tiles
 from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Flag
 from lit_probattn.records.tables import markdown_table
 
 MAPS = Flag(

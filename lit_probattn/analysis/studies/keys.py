@@ -23,7 +23,7 @@ from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
 from lit_probattn.attention.layer import split_heads
-from lit_probattn.base.flags import Flag
+from lit_probattn.base.arguments import Flag
 from lit_probattn.records.tables import markdown_table, panels
 
 

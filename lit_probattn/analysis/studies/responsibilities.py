@@ -25,8 +25,8 @@ from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Flag
 from lit_probattn.records.tables import markdown_table, panels
 
 

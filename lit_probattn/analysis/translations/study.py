@@ -34,8 +34,8 @@ from lit_probattn.analysis.study import Study
 from lit_probattn.analysis.translations.decoded import common_pairs, decode, open_runs
 from lit_probattn.analysis.translations.report import Report, Row
 from lit_probattn.analysis.translations.scores import Bootstrap
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Flag
 from lit_probattn.tasks.bleu import check_installed
 
 COPY = "copying the source"

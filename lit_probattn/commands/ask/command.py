@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.base.flags import Parser
 from lit_probattn.commands.ask.layers import (
     Answer,
     Question,

@@ -17,8 +17,8 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Parser
 
 OUT = Path("runs/demo")
 SECONDS = 25.0

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Parser
 from lit_probattn.configs import instantiate
 from lit_probattn.convert.files import check_output, write
 from lit_probattn.convert.model import compare_losses, compare_models, layer_inputs

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.flags import Flag
 from lit_probattn.configs import read_yaml
 from profiling import cli
 from profiling.studies import ddp_overhead, fish_memory, layouts, study
