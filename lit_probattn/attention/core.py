@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from lit_probattn.attention.cache import Cache, KVCache
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_heads, outline
 from lit_probattn.attention.engines.documents import attend_to_documents, weights_of_documents
 from lit_probattn.attention.numerics import autocast_off
+from lit_probattn.attention.rotary import Rotary
 from lit_probattn.attention.variant import Engine, Variant
 
 
@@ -55,14 +56,19 @@ class Core(nn.Module):
     Args:
         layout: heads and their sizes.
         backend: implementation to use; see `lit_probattn.attention.backends`.
+        options: the variant's, an instance of `options_class`. None means its defaults.
+        rotary: turns keys, for variants that change them before.
 
     Raises:
-        ValueError: `backend` is unknown.
-        TypeError: a part of the core is missing; the message names it.
+        ValueError: `backend` is unknown, or see `make_parameters`.
+        TypeError: a part of the core is missing, or the options are another variant's; the message
+            names it.
     """
 
     # The class of the variants that it makes.
     makes: ClassVar[type[Variant]]
+    # The record of its options.
+    options_class: ClassVar[type[Any]] = object
     # Row of `backends.AUTO` in place of the variant's own.
     auto_kind: str = ""
     # Whether scores depend on positions, so that a query by itself gives something else.
@@ -75,8 +81,21 @@ class Core(nn.Module):
     # Whether padded keys behind a mask change nothing, so that packed documents may be padded.
     takes_padding: bool = True
 
-    def __init__(self, layout: HeadLayout, backend: Backend = "auto") -> None:
+    def __init__(
+        self,
+        layout: HeadLayout,
+        backend: Backend = "auto",
+        options: Any = None,
+        *,
+        rotary: Rotary | None = None,
+    ) -> None:
         super().__init__()
+        options = self.options_class() if options is None else options
+        if not isinstance(options, self.options_class):
+            raise TypeError(
+                f"{type(self).__name__} has the options of {self.options_class.__name__}, received "
+                f"{options!r}"
+            )
         if backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
         lacking = [] if hasattr(type(self), "makes") else ["makes"]
@@ -86,7 +105,15 @@ class Core(nn.Module):
                 f"{type(self).__name__} lacks {', '.join(lacking)}, which a core gives; a layer "
                 f"that defines reference_scores(self, query, key) needs no core"
             )
-        self.layout, self.backend = layout, backend
+        self.layout, self.backend, self.rotary = layout, backend, rotary
+        self.make_parameters(options)
+
+    def make_parameters(self, options: Any) -> None:
+        """Make what the variant learns; `options` is an instance of `options_class`.
+
+        Raises:
+            ValueError: options contradict each other or the layout.
+        """
 
     def forward(self, call: HeadCall) -> Tensor:
         """Attend; (B, H, N, E_v) in the dtype of the queries.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -19,7 +17,7 @@ from lit_probattn.attention.cost.counting import Cost, Sizes
 from lit_probattn.attention.cost.own import of_scores
 from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.masks import make_masks
-from lit_probattn.attention.own.derived import DerivedCore
+from lit_probattn.attention.own.derived import DerivedCore, OwnVariant, takes_positions
 from lit_probattn.attention.packing import (
     Packing,
     nested_like,
@@ -29,37 +27,22 @@ from lit_probattn.attention.packing import (
 )
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.attention.variant import first_lack
+from lit_probattn.base.arguments import by_name
 from lit_probattn.base.graphs import reject_nested
 from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import RandomKey
 
 
-class MissingPartError(AttributeError):
-    """A variant lacks what makes it one; the message says what to give."""
-
-
 def _what_is_missing(cls: type) -> str:
     return (
         f"{cls.__name__} has neither reference_scores nor a core: define reference_scores(self, "
-        f"query, key), which returns the scores (batch, heads, queries, keys), or set self.core"
+        f"query, key), which returns the scores (batch, heads, queries, keys), or name core_class"
     )
 
 
-class Attention(RenamingModule):
-    """Multi-head attention with a head size of its own; base of every variant.
-
-    Calling it: `attention(query, key=None, value=None, *, key_mask, attn_mask, is_causal, bias,
-    cache, rng, memory, query_mask, cu_seqlens, cu_seqlens_k)` maps (B, N, C) to (B, N, C).
-    `key=None` means self-attention, `value=None` means value = key. Masks follow
-    `lit_probattn.attention.masks`.
-
-    A variant names its own arguments and passes the common ones on. It either gives
-    `reference_scores`, from which everything else follows; or gives its heads in `head_layout`,
-    sets `self.core` after the projections exist, and gives its `cost`.
-
-    Rows of `query_proj`, `key_proj` and `value_proj` go by head, then by component (keys of a
-    mixture that projects them all), then by entry; columns of `out_proj` by head, then by entry.
-    State dicts of layers elsewhere: `lit_probattn.convert.layer_names`.
+@dataclass(frozen=True)
+class LayerOptions:
+    """Arguments of every attention layer.
 
     Args:
         embed_dim: C, input and output width.
@@ -73,6 +56,39 @@ class Attention(RenamingModule):
         dropout: probability of dropping an attention weight in training, in [0, 1).
         backend: who computes it; see `lit_probattn.attention.backends`.
         rotary_dim: entries of a head that rotary positions turn; 0 for no rotary positions.
+    """
+
+    embed_dim: int
+    num_heads: int
+    _: KW_ONLY
+    head_dim: int | None = None
+    num_kv_heads: int | None = None
+    key_embed_dim: int | None = None
+    value_head_dim: int | None = None
+    bias: bool = True
+    dropout: float = 0.0
+    backend: Backend = "auto"
+    rotary_dim: int = 0
+
+
+class Attention(RenamingModule):
+    """Multi-head attention with a head size of its own; base of every variant.
+
+    Calling it: `attention(query, key=None, value=None, *, key_mask, attn_mask, is_causal, bias,
+    cache, rng, memory, query_mask, cu_seqlens, cu_seqlens_k)` maps (B, N, C) to (B, N, C).
+    `key=None` means self-attention, `value=None` means value = key. Masks follow
+    `lit_probattn.attention.masks`.
+
+    A variant either gives `reference_scores`, from which everything else follows; or names the
+    class of its core in `core_class` and gives its heads in `head_layout` and its `cost`. Arguments
+    of its own are fields of a record, a subclass of `LayerOptions` (`base/arguments.py`,
+    `by_name`), or its constructor names them and passes the common ones on.
+
+    Rows of `query_proj`, `key_proj` and `value_proj` go by head, then by component (keys of a
+    mixture that projects them all), then by entry; columns of `out_proj` by head, then by entry.
+    State dicts of layers elsewhere: `lit_probattn.convert.layer_names`.
+
+    Its arguments are the fields of `LayerOptions`, its record in `options`.
 
     Raises:
         ValueError: a size is not positive, `head_dim` is not given and H does not divide C,
@@ -82,27 +98,22 @@ class Attention(RenamingModule):
     """
 
     core: Core
+    options: LayerOptions
+    # What holds the variant's parameters; None where scores or a constructor give the core.
+    core_class: ClassVar[type[Core] | None] = None
     # Whether each of the `reference_scores` depends on its query, key and positions alone.
     pairwise: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        head_dim: int | None = None,
-        num_kv_heads: int | None = None,
-        key_embed_dim: int | None = None,
-        value_head_dim: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        backend: Backend = "auto",
-        rotary_dim: int = 0,
-        **unknown: Any,
-    ) -> None:
+    @by_name(LayerOptions)
+    def __init__(self, options: LayerOptions) -> None:
+        self.build(options)
+
+    def build(self, options: LayerOptions) -> None:
+        """Make projections and core; constructors call it with their record."""
         super().__init__()
-        for name in unknown:
-            raise TypeError(_no_such_argument(type(self), name))
+        self.options = options
+        embed_dim, num_heads, head_dim = options.embed_dim, options.num_heads, options.head_dim
+        dropout, bias = options.dropout, options.bias
         if head_dim is None:
             if num_heads < 1 or embed_dim % num_heads:
                 raise ValueError(
@@ -111,9 +122,9 @@ class Attention(RenamingModule):
                 )
             head_dim = embed_dim // num_heads
         self.embed_dim, self.head_dim, self.num_heads = embed_dim, head_dim, num_heads
-        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.key_embed_dim = embed_dim if key_embed_dim is None else key_embed_dim
-        self.value_head_dim = head_dim if value_head_dim is None else value_head_dim
+        self.num_kv_heads = _given(options.num_kv_heads, num_heads)
+        self.key_embed_dim = _given(options.key_embed_dim, embed_dim)
+        self.value_head_dim = _given(options.value_head_dim, head_dim)
         sizes = "embed_dim head_dim num_heads num_kv_heads key_embed_dim value_head_dim"
         for name in sizes.split():
             if getattr(self, name) < 1:
@@ -126,8 +137,8 @@ class Attention(RenamingModule):
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), received {dropout}")
         self.dropout, self.use_bias = dropout, bias
-        self._backend: Backend = backend
-        self.rotary = Rotary(rotary_dim, head_dim) if rotary_dim else None
+        self._backend: Backend = options.backend
+        self.rotary = Rotary(options.rotary_dim, head_dim) if options.rotary_dim else None
         heads = self.layout = self.head_layout()
         self.query_proj = nn.Linear(embed_dim, heads.query * head_dim, bias=bias)
         self.key_proj = nn.Linear(self.key_embed_dim, self.key_width, bias=bias)
@@ -136,14 +147,21 @@ class Attention(RenamingModule):
         )
         self.out_proj = nn.Linear(heads.out * self.value_head_dim, embed_dim, bias=bias)
         if self._gives_scores():
-            name = type(self).__name__
-            self.core = DerivedCore(heads, backend, self.reference_scores, name, self.pairwise)
+            name, positions = type(self).__name__, takes_positions(self.reference_scores)
+            own = OwnVariant(self.reference_scores, name, self.pairwise, positions)
+            self.core = DerivedCore(heads, options.backend, own)
+        elif self.core_class is not None:
+            self.core = self.make_core(self.core_class)
 
     # ------------------------------------------------------------------ the variant's part
     def head_layout(self) -> HeadLayout:
         """Return the heads that the projections make; called before they are made."""
         h, h_kv = self.num_heads, self.num_kv_heads
         return HeadLayout(h, h_kv, h_kv, h, self.head_dim, self.value_head_dim)
+
+    def make_core(self, core: type[Core]) -> Core:
+        """Return the core of this class, for the layer's heads and options."""
+        return core(self.layout, self._backend, self.options)
 
     def reference_scores(self, query: Tensor, key: Tensor, *positions: Tensor) -> Tensor:
         """Return the scores before mask and softmax, (B, H, N, L), of a variant without a core.
@@ -183,7 +201,7 @@ class Attention(RenamingModule):
     def __getattr__(self, name: str) -> Any:
         """Say what a variant lacks where its core is asked for."""
         if name == "core" and "core" not in vars(self).get("_modules", {}):
-            raise MissingPartError(_what_is_missing(type(self)))
+            raise AttributeError(_what_is_missing(type(self)))
         return super().__getattr__(name)
 
     def sizes(self, seq_len: int) -> Sizes:
@@ -277,8 +295,9 @@ class Attention(RenamingModule):
             out = self(*tokens, is_causal=is_causal, rng=rng, cu_seqlens=documents, **pairs)
             return nested_like(query, out)
         masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
-        packing = packing_of(cu_seqlens, cu_seqlens_k)
-        if packing is not None:
+        packing = None
+        if cu_seqlens is not None or cu_seqlens_k is not None:
+            packing = packing_of(cu_seqlens, cu_seqlens_k)
             others = {"cache": cache, "memory": memory, "attn_mask": attn_mask, "bias": bias}
             refuse_beside_documents(**others)
         if memory is None:
@@ -449,14 +468,8 @@ class AttentionFactory(Protocol):
         """Return a layer; `overrides` may set `num_heads` where stages have heads of their own."""
 
 
-def _no_such_argument(cls: type[Attention], name: str) -> str:
-    parents = cls.__mro__[: cls.__mro__.index(Attention) + 1]
-    named = [inspect.signature(c).parameters.values() for c in parents]
-    keywords = [p.name for group in named for p in group if p.kind is p.KEYWORD_ONLY]
-    close = difflib.get_close_matches(name, keywords, n=1)
-    return f"{cls.__name__} received an unexpected keyword argument {name!r}" + (
-        f"; did you mean {close[0]!r}?" if close else f"; expected {', '.join(keywords)}"
-    )
+def _given(size: int | None, otherwise: int) -> int:
+    return otherwise if size is None else size
 
 
 def split_heads(projected: Tensor, num_heads: int, keys_per_head: int = 1) -> Tensor:

@@ -7,24 +7,24 @@ embed_dim / num_heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core, Gaussians
 from lit_probattn.attention.cost import mgk as costs
 from lit_probattn.attention.cost.counting import Cost
 from lit_probattn.attention.engines.kernels import lower_points
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.numerics import (
     compute_dtype,
     repeat_heads,
     squared_distance,
 )
 from lit_probattn.attention.variant import Scores, Variant
+from lit_probattn.base.arguments import by_name
 
 Score = Literal["dot", "gaussian"]
 
@@ -74,19 +74,39 @@ class Softmax(Variant):
         return Scores(query, key[:, :, None], scale, col=norm[:, :, None])
 
 
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxOptions:
+    """Options of softmax attention.
+
+    Args:
+        score: scaled dot product, or one Gaussian per key with variance √E.
+
+    Raises:
+        ValueError: unknown score.
+    """
+
+    score: Score = "dot"
+
+    def __post_init__(self) -> None:
+        if self.score not in ("dot", "gaussian"):
+            raise ValueError(f"score must be dot or gaussian, received {self.score!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxArguments(SoftmaxOptions, LayerOptions):
+    """Arguments of `SoftmaxAttention`."""
+
+
 class SoftmaxCore(Core):
     """The kind of score; there are no parameters."""
 
     makes = Softmax
+    options_class = SoftmaxOptions
     has_gaussians: ClassVar[bool] = True
 
-    def __init__(
-        self, layout: HeadLayout, backend: Backend = "auto", *, score: Score = "dot"
-    ) -> None:
-        super().__init__(layout, backend)
-        if score not in ("dot", "gaussian"):
-            raise ValueError(f"score must be dot or gaussian, received {score!r}")
-        self.score: Score = score
+    def make_parameters(self, options: SoftmaxOptions) -> None:
+        """Keep the kind of score."""
+        self.score: Score = options.score
 
     def variant(self, call: HeadCall) -> Softmax:
         """Return the kind of score."""
@@ -109,21 +129,18 @@ class SoftmaxAttention(Attention):
         attn_weights[i, j] ∝ exp(−‖query[i] − key[j]‖² / (2 √E))         score = gaussian
     Departs from the source: nothing.
 
-    Args:
-        score: scaled dot product, or one Gaussian per key with variance √E.
-        common: the other arguments of `Attention`.
+    Its arguments are the fields of `SoftmaxOptions` and `LayerOptions`.
 
     Raises:
         ValueError: unknown score; see also `Attention`.
     """
 
     core: SoftmaxCore
+    core_class = SoftmaxCore
 
-    def __init__(
-        self, embed_dim: int, num_heads: int, *, score: Score = "dot", **common: Any
-    ) -> None:
-        super().__init__(embed_dim, num_heads, **common)
-        self.core = SoftmaxCore(self.layout, self._backend, score=score)
+    @by_name(SoftmaxArguments)
+    def __init__(self, options: SoftmaxArguments) -> None:
+        self.build(options)
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost by MGK appendix B; multiply-adds are those of grouped heads."""

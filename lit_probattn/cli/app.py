@@ -14,7 +14,6 @@ LIT_PROBATTN_CONFIGS names folders of your own with tasks/, attention/ and train
 be repeated, lets a configuration name classes of a module that is not an installed package.
 """
 
-import contextlib
 import json
 import os
 import sys
@@ -70,7 +69,7 @@ from lit_probattn.training.evaluation import (
 )
 from lit_probattn.training.init_from import Taken, init_from
 from lit_probattn.training.lightning_internals import BareCLI, meet_on_loopback
-from lit_probattn.training.logs import RunCSVLogger, RunTensorBoardLogger
+from lit_probattn.training.logs import RunCSVLogger, tensorboard_logger
 from lit_probattn.training.memory import MemoryAdvice
 from lit_probattn.training.peers import SignsOfLife
 from lit_probattn.training.preemption import StopSignals, job_name
@@ -269,7 +268,7 @@ class RunCLI(BareCLI):
             self.checkpoints.folder = plan.folder / "checkpoints"
         csv = RunCSVLogger(plan.folder, plan.steps_done)
         if self._own_loggers:
-            self.trainer.loggers = [csv, RunTensorBoardLogger(plan.folder, plan.steps_done)]
+            self.trainer.loggers = [csv, *tensorboard_logger(plan.folder, plan.steps_done)]
         elif self._named_loggers:
             self.trainer.loggers = [csv, *self._make_loggers(plan)]
         if self.trainer.is_global_zero:
@@ -444,12 +443,11 @@ def check_arguments(arguments: Sequence[str]) -> None:
     Raises:
         ConfigError: a key, a value or a file is wrong.
     """
-    with contextlib.suppress(_ParsedError):
+    try:
         _ParsingCLI(arguments)
-
-
-class _ParsedError(Exception):
-    """A command line was parsed."""
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 class _ParsingCLI(RunCLI):
@@ -458,7 +456,7 @@ class _ParsingCLI(RunCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, and end."""
         super().parse_arguments(parser, args)
-        raise _ParsedError
+        raise SystemExit(0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import cast
 
 import pandas as pd
 
@@ -151,6 +152,13 @@ def variants_table(frame: pd.DataFrame) -> list[str]:
         baseline = group["baseline"].iloc[0]
         rows.append([variant, baseline, name, code_span(arguments), *cells])
     return [*markdown_lines(pd.DataFrame(rows, columns=columns)), ""]
+
+
+def variants_of(frame: pd.DataFrame) -> list[dict[str, str]]:
+    """Return what tells the variants of a sweep apart, as plain data."""
+    columns = ["variant", "baseline", "attention_class", "attention_args", "head_dim"]
+    table = frame[columns].drop_duplicates("variant").fillna("").astype(str)
+    return cast(list[dict[str, str]], table.to_dict("records"))
 
 
 def published_table(

@@ -13,7 +13,6 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,54 +23,34 @@ import torch
 from lit_probattn.analysis.drawing import CHEAPER
 from lit_probattn.attention import recorded_choices
 from lit_probattn.base import provenance
+from lit_probattn.base.arguments import Flag, Parser
 from lit_probattn.base.errors import ChildError, ConfigError, DataError
-from lit_probattn.base.files import refuse_to_replace, replace_text
+from lit_probattn.base.files import refuse_to_replace
+from lit_probattn.experiments.page import Made, Page, as_csv, image
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import Side, round_ratios, spread, time_sides
-from lit_probattn.records.markdown import head_lines
-from lit_probattn.records.tables import markdown_lines, panels, save_png
+from lit_probattn.records.tables import markdown_lines, panels
 
 STUDIES = ("ddp_overhead", "fish_memory", "layouts", "step_ratio")
 
 
-class Parser(argparse.ArgumentParser):
-    """Errors are one line, options must be written out, and the description keeps its lines."""
-
-    def __init__(self, **options: Any) -> None:
-        options |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-        super().__init__(**options)
+class OneLineParser(Parser):
+    """Errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         """Print the message and leave with status 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def flag(default: Any, text: str, least: float = -math.inf, **more: Any) -> dict[str, Any]:
-    """Return the arguments of `add_argument`: the type is the default's; a list, several values."""
-    kind: Any = type(default)
-    if kind is list:
-        kind, more["nargs"] = type(default[0]), "+"
-    if kind in (int, float):
-        kind = partial(_number, kind, least)
-    return {"type": kind, "default": default, "help": f"{text} (default {default})", **more}
-
-
-def _number(kind: type, least: float, text: str) -> float:
-    value: float = kind(text)
-    if value < least:
-        raise argparse.ArgumentTypeError(f"expected at least {least}, received {text}")
-    return value
-
-
-SEED = {"seed": flag(0, "seed of PyTorch's generator")}
-TIMED = {
-    **SEED,
-    "device": flag("cpu", "torch device"),
-    "threads": flag(0, "CPU threads, 0 for PyTorch's choice; 1 on a machine that is shared"),
-    "warmup": flag(1, "untimed rounds", least=0),
-    "repeats": flag(5, "timed rounds", least=1),
-    "max_seconds": flag(math.inf, "no new round starts after this long; 3 rounds at least"),
-}
+SEED = (Flag("seed", "seed of PyTorch's generator", 0),)
+TIMED = (
+    *SEED,
+    Flag("device", "torch device", "cpu"),
+    Flag("threads", "CPU threads, 0 for PyTorch's choice; 1 on a machine that is shared", 0),
+    Flag("warmup", "untimed rounds", 1, least=0),
+    Flag("repeats", "timed rounds", 5, least=1),
+    Flag("max_seconds", "no new round starts after this long; 3 rounds at least", math.inf),
+)
 
 
 @dataclass(frozen=True)
@@ -93,29 +72,26 @@ class Report:
     passed: bool = True
     finding: str = ""
 
-    def text(self, facts: Mapping[str, str]) -> str:
-        """Return the report as Markdown."""
-        lines = [f"# {self.title}", "", *head_lines(facts)]
-        lines += [f"- {note}" for note in self.notes]
-        lines += ["", f"Finding: {self.finding}"] if self.finding else []
+    def page(self, facts: Mapping[str, str]) -> Page:
+        """Return the page of rows that were made as `provenance.facts` says."""
+        body = [*(f"- {note}" for note in self.notes), *([""] if self.notes else [])]
+        body += [f"Finding: {self.finding}", ""] if self.finding else []
         for caption, table in self.tables.items():
-            lines += ["", f"{caption}:", "", *markdown_lines(table)]
-        return "\n".join(lines)
-
-    def write(self, out: Path, facts: Mapping[str, str]) -> None:
-        """Write report.md, rows.csv, ratios.csv where there are ratios, and the picture."""
-        text = self.text(facts) + "\n"
-        if self.picture:
-            name = f"figures/{self.picture[1]}.png"
-            save_png(self.drawn(), out / name, " | ".join(facts.values()))
-            text += f"\n![{self.title}]({name})\n"
-        out.mkdir(parents=True, exist_ok=True)
-        replace_text(out / "report.md", text)
-        replace_text(out / "rows.csv", self.rows.assign(**facts).to_csv(index=False))
+            body += [f"{caption}:", "", *markdown_lines(table), ""]
+        pictures = {self.picture[1]: self.drawn} if self.picture else {}
+        tables = {"rows": as_csv(self.rows.assign(**facts))}
         if any("_over_" in name for name in self.rows):
             kept = [n for n in self.rows if not n.endswith(("_s", "_bytes", "_repeats"))]
-            ratios = self.rows[kept].to_csv(index=False, float_format="%.4f")
-            replace_text(out / "ratios.csv", ratios)
+            tables["ratios"] = self.rows[kept].to_csv(index=False, float_format="%.4f")
+        return Page(
+            kind="study",
+            title=self.title,
+            made=Made.by_facts(facts),
+            finding=self.finding,
+            body=[*body, *(image(name, self.title) for name in pictures)],
+            tables=tables,
+            pictures=pictures,
+        )
 
     def drawn(self) -> Any:
         """Return the figure."""
@@ -146,13 +122,15 @@ def command(
     module: str,
     description: str | None,
     run: Run,
-    flags: Mapping[str, dict[str, Any]],
+    flags: Sequence[Flag],
 ) -> Callable[..., int]:
     """Return the `main` of a study, which takes arguments and returns the exit status.
 
     Args:
         module: `__name__` of the study; if that is the program, `main` runs now.
+        description: its help.
         run: makes the report.
+        flags: its flags; of two with a name the later counts.
     """
     is_program = module == "__main__"
     name = Path(sys.argv[0]).stem if is_program else module.rpartition(".")[2]
@@ -164,11 +142,14 @@ def command(
 
     def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if arguments is None else list(arguments)
-        parser = Parser(prog=" ".join(start), description=description)
-        for word, values in flags.items():
-            parser.add_argument(f"--{word}", **values)
+        parser = OneLineParser(" ".join(start), description)
+        named = {flag.name: flag for flag in flags}
+        for flag in named.values():
+            flag.add_to(parser)
         parser.add_argument("--out", type=Path, help="report folder; without it, only printed")
         options = parser.parse_args(arguments)
+        for flag in named.values():
+            flag.check(options, parser)
         device = getattr(options, "device", "cpu")
         if getattr(options, "threads", 0):
             torch.set_num_threads(options.threads)
@@ -184,9 +165,10 @@ def command(
             print(f"error: {error}", file=sys.stderr)
             return 1
         facts = provenance.facts(shlex.join([*start, *arguments]), device)
-        print(report.text(facts))
+        page = report.page(facts)
+        print(page.summary(), end="")
         if options.out is not None:
-            report.write(options.out, facts)
+            page.write(options.out)
             print(f"\nreport: {options.out / 'report.md'}")
         return 0 if report.passed else 1
 

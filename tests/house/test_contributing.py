@@ -96,9 +96,7 @@ class CosineCore(Core):
 class CosineAttention(Attention):
     """Cosine attention."""
 
-    def __init__(self, embed_dim: int, num_heads: int, **common) -> None:
-        super().__init__(embed_dim, num_heads, **common)
-        self.core = CosineCore(self.layout, self._backend)
+    core_class = CosineCore
 
     def cost(self, seq_len: int) -> Cost:
         sizes = self.sizes(seq_len)

@@ -35,8 +35,8 @@ FLOORS = (
     ("lit_probattn/attention",),
     ("lit_probattn/kernels",),
     ("lit_probattn/randomness.py",),
-    ("lit_probattn/records", "lit_probattn/measure"),
-    ("lit_probattn/experiments",),
+    ("lit_probattn/measure", "lit_probattn/experiments"),
+    ("lit_probattn/records",),
     ("lit_probattn/base",),
     ("lit_probattn/__init__.py",),
 )

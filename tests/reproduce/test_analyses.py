@@ -285,7 +285,7 @@ def test_what_is_computed_is_reported_before_any_cell_is_studied(tmp_path, capsy
     assert {row["note"] for row in rows if not row["mean"]} == {"no model is studied"}
     assert "0 of " in text
     assert "None is finished." in text
-    assert "Machine: " in text
+    assert "- Hardware: " in text
     assert main(["fish_table8", *words]) == 2  # nothing of it is computed
     assert "no cell of fish_table8 is finished: nothing to report" in capsys.readouterr().err
 
@@ -357,7 +357,7 @@ def test_a_table_trains_studies_and_reports_and_does_nothing_twice(tmp_path, cap
     assert main([*words, "--report"]) == 2
     assert main(words) == 0
     first = capfd.readouterr().out
-    assert first.count("head_distance starts; log") == 2
+    assert first.count("head_distance: starts; log") == 2
     out = tmp_path / "runs/reproduce/reports/fish_table8"
     summary = pd.read_csv(out / "ratios.csv").set_index(["row", "metric"])
     layers = list((tmp_path / "runs/reproduce/studies").glob("*softmax*/*/*_layers.csv"))
@@ -370,7 +370,7 @@ def test_a_table_trains_studies_and_reports_and_does_nothing_twice(tmp_path, cap
     assert again.count("finished before, not run again") == 2
     (layers[0].parent / "head_distance.md").unlink()  # as after an interruption
     assert main(words) == 0
-    assert capfd.readouterr().out.count("head_distance starts; log") == 1
+    assert capfd.readouterr().out.count("head_distance: starts; log") == 1
 
 
 @pytest.mark.slow
@@ -380,4 +380,6 @@ def test_a_study_that_fails_is_tried_again_and_told(tmp_path, capfd):
     assert main(words) == 1  # sequences of 16 positions have no 64
     told = capfd.readouterr()
     (line,) = [line for line in told.err.splitlines() if line.startswith("failed: ")]
-    assert line.startswith("failed: wikitext_small, Softmax, 8 heads, seed 0: spectrum ended with")
+    assert line.startswith(
+        "failed: wikitext_small, Softmax, 8 heads, seed 0, spectrum: spectrum ended with"
+    )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import Cache, LinearState
-from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh
+from lit_probattn.attention.call import HeadCall, key_or_fresh
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.cost import mgk as costs
 from lit_probattn.attention.cost.counting import Cost
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.linear.features import (
     FeatureMap,
     FeatureName,
@@ -25,7 +25,38 @@ from lit_probattn.attention.linear.features import (
 )
 from lit_probattn.attention.linear.functions import Linear, LinearForm, check_linear
 from lit_probattn.attention.numerics import check_choice, compute_dtype
+from lit_probattn.base.arguments import by_name
 from lit_probattn.randomness import RandomKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearOptions:
+    """Options of linear attention.
+
+    Args:
+        feature_map: `elu` (elu(x) + 1), `relu`, `dpfp`, or `favor` (random features for exp(q · k /
+            √E)).
+        num_features: F of `favor`. None means E ln E. Training draws them anew in every step, by
+            the step's key; evaluation uses the ones that the layer was made with.
+        dpfp_nu: ν of `dpfp`; F = 2 E ν.
+        feature_norm: `sum` divides features by their sum.
+    """
+
+    feature_map: FeatureName = "elu"
+    num_features: int | None = None
+    dpfp_nu: int = 1
+    feature_norm: FeatureNorm = "none"
+
+    def form(self) -> LinearForm:
+        """Return feature map and switches."""
+        return LinearForm(FeatureMap(self.feature_map, self.feature_norm, self.dpfp_nu))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearArguments(LinearOptions, LayerOptions):
+    """Arguments of `LinearAttention`, without rotary positions."""
+
+    rotary_dim: int = field(default=0, init=False)
 
 
 class LinearCore(Core):
@@ -36,16 +67,11 @@ class LinearCore(Core):
     projection: Tensor | None
     key_shift: Tensor | None
 
-    def __init__(
-        self,
-        layout: HeadLayout,
-        backend: Backend = "auto",
-        *,
-        form: LinearForm,
-        num_features: int | None = None,
-    ) -> None:
-        super().__init__(layout, backend)
-        size = layout.head_dim
+    options_class: ClassVar[type[LinearOptions]] = LinearOptions
+
+    def make_parameters(self, options: LinearOptions) -> None:
+        """Draw random features, if there are any."""
+        size, num_features, form = self.layout.head_dim, options.num_features, options.form()
         check_feature_map(form.features, size)
         _check_form(form, num_features)
         self.form = form
@@ -118,44 +144,20 @@ class LinearAttention(Attention):
     There is no additive bias (no scores). Boolean `attn_mask` needs `backend="reference"`. The
     released codes of MGK differ in denominator and output factor: see `ReleasedLinearAttention`.
 
-    Args:
-        feature_map: `elu` (elu(x) + 1), `relu`, `dpfp`, or `favor` (random features for exp(q · k /
-            √E)).
-        num_features: F of `favor`. None means E ln E. Training draws them anew in every step, by
-            the step's key; evaluation uses the ones that the layer was made with.
-        dpfp_nu: ν of `dpfp`; F = 2 E ν.
-        feature_norm: `sum` divides features by their sum.
-        common: the other arguments of `Attention`, without rotary positions; `dropout` drops
-            values; `backend=reference` materialises the maps, `blockwise` and `triton` are O(N).
+    Its arguments are the fields of `LinearOptions` and of `LayerOptions`, without rotary positions.
+    `dropout` drops values; `backend=reference` materialises the maps, `blockwise` and `triton` are
+    O(N).
 
     Raises:
         ValueError: an unknown name, or options that contradict each other; see also `Attention`.
     """
 
     core: LinearCore
+    core_class: ClassVar[type[Core]] = LinearCore
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        feature_map: FeatureName = "elu",
-        num_features: int | None = None,
-        dpfp_nu: int = 1,
-        feature_norm: FeatureNorm = "none",
-        **common: Any,
-    ) -> None:
-        super().__init__(embed_dim, num_heads, rotary_dim=0, **common)
-        features = FeatureMap(feature_map, feature_norm, dpfp_nu)
-        self.core = self.make_core(form=self.make_form(features), num_features=num_features)
-
-    def make_form(self, features: FeatureMap) -> LinearForm:
-        """Return feature map and switches."""
-        return LinearForm(features)
-
-    def make_core(self, **options: Any) -> LinearCore:
-        """Return the core for these options."""
-        return LinearCore(self.layout, self._backend, **options)
+    @by_name(LinearArguments)
+    def __init__(self, options: LinearArguments) -> None:
+        self.build(options)
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost of the O(N) form without a causal mask, by MGK appendix B's rule."""

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.engines.blocks import block_length
@@ -28,7 +27,7 @@ from lit_probattn.attention.numerics import (
 )
 from lit_probattn.attention.variant import Engine, Variant
 
-__all__ = ["DerivedCore", "OwnScores"]
+__all__ = ["DerivedCore", "OwnScores", "OwnVariant", "takes_positions"]
 
 # From queries (B, H, N, E) and keys (B, H, L, E) to scores (B, H, N, L); two more arguments are the
 # positions of queries (N,) and of keys (L,).
@@ -144,13 +143,12 @@ class DerivedCore(Core):
 
     makes = OwnVariant
 
-    def __init__(
-        self, layout: HeadLayout, backend: Backend, scores: OwnScores, name: str, pairwise: bool
-    ) -> None:
-        super().__init__(layout, backend)
-        self.knows_positions = takes_positions(scores)
-        self.takes_padding = pairwise
-        self._variant = OwnVariant(scores, name, pairwise, self.knows_positions)
+    options_class = OwnVariant
+
+    def make_parameters(self, options: OwnVariant) -> None:
+        """Keep the variant, which is the same for every call."""
+        self.knows_positions, self._variant = options.positions, options
+        self.takes_padding = options.pairwise
 
     @property
     def name(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,7 @@ from lit_probattn.experiments.expectations import (
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.analyses.computed import Computed
 from lit_probattn.reproduce.analyses.table import Analysis
-from lit_probattn.reproduce.studies import CellStudy
+from lit_probattn.reproduce.studies import CellStudy, run_studies
 
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). The published number counts as the mean of "
@@ -63,7 +62,7 @@ class AnalysisReport(Report):
 
     def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
         """Study the trained cells."""
-        return self.study.make(cells, jobs=jobs, devices=devices)
+        return run_studies(self.study.jobs(cells), jobs, devices)
 
     def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
         """Say how many cells are to be studied, and the commands."""
@@ -226,10 +225,8 @@ class AnalysisReport(Report):
         chosen = [firsts[name] for name in self.table.rows if name in firsts]
         return [(cell, self.study.pictures(cell)) for cell in chosen]
 
-    def write(self, folder: Path) -> str:
-        """Write what every report has, and the pictures of the studies."""
-        table = super().write(folder)
-        for cell, paths in self._pictures:
-            for path in paths:
-                shutil.copyfile(path, folder / "figures" / f"{cell.row.name}_{path.name}")
-        return table
+    def copies(self) -> dict[str, Path]:
+        """Return the pictures of the studies."""
+        return {
+            f"{cell.row.name}_{path.stem}": path for cell, paths in self._pictures for path in paths
+        }

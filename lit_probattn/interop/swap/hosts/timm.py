@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from lit_probattn.attention.call import with_dropout
 from lit_probattn.attention.core import Core
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.interop.swap.core import head_call, mean_of_groups, scaled
 from lit_probattn.interop.swap.hosts.base import (
-    CannotSwap,
     Host,
     Place,
     Sizes,
@@ -59,6 +59,10 @@ class Swapped(nn.Module):
         self.core, self.groups = core, weights.groups
         self.num_heads, self.head_dim = core.layout.out, core.layout.head_dim
         self.train(old.training)
+        self.keep(old)
+
+    def keep(self, old: Any) -> None:
+        """Take over what else timm's layer has."""
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query (B, H, N, E), key (B, H_kv·K, N, E) and value, normed."""
@@ -92,8 +96,8 @@ class SwappedTokens(Swapped):
 class SwappedRotary(Swapped):
     """In the place of timm's `AttentionRope` and `EvaAttention`."""
 
-    def __init__(self, old: Any, weights: HeadWeights, core: Core) -> None:
-        super().__init__(old, weights, core)
+    def keep(self, old: Any) -> None:
+        """Take over how it rotates."""
         self.num_prefix_tokens = old.num_prefix_tokens
         self.rotate_half = getattr(old, "rotate_half", False)
 
@@ -124,8 +128,8 @@ class SwappedRotary(Swapped):
 class _WithTable(Swapped):
     """A layer whose host keeps a table of relative positions, under `host.`, with its methods."""
 
-    def __init__(self, old: Any, weights: HeadWeights, core: Core) -> None:
-        super().__init__(old, weights, core)
+    def keep(self, old: Any) -> None:
+        """Take over its tables."""
         for name in (*_PROJECTIONS, "attn_drop", "proj_drop"):
             if hasattr(old, name):
                 setattr(old, name, None)
@@ -153,9 +157,10 @@ class SwappedBeit(_WithTable):
 class SwappedWindows(_WithTable):
     """In the place of Swin's `WindowAttention`, first and second version."""
 
-    def __init__(self, old: Any, weights: HeadWeights, core: Core) -> None:
-        super().__init__(old, weights, core)
-        core.auto_kind = "window"
+    def keep(self, old: Any) -> None:
+        """Take over its tables; the core attends in windows."""
+        super().keep(old)
+        self.core.auto_kind = "window"
 
     @property
     def window_size(self) -> tuple[int, int]:
@@ -231,7 +236,7 @@ class TimmHost(Host):
         """Return the sizes of a layer of which we keep everything."""
         old: Any = place.module
         if isinstance(old, Swapped):
-            raise CannotSwap("it is one of our layers already")
+            raise UnsupportedError("it is one of our layers already")
         for name in ("qkv", "q_proj", "k_proj", "v_proj", "proj"):
             if getattr(old, name, None) is not None:
                 plain_linear(name, getattr(old, name))
