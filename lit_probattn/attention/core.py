@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import BACKENDS, Backend, attend, choose, engines_of
 from lit_probattn.attention.cache import Cache, KVCache
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_heads, outline
-from lit_probattn.attention.documents import attend_to_documents, weights_of_documents
+from lit_probattn.attention.engines.documents import attend_to_documents, weights_of_documents
 from lit_probattn.attention.numerics import autocast_off
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.attention.variant import Engine, Variant
