@@ -269,7 +269,7 @@ AUTO = [
     (MGKAttention, SMGK, False, 4096, "native", "sdpa"),
     (MGKAttention, SMGK | {"head_dim": 16}, False, 4096, "native", "sdpa"),
     (MGKAttention, SMGK | {"head_dim": 8}, False, 4096, "native", "sdpa"),
-    (MGKAttention, SMGK, False, 63, "reference", "reference"),
+    (MGKAttention, SMGK, False, 16, "native", "reference"),
     (MGKAttention, SMGK | {"head_dim": 8}, True, 4096, "native", "blockwise"),
     (FiSHAttention, FISH, False, 4096, "native", "blockwise"),
     (FiSHAttention, FISH, False, 256, "native", "reference"),
