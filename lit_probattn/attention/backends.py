@@ -169,6 +169,9 @@ def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> s
             name = "reference"
         if name not in engines:
             continue
+        counted = least and not call.is_dynamic  # nobody is asked about a call too short
+        if counted and min(call.query.shape[2], call.num_keys) < int(least):
+            continue
         reason = engines[name].refusal(call, variant)
         if reason is not None:
             reasons[name] = reason
@@ -176,7 +179,7 @@ def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> s
             most = STORE_UP_TO if call.graph is None else TRACE_UP_TO
             if call.is_dynamic or call.num_scores * variant.score_maps <= most:
                 return name
-        elif not least or min(call.query.shape[2], call.num_keys) >= int(least):
+        else:
             return name
     told = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
     raise NotImplementedError(f"{variant.name}: no backend serves this call: {told}")

@@ -12,6 +12,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention
 from lit_probattn.tasks import SequenceClassifier
+from tests.attention.engines.reading import file_of, path
 from tests.support.helpers import skip_without_library
 from tests.support.paths import ROOT
 
@@ -86,22 +87,27 @@ def test_a_batch_passes_few_files_and_each_once(monkeypatch):
         assert not any(file.startswith("kernels/") for file in files)
 
 
-def by_tiles(dropout):
-    """Return the files of a batch where the C library of the CPU serves, but for its own."""
+def test_few_files_of_attention_lie_between_x_and_y():
+    """Those of `EVERYWHERE` count here."""
+    for name, most in (("smgk", 11), ("fish", 12), ("mlk", 12), ("a user's class", 9)):
+        files = {file_of(function) for function in path(name, 0.0)}
+        assert len(files) <= most, (name, sorted(files))
+
+
+def test_tiles_in_c_stand_where_fused_attention_does():
     skip_without_library("native")
-    files = dict.fromkeys(smgk_on_listops(dropout))
-    return [file for file in files if not file.startswith("kernels/")]
-
-
-def test_dropout_takes_the_same_path():
-    assert by_tiles(0.1) == by_tiles(0.0)
+    without, found = (
+        [f for f in dict.fromkeys(smgk_on_listops(p)) if not f.startswith("kernels/")]
+        for p in (0.0, 0.1)
+    )
+    assert [f.replace("native.py", "sdpa.py") for f in found] == without
 
 
 def test_the_drawing_in_contributing_names_these_files_in_order():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     drawing = text.split("## The path of one batch")[1].split("```")[1]
     drawn = re.findall(r"^\s*([\w/]+\.py)", drawing, re.MULTILINE)
-    assert drawn == by_tiles(0.0)
+    assert drawn == list(dict.fromkeys(smgk_on_listops(0.0)))
 
 
 def test_the_count_sees_a_climb():
