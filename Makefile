@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST ?= .venv-oldest
 # Extras that the tests need.
-EXTRAS := completion,entmax,interop,rl,series,slurm,text
+EXTRAS := completion,demo,entmax,html,interop,rl,series,slurm,tensorboard,text
 # Threads of the numerical libraries inside each test process.
 export OMP_NUM_THREADS ?= 1
 

@@ -22,14 +22,13 @@ _EQUATION = re.compile(r"^```math\n(.+?)\n```$", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the front page of the reports with all that it links to, and pictures that pages name."""
-    from profiling.report.index import write_index
-
-    out = ROOT / "build/reports"
-    for path in write_index(ROOT / "reports", out=out):
-        place = f"reports/{path.relative_to(out).as_posix()}"
-        files.append(File.generated(config, place, abs_src_path=str(path)))
-    for page in list(files.documentation_pages()):
+    """Add the reports as pages, and the pictures that pages name."""
+    own = list(files.documentation_pages())
+    for path in sorted((ROOT / "reports").rglob("*")):
+        if path.suffix in (".md", ".png"):
+            name = path.relative_to(ROOT).as_posix()
+            files.append(File.generated(config, name, abs_src_path=str(path)))
+    for page in own:
         for name in _PICTURE.findall(Path(page.abs_src_path or "").read_text(encoding="utf-8")):
             if files.get_file_from_path(name) is None:
                 source = str(ROOT / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from lit_probattn.cli.shards import add_shard_flags, shard_of
 from profiling.kernels.command import add_arguments as add_kernels_arguments
 from profiling.studies.study import STUDIES, Parser
 
-REPORT_FILES = ("report.md", "rows.csv", "ratios.csv", "report.html")
+REPORT_FILES = ("report.md", "report.json", "rows.csv", "ratios.csv", "report.html")
 REPORTS = ("reports", "runs")  # committed ones; what commands have just written
 
 
@@ -37,19 +38,16 @@ def make_parser() -> argparse.ArgumentParser:
     which.add_argument("--config", help="the sweep's file")
     which.add_argument(
         "--index",
-        nargs="?",
-        const=REPORTS,
+        nargs="*",
         metavar="FOLDER",
-        help="instead, a front page of all reports in a folder (default: reports and runs), each "
-        "as a page",
+        help="instead, write README.md of folders: what their reports found (default: reports and "
+        "runs)",
     )
     report.add_argument(
         "--results",
         help="results folder (default runs/profiling/NAME), or a report's, whose rows are taken",
     )
-    report.add_argument(
-        "--out", help="report folder (default reports/NAME); of --index, build/reports"
-    )
+    report.add_argument("--out", help="report folder (default reports/NAME)")
     report.add_argument("--html", action="store_true", help="also write one self-contained page")
     report.add_argument(
         "--compare", nargs=2, metavar=("A", "B"), help="compare two results folders instead"
@@ -138,16 +136,18 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _index(options: argparse.Namespace) -> int:
-    from profiling.report.index import OUT, write_index
+    from lit_probattn.base.files import refuse_to_replace
+    from lit_probattn.experiments.page import FRONT, write_front_page
 
-    for name in ("results", "html", "compare"):
+    for name in ("results", "out", "html", "compare"):
         if getattr(options, name):
             raise ConfigError(f"--index takes no --{name}, which belongs to a sweep")
-    asked = REPORTS if options.index is REPORTS else (options.index,)
-    folders = [Path(name) for name in asked]
+    folders = [Path(name) for name in options.index or REPORTS]
     there = [folder for folder in folders if folder.is_dir()]
-    page, *others = write_index(*(there or folders), out=Path(options.out or OUT))
-    print(f"{page}: {len(others)} reports")
+    refuse_to_replace(folder / FRONT for folder in there)
+    command = shlex.join(["lit-probattn", "report", "--index", *options.index])
+    for folder in (there if not options.index else folders) or folders:
+        print(write_front_page(folder, command))
     return 0
 
 
@@ -163,7 +163,7 @@ def _memory(options: argparse.Namespace) -> int:
 
 def _kernels(options: argparse.Namespace) -> int:
     from lit_probattn.base.files import refuse_to_replace
-    from profiling.kernels.command import refuse_flags_not_read, run, write
+    from profiling.kernels.command import refuse_flags_not_read, run
     from profiling.kernels.config import load_kernels, narrowed
     from profiling.kernels.speed import run_kernels
 
@@ -180,13 +180,12 @@ def _kernels(options: argparse.Namespace) -> int:
             cases=options.cases,
         )
         folder = None if options.out is None else Path(options.out)
-        text, passed = run_kernels(config, Path.cwd(), folder)
-        rows: list[dict[str, object]] = []
+        page, passed = run_kernels(config, Path.cwd(), folder)
     else:
-        text, rows, passed = run(options)
-    print(text)
+        page, passed = run(options)
+    print(page.summary(), end="")
     if options.out:
-        write(Path(options.out), text, rows)
+        page.write(Path(options.out))
     return 0 if passed else 1
 
 

@@ -10,11 +10,11 @@ from lit_probattn.attention.cache import Memory as Memory
 from lit_probattn.attention.call import HeadCall as HeadCall
 from lit_probattn.attention.call import HeadLayout as HeadLayout
 from lit_probattn.attention.core import Core as Core
+from lit_probattn.attention.cost.counting import Cost as Cost
 from lit_probattn.attention.fish.layer import FiSHAttention as FiSHAttention
 from lit_probattn.attention.fish.linear_layer import LinearFiSHAttention as LinearFiSHAttention
 from lit_probattn.attention.layer import Attention as Attention
 from lit_probattn.attention.layer import AttentionFactory as AttentionFactory
-from lit_probattn.attention.layer import Cost as Cost
 from lit_probattn.attention.linear.layer import LinearAttention as LinearAttention
 from lit_probattn.attention.linear.mlk import MLKAttention as MLKAttention
 from lit_probattn.attention.mgk.layer import MGKAttention as MGKAttention

@@ -11,14 +11,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core, ParameterTable
-from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.mgk import softmax_like
 from lit_probattn.attention.engines.loop import num_iterations
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Normaliser, Scores, Variant
+from lit_probattn.base.arguments import by_name
 from lit_probattn.base.graphs import is_transformed, written
 
 # Range of α: at 1 the mapping is the softmax, which its formula reaches only in the limit.
@@ -189,19 +190,32 @@ class AST(Variant):
         return {"normaliser": "entmax"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ASTOptions:
+    """Options of adaptively sparse attention.
+
+    Args:
+        alpha: `learned` per head, with a ~ N(0, 1) at the start, or a number in [1.01, 2] for all
+            heads: 1.5, or 2 for sparsemax.
+    """
+
+    alpha: Literal["learned"] | float = "learned"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ASTArguments(ASTOptions, LayerOptions):
+    """Arguments of `ASTAttention`."""
+
+
 class ASTCore(Core):
     """α of every head; see `ASTAttention`."""
 
     makes = AST
+    options_class = ASTOptions
 
-    def __init__(
-        self,
-        layout: HeadLayout,
-        backend: Backend = "auto",
-        *,
-        alpha: Literal["learned"] | float = "learned",
-    ) -> None:
-        super().__init__(layout, backend)
+    def make_parameters(self, options: ASTOptions) -> None:
+        """Make α of every head, if it is learned."""
+        layout, alpha = self.layout, options.alpha
         _require_entmax()
         self.pre_alpha: nn.Parameter | None = None
         self.fixed_alpha = 0.0
@@ -248,33 +262,25 @@ class ASTAttention(Attention):
     its gradient is undetermined at 1; below, a gets no gradient. FiSH does not say which α its
     comparison used; AST learns it.
 
-    Args:
-        alpha: `learned` per head, with a ~ N(0, 1) at the start, or a number in [1.01, 2] for all
-            heads: 1.5, or 2 for sparsemax.
-        common: the other arguments of `Attention`.
+    Its arguments are the fields of `ASTOptions` and `LayerOptions`.
 
     Raises:
         ValueError: α is out of range, or the package `entmax` is not installed; see also
             `Attention`.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        alpha: Literal["learned"] | float = "learned",
-        **common: Any,
-    ) -> None:
-        super().__init__(embed_dim, num_heads, **common)
-        self.core = ASTCore(self.layout, self._backend, alpha=alpha)
+    core_class = ASTCore
+
+    @by_name(ASTArguments)
+    def __init__(self, options: ASTArguments) -> None:
+        self.build(options)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost of softmax attention (MGK appendix B): N²H(4E−1) + NHE(6C+2HE−5).
+        """Return the cost of softmax attention (MGK appendix B).
 
         Neither paper counts the bisection, which has no matrix products.
         """
-        return self.softmax_cost(seq_len)
+        return softmax_like(self.sizes(seq_len))
 
 
 def check_alpha(alpha: str | float) -> float:

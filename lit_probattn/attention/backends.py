@@ -23,7 +23,7 @@ from lit_probattn.attention.numerics import autocast_off
 from lit_probattn.attention.variant import BACKENDS as BACKENDS
 from lit_probattn.attention.variant import GPU_BACKENDS as GPU_BACKENDS
 from lit_probattn.attention.variant import Backend as Backend
-from lit_probattn.attention.variant import Engine, Variant
+from lit_probattn.attention.variant import Engine, Variant, first_lack
 
 logger = logging.getLogger("lit_probattn")
 
@@ -140,9 +140,10 @@ def choose(variant: Variant, requested: str, call: HeadCall, kind: str = "") -> 
             f"{name} has no backend {requested!r}; use one of: auto, {', '.join(engines)}"
         )
     else:
-        reason = engines[requested].refusal(call, variant)
+        reason = reason_against(engines[requested], call, variant)
         if reason is not None:
-            serving = ["auto", *(n for n, e in engines.items() if e.refusal(call, variant) is None)]
+            reasons = {n: reason_against(engine, call, variant) for n, engine in engines.items()}
+            serving = ["auto", *(n for n, against in reasons.items() if against is None)]
             raise NotImplementedError(
                 f"{name}: backend {requested!r} {reason}; for this call use one of: "
                 f"{', '.join(serving)}"
@@ -155,6 +156,18 @@ def choose(variant: Variant, requested: str, call: HeadCall, kind: str = "") -> 
             logger.info("attention backend: %s -> %s (asked for %s)", label, chosen, requested)
         _choices[label] = chosen
     return chosen
+
+
+def reason_against(engine: Engine, call: HeadCall, variant: Variant) -> str | None:
+    """Return why an engine cannot serve a call of a variant ("cannot …"), or None if it can."""
+    needs = variant.needs() | dict.fromkeys(call.features(), "")
+    reason = first_lack(needs, engine.lacks)
+    if reason is not None:
+        return reason
+    for name, size in variant.sizes(call).items():
+        if size > engine.limits.get(name, size):
+            return f"cannot hold {size} {name}: at most {engine.limits[name]}"
+    return engine.missing(call, variant)
 
 
 def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> str:
@@ -172,7 +185,7 @@ def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> s
         counted = least and not call.is_dynamic  # nobody is asked about a call too short
         if counted and min(call.query.shape[2], call.num_keys) < int(least):
             continue
-        reason = engines[name].refusal(call, variant)
+        reason = reason_against(engines[name], call, variant)
         if reason is not None:
             reasons[name] = reason
         elif stores:

@@ -11,6 +11,7 @@ from lit_probattn.attention.cache import Cache, KVCache
 from lit_probattn.attention.draws import fresh_key
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.numerics import compute_dtype
+from lit_probattn.attention.packing import Packing
 from lit_probattn.base.graphs import Graph, is_symbol, is_transformed, written
 from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import AttentionDropout, RandomKey
@@ -58,6 +59,9 @@ class HeadCall:
         first_key: position of the first key, where the keys are a part of those that the masks are
             for. None means they are all.
         num_terms: how many of these keys, the first, have their terms β in the cache.
+        fused: whether the engine is kernels of ours, so that the normal form may be one, too.
+        packing: documents of the tokens, each of which attends to itself alone. None means that a
+            row is one. Other masks than `key_mask` and `is_causal` are refused beside it.
         on: type of device that the call is an outline for; None means that of the tensors.
     """
 
@@ -73,6 +77,8 @@ class HeadCall:
     first_query: int | None = None
     first_key: int | None = None
     num_terms: int = 0
+    fused: bool = False
+    packing: Packing | None = None
     on: str | None = None
 
     @property
@@ -92,6 +98,17 @@ class HeadCall:
         if self.first_query is not None:
             return self.first_query
         return 0 if self.cache is None else self.masks.num_keys - self.masks.num_queries
+
+    def refuse_documents(self, what: str) -> None:
+        """Refuse packed documents where only one row at a time can be looked at.
+
+        Raises:
+            NotImplementedError: the call is packed; the message begins with `what`.
+        """
+        if self.packing is not None:
+            raise NotImplementedError(
+                f"{what} of packed documents are not computed: ask for those of each document"
+            )
 
     def scale_ratio(self) -> float:
         """Return `scale` in units of 1/√E; 1 where it is not given."""

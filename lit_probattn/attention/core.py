@@ -8,14 +8,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import BACKENDS, Backend, attend, choose, engines_of
 from lit_probattn.attention.cache import Cache, KVCache
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_heads, outline
+from lit_probattn.attention.engines.documents import attend_to_documents, weights_of_documents
 from lit_probattn.attention.numerics import autocast_off
+from lit_probattn.attention.rotary import Rotary
 from lit_probattn.attention.variant import Engine, Variant
 
 
@@ -54,14 +56,19 @@ class Core(nn.Module):
     Args:
         layout: heads and their sizes.
         backend: implementation to use; see `lit_probattn.attention.backends`.
+        options: the variant's, an instance of `options_class`. None means its defaults.
+        rotary: turns keys, for variants that change them before.
 
     Raises:
-        ValueError: `backend` is unknown.
-        TypeError: a part of the core is missing; the message names it.
+        ValueError: `backend` is unknown, or see `make_parameters`.
+        TypeError: a part of the core is missing, or the options are another variant's; the message
+            names it.
     """
 
     # The class of the variants that it makes.
     makes: ClassVar[type[Variant]]
+    # The record of its options.
+    options_class: ClassVar[type[Any]] = object
     # Row of `backends.AUTO` in place of the variant's own.
     auto_kind: str = ""
     # Whether scores depend on positions, so that a query by itself gives something else.
@@ -71,9 +78,24 @@ class Core(nn.Module):
     # Whether `gaussians` and `posterior` exist.
     has_gaussians: ClassVar[bool] = False
     has_components: bool = False
+    # Whether padded keys behind a mask change nothing, so that packed documents may be padded.
+    takes_padding: bool = True
 
-    def __init__(self, layout: HeadLayout, backend: Backend = "auto") -> None:
+    def __init__(
+        self,
+        layout: HeadLayout,
+        backend: Backend = "auto",
+        options: Any = None,
+        *,
+        rotary: Rotary | None = None,
+    ) -> None:
         super().__init__()
+        options = self.options_class() if options is None else options
+        if not isinstance(options, self.options_class):
+            raise TypeError(
+                f"{type(self).__name__} has the options of {self.options_class.__name__}, received "
+                f"{options!r}"
+            )
         if backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
         lacking = [] if hasattr(type(self), "makes") else ["makes"]
@@ -83,7 +105,15 @@ class Core(nn.Module):
                 f"{type(self).__name__} lacks {', '.join(lacking)}, which a core gives; a layer "
                 f"that defines reference_scores(self, query, key) needs no core"
             )
-        self.layout, self.backend = layout, backend
+        self.layout, self.backend, self.rotary = layout, backend, rotary
+        self.make_parameters(options)
+
+    def make_parameters(self, options: Any) -> None:
+        """Make what the variant learns; `options` is an instance of `options_class`.
+
+        Raises:
+            ValueError: options contradict each other or the layout.
+        """
 
     def forward(self, call: HeadCall) -> Tensor:
         """Attend; (B, H, N, E_v) in the dtype of the queries.
@@ -94,6 +124,9 @@ class Core(nn.Module):
             NotImplementedError: the requested backend cannot serve the call.
         """
         self.admit(call)
+        if call.packing is not None:
+            form = {"pads": self.takes_padding, "has_scores": self.makes.has_scores}
+            return attend_to_documents(self, call, self.layout.out, **form)
         with autocast_off(call.query):
             if self.training and self.has_m_step:
                 self.accumulate_m_step(call)
@@ -133,11 +166,16 @@ class Core(nn.Module):
         """
         check_heads(call, self.layout, self.name, self.has_components)
 
-    def cross_refusal(self) -> str | None:
-        """Say why queries of another sequence cannot attend ("cannot …"), or None if they can."""
-        return None
-
     # ------------------------------------------------------------------ choosing
+    def needs(self) -> dict[str, str]:
+        """Return what the variant needs in its present mode; see `Variant.needs`."""
+        return self._outlined.needs()
+
+    @property
+    def _outlined(self) -> Variant:
+        """The variant of a call that has sizes and no numbers."""
+        return self.variant(outline(self.layout, 1, 1, 1))
+
     @property
     def name(self) -> str:
         """Name of the variant."""
@@ -146,9 +184,9 @@ class Core(nn.Module):
     @property
     def backends(self) -> Mapping[str, Engine]:
         """The engines, by name, that serve the variant in its present mode, if not every call."""
-        variant = self.variant(outline(self.layout, 1, 1, 1))
-        needs = variant.needs().keys()
-        return {n: engine for n, engine in engines_of(variant).items() if not needs & engine.lacks}
+        variant = self._outlined
+        needs, engines = variant.needs().keys(), engines_of(variant)
+        return {name: engine for name, engine in engines.items() if not needs & engine.lacks}
 
     def unambiguous_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
         """Return the pairs whose winning component leads by more than rounding, (B, H, N, L).
@@ -169,6 +207,7 @@ class Core(nn.Module):
     # ------------------------------------------------------------------ maps, for analysis
     def scores(self, call: HeadCall) -> Tensor:
         """Return the call's scores before mask and softmax by the equation, (B, H, N, L)."""
+        call.refuse_documents("scores")
         return self.variant(call).scores(call.precise())
 
     def weights(self, call: HeadCall) -> Tensor:
@@ -180,6 +219,8 @@ class Core(nn.Module):
             NotImplementedError: the variant has no maps.
         """
         self.admit(call)
+        if call.packing is not None:
+            return weights_of_documents(self.weights, call, self.layout.out)
         with autocast_off(call.query):
             variant = self.variant(call)
             variant.check(call)

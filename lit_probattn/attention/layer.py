@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -15,10 +13,21 @@ from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.call import HeadCall, HeadLayout, with_dropout
 from lit_probattn.attention.core import Core
-from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
+from lit_probattn.attention.cost.counting import Cost, Sizes
+from lit_probattn.attention.cost.own import of_scores
+from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.masks import make_masks
-from lit_probattn.attention.own.derived import DerivedCore, count_score_macs
+from lit_probattn.attention.own.derived import DerivedCore, OwnVariant, takes_positions
+from lit_probattn.attention.packing import (
+    Packing,
+    nested_like,
+    packing_of,
+    refuse_beside_documents,
+    tokens_of_nested,
+)
 from lit_probattn.attention.rotary import Rotary
+from lit_probattn.attention.variant import first_lack
+from lit_probattn.base.arguments import by_name
 from lit_probattn.base.graphs import reject_nested
 from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import RandomKey
@@ -31,24 +40,13 @@ class MissingPartError(AttributeError):
 def _what_is_missing(cls: type) -> str:
     return (
         f"{cls.__name__} has neither reference_scores nor a core: define reference_scores(self, "
-        f"query, key), which returns the scores (batch, heads, queries, keys), or set self.core"
+        f"query, key), which returns the scores (batch, heads, queries, keys), or name core_class"
     )
 
 
-class Attention(RenamingModule):
-    """Multi-head attention with a head size of its own; base of every variant.
-
-    Calling it: `attention(query, key=None, value=None, *, key_mask, attn_mask, is_causal, bias,
-    cache, rng, memory, query_mask)` maps (B, N, C) to (B, N, C). `key=None` means self-attention,
-    `value=None` means value = key. Masks follow `lit_probattn.attention.masks`.
-
-    A variant names its own arguments and passes the common ones on. It either gives
-    `reference_scores`, from which everything else follows; or gives its heads in `head_layout`,
-    sets `self.core` after the projections exist, and gives its `cost`.
-
-    Rows of `query_proj`, `key_proj` and `value_proj` go by head, then by component (keys of a
-    mixture that projects them all), then by entry; columns of `out_proj` by head, then by entry.
-    State dicts of layers elsewhere: `lit_probattn.convert.layer_names`.
+@dataclass(frozen=True)
+class LayerOptions:
+    """Arguments of every attention layer.
 
     Args:
         embed_dim: C, input and output width.
@@ -62,6 +60,39 @@ class Attention(RenamingModule):
         dropout: probability of dropping an attention weight in training, in [0, 1).
         backend: who computes it; see `lit_probattn.attention.backends`.
         rotary_dim: entries of a head that rotary positions turn; 0 for no rotary positions.
+    """
+
+    embed_dim: int
+    num_heads: int
+    _: KW_ONLY
+    head_dim: int | None = None
+    num_kv_heads: int | None = None
+    key_embed_dim: int | None = None
+    value_head_dim: int | None = None
+    bias: bool = True
+    dropout: float = 0.0
+    backend: Backend = "auto"
+    rotary_dim: int = 0
+
+
+class Attention(RenamingModule):
+    """Multi-head attention with a head size of its own; base of every variant.
+
+    Calling it: `attention(query, key=None, value=None, *, key_mask, attn_mask, is_causal, bias,
+    cache, rng, memory, query_mask, cu_seqlens, cu_seqlens_k)` maps (B, N, C) to (B, N, C).
+    `key=None` means self-attention, `value=None` means value = key. Masks follow
+    `lit_probattn.attention.masks`.
+
+    A variant either gives `reference_scores`, from which everything else follows; or names the
+    class of its core in `core_class` and gives its heads in `head_layout` and its `cost`. Arguments
+    of its own are fields of a record, a subclass of `LayerOptions` (`base/arguments.py`,
+    `by_name`), or its constructor names them and passes the common ones on.
+
+    Rows of `query_proj`, `key_proj` and `value_proj` go by head, then by component (keys of a
+    mixture that projects them all), then by entry; columns of `out_proj` by head, then by entry.
+    State dicts of layers elsewhere: `lit_probattn.convert.layer_names`.
+
+    Its arguments are the fields of `LayerOptions`, its record in `options`.
 
     Raises:
         ValueError: a size is not positive, `head_dim` is not given and H does not divide C,
@@ -71,27 +102,22 @@ class Attention(RenamingModule):
     """
 
     core: Core
+    options: LayerOptions
+    # What holds the variant's parameters; None where scores or a constructor give the core.
+    core_class: ClassVar[type[Core] | None] = None
     # Whether each of the `reference_scores` depends on its query, key and positions alone.
     pairwise: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        head_dim: int | None = None,
-        num_kv_heads: int | None = None,
-        key_embed_dim: int | None = None,
-        value_head_dim: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        backend: Backend = "auto",
-        rotary_dim: int = 0,
-        **unknown: Any,
-    ) -> None:
+    @by_name(LayerOptions)
+    def __init__(self, options: LayerOptions) -> None:
+        self.build(options)
+
+    def build(self, options: LayerOptions) -> None:
+        """Make projections and core; constructors call it with their record."""
         super().__init__()
-        for name in unknown:
-            raise TypeError(_no_such_argument(type(self), name))
+        self.options = options
+        embed_dim, num_heads, head_dim = options.embed_dim, options.num_heads, options.head_dim
+        dropout, bias = options.dropout, options.bias
         if head_dim is None:
             if num_heads < 1 or embed_dim % num_heads:
                 raise ValueError(
@@ -100,9 +126,9 @@ class Attention(RenamingModule):
                 )
             head_dim = embed_dim // num_heads
         self.embed_dim, self.head_dim, self.num_heads = embed_dim, head_dim, num_heads
-        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.key_embed_dim = embed_dim if key_embed_dim is None else key_embed_dim
-        self.value_head_dim = head_dim if value_head_dim is None else value_head_dim
+        self.num_kv_heads = _given(options.num_kv_heads, num_heads)
+        self.key_embed_dim = _given(options.key_embed_dim, embed_dim)
+        self.value_head_dim = _given(options.value_head_dim, head_dim)
         sizes = "embed_dim head_dim num_heads num_kv_heads key_embed_dim value_head_dim"
         for name in sizes.split():
             if getattr(self, name) < 1:
@@ -115,8 +141,8 @@ class Attention(RenamingModule):
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), received {dropout}")
         self.dropout, self.use_bias = dropout, bias
-        self._backend: Backend = backend
-        self.rotary = Rotary(rotary_dim, head_dim) if rotary_dim else None
+        self._backend: Backend = options.backend
+        self.rotary = Rotary(options.rotary_dim, head_dim) if options.rotary_dim else None
         heads = self.layout = self.head_layout()
         self.query_proj = nn.Linear(embed_dim, heads.query * head_dim, bias=bias)
         self.key_proj = nn.Linear(self.key_embed_dim, self.key_width, bias=bias)
@@ -125,14 +151,21 @@ class Attention(RenamingModule):
         )
         self.out_proj = nn.Linear(heads.out * self.value_head_dim, embed_dim, bias=bias)
         if self._gives_scores():
-            name = type(self).__name__
-            self.core = DerivedCore(heads, backend, self.reference_scores, name, self.pairwise)
+            name, positions = type(self).__name__, takes_positions(self.reference_scores)
+            own = OwnVariant(self.reference_scores, name, self.pairwise, positions)
+            self.core = DerivedCore(heads, options.backend, own)
+        elif self.core_class is not None:
+            self.core = self.make_core(self.core_class)
 
     # ------------------------------------------------------------------ the variant's part
     def head_layout(self) -> HeadLayout:
         """Return the heads that the projections make; called before they are made."""
         h, h_kv = self.num_heads, self.num_kv_heads
         return HeadLayout(h, h_kv, h_kv, h, self.head_dim, self.value_head_dim)
+
+    def make_core(self, core: type[Core]) -> Core:
+        """Return the core of this class, for the layer's heads and options."""
+        return core(self.layout, self._backend, self.options)
 
     def reference_scores(self, query: Tensor, key: Tensor, *positions: Tensor) -> Tensor:
         """Return the scores before mask and softmax, (B, H, N, L), of a variant without a core.
@@ -154,8 +187,8 @@ class Attention(RenamingModule):
     def cost(self, seq_len: int) -> Cost:
         """Return the analytic cost of self-attention over `seq_len` tokens.
 
-        From `reference_scores` it is derived: products of the scores are counted, the paper's rule
-        is applied to them, and everything else is softmax attention's.
+        From `reference_scores` it is derived; else the variant gives it, by a formula of
+        `lit_probattn.attention.cost` or one of its own.
 
         Raises:
             NotImplementedError: there is neither, or the heads are not plain.
@@ -165,16 +198,9 @@ class Attention(RenamingModule):
         if not self._gives_scores():
             raise NotImplementedError(
                 f"{type(self).__name__} has a core of its own: give cost(seq_len) too, which "
-                f"returns lit_probattn.attention.layer.Cost"
+                f"returns lit_probattn.attention.Cost"
             )
-        n, h, e = seq_len, self.num_heads, self.head_dim
-        found, plain = count_score_macs(self, n), self.softmax_cost(n)
-        by_rule = 2 * found - n * n * h if found else 0  # (2k − 1) for every sum of k products
-        return replace(
-            plain,
-            paper_flops=plain.paper_flops - n * n * h * (2 * e - 1) + by_rule,
-            macs=plain.macs - n * n * h * e + found,
-        )
+        return of_scores(self.sizes(seq_len), self)
 
     def __getattr__(self, name: str) -> Any:
         """Say what a variant lacks where its core is asked for."""
@@ -182,17 +208,10 @@ class Attention(RenamingModule):
             raise MissingPartError(_what_is_missing(type(self)))
         return super().__getattr__(name)
 
-    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs | None:
-        """Return the products of a backend per pair; None where they have no closed form."""
-        return None
-
-    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
-        """Return what lies between `Cost.macs` and `Cost.paper_flops`; None if it has no terms."""
-        return None
-
-    def break_even_head_dim(self) -> float | None:
-        """Return the head size above which the N² term of the scores is below that of MHA."""
-        return None
+    def sizes(self, seq_len: int) -> Sizes:
+        """Return what formulas of cost depend on, for self-attention over `seq_len` tokens."""
+        widths = self.embed_dim, self.key_embed_dim
+        return Sizes(seq_len, *widths, self.layout, self.count_parameters())
 
     # ------------------------------------------------------------------ what a caller may ask
     @property
@@ -205,39 +224,9 @@ class Attention(RenamingModule):
         self.core.backend = name
 
     @property
-    def has_plain_heads(self) -> bool:
-        """Whether all heads have one size and keys of their own."""
-        return self.num_kv_heads == self.num_heads and self.value_head_dim == self.head_dim
-
-    @property
     def key_width(self) -> int:
         """Output width of `key_proj`."""
         return self.layout.key * self.layout.keys_per_head * self.head_dim
-
-    def projection_macs(self, seq_len: int) -> int:
-        """Return multiply-adds of the four projections, for `seq_len` queries and keys."""
-        heads, c = self.layout, self.embed_dim
-        keys_and_values = self.key_width + heads.value * self.value_head_dim
-        inner = heads.query * self.head_dim + heads.out * self.value_head_dim
-        return seq_len * (c * inner + self.key_embed_dim * keys_and_values)
-
-    def softmax_cost(self, seq_len: int, more_flops: int = 0) -> Cost:
-        """Return the cost of softmax attention, MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5)."""
-        n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
-        return Cost(
-            paper_flops=n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5) + more_flops,
-            macs=self.projection_macs(n) + n * n * h * (e + self.value_head_dim),
-            num_parameters=self.count_parameters(),
-        )
-
-    def projection_parameters(self) -> int:
-        """Return the number of parameters of the four projections, from sizes."""
-        weights, biases = self.projection_macs(1), 0
-        if self.use_bias:
-            heads = self.layout
-            biases = heads.query * self.head_dim + heads.value * self.value_head_dim
-            biases += self.key_width + self.embed_dim
-        return weights + biases
 
     def count_parameters(self) -> int:
         """Return the number of parameters."""
@@ -247,14 +236,13 @@ class Attention(RenamingModule):
         """Return an empty memory for decoding, with space reserved for `capacity` positions."""
         return self.core.new_cache(capacity)
 
-    def cross_refusal(self) -> str | None:
-        """Say why queries of another sequence cannot attend ("cannot …"), or None if they can."""
-        if self.rotary is not None:
-            return (
-                f"cannot rotate by positions of two sequences (rotary_dim="
-                f"{self.rotary.rotary_dim}): set rotary_dim=0"
-            )
-        return self.core.cross_refusal()
+    def needs(self) -> dict[str, str]:
+        """Return what the layer needs in its present mode, with the option that asks for it.
+
+        Rotary positions, and what the variant needs; see `Variant.needs`.
+        """
+        turned = {} if self.rotary is None else {"rotary": f"rotary_dim={self.rotary.rotary_dim}"}
+        return turned | self.core.needs()
 
     # ------------------------------------------------------------------ the call
     def forward(
@@ -271,6 +259,8 @@ class Attention(RenamingModule):
         rng: RandomKey | None = None,
         memory: Memory | None = None,
         query_mask: Tensor | None = None,
+        cu_seqlens: Tensor | Packing | None = None,
+        cu_seqlens_k: Tensor | None = None,
     ) -> Tensor:
         """Attend.
 
@@ -288,20 +278,37 @@ class Attention(RenamingModule):
             memory: keys, values and their mask, from `remember`.
             query_mask: real queries, (B, N) bool, which an M-step counts. None means `key_mask` in
                 self-attention, else all.
+            cu_seqlens: bounds of packed documents over the B · N tokens, (D + 1,) integers, or a
+                `Packing` of them, made once per batch for all layers. Each document attends to
+                itself alone, and its positions begin at 0; `rng.sample_ids` are the documents',
+                (D,). Nested (jagged) tensors are packed documents too.
+            cu_seqlens_k: bounds of the documents' keys in cross-attention.
 
         Returns:
-            (B, N, C).
+            (B, N, C); nested where `query` is.
 
         Raises:
             ValueError: sizes do not fit; the message gives both.
             NotImplementedError: the requested backend cannot serve the call.
         """
-        masks = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
+        if query.is_nested:
+            given: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask, "cache": cache}
+            refuse_beside_documents(cu_seqlens=cu_seqlens, **given)
+            tokens, documents = tokens_of_nested(query, key, value)
+            pairs: dict[str, Any] = {"attn_mask": attn_mask, "bias": bias, "memory": memory}
+            out = self(*tokens, is_causal=is_causal, rng=rng, cu_seqlens=documents, **pairs)
+            return nested_like(query, out)
+        masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
+        packing = packing_of(cu_seqlens, cu_seqlens_k)
+        if packing is not None:
+            others = {"cache": cache, "memory": memory, "attn_mask": attn_mask, "bias": bias}
+            refuse_beside_documents(**others)
         if memory is None:
-            call = self.call(query, key, value, key_mask=key_mask, cache=cache, rng=rng, **masks)
+            given = {"key_mask": key_mask, "cache": cache, "rng": rng, "packing": packing}
+            call = self.call(query, key, value, **given, **masks)
         else:
-            given = {"key": key, "value": value, "key_mask": key_mask, "cache": cache}
-            call = self._recall(query, memory, given, rng=rng, **masks)
+            named = {"key": key, "value": value, "key_mask": key_mask, "cache": cache}
+            call = self._recall(query, memory, named, rng=rng, **masks)
         if query_mask is not None:
             call = replace(call, query_mask=query_mask)
         call = with_dropout(call, self.dropout if self.training else 0.0)
@@ -320,6 +327,7 @@ class Attention(RenamingModule):
         key_mask: Tensor | None = None,
         cache: Cache | None = None,
         rng: RandomKey | None = None,
+        packing: Packing | None = None,
         **pairs: Any,
     ) -> HeadCall:
         """Return what the core computes from these inputs, without dropout; for analysis too.
@@ -350,10 +358,16 @@ class Attention(RenamingModule):
         q = split_heads(self.query_proj(query), self.layout.query)
         k = split_heads(self.key_proj(key), self.layout.key, self.layout.keys_per_head)
         v = split_heads(self.project_values(value, of_self=of_self), self.layout.value)
+        if packing is not None:
+            if of_self and not packing.is_self:
+                raise ValueError("cu_seqlens_k is given without key: bounds of keys need keys")
+            packing.check(q.shape[0], q.shape[2], v.shape[2])
         first = 0 if cache is None else cache.next_position
         if self.rotary is not None:
-            k = self.rotary(k, first)
-            q = self.rotary(q, first + k.shape[-2] - q.shape[-2])
+            at: tuple[int | Tensor, int | Tensor] = first + k.shape[-2] - q.shape[-2], first
+            if packing is not None:
+                at = packing.positions(q.shape[0], q.device)
+            q, k = self.rotary(q, at[0]), self.rotary(k, at[1])
         if cache is not None:
             if key_mask is not None and key_mask.shape != key.shape[:2]:
                 raise ValueError(
@@ -364,7 +378,8 @@ class Attention(RenamingModule):
         masks = make_masks(
             *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]), key_mask=key_mask, **pairs
         )
-        return HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
+        call = HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
+        return replace(call, packing=packing)
 
     def project_values(self, value: Tensor, *, of_self: bool) -> Tensor:
         """Return values before they are split; `of_self` says whether they are the queries' own."""
@@ -382,9 +397,9 @@ class Attention(RenamingModule):
             key_mask: real keys, (B, L) bool.
 
         Raises:
-            ValueError: sizes do not fit, or `cross_refusal` says why not.
+            ValueError: sizes do not fit, or the layer needs what `LACKS_OF_CROSS_ATTENTION` names.
         """
-        reason = self.cross_refusal()
+        reason = first_lack(self.needs(), LACKS_OF_CROSS_ATTENTION)
         if reason is not None:
             raise ValueError(f"{type(self).__name__} {reason}")
         cache = self.new_cache(key.shape[1])
@@ -427,7 +442,10 @@ class Attention(RenamingModule):
         What the layer draws in its present mode (noise, random features) is that of the call with
         the same `rng`.
         """
-        return self.core.weights(self.call(query, key, **masks))
+        packing = packing_of(masks.pop("cu_seqlens", None), masks.pop("cu_seqlens_k", None))
+        if packing is not None:
+            refuse_beside_documents(**{n: masks.get(n) for n in ("cache", "attn_mask", "bias")})
+        return self.core.weights(self.call(query, key, packing=packing, **masks))
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""
@@ -453,14 +471,8 @@ class AttentionFactory(Protocol):
         """Return a layer; `overrides` may set `num_heads` where stages have heads of their own."""
 
 
-def _no_such_argument(cls: type[Attention], name: str) -> str:
-    parents = cls.__mro__[: cls.__mro__.index(Attention) + 1]
-    named = [inspect.signature(c).parameters.values() for c in parents]
-    keywords = [p.name for group in named for p in group if p.kind is p.KEYWORD_ONLY]
-    close = difflib.get_close_matches(name, keywords, n=1)
-    return f"{cls.__name__} received an unexpected keyword argument {name!r}" + (
-        f"; did you mean {close[0]!r}?" if close else f"; expected {', '.join(keywords)}"
-    )
+def _given(size: int | None, otherwise: int) -> int:
+    return otherwise if size is None else size
 
 
 def split_heads(projected: Tensor, num_heads: int, keys_per_head: int = 1) -> Tensor:

@@ -6,20 +6,20 @@ those of every other variant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core
-from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.mgk import softmax_like
+from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.masks import Block
 from lit_probattn.attention.numerics import repeat_heads
 from lit_probattn.attention.variant import MapFunction, Scores, Variant
+from lit_probattn.base.arguments import by_name
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.
 FLOOR = 1e-12
@@ -82,14 +82,33 @@ class Polynomial(Variant):
         return Scores(call.query, call.key[:, :, None], reduce=MapFunction(power))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolynomialOptions:
+    """Options of the polynomial kernel.
+
+    Args:
+        degree: the even power; an odd one would make negative weights.
+    """
+
+    degree: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolynomialArguments(PolynomialOptions, LayerOptions):
+    """Arguments of `PolynomialAttention`, without rotary positions."""
+
+    rotary_dim: int = field(default=0, init=False)
+
+
 class PolynomialCore(Core):
     """The power; there are no parameters."""
 
     makes = Polynomial
+    options_class = PolynomialOptions
 
-    def __init__(self, layout: HeadLayout, backend: Backend = "auto", *, degree: int = 2) -> None:
-        super().__init__(layout, backend)
-        self.degree = Polynomial(degree).degree
+    def make_parameters(self, options: PolynomialOptions) -> None:
+        """Check and keep the power."""
+        self.degree = Polynomial(options.degree).degree
 
     def variant(self, call: HeadCall) -> Polynomial:
         """Return the power."""
@@ -104,19 +123,19 @@ class PolynomialAttention(Attention):
     Departs from the source: 1e-12 is added to the square of every product, in place of 1e-6 in the
     denominator: weights sum to one, and rows without any product are uniform.
 
-    Args:
-        degree: the even power; an odd one would make negative weights.
-        common: the other arguments of `Attention`, without rotary positions.
+    Its arguments are the fields of `PolynomialOptions` and of `LayerOptions`, without rotary
+    positions.
 
     Raises:
         ValueError: `degree` is odd or below 2; see also `Attention`.
     """
 
     core: PolynomialCore
+    core_class = PolynomialCore
 
-    def __init__(self, embed_dim: int, num_heads: int, *, degree: int = 2, **common: Any) -> None:
-        super().__init__(embed_dim, num_heads, rotary_dim=0, **common)
-        self.core = PolynomialCore(self.layout, self._backend, degree=degree)
+    @by_name(PolynomialArguments)
+    def __init__(self, options: PolynomialArguments) -> None:
+        self.build(options)
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost: softmax attention's, with degree − 1 more products per pair.
@@ -125,4 +144,4 @@ class PolynomialAttention(Attention):
         2E for the values, as in MGK appendix B for softmax attention.
         """
         powers = seq_len * seq_len * self.num_heads * (self.core.degree - 1)
-        return self.softmax_cost(seq_len, powers)
+        return softmax_like(self.sizes(seq_len), powers)

@@ -36,13 +36,16 @@ class Rotary(nn.Module):
             )
         self.rotary_dim = rotary_dim
 
-    def forward(self, x: Tensor, first_position: int) -> Tensor:
-        """Rotate (…, L, E), whose positions are first_position, first_position + 1, …"""
+    def forward(self, x: Tensor, positions: int | Tensor) -> Tensor:
+        """Rotate (B, …, L, E); `positions` are the first of consecutive ones, or all, (B, L)."""
         length, size = x.shape[-2], self.rotary_dim
         # In float64: at position 100 000 a float32 angle is off by 0.004.
         powers = torch.arange(0, size, 2, dtype=torch.float64, device=x.device) / size
-        steps = torch.arange(first_position, first_position + length, device=x.device)
-        angles = steps[:, None].to(torch.float64) * BASE**-powers  # (L, size / 2)
+        if isinstance(positions, Tensor):
+            steps = positions.view(-1, *(1,) * (x.dim() - 3), length)
+        else:
+            steps = torch.arange(positions, positions + length, device=x.device)
+        angles = steps[..., None].to(torch.float64) * BASE**-powers  # (L, size / 2) of a row
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
         even, odd = x[..., :size].to(dtype).unflatten(-1, (-1, 2)).unbind(-1)

@@ -6,32 +6,25 @@ embed_dim / num_heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core, Gaussians
-from lit_probattn.attention.cost import (
-    Cost,
-    CostTerm,
-    PairMacs,
-    fused_pairs,
-    mixture_terms,
-    num_parts,
-)
-from lit_probattn.attention.engines.kernels import pair_arguments
-from lit_probattn.attention.engines.table import NORMAL_FORM
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.cost import mgk as costs
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.engines.kernels import lower_points
+from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.numerics import (
     compute_dtype,
     repeat_heads,
     squared_distance,
 )
 from lit_probattn.attention.variant import Scores, Variant
+from lit_probattn.base.arguments import by_name
 
 Score = Literal["dot", "gaussian"]
 
@@ -70,6 +63,9 @@ class Softmax(Variant):
         scale = query.shape[-1] ** -0.5 * call.scale_ratio()
         if self.score == "dot":
             return Scores(query, key[:, :, None], scale)
+        if call.fused and call.first_key is None:
+            precision = torch.full((key.shape[1], 1), scale, dtype=dtype, device=key.device)
+            return lower_points(query, key[:, :, None], precision, equal=True)
         if call.first_key is None:
             centre = key.detach().to(dtype).mean(-2, keepdim=True)
             key = (key.to(dtype) - centre).to(query.dtype)
@@ -78,44 +74,39 @@ class Softmax(Variant):
         return Scores(query, key[:, :, None], scale, col=norm[:, :, None])
 
 
-def softmax_triton(call: HeadCall, variant: Softmax) -> Tensor:
-    """Attend by fused kernels; those of Gaussian scores make the terms themselves."""
-    if variant.score == "dot":
-        return NORMAL_FORM["triton"].compute(call, variant)
-    from lit_probattn.kernels.dense.attention import mgk_attention
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxOptions:
+    """Options of softmax attention.
 
-    scale = call.query.shape[-1] ** -0.5 * call.scale_ratio()
-    key = call.key
-    precision = torch.full((key.shape[1], 1), scale, dtype=torch.float32, device=key.device)
-    return mgk_attention(
-        *(call.query, key[:, :, None], call.value),
-        precision=precision,
-        offset=None,
-        gaussian=True,
-        equal_precision=True,
-        hard=False,
-        **pair_arguments(call),
-    )
+    Args:
+        score: scaled dot product, or one Gaussian per key with variance √E.
+
+    Raises:
+        ValueError: unknown score.
+    """
+
+    score: Score = "dot"
+
+    def __post_init__(self) -> None:
+        if self.score not in ("dot", "gaussian"):
+            raise ValueError(f"score must be dot or gaussian, received {self.score!r}")
 
 
-Softmax.own_engines = {
-    "triton": replace(NORMAL_FORM["triton"], compute=softmax_triton),
-}
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxArguments(SoftmaxOptions, LayerOptions):
+    """Arguments of `SoftmaxAttention`."""
 
 
 class SoftmaxCore(Core):
     """The kind of score; there are no parameters."""
 
     makes = Softmax
+    options_class = SoftmaxOptions
     has_gaussians: ClassVar[bool] = True
 
-    def __init__(
-        self, layout: HeadLayout, backend: Backend = "auto", *, score: Score = "dot"
-    ) -> None:
-        super().__init__(layout, backend)
-        if score not in ("dot", "gaussian"):
-            raise ValueError(f"score must be dot or gaussian, received {score!r}")
-        self.score: Score = score
+    def make_parameters(self, options: SoftmaxOptions) -> None:
+        """Keep the kind of score."""
+        self.score: Score = options.score
 
     def variant(self, call: HeadCall) -> Softmax:
         """Return the kind of score."""
@@ -123,6 +114,7 @@ class SoftmaxCore(Core):
 
     def gaussians(self, call: HeadCall) -> Gaussians:
         """Return one Gaussian per key with σ² = √E, whichever score."""
+        call.refuse_documents("Gaussians")
         heads = call.query.shape[1]
         ones = torch.ones(heads, 1, dtype=compute_dtype(call.query), device=call.query.device)
         key = repeat_heads(call.key, heads)[:, :, None]
@@ -137,38 +129,19 @@ class SoftmaxAttention(Attention):
         attn_weights[i, j] ∝ exp(−‖query[i] − key[j]‖² / (2 √E))         score = gaussian
     Departs from the source: nothing.
 
-    Args:
-        score: scaled dot product, or one Gaussian per key with variance √E.
-        common: the other arguments of `Attention`.
+    Its arguments are the fields of `SoftmaxOptions` and `LayerOptions`.
 
     Raises:
         ValueError: unknown score; see also `Attention`.
     """
 
     core: SoftmaxCore
+    core_class = SoftmaxCore
 
-    def __init__(
-        self, embed_dim: int, num_heads: int, *, score: Score = "dot", **common: Any
-    ) -> None:
-        super().__init__(embed_dim, num_heads, **common)
-        self.core = SoftmaxCore(self.layout, self._backend, score=score)
+    @by_name(SoftmaxArguments)
+    def __init__(self, options: SoftmaxArguments) -> None:
+        self.build(options)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost by MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5), output width HE.
-
-        Grouped heads project fewer keys and values; the paper's formula covers H_kv = H only and
-        is given for that case.
-        """
-        return self.softmax_cost(seq_len)
-
-    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs:
-        """Gaussian scores carry the norm of the key in coordinates of its own."""
-        size = self.head_dim
-        if self.core.score == "gaussian" and backend == "sdpa":
-            size += num_parts(dtype)
-        return fused_pairs(size, self.value_head_dim, 1, backend)
-
-    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
-        """Return the terms where all heads have one size and keys of their own."""
-        sizes = (self.num_heads, self.head_dim, self.embed_dim)
-        return mixture_terms(seq_len, *sizes) if self.has_plain_heads else None
+        """Return the cost by MGK appendix B; multiply-adds are those of grouped heads."""
+        return costs.softmax(self.sizes(seq_len), gaussian=self.core.score == "gaussian")

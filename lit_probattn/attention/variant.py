@@ -9,7 +9,8 @@ A variant gives its equation, and the same scores in one normal form:
            f(t_ij1 … t_ijR)                            reduce = a function of such maps
     attn_weights[i, j] ∝ exp(l_ij)
 
-No engine knows a variant. A variant says what it needs, an engine what it lacks.
+No engine knows a variant. A variant says what it needs, an engine what it lacks: two tables, from
+which `backends` computes who serves what, and what a refusal says.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ WIDEST_VALUE = 256
 
 @dataclass(frozen=True)
 class Engine:
-    """One implementation of attention, for every variant that has it.
+    """One implementation of attention, for every variant that has it, and what it cannot do.
 
     Args:
         compute: returns (B, H, N, E_v) of a call and a variant, in at least the queries' dtype.
@@ -63,16 +64,16 @@ class Engine:
     limits: Mapping[str, int] = field(default_factory=dict)
     missing: Callable[[HeadCall, Any], str | None] = lambda call, variant: None
 
-    def refusal(self, call: HeadCall, variant: Variant) -> str | None:
-        """Return why it cannot serve a call of a variant ("cannot …"), or None if it can."""
-        needs = variant.needs() | dict.fromkeys(call.features(), "")
-        for feature, reason in self.lacks.items():
-            if feature in needs:
-                return reason.format(needs[feature])
-        for name, size in variant.sizes(call).items():
-            if size > self.limits.get(name, size):
-                return f"cannot hold {size} {name}: at most {self.limits[name]}"
-        return self.missing(call, variant)
+
+def first_lack(needs: Mapping[str, str], lacks: Mapping[str, str]) -> str | None:
+    """Return what is said of the first feature that is needed and lacking, or None.
+
+    Args:
+        needs: features, each with the option that asks for it.
+        lacks: features, each with what cannot be done without; `{}` stands for the option.
+    """
+    found = (reason.format(needs[name]) for name, reason in lacks.items() if name in needs)
+    return next(found, None)
 
 
 class Variant:
@@ -127,11 +128,11 @@ class Variant:
         raise NotImplementedError(f"{self.name} has no normal form")
 
     def needs(self) -> dict[str, str]:
-        """Return what not every engine has, each with the option that asks for it.
+        """Return what not every engine or use of attention has, with the option that asks for it.
 
         Names are those of `Engine.lacks`: `maximum`, `function` and `function without
-        layers` of several maps, `map noise`, `head noise`, `row_eps`, `normaliser`; and
-        `positions`, if keys count by their positions.
+        layers` of several maps, `map noise`, `head noise`, `row_eps`, `normaliser`; `positions`, if
+        keys count by their positions, and those of `engines.table.LACKS_OF_CROSS_ATTENTION`.
         """
         return {}
 
@@ -269,7 +270,8 @@ class Scores:
         key: (B, H_key, R, L, E): one for each component, R = K, or one for all, R = 1;
             (B, R, 1, L, E) where all heads share the maps.
         scale: c.
-        coef: c_r, (H_key, K). None means 1. Of a sum (H, R), or (1, R) for all heads alike.
+        coef: c_r, (H_key, K), or of a `fused` call (H_key, 1). None means 1. Of a sum (H, R), or
+            (1, R) for all heads alike.
         row: a, (B, H, N, K), its first component 0 if R = K. None means 0.
         col: β, (B, H_key, K, L). None means 0.
         reduce: how components become scores.
@@ -422,6 +424,7 @@ def lowered(
     *,
     precise: bool = False,
     own_keys: bool = False,
+    fused: bool = False,
     widest: int | None = None,
 ) -> Callable[[HeadCall, Any], Tensor]:
     """Return an engine's `compute` from a function of what a variant lowers to.
@@ -430,11 +433,12 @@ def lowered(
         compute: attends by scores in normal form.
         precise: heads come in the dtype of scores and sums.
         own_keys: every component has its key, and there are no coefficients.
+        fused: see `HeadCall`.
         widest: see `wide_heads`.
     """
 
     def engine(call: HeadCall, variant: Any) -> Tensor:
-        call = call.precise() if precise else call
+        call = replace(call.precise() if precise else call, fused=fused)
         scores = variant.lower(call, own_keys=own_keys)
         wide = wide_heads(scores, call, widest)
         out = compute(replace(call, value=merge_values(call.value, wide)), scores)

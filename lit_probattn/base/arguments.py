@@ -10,16 +10,15 @@ The signature has every argument with its type and default, so parsers, `help` a
 show them; the constructor receives a value for each. A type checker sees the bodies of the parts,
 not the arguments at calls of the whole: these are checked when it is called.
 
-Options that several constructors hand on as one are the fields of a frozen dataclass:
+Arguments that are the fields of a frozen dataclass are declared there alone:
 
     class MGKAttention(Attention):
-        @options_by_name
-        def __init__(self, embed_dim: int, *, options: MGKOptions = MGKOptions(), **common: Any):
-            super().__init__(embed_dim, **common)
-            self.core = MGKCore(self.layout, options=options)
+        @by_name(MGKArguments)
+        def __init__(self, options: MGKArguments) -> None:
+            self.build(options)
 
-`MGKAttention(64, e_step="hard")` and `MGKAttention(64, options=MGKOptions(e_step="hard"))` are the
-same; a type checker knows the names and types of the second.
+`MGKAttention(64, 4, e_step="hard")` receives `MGKArguments(64, 4, e_step="hard")`. Parsers, `help`
+and type checkers see the fields by name, with their types.
 """
 
 from __future__ import annotations
@@ -27,15 +26,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
 from inspect import Parameter, Signature
 from itertools import takewhile
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
 
 from lit_probattn.base.config_files import nearest
 
 Constructor = Callable[..., None]
-_Init = TypeVar("_Init", bound=Constructor)
+_Fields = ParamSpec("_Fields")
+_Record = TypeVar("_Record")
+_Self = TypeVar("_Self")
 
 
 def takes(
@@ -75,40 +75,53 @@ def takes(
     return decorate
 
 
-def options_by_name(init: _Init) -> _Init:
-    """Let callers give the fields of a constructor's records of options by their names.
+def by_name(
+    record: Callable[_Fields, _Record],
+) -> Callable[[Callable[[_Self, _Record], None]], Callable[Concatenate[_Self, _Fields], None]]:
+    """Let callers give a constructor's only argument, a record, by the names of its fields.
 
-    A record is a keyword argument whose default is an instance of a frozen dataclass. The signature
-    has its fields in its place; callers may give the record itself too.
+    Args:
+        record: a dataclass. Fields that its constructor does not take (`init=False`) are no
+            arguments.
 
     Raises:
-        TypeError: when called, a record is given beside one of its fields.
+        TypeError: when called, an argument is unknown (the message has the nearest) or missing.
     """
-    own = inspect.signature(init).parameters
-    records: dict[str, Any] = {
-        name: type(p.default) for name, p in own.items() if is_dataclass(p.default)
-    }
-    names = {name: [f.name for f in fields(record)] for name, record in records.items()}
-    shown: list[Parameter] = []
-    for name, parameter in _typed(init, own).items():
-        if name not in records:
-            shown.append(parameter)
-            continue
-        taken = inspect.signature(records[name]).parameters
-        shown += [p.replace(kind=p.KEYWORD_ONLY) for p in _typed(records[name], taken).values()]
+    kind = cast(type, record)
+    taken = _typed(kind, inspect.signature(kind).parameters)
 
-    @functools.wraps(init)
-    def construct(self: Any, *args: Any, **given: Any) -> None:
-        for name, record in records.items():
-            values = {field: given.pop(field) for field in names[name] if field in given}
-            if values and name in given:
-                raise TypeError(f"{init.__qualname__}() got {name} and {next(iter(values))!r} too")
-            if values:
-                given[name] = record(**values)
-        init(self, *args, **given)
+    def decorate(init: Callable[[_Self, _Record], None]) -> Any:
+        own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+        signature = Signature([own, *taken.values()], return_annotation=None)
 
-    signature = Signature(shown, return_annotation=None)
-    return _shown(construct, init, signature, tuple(records.values()))
+        @functools.wraps(init)
+        def construct(self: Any, *args: Any, **given: Any) -> None:
+            for name in given.keys() - taken.keys():
+                raise TypeError(_no_such_argument(type(self), name))
+            try:
+                bound = signature.bind(self, *args, **given)
+            except TypeError as error:
+                raise TypeError(f"{init.__qualname__}() {error}") from None
+            init(self, record(*bound.args[1:], **bound.kwargs))
+
+        made = _shown(construct, init, signature, (kind,))
+        made.record = kind
+        return made
+
+    return decorate
+
+
+def _no_such_argument(cls: type, name: str) -> str:
+    keywords: list[str] = []
+    for base in cls.__mro__:
+        init = vars(base).get("__init__")
+        parameters = inspect.signature(init).parameters.values() if init else ()
+        keywords += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        if init and all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break  # nothing is handed on
+    return f"{cls.__name__} received an unexpected keyword argument {name!r}" + (
+        nearest(name, keywords, lists=False) or f"; expected {', '.join(keywords)}"
+    )
 
 
 def _shown(

@@ -118,8 +118,12 @@ def facts(command: str, device: str) -> dict[str, str]:
 
 def machine() -> str:
     """Return one sentence about hardware, versions and revision."""
-    place = ", ".join(gpu["name"] for gpu in _gpus()) or device_name("cpu")
-    return f"Machine: {place}; {versions()}; revision {git_revision()}."
+    return f"Machine: {place()}; {versions()}; revision {git_revision()}."
+
+
+def place() -> str:
+    """Return the GPUs of this machine, or its processor."""
+    return ", ".join(gpu["name"] for gpu in _gpus()) or device_name("cpu")
 
 
 def device_name(device: str) -> str:

@@ -70,7 +70,7 @@ from lit_probattn.training.evaluation import (
 )
 from lit_probattn.training.init_from import Taken, init_from
 from lit_probattn.training.lightning_internals import BareCLI, meet_on_loopback
-from lit_probattn.training.logs import RunCSVLogger, RunTensorBoardLogger
+from lit_probattn.training.logs import RunCSVLogger, tensorboard_logger
 from lit_probattn.training.memory import MemoryAdvice
 from lit_probattn.training.peers import SignsOfLife
 from lit_probattn.training.preemption import StopSignals, job_name
@@ -269,7 +269,7 @@ class RunCLI(BareCLI):
             self.checkpoints.folder = plan.folder / "checkpoints"
         csv = RunCSVLogger(plan.folder, plan.steps_done)
         if self._own_loggers:
-            self.trainer.loggers = [csv, RunTensorBoardLogger(plan.folder, plan.steps_done)]
+            self.trainer.loggers = [csv, *tensorboard_logger(plan.folder, plan.steps_done)]
         elif self._named_loggers:
             self.trainer.loggers = [csv, *self._make_loggers(plan)]
         if self.trainer.is_global_zero:

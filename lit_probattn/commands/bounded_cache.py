@@ -27,11 +27,12 @@ from lit_probattn.attention.numerics import (
     masked_softmax,
     repeat_heads,
 )
-from lit_probattn.attention.variant import Variant
+from lit_probattn.attention.variant import Variant, first_lack
 from lit_probattn.models.transformer import Transformer
 
 # What a variant may need (`Variant.needs`) that depends on keys which are gone, or on their places.
-_LACKS = ("positions", "map noise", "head noise", "normaliser")
+_REASON = "cannot decode from a bounded number of keys"
+_LACKS = dict.fromkeys(("positions", "map noise", "head noise", "normaliser"), _REASON + " with {}")
 
 EvictBy = Literal["movement", "weight", "age"]
 
@@ -124,12 +125,9 @@ def bound_refusal(core: Core) -> str | None:
     It can where scores have a normal form in which no key depends on its position.
     """
     variant = core.variant(outline(core.layout, 1, 2, 2))
-    reason = "cannot decode from a bounded number of keys"
     if type(variant).lower is Variant.lower:
-        return reason
-    needs = variant.needs()
-    options = [needs[name] for name in _LACKS if name in needs]
-    return f"{reason} with {options[0]}" if options else None
+        return _REASON
+    return first_lack(variant.needs(), _LACKS)
 
 
 def _gathered(store: Tensor | None, places: Tensor, dim: int) -> Tensor | None:

@@ -142,8 +142,12 @@ class MeasuredReport(Report):
 
     # ---- learning curves -------------------------------------------------------------------------
 
-    def figures(self) -> dict[str, Figure]:
-        """Return training loss and validation score over optimiser steps, a row of panels a task.
+    def figures(self) -> dict[str, Callable[[], Figure]]:
+        """Return the learning curves."""
+        return {"learning_curves": self.learning_curves}
+
+    def learning_curves(self) -> Figure:
+        """Draw training loss and validation score over optimiser steps, a row of panels a task.
 
         Lines are means over seeds, bands go from the lowest to the highest seed; dashed lines are
         of the test split, where runs have scored it during training.
@@ -186,7 +190,7 @@ class MeasuredReport(Report):
                 pane[1].text(0.02, height, "chance", color="grey", fontsize=9, transform=place)
         default = f"{', '.join(tasks)} (loss: mean of {_SMOOTH} logged values; band: all seeds)"
         figure.suptitle(self.curves_title or default)
-        return {"learning_curves": figure}
+        return figure
 
 
 def test_curve_of(monitor: str, logs: Sequence[pd.DataFrame]) -> str | None:

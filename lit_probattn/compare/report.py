@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -16,10 +15,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import score_limits, set_score_limits
-from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.files import replace_text
-from lit_probattn.base.provenance import machine
+from lit_probattn.base.files import refuse_to_replace
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.protocol import (
     Difference,
@@ -33,17 +30,18 @@ from lit_probattn.compare.runner import minutes_of
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.compare.trends import Agreement, agreements, draw_trends, trend_lines
 from lit_probattn.experiments.expectations import (
-    LEGEND,
     Finding,
     Printed,
     Reference,
     Sample,
+    Verdict,
     against_printed,
     difference,
     half_width_of_test_set,
 )
+from lit_probattn.experiments.page import Made, Page, as_csv, image
 from lit_probattn.records.markdown import code_span, escaped, one_line
-from lit_probattn.records.tables import markdown_lines, panels, save_png, unequal_sides
+from lit_probattn.records.tables import markdown_lines, panels, unequal_sides
 
 SHORTENED = "SHORTENED PROTOCOL"
 _PUBLISHED_LEGEND = (
@@ -51,6 +49,7 @@ _PUBLISHED_LEGEND = (
     "vary as ours do. "
 )
 _MOST_PANELS = 4  # in a single row
+_MOST_NAMED = 4  # rows in a sentence
 _LABEL_WIDTH = 36  # characters of a line
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). {}Ours − baseline has a 95 % interval, paired "
@@ -88,8 +87,16 @@ class Report:
         """Return further columns of the table for an entry of the summary; None takes one away."""
         return {}
 
-    def figures(self) -> dict[str, Figure]:
-        """Return further figures by name."""
+    def figures(self) -> dict[str, Callable[[], Figure]]:
+        """Return what draws further figures, by name."""
+        return {}
+
+    def copies(self) -> dict[str, Path]:
+        """Return pictures that are there already, by name; the text shows them."""
+        return {}
+
+    def further_tables(self) -> dict[str, str]:
+        """Return further CSV files, by name."""
         return {}
 
     def text(self) -> list[str]:
@@ -142,9 +149,28 @@ class Report:
         return bool(self.results)
 
     @property
-    def has_verdicts(self) -> bool:
-        """Whether anything is judged: a printed number, or a trend."""
-        return bool(self.summary["verdict"].notna().any() or self.agreements)
+    def judged(self) -> list[Finding]:
+        """What is judged: printed numbers, and the table's trends."""
+        numbers = []
+        for e in self.summary.to_dict("records"):
+            if isinstance(e["verdict"], str):
+                says = f"{e['task']}, {e['method']}: {e['metric']} {e['published']:g}"
+                numbers.append(Finding(e["note"], cast(Verdict, e["verdict"]), says))
+        return [*numbers, *(one.finding for one in self.agreements)]
+
+    def finding(self) -> str:
+        """Return what was found, in a sentence: the first score over seeds, of the first rows."""
+        told = self.summary[self.summary["mean"].notna()]
+        if told.empty:
+            return ""
+        first = told[(told[["task", "metric"]] == told.iloc[0][["task", "metric"]]).all(axis=1)]
+        named = [
+            f"{e['method']} {e['mean']:.2f}" for e in first.head(_MOST_NAMED).to_dict("records")
+        ]
+        more = f"; and {len(first) - _MOST_NAMED} more" if len(first) > _MOST_NAMED else ""
+        entry = first.iloc[0]
+        about = f"{entry['task']}, {entry['metric']}, {entry['unit']}"
+        return f"{about}: {'; '.join(named)}{more}."
 
     @cached_property
     def tasks(self) -> list[TaskEntry]:
@@ -325,78 +351,72 @@ class Report:
 
     # ---- writing -------------------------------------------------------------------------------
 
-    def write(self, folder: Path) -> str:
-        """Write `report.md`, `rows.csv`, `ratios.csv` and the pictures; return the table.
+    @property
+    def title(self) -> str:
+        """The heading."""
+        return f"{self.table.title}{f' ({SHORTENED})' if self.shortened else ''}"
+
+    def page(self) -> Page:
+        """Return the report.
 
         Raises:
             ValueError: no cell is finished, and the report has no other numbers.
         """
         if not self.has_numbers:
             raise ValueError("no finished cell: nothing to report")
-        output_folder(folder)
-        replace_text(folder / "rows.csv", self.rows.to_csv(index=False))
-        ratios = self.summary.to_csv(index=False, float_format="%.6g")
-        replace_text(folder / "ratios.csv", ratios)
-        title = f"{self.table.title}{f' ({SHORTENED})' if self.shortened else ''}"
-        figures: dict[str, Figure] = {}
+        pictures: dict[str, Callable[[], Figure]] = {}
         if self.results:
-            measured = self.summary[self.summary["mean"].notna()]
-            figures["results"] = draw(
-                measured,
-                self.rows,
-                title,
-                self.table.baseline_of,
-                compared=not self.shortened,
-            )
+            pictures["results"] = self._draw
         if self.agreements:
-            figures["trends"] = draw_trends(self.agreements)
-        figures |= self.figures()
-        note = " | ".join([title, self.command, *self._provenance()])
-        for name, figure in figures.items():
-            save_png(figure, folder / "figures" / f"{name}.png", note)
+            pictures["trends"] = partial(draw_trends, self.agreements)
+        pictures |= self.figures()
+        found = (*map(one_line, (*self._noise_lines(), *self._start_lines())), *self.text())
+        return Page(
+            kind="runs",
+            title=self.title,
+            made=self._made(),
+            finding=self.finding(),
+            body=[
+                *(self._finished_line(), "", *self._warning(), *self.lines, "", self.legend()),
+                *(line for part in found for line in ("", part)),
+                *("", *map(image, pictures)),
+                *trend_lines(self.agreements),
+                *(self._difference_lines() if self.table.published_runs else []),
+                *("", "## Runs", "", *self._run_lines()),
+            ],
+            findings=self.judged,
+            tables={
+                "rows": as_csv(self.rows),
+                "ratios": as_csv(self.summary, 6),
+                **self.further_tables(),
+            },
+            pictures={**pictures, **self.copies()},
+        )
+
+    def write(self, folder: Path) -> str:
+        """Write the report; return its table.
+
+        Raises:
+            ValueError: as `page`.
+        """
+        self.page().write(folder)
+        return "\n".join(self.lines)
+
+    def _draw(self) -> Figure:
+        measured = self.summary[self.summary["mean"].notna()]
+        compared = not self.shortened
+        return draw(measured, self.rows, self.title, self.table.baseline_of, compared=compared)
+
+    def _made(self) -> Made:
+        if not self.results:
+            return Made.here(self.command)
+        return Made.of(self.rows, command=self.command)
+
+    def _finished_line(self) -> str:
         finished = {cell.name for cell, _ in self.results}
         unfinished = [unfinished_label(cell) for cell in self.cells if cell.name not in finished]
-        table = "\n".join(self.lines)
-        text = [
-            f"# {escaped(title)}",
-            "",
-            f"Command: {code_span(self.command)}",
-            *self._provenance(),
-            f"{len(self.results)} of {len(self.cells)} cells are finished"
-            + (f"; missing: {one_line('; '.join(unfinished))}." if unfinished else "."),
-            "",
-            *self._warning(),
-            table,
-            "",
-            self.legend(),
-            *(["", LEGEND] if self.has_verdicts else []),
-            *[
-                line
-                for part in (
-                    *map(one_line, (*self._noise_lines(), *self._start_lines())),
-                    *self.text(),
-                )
-                for line in ("", part)
-            ],
-            "",
-            *[f"![{name.replace('_', ' ')}](figures/{name}.png)" for name in figures],
-            *trend_lines(self.agreements),
-            *(self._difference_lines() if self.table.published_runs else []),
-            "",
-            "## Runs",
-            "",
-            *self._run_lines(),
-        ]
-        replace_text(folder / "report.md", "\n".join(text) + "\n")
-        return table
-
-    def _provenance(self) -> list[str]:
-        if not self.results:
-            return [machine()]
-        named = [sorted(set(map(str, self.rows[k]))) for k in ("device", "versions")]
-        revisions = ", ".join(sorted(set(self.rows["git_revision"])))
-        machines, versions = ("; ".join(found) for found in named)
-        return [one_line(f"Machine: {machines}. {versions}. Revision {revisions}.")]
+        missing = f"; missing: {one_line('; '.join(unfinished))}." if unfinished else "."
+        return f"{len(finished)} of {len(self.cells)} cells are finished{missing}"
 
     def _warning(self) -> list[str]:
         lines = []
@@ -536,34 +556,15 @@ class Report:
         return markdown_lines(pd.DataFrame(shown)) if shown else ["None is finished."]
 
 
-# How the files of a report begin.
-_BEGINNINGS = {
-    "report.md": re.compile(r"# .*\n(.*\n){0,3}(- )?Command: `"),
-    "rows.csv": re.compile("task,row,"),
-    "ratios.csv": re.compile("task,row,"),
-    "verdicts.csv": re.compile("the paper says,"),
-}
-
-
-def refuse_foreign_files(folder: Path, names: Collection[str] = tuple(_BEGINNINGS)) -> None:
+def refuse_foreign_files(folder: Path) -> None:
     """Refuse a folder for a report that cannot be one, or that has files of others by its names.
 
     Raises:
         ConfigError: the file is named.
     """
     refuse_file(folder, "--out")
-    for name in names:
-        try:
-            with (folder / name).open(encoding="utf-8", errors="replace") as file:
-                head = file.read(4000)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise ConfigError(f"--out {folder}: {name}: {error.strerror}") from error
-        if head.strip() and not _BEGINNINGS[name].match(head):
-            raise ConfigError(
-                f"--out {folder}: {name} is there and no file of such a report; give another folder"
-            )
+    names = ("report.md", "report.json", "rows.csv", "ratios.csv", "verdicts.csv")
+    refuse_to_replace((folder / name for name in names), folder / "report.md")
 
 
 def refuse_file(folder: Path, flag: str) -> None:

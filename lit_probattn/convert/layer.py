@@ -11,7 +11,7 @@ A group of K softmax heads becomes one head with K key components and one value:
 
 With shifted keys (sMGK) the mean of the group's forms is cut instead, to one query and one key map,
 and a shift is what the mean input's key lacks of that in its old head. Gaussian scores start where
-dot products do if keys' norms are put back (`key_norm_weight` 1).
+dot products do if keys' norms are put back (`attention/mgk/annealing.py`).
 
 The result is where fine-tuning starts, not an equal model: the errors are part of the result.
 """
@@ -20,13 +20,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
+from lit_probattn.attention.mgk.annealing import NormOptions
 from lit_probattn.attention.mgk.functions import MGK, Score, component_scores
+from lit_probattn.attention.mgk.priors import KeyOptions
 from lit_probattn.interop.algebra import (
     best_groups,
     cosine_distances,
@@ -92,18 +95,15 @@ class LayerErrors:
         return f"heads {pairs}: logit error {100 * self.logit_error:.1f} %, output error {output}"
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """What the mixtures of a converted layer are like.
+@dataclass(frozen=True, kw_only=True)
+class Mixture(NormOptions, KeyOptions):
+    """What the mixtures of a converted layer are like: options of theirs, and how they are made.
 
     Args:
-        num_components: K.
-        shifted_keys: sMGK instead of MGK.
         old_heads: heads that become one. None means K, the only choice without shifts.
         score: None means `dot`, which starts at the old logits; `gaussian` with shifted keys, whose
             shifts cancel in dot products. Gaussian scores drop the keys' norms at once and start
-            further away, unless `key_norm_weight` is 1.
-        key_norm_weight: of the new layer; see `MGKOptions`.
+            further away, unless all of these are put back.
         spread: of shifts, what is added to them: standard deviation, in units of the keys' own;
             components that start equal would stay equal for ever.
         seed: of that.
@@ -112,15 +112,13 @@ class Mixture:
         ValueError: choices exclude each other.
     """
 
-    num_components: int = 2
-    shifted_keys: bool = False
     old_heads: int | None = None
     score: Score | None = None
-    key_norm_weight: float | None = None
     spread: float = 0.1
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.shifted_keys and self.score == "dot":
             raise ValueError(
                 "score=dot with shifted keys is ordinary softmax attention: take score=gaussian"
@@ -141,6 +139,11 @@ class Mixture:
     def form(self) -> Score:
         """The score."""
         return self.score or ("gaussian" if self.shifted_keys else "dot")
+
+    def shared(self) -> dict[str, Any]:
+        """Return what the new layer has the same options for."""
+        kept = (*fields(NormOptions), *fields(KeyOptions))
+        return {field.name: getattr(self, field.name) for field in kept}
 
 
 @torch.no_grad()
@@ -180,8 +183,6 @@ def convert_layer(
         old.embed_dim,
         len(groups),
         head_dim=old.head_dim if head_dim is None else head_dim,
-        num_components=mixture.num_components,
-        shifted_keys=mixture.shifted_keys,
         value_head_dim=old.value_head_dim if value_head_dim is None else value_head_dim,
         key_embed_dim=old.key_embed_dim,
         bias=old.use_bias,
@@ -189,7 +190,7 @@ def convert_layer(
         backend=old.backend,
         score=mixture.form,
         prior_param="softmax",
-        key_norm_weight=mixture.key_norm_weight,
+        **mixture.shared(),
     ).to(old.query_proj.weight)
     kept = total = 0.0
     generator = torch.Generator().manual_seed(mixture.seed)
@@ -391,8 +392,7 @@ def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
 def scores_of_components(new: MGKAttention, x: Tensor, rows: Tensor) -> Tensor:
     """Return the scores of every component without priors, for some queries of one sample."""
     call, core = new.call(x), new.core
-    weight = core.key_norm_weight
-    arguments = MGK(None, core.variance(), core.score, norm_weight=weight)
+    arguments = MGK(None, core.variance(), core.score, norm_weight=core.norm_weight)
     return component_scores(call.query[:, :, rows], new.core.components(call.key), arguments)[0]
 
 

@@ -25,14 +25,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lit_probattn.attention import Attention
 from lit_probattn.attention.fish.layer import FiSHAttention
-from lit_probattn.attention.mgk.layer import MGKAttention
+from lit_probattn.attention.mgk.annealing import DOT_PRODUCTS
+from lit_probattn.attention.mgk.layer import MGKAttention, MGKOptions
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import find
 from lit_probattn.base.errors import ConfigError
@@ -71,7 +72,7 @@ def read_target(options: argparse.Namespace) -> Target:
     names = ("num_components", "old_heads", "score", "spread")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given |= {"shifted_keys": options.to == "smgk", "seed": options.seed}
-    given |= {} if options.anneal is None else {"key_norm_weight": 1.0}
+    given |= {} if options.anneal is None else asdict(DOT_PRODUCTS)
     try:
         mixture = Mixture(**given)
     except ValueError as error:
@@ -92,12 +93,9 @@ def attention_config(layer: Attention, dropout: float) -> dict[str, Any]:
     """Return the attention entry that builds layers like a converted one."""
     arguments: dict[str, Any] = {"num_heads": layer.num_heads}
     if isinstance(layer, MGKAttention):
-        arguments["num_components"] = layer.num_components
-        if layer.shifted_keys:
-            arguments["shifted_keys"] = True
-        arguments |= {"score": layer.core.score, "prior_param": "softmax"}
-        if layer.core.start_norm_weight is not None:
-            arguments["key_norm_weight"] = layer.core.start_norm_weight
+        arguments |= {"num_components": layer.num_components, "score": layer.core.score}
+        options = [(option, getattr(layer.options, option.name)) for option in fields(MGKOptions)]
+        arguments |= {option.name: value for option, value in options if value != option.default}
     elif isinstance(layer, FiSHAttention):
         arguments["num_global_heads"] = layer.num_global_heads
     arguments["dropout"] = dropout

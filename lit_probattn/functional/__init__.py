@@ -14,6 +14,10 @@ beside its projections (priors, variances, mixing weights) is given. What all of
     enable_gqa: whether consecutive groups of query heads share one key and value head.
     backend: who computes it; see `lit_probattn.attention.backends`.
     rng: names the draw of dropout and noise. None draws one from torch's generator.
+    cu_seqlens: bounds of packed documents, (D + 1,) integers over the B · N queries, or a
+        `lit_probattn.attention.packing.Packing`: each attends to itself alone, as if it were a
+        sample. Masks of pairs are refused beside it; `rng.sample_ids` are the documents', (D,).
+    cu_seqlens_k: bounds of the documents' keys in cross-attention.
 
 Departs from torch: a row that may attend to nothing gives zeros, not NaN; tensors have four
 dimensions. All of them raise a ValueError where sizes or dtypes do not fit, and a

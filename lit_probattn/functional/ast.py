@@ -8,10 +8,13 @@ from torch import Tensor
 from lit_probattn.attention.ast import AST, check_alpha
 from lit_probattn.attention.backends import Backend, attend
 from lit_probattn.attention.numerics import compute_dtype
+from lit_probattn.attention.packing import Packing
 from lit_probattn.functional.call import Common, by_head, layout_of, make_call
+from lit_probattn.functional.documents import takes_documents
 from lit_probattn.randomness import RandomKey
 
 
+@takes_documents()
 def ast_attention(
     query: Tensor,
     key: Tensor,
@@ -25,6 +28,8 @@ def ast_attention(
     alpha: float | Tensor = 1.5,
     backend: Backend = "auto",
     rng: RandomKey | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
     """Attend by α-entmax, which gives most pairs exactly nothing. Needs the package entmax.
 

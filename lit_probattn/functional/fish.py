@@ -13,7 +13,9 @@ from lit_probattn.attention.fish.linear import LinearFiSH, LinearFiSHForm
 from lit_probattn.attention.fish.mixing import Mixer, MixingValues, NoiseKind
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.numerics import check_choice
+from lit_probattn.attention.packing import Packing
 from lit_probattn.functional.call import Common, check_heads, make_call
+from lit_probattn.functional.documents import takes_documents
 from lit_probattn.randomness import RandomKey
 
 
@@ -59,6 +61,7 @@ def _mixing(
     return MixingValues(mixer, weights, tuple(biases), noise_scale)
 
 
+@takes_documents()
 def fish_attention(
     query: Tensor,
     key: Tensor,
@@ -74,6 +77,8 @@ def fish_attention(
     noise: NoiseKind = "global",
     backend: Backend = "auto",
     rng: RandomKey | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
     """Attend by H local score maps that are mixed from G global ones.
 
@@ -114,6 +119,7 @@ def fish_attention(
     return attend(call, FiSH(mixing, heads, noise=drawn), backend)
 
 
+@takes_documents(has_scores=False)
 def linear_fish_attention(
     query: Tensor,
     key: Tensor,
@@ -130,6 +136,8 @@ def linear_fish_attention(
     eps: float = 1e-6,
     backend: Backend = "auto",
     rng: RandomKey | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
     """Attend linearly by H local states that are mixed from G global ones, in O(N).
 

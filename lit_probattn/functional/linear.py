@@ -17,7 +17,9 @@ from lit_probattn.attention.linear.features import (
     orthogonal_projection,
 )
 from lit_probattn.attention.linear.functions import MLK, Linear, LinearForm
+from lit_probattn.attention.packing import Packing
 from lit_probattn.functional.call import Common, by_head, layout_of, make_call
+from lit_probattn.functional.documents import takes_documents
 from lit_probattn.randomness import RandomKey
 
 
@@ -52,6 +54,7 @@ def _form(features: FeatureMap, projection: Tensor | None, size: int) -> LinearF
     return LinearForm(features)
 
 
+@takes_documents(has_scores=False)
 def linear_attention(
     query: Tensor,
     key: Tensor,
@@ -67,6 +70,8 @@ def linear_attention(
     feature_norm: FeatureNorm = "none",
     backend: Backend = "auto",
     rng: RandomKey | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
     """Attend by a feature map φ in place of the softmax, in O(N).
 
@@ -96,6 +101,7 @@ def linear_attention(
     return attend(call, Linear(form, projection), backend)
 
 
+@takes_documents("prior", has_scores=False)
 def mlk_attention(
     query: Tensor,
     key: Tensor | Sequence[Tensor],
@@ -113,6 +119,8 @@ def mlk_attention(
     feature_norm: FeatureNorm = "none",
     backend: Backend = "auto",
     rng: RandomKey | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
     """Attend by a feature map to keys that are mixtures of K components, in O(N).
 

@@ -10,10 +10,13 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend, attend
 from lit_probattn.attention.mgk.functions import MGK, Score
 from lit_probattn.attention.numerics import check_choice
+from lit_probattn.attention.packing import Packing
 from lit_probattn.functional.call import Common, by_head, layout_of, make_call
+from lit_probattn.functional.documents import takes_documents
 from lit_probattn.randomness import RandomKey
 
 
+@takes_documents("log_prior")
 def mgk_attention(
     query: Tensor,
     key: Tensor | Sequence[Tensor],
@@ -32,6 +35,8 @@ def mgk_attention(
     include_log_det: bool = False,
     backend: Backend = "auto",
     rng: RandomKey | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
     """Attend to keys that are mixtures of K Gaussians (MGK), or shifted copies of one key (sMGK).
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from lit_probattn.attention.backends import Backend, attend
+from lit_probattn.attention.packing import Packing
 from lit_probattn.attention.polynomial import Polynomial
 from lit_probattn.functional.call import Common, layout_of, make_call
+from lit_probattn.functional.documents import takes_documents
 from lit_probattn.randomness import RandomKey
 
 
+@takes_documents()
 def polynomial_attention(
     query: Tensor,
     key: Tensor,
@@ -22,6 +25,8 @@ def polynomial_attention(
     degree: int = 2,
     backend: Backend = "auto",
     rng: RandomKey | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
     """Attend by an even power of the dot product.
 

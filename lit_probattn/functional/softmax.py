@@ -6,11 +6,14 @@ from torch import Tensor
 
 from lit_probattn.attention.backends import Backend, attend
 from lit_probattn.attention.numerics import check_choice
+from lit_probattn.attention.packing import Packing
 from lit_probattn.attention.softmax import Score, Softmax
 from lit_probattn.functional.call import Common, layout_of, make_call
+from lit_probattn.functional.documents import takes_documents
 from lit_probattn.randomness import RandomKey
 
 
+@takes_documents()
 def softmax_attention(
     query: Tensor,
     key: Tensor,
@@ -24,6 +27,8 @@ def softmax_attention(
     score: Score = "dot",
     backend: Backend = "auto",
     rng: RandomKey | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
     """Attend by a softmax, of scaled dot products or of Gaussian scores.
 

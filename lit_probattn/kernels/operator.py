@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 import torch
@@ -63,6 +63,7 @@ def define_operators(
     num_outputs: int = 4,
     keep_strides: bool = False,
     dtype: torch.dtype | None = torch.float32,
+    outputs_for: Mapping[str, int] | None = None,
 ) -> torch.library.CustomOpDef:
     """Define `lit_probattn::<name>` and its backward, an operator too; return the first.
 
@@ -85,6 +86,8 @@ def define_operators(
         num_outputs: outputs without a normaliser.
         keep_strides: see `new_gradients`.
         dtype: see `new_gradients`.
+        outputs_for: inputs in whose place backward is given an output, by its number, of the same
+            shape and dtype. So the input itself is not kept.
     """
     fields = {name: _TYPES[kind] for name, kind in get_type_hints(inputs).items()}
     schema = ", ".join(f"{kind} {name}" for name, kind in fields.items())
@@ -137,7 +140,9 @@ def define_operators(
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         kept = output if has_normaliser else ()
-        ctx.save_for_backward(*kept, *inputs[:num_tensors])
+        tensors = dict(zip(fields, inputs[:num_tensors], strict=False))
+        tensors |= {name: output[number] for name, number in (outputs_for or {}).items()}
+        ctx.save_for_backward(*kept, *tensors.values())
         ctx.switches = inputs[num_tensors:]
         ctx.set_materialize_grads(False)
         if has_normaliser:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lit_probattn.base.arguments import takes
 from lit_probattn.base.torch_internals import outside_graphs
 
 # Logits that exist at a time: 256 MiB in float32.
@@ -64,9 +66,15 @@ def in_parts(
 
 
 class FullSoftmax(nn.Module):
-    """Softmax over all words, with the token table as weights; see `chunked_cross_entropy`."""
+    """Softmax over all words, with the token table as weights; see `chunked_cross_entropy`.
 
-    def __init__(self, vocab_size: int, *, bias: bool = True, max_logits: int = MAX_LOGITS) -> None:
+    Args:
+        vocab_size: V, number of token ids.
+        bias: one bias per word.
+        max_logits: largest number of logits that exist at a time in the loss.
+    """
+
+    def __init__(self, *, vocab_size: int, bias: bool = True, max_logits: int = MAX_LOGITS) -> None:
         super().__init__()
         self.max_logits = max_logits
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
@@ -88,33 +96,31 @@ class AdaptiveSoftmax(nn.Module):
     a bias, and the entry of cluster i = 1, 2, … in the first softmax is the i-th from the end.
 
     Args:
-        vocab_size: V, words by decreasing frequency.
         embed_dim: C.
-        cutoffs: where clusters begin; those not below V drop out. Without any it is `FullSoftmax`.
-        bias: one bias per word.
-        max_logits: see `chunked_cross_entropy`.
+        cutoffs: where clusters of the adaptive softmax begin, among words by decreasing frequency;
+            those not below V drop out. Without any it is `FullSoftmax`.
 
     Raises:
         ValueError: cutoffs do not increase.
     """
 
+    @takes(FullSoftmax)
     def __init__(
         self,
-        vocab_size: int,
-        embed_dim: int,
-        cutoffs: Sequence[int],
         *,
-        bias: bool = True,
-        max_logits: int = MAX_LOGITS,
+        embed_dim: int,
+        cutoffs: Sequence[int] = (20000, 40000, 200000),
+        **options: Any,
     ) -> None:
         super().__init__()
+        vocab_size: int = options["vocab_size"]
         bounds = [0, *cutoffs]
         if any(a >= b for a, b in pairwise(bounds)):
             raise ValueError(f"cutoffs must be positive and increase, received {list(cutoffs)}")
-        self.max_logits = max_logits
+        self.max_logits: int = options["max_logits"]
         self.bounds = [*(bound for bound in bounds if bound < vocab_size), vocab_size]
         num_clusters = len(self.bounds) - 2
-        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if options["bias"] else None
         self.cluster_weight = nn.Parameter(torch.zeros(num_clusters, embed_dim))
         self.cluster_bias = nn.Parameter(torch.zeros(num_clusters))
 

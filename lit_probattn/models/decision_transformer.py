@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.cache import Cache
-from lit_probattn.attention.layer import AttentionFactory
 from lit_probattn.base.arguments import takes
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
@@ -54,7 +53,6 @@ class DecisionTransformer(nn.Module):
     )
     def __init__(
         self,
-        attention: AttentionFactory,
         *,
         obs_dim: int,
         act_dim: int,
@@ -76,7 +74,7 @@ class DecisionTransformer(nn.Module):
         self.timesteps = nn.Embedding(max_timestep, embed_dim)
         self.norm = nn.LayerNorm(embed_dim)
         self.dropout = nn.Dropout(stack["dropout"])
-        self.encoder = Transformer(partial(attention, **options), **stack)
+        self.encoder = Transformer(partial(stack.pop("attention"), **options), **stack)
         self.head = nn.Linear(embed_dim, act_dim)
         self._initialise()
 

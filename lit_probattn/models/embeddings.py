@@ -129,6 +129,11 @@ class Sinusoid(FollowingModule):
     2.
     Departs from the source: the index is not clamped at the context, which a segment cannot exceed.
 
+    Args:
+        max_seq_len: longest segment.
+        embed_dim: C.
+        kind: which of the two.
+
     Raises:
         ValueError: embed_dim is odd or below 4.
     """
@@ -136,7 +141,7 @@ class Sinusoid(FollowingModule):
     table: Tensor
 
     def __init__(
-        self, max_seq_len: int, embed_dim: int, kind: Literal["reversed", "forward"]
+        self, *, max_seq_len: int, embed_dim: int, kind: Literal["reversed", "forward"]
     ) -> None:
         super().__init__()
         if embed_dim % 2 or embed_dim < 4:

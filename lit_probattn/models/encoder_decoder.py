@@ -99,8 +99,8 @@ class EncoderDecoder(nn.Module):
     """
 
     @takes(
-        Transformer,
-        without=("num_layers", "norm_eps", "share_layers"),
+        *(Transformer, Sinusoid),
+        without=("num_layers", "norm_eps", "share_layers", "kind"),
         embed_dim=512,
         head_dim=128,
         mlp_dim=1024,
@@ -110,11 +110,9 @@ class EncoderDecoder(nn.Module):
     )
     def __init__(
         self,
-        attention: AttentionFactory,
         *,
         source_vocab_size: int,
         vocab_size: int,
-        max_seq_len: int,
         encoder_attention: AttentionFactory | None = None,
         decoder_attention: AttentionFactory | None = None,
         cross_attention: AttentionFactory | None = None,
@@ -128,7 +126,9 @@ class EncoderDecoder(nn.Module):
         **stack: Any,
     ) -> None:
         super().__init__()
+        attention: AttentionFactory = stack.pop("attention")
         embed_dim: int = stack["embed_dim"]
+        max_seq_len: int = stack.pop("max_seq_len")
         _check(source_vocab_size, vocab_size, share, positions)
         self.vocab_size, self.source_vocab_size = vocab_size, source_vocab_size
         self.max_seq_len, self.embed_dim = max_seq_len, embed_dim
@@ -143,7 +143,7 @@ class EncoderDecoder(nn.Module):
         def places() -> nn.Module:
             if positions == "learned":
                 return nn.Embedding(max_seq_len, embed_dim)
-            return Sinusoid(max_seq_len, embed_dim, "forward")
+            return Sinusoid(max_seq_len=max_seq_len, embed_dim=embed_dim, kind="forward")
 
         self.source_tokens: nn.Embedding | None = None
         if share != "all":

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.cache import Cache
-from lit_probattn.attention.layer import Attention, AttentionFactory
-from lit_probattn.base.arguments import takes
-from lit_probattn.models.adaptive_softmax import MAX_LOGITS, AdaptiveSoftmax, FullSoftmax
+from lit_probattn.attention.layer import Attention
+from lit_probattn.base.arguments import arguments_of, takes
+from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax, FullSoftmax
 from lit_probattn.models.embeddings import Positions, Sinusoid
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
@@ -37,12 +37,9 @@ class LanguageModel(nn.Module):
     max_seq_len − 1, as in a full segment, since its length is not known beforehand.
 
     Args:
-        vocab_size: number of token ids.
-        max_seq_len: longest segment.
         dropout: dropout of embeddings, of both branches of a block and of the final output.
         positions: `reversed` or `forward` sinusoids, or `rotary` (with the attention's rotary_dim).
         output: adaptive or full softmax, tied to the token table.
-        cutoffs: where clusters of the adaptive softmax begin.
         output_bias: one bias per word.
         attention_bias: whether attention's projections have biases, whatever the attention's own
             argument says; None leaves it to that.
@@ -51,15 +48,14 @@ class LanguageModel(nn.Module):
         init: `normal`: all matrices and tables N(0, 0.02²), biases 0, norm weights N(1, 0.02²);
             `xavier`: matrices Xavier-uniform, biases 0, table N(0, 1/C). Parameters of a variant
             beside its projections keep their own initialisation.
-        max_logits: largest number of logits that exist at a time in the loss.
 
     Raises:
         ValueError: `positions=rotary` without rotary attention, or the sizes do not fit.
     """
 
     @takes(
-        Transformer,
-        without=("cross_attention", "activation_dropout", "norm_eps"),
+        *(Transformer, AdaptiveSoftmax, Sinusoid),
+        without=("cross_attention", "activation_dropout", "norm_eps", "bias", "kind"),
         embed_dim=128,
         head_dim=16,
         num_layers=16,
@@ -70,46 +66,40 @@ class LanguageModel(nn.Module):
     )
     def __init__(
         self,
-        attention: AttentionFactory,
         *,
-        vocab_size: int,
-        max_seq_len: int,
         positions: Positions = "reversed",
         output: Output = "adaptive",
-        cutoffs: Sequence[int] = (20000, 40000, 200000),
         output_bias: bool = True,
         attention_bias: bool | None = False,
         attention_dropout: float | None = 0.0,
         init: Initialisation = "normal",
-        max_logits: int = MAX_LOGITS,
-        **stack: Any,
+        **parts: Any,
     ) -> None:
         super().__init__()
-        self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
-        embed_dim: int = stack["embed_dim"]
-        self.embed_dim = embed_dim
+        self.vocab_size: int = parts["vocab_size"]
+        self.max_seq_len: int = parts["max_seq_len"]
+        self.embed_dim: int = parts["embed_dim"]
         given = {"bias": attention_bias, "dropout": attention_dropout}
         options: Any = {name: value for name, value in given.items() if value is not None}
-        self.tokens = nn.Embedding(vocab_size, embed_dim)
-        self.positions = (
-            None if positions == "rotary" else Sinusoid(max_seq_len, embed_dim, positions)
+        stack = arguments_of(Transformer, parts)
+        stack["attention"] = partial(parts["attention"], **options)
+        self.tokens = nn.Embedding(self.vocab_size, self.embed_dim)
+        self.positions: Sinusoid | None = None
+        if positions != "rotary":
+            self.positions = Sinusoid(**arguments_of(Sinusoid, parts), kind=positions)
+        self.dropout = nn.Dropout(parts["dropout"])
+        self.encoder = self.make_encoder(**stack)
+        kind = AdaptiveSoftmax if output == "adaptive" else FullSoftmax
+        self.output: AdaptiveSoftmax | FullSoftmax = kind(
+            bias=output_bias, **arguments_of(kind, parts)
         )
-        self.dropout = nn.Dropout(stack["dropout"])
-        self.encoder = self.make_encoder(partial(attention, **options), **stack)
-        self.output: AdaptiveSoftmax | FullSoftmax
-        if output == "adaptive":
-            self.output = AdaptiveSoftmax(
-                vocab_size, embed_dim, cutoffs, bias=output_bias, max_logits=max_logits
-            )
-        else:
-            self.output = FullSoftmax(vocab_size, bias=output_bias, max_logits=max_logits)
         if positions == "rotary":
             self._require_rotary()
         self._initialise(init)
 
-    def make_encoder(self, attention: AttentionFactory, **stack: Any) -> Transformer:
+    def make_encoder(self, **stack: Any) -> Transformer:
         """Return the stack of blocks; the arguments are those of `Transformer`."""
-        return Transformer(attention, **stack)
+        return Transformer(**stack)
 
     def _require_rotary(self) -> None:
         layers = [module for module in self.modules() if isinstance(module, Attention)]

@@ -86,22 +86,22 @@ class MaskedLanguageModel(TextEncoder):
     def __init__(
         self,
         *,
-        vocab_size: int,
         next_sentence: bool = False,
         **options: Any,
     ) -> None:
+        vocab_size: int = options["vocab_size"]
         if vocab_size <= NUM_SPECIAL:
             raise ValueError(
                 f"vocab_size must exceed the {NUM_SPECIAL} special tokens, received {vocab_size}"
             )
-        super().__init__(vocab_size=vocab_size, **arguments_of(TextEncoder, options))
+        super().__init__(**arguments_of(TextEncoder, options))
         embed_dim = options["embed_dim"]
         self.head = nn.Sequential(
             nn.Linear(embed_dim, embed_dim),
             nn.GELU(),
             nn.LayerNorm(embed_dim, eps=options["norm_eps"]),
         )
-        self.output = FullSoftmax(vocab_size, max_logits=options["max_logits"])
+        self.output = FullSoftmax(**arguments_of(FullSoftmax, options))
         self.pooler = nn.Linear(embed_dim, embed_dim) if next_sentence else None
         self.next_sentence = nn.Linear(embed_dim, 2) if next_sentence else None
         self._initialise()

@@ -28,6 +28,8 @@ class PerLayer(Attention):
     is ever made: the model makes its layers from the arguments.
 
     Args:
+        embed_dim: C, input and output width.
+        head_dim: E, size of one head.
         default: makes the layers that `layers` does not name.
         layers: what makes a layer in its place, by the number of the layer, from 0.
         head_dims: E of a layer, by its number, in place of the model's.

@@ -9,8 +9,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.layer import AttentionFactory
-from lit_probattn.base.arguments import takes
+from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.embeddings import PositionInit, sine_positions
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
@@ -25,11 +24,17 @@ class PeriodicPositions(nn.Module):
     it is an ordinary table.
 
     Args:
-        period: rows of the first table. None means max_seq_len.
+        max_seq_len: longest sequence, N.
+        embed_dim: C.
+        position_period: for long inputs, rows of the first table, see `PeriodicPositions`. None
+            means max_seq_len.
     """
 
-    def __init__(self, max_seq_len: int, embed_dim: int, period: int | None = None) -> None:
+    def __init__(
+        self, *, max_seq_len: int, embed_dim: int, position_period: int | None = None
+    ) -> None:
         super().__init__()
+        period = position_period
         self.period = min(max_seq_len, max_seq_len if period is None else period)
         if self.period < 1:
             raise ValueError(f"position_period must be at least 1, received {period}")
@@ -62,11 +67,9 @@ class TextEncoder(nn.Module):
 
     Args:
         vocab_size: number of token ids, V.
-        max_seq_len: longest sequence, N.
         dropout: of embeddings and of both branches of a block.
         norm_first: pre-norm blocks, with a last norm; BERT and RoBERTa have post-norm ones.
         attention_dropout: dropout of attention. None leaves it to the attention's own option.
-        position_period: for long inputs, see `PeriodicPositions`.
         position_init: how the learned positions begin: `normal`, or `sinusoidal`, `sine_positions`
             of root mean square `init_std`.
         num_token_types: kinds of segments, such as the two sentences of a pair. 0 means that tokens
@@ -84,7 +87,7 @@ class TextEncoder(nn.Module):
     """
 
     @takes(
-        Transformer,
+        *(Transformer, PeriodicPositions),
         without=("cross_attention",),
         embed_dim=768,
         head_dim=64,
@@ -94,19 +97,16 @@ class TextEncoder(nn.Module):
     )
     def __init__(
         self,
-        attention: AttentionFactory,
         *,
         vocab_size: int,
-        max_seq_len: int,
         attention_dropout: float | None = 0.0,
-        position_period: int | None = None,
         position_init: PositionInit = "normal",
         num_token_types: int = 0,
         init_std: float = 0.02,
-        **stack: Any,
+        **parts: Any,
     ) -> None:
         super().__init__()
-        embed_dim: int = stack["embed_dim"]
+        embed_dim: int = parts["embed_dim"]
         if vocab_size < 1:
             raise ValueError(f"vocab_size must be at least 1, received {vocab_size}")
         if num_token_types < 0:
@@ -121,14 +121,16 @@ class TextEncoder(nn.Module):
             raise ValueError(f"init_std must be a number above 0, received {init_std}")
         self.position_init, self.init_std = position_init, init_std
         options: Any = {} if attention_dropout is None else {"dropout": attention_dropout}
-        self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
+        self.vocab_size, self.max_seq_len = vocab_size, int(parts["max_seq_len"])
+        stack = arguments_of(Transformer, parts)
+        stack["attention"] = partial(parts["attention"], **options)
         self.num_token_types = num_token_types
         self.tokens = nn.Embedding(vocab_size, embed_dim)
-        self.positions = PeriodicPositions(max_seq_len, embed_dim, position_period)
+        self.positions = PeriodicPositions(**arguments_of(PeriodicPositions, parts))
         self.token_types = nn.Embedding(num_token_types, embed_dim) if num_token_types else None
-        self.norm = nn.LayerNorm(embed_dim, eps=stack["norm_eps"])
-        self.dropout = nn.Dropout(stack["dropout"])
-        self.encoder = Transformer(partial(attention, **options), **stack)
+        self.norm = nn.LayerNorm(embed_dim, eps=parts["norm_eps"])
+        self.dropout = nn.Dropout(parts["dropout"])
+        self.encoder = Transformer(**stack)
 
     def _initialise(self) -> None:
         """Draw all linear layers and tables anew; a subclass calls it when it has its heads."""

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.cache import Cache, Memory
+from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.layer import Attention, AttentionFactory
+from lit_probattn.attention.variant import first_lack
 from lit_probattn.base.arguments import takes
 from lit_probattn.models.per_layer import differs_by_layer, layer_factories
 from lit_probattn.randomness import RandomKey
@@ -150,7 +152,7 @@ class Block(nn.Module):
 
 
 def _require_cross(layer: Attention) -> None:
-    reason = layer.cross_refusal()
+    reason = first_lack(layer.needs(), LACKS_OF_CROSS_ATTENTION)
     if reason is not None:
         raise ValueError(f"{type(layer).__name__} cannot be a cross-attention: it {reason}")
 

@@ -1,1 +1,1 @@
-"""What a run leaves on disk: provenance, tables, rows. Imports `base` alone of ours."""
+"""What pages are made of: Markdown, tables, pictures, HTML. Imports `base` alone of ours."""

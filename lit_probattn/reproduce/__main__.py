@@ -154,7 +154,7 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str], part: Mappin
         place = (options.runs, options.accelerator)
         figure = table_of(options.table, part, *place, command, options.tables)
     out = options.out or options.runs / "reproduce" / "reports" / options.table
-    refuse_foreign_files(out, ("report.md",))
+    refuse_foreign_files(out)
     if options.dry_run:
         print(figure.plan())
         return 0

@@ -18,20 +18,20 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import label, ratio_axis, tiles
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.base.files import replace_text
 from lit_probattn.compare.tables import FOLDER, Row, read_published
 from lit_probattn.experiments.expectations import (
-    LEGEND,
     Estimate,
+    Finding,
     Printed,
     Verdict,
     digits_of,
     tells_of,
 )
-from lit_probattn.records.tables import markdown_lines, save_png
+from lit_probattn.experiments.page import Page, as_csv, image
+from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
 from profiling.report.claims import device_of
-from profiling.report.page import provenance, write_report
+from profiling.report.page import page_of
 from profiling.sweep.config import SweepConfig
 
 _TIME = "time_median_s"
@@ -222,7 +222,7 @@ class SweepTable(SweepFigure):
             "verdict on the ratio": entry["ratio_verdict"],
         }
 
-    def text(self, picture: str) -> list[str]:
+    def text(self) -> list[str]:
         """Return what stands in the report: the table, its legend, the picture."""
         size = self.part["batch_size"]
         others = [one for one in self.config.grid.batch_size if one != size]
@@ -232,8 +232,8 @@ class SweepTable(SweepFigure):
             places += f", or of {smaller} where a ratio says so: the larger do not fit into memory"
         legend = _LEGEND.format(device=self.part["device"], places=f"{places}.")
         return [
-            *("## Published beside ours", "", *self.lines, "", legend, "", LEGEND, ""),
-            *(f"![printed and our ratios]({picture})", ""),
+            *("## Published beside ours", "", *self.lines, "", legend, ""),
+            *(image("printed", "printed and our ratios"), ""),
         ]
 
     def picture(self) -> Figure:
@@ -259,21 +259,37 @@ class SweepTable(SweepFigure):
         figure.suptitle(self.part["title"], fontsize=10)
         return figure
 
-    def write(self, folder: Path) -> str:
-        """Write the sweep's report with the table in it, `printed.csv` and the picture."""
-        name = "figures/printed.png"
-        write_report(
-            self.config,
-            self.folder(self.part["sweeps"][0]),
-            folder,
-            command=self.command,
-            printed=self.text(name),
-        )
+    def numbers(self) -> list[Finding]:
+        """Return the printed numbers and ratios, judged."""
+        found = []
+        for entry in self.table.to_dict("records"):
+            what = f"{entry['words']}, {entry['variant']}"
+            says = f"{what}: {entry['published']:g}"
+            found.append(Finding(_told(entry["ours"]), entry["verdict"], says))
+            if pd.notna(entry["baseline"]):
+                says = f"{what} / {entry['baseline']}: {entry['ratio_published']:.3f}"
+                found.append(Finding(_told(entry["ratio"]), entry["ratio_verdict"], says))
+        return found
+
+    def page(self) -> Page:
+        """Return the sweep's report with the table in it, `printed.csv` and the picture."""
         (frame,) = self.frames.values()
-        _, note = provenance(frame, self.config.name, self.command)
-        save_png(self.picture(), folder / name, f"{self.part['title']} | {note}")
-        replace_text(folder / "printed.csv", self.table.to_csv(index=False, float_format="%.6g"))
+        whole = page_of(self.config, frame, self.command, self.text())
+        return replace(
+            whole,
+            findings=[*whole.findings, *self.numbers()],
+            tables={**whole.tables, "printed": as_csv(self.table, 6)},
+            pictures={**whole.pictures, "printed": self.picture},
+        )
+
+    def write(self, folder: Path) -> str:
+        """Write the report; return its table."""
+        self.page().write(folder)
         return "\n".join(self.lines)
+
+
+def _told(value: float | None) -> str:
+    return "no number" if value is None or pd.isna(value) else f"{value:.4g}"
 
 
 def table_of(

@@ -13,7 +13,8 @@ from lightning.pytorch.callbacks import Timer
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from lit_probattn.attention.mgk.annealing import anneal_norms, check_annealing
+from lit_probattn.attention.mgk.annealing import NormAnnealing
+from lit_probattn.base.arguments import takes
 from lit_probattn.randomness import RandomKey, mix_integers
 from lit_probattn.tasks.distributed import (
     agreed_signal,
@@ -142,8 +143,6 @@ class Task(pl.LightningModule):
         schedule_steps: length of the schedule. None means `trainer.max_steps`.
         cycle_momentum: whether `one_cycle` moves beta1 from 0.95 to 0.85 and back.
         compile: whether the model runs through `torch.compile`.
-        norm_annealing_steps: optimiser steps in which attention with `key_norm_weight` goes from
-            dot products to Gaussians; its weight follows from the step. None leaves it alone.
     """
 
     model: nn.Module
@@ -152,6 +151,7 @@ class Task(pl.LightningModule):
     # Parts of the model that belong to the task: weights to begin with may have others.
     heads: ClassVar[tuple[str, ...]] = ("head", "output", "spans", "pooler", "classifier")
 
+    @takes(NormAnnealing)
     def __init__(
         self,
         *,
@@ -165,15 +165,11 @@ class Task(pl.LightningModule):
         schedule_steps: int | None = None,
         cycle_momentum: bool = True,
         compile: bool = False,
-        norm_annealing_steps: int | None = None,
+        **annealing: Any,
     ) -> None:
         super().__init__()
         check_optimizer(lr, betas, eps, weight_decay)
-        if norm_annealing_steps is not None and norm_annealing_steps < 1:
-            raise ValueError(
-                f"norm_annealing_steps must be at least 1, received {norm_annealing_steps}"
-            )
-        self.norm_annealing_steps = norm_annealing_steps
+        self.annealing = NormAnnealing(**annealing)
         self.seed = seed
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.schedule: ScheduleName = schedule
@@ -268,8 +264,7 @@ class Task(pl.LightningModule):
             self.model.compile()
         if stage != "fit":
             return
-        if self.norm_annealing_steps is not None:
-            check_annealing(self.model, self.norm_annealing_steps)
+        self.annealing.check(self.model)
         check_trainer(self.trainer)
         max_steps = self.trainer.max_steps
         length, warmup = self._lengths()
@@ -329,14 +324,14 @@ class Task(pl.LightningModule):
         torch.manual_seed(mix_integers(self.seed, micro_step, self.global_rank) >> 1)
 
     def on_train_start(self) -> None:
-        """Weigh the norms of keys as the step says that training begins or goes on with."""
-        self._anneal(self.trainer.global_step)
+        """Tell the layers the step that training begins or goes on with."""
+        self._set_step(self.trainer.global_step)
 
-    def _anneal(self, step: int) -> None:
-        if self.norm_annealing_steps is not None:
-            weight = anneal_norms(self, step, self.norm_annealing_steps)
+    def _set_step(self, step: int) -> None:
+        """Let what follows from the step alone follow it, and log it after an optimiser step."""
+        for name, value in self.annealing.set_step(self, step).items():
             if step > self.trainer.global_step:
-                self.log("norm_weight", weight)
+                self.log(name, value)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed the generators; `batch_idx` counts micro-batches of the whole run."""
@@ -392,7 +387,7 @@ class Task(pl.LightningModule):
         """Step the optimiser, then the priors that follow an M-step, and weights of norms."""
         super().optimizer_step(*args, **kwargs)
         self._update_priors(apply=self._overflows_in_a_row == 0)
-        self._anneal(self.trainer.global_step + 1)
+        self._set_step(self.trainer.global_step + 1)
 
     def _scaler_may_skip(self) -> bool:
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None

@@ -57,12 +57,12 @@ class MaskedLanguageModeling(CountedTask):
     def __init__(
         self,
         *,
-        vocab_size: int,
         mask_probability: float = 0.15,
         mask_token: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**arguments_of(Task, options))
+        vocab_size: int = options["vocab_size"]
         if not 0.0 < mask_probability < 1.0:
             raise ValueError(f"mask_probability must be in (0, 1), received {mask_probability}")
         if mask_token is not None and not 0 <= mask_token < vocab_size:
@@ -71,8 +71,7 @@ class MaskedLanguageModeling(CountedTask):
             )
         self.keep_arguments()
         self.mask_probability, self.mask_token = mask_probability, mask_token
-        model = arguments_of(MaskedLanguageModel, options)
-        self.model = MaskedLanguageModel(vocab_size=vocab_size, **model)
+        self.model = MaskedLanguageModel(**arguments_of(MaskedLanguageModel, options))
         self.next_sentence: bool = options["next_sentence"]
         # Losses, wrong words, hidden words; losses, wrong pairs, pairs.
         self._sums = torch.zeros(6, dtype=torch.float64)

@@ -5,12 +5,13 @@ import io
 import warnings
 from argparse import Namespace
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from lit_probattn.base.files import replace_text
 from lit_probattn.training.run_record import set_aside
@@ -172,3 +173,12 @@ class RunTensorBoardLogger(TensorBoardLogger):
     def save(self) -> None:
         """Flush the events; no `hparams.yaml`."""
         self.experiment.flush()
+
+
+def tensorboard_logger(folder: Path, steps_done: int = 0) -> list[RunTensorBoardLogger]:
+    """Return the logger of events; none, and a line that says so, where there is no TensorBoard."""
+    if find_spec("tensorboard") is None:
+        needs = "they need the package tensorboard: pip install 'lit-probattn[tensorboard]'"
+        rank_zero_info(f"no TensorBoard events are written, {needs}; metrics.csv has all numbers")
+        return []
+    return [RunTensorBoardLogger(folder, steps_done)]

@@ -1,7 +1,8 @@
 """Closed forms of what our models cost, to the unit.
 
-The attention part comes from the layer: `cost` states what its reference runs, `pair_macs` what its
-other backends run. The forms here add blocks, embeddings and heads, and the backward pass.
+The attention part comes from the layer: `Cost.macs` states what its reference runs,
+`Cost.pair_macs` what its other backends run. The forms here add blocks, embeddings and heads, and
+the backward pass.
 """
 
 from __future__ import annotations
@@ -73,13 +74,14 @@ def backend_macs(
     the forward, plus what is computed again: blockwise repeats the scores; PyTorch's fused
     attention repeats them too (five products in backward for two in forward).
     """
-    macs = attention_cost(layer, seq_len).macs
+    cost = attention_cost(layer, seq_len)
+    macs = cost.macs
     scale = layer.num_heads * seq_len * seq_len
-    reference, run = (layer.pair_macs(name, dtype) for name in ("reference", backend))
-    if reference is None or run is None:
+    if cost.pair_macs is None:
         return macs * (3 if train else 1) if backend == layer.core.makes.stated_backend else None
     if backend not in BACKENDS or backend == "auto":
         return None
+    reference, run = (cost.pair_macs(name, dtype) for name in ("reference", backend))
     linear = macs - scale * (reference.scores + reference.values) + seq_len * run.per_token
     forward = run.scores + run.values
     if not train:

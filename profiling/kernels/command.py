@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -10,11 +11,13 @@ import torch
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
-from lit_probattn.records.markdown import code_span, one_line
+from lit_probattn.experiments.page import Made, Page, as_csv
+from lit_probattn.records.markdown import one_line
 from lit_probattn.records.tables import markdown_lines
 from profiling.sweep.run import missing_device
 
-Outcome = tuple[str, list[dict[str, object]], bool]
+Outcome = tuple[Page, bool]  # the report, and whether all is well
+_NOWHERE = "none: nothing runs"
 
 PARITY_SHAPES = {
     "cpu": [(37, 45), (29, 31), (7, 33), (33, 5)],
@@ -128,26 +131,24 @@ def run(options: argparse.Namespace) -> Outcome:
     return _train(options, device)
 
 
-def write(folder: Path, text: str, rows: list[dict[str, object]]) -> None:
-    """Write `report.md` and `rows.csv`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.md").write_text(text + "\n", encoding="utf-8")
-    if rows:
-        pd.DataFrame(rows).to_csv(folder / "rows.csv", index=False)
+def made_here(machine: str) -> Made:
+    """Return that a report of this command is made now, on a machine."""
+    return Made(command_line(), machine, versions(), git_revision())
 
 
-def header(title: str, facts: list[str]) -> list[str]:
-    """Return the first lines of a report: how it was made, and facts."""
-    made = [
-        f"Command: {code_span(command_line())}",
-        f"Versions: {versions()}; revision {git_revision()}",
-    ]
-    return [f"# {title}", "", *(f"- {fact}" for fact in (*made, *map(one_line, facts)))]
-
-
-def _outcome(title: str, facts: list[str], rows: list[dict[str, object]], passed: bool) -> Outcome:
-    text = "\n".join([*header(title, facts), "", *markdown_lines(pd.DataFrame(rows))])
-    return text, rows, passed
+def _outcome(
+    title: str, facts: list[str], rows: list[dict[str, object]], machine: str, passed: bool
+) -> Outcome:
+    frame = pd.DataFrame(rows)
+    page = Page(
+        kind="kernels",
+        title=title,
+        made=made_here(machine),
+        finding=facts[-1],
+        body=[*(f"- {one_line(fact)}" for fact in facts), "", *markdown_lines(frame)],
+        tables={"rows": as_csv(frame)} if rows else {},
+    )
+    return page, passed
 
 
 def _compile_table(options: argparse.Namespace) -> Outcome:
@@ -171,7 +172,7 @@ def _compile_table(options: argparse.Namespace) -> Outcome:
         f"{'; '.join(wrong) or 'none'}",
     ]
     rows = [dict(vars(row)) for row in found]
-    return _outcome("Kernels, compiled ahead of time", facts, rows, not wrong)
+    return _outcome("Kernels, compiled ahead of time", facts, rows, _NOWHERE, not wrong)
 
 
 def _model(options: argparse.Namespace) -> Outcome:
@@ -186,10 +187,10 @@ def _model(options: argparse.Namespace) -> Outcome:
         "First number: ordinary operations hide under products and exponentials; second: they add",
         f"Ratios are to {BASELINE}, by our own kernels",
     ]
-    text, rows, _ = _outcome("Kernels, predicted", facts, found, True)
+    page, _ = _outcome("Kernels, predicted", facts, found, _NOWHERE, True)
     lines = markdown_lines(pd.DataFrame(list(fish_rows(head_dims))))
     title = "## Hard FiSH beside softmax over concatenated heads"
-    return "\n".join([text, "", title, "", *lines]), rows, True
+    return replace(page, body=[*page.body, "", title, "", *lines]), True
 
 
 def _parity(options: argparse.Namespace, device: str) -> Outcome:
@@ -215,13 +216,12 @@ def _parity(options: argparse.Namespace, device: str) -> Outcome:
                 passed &= not over_budget(found)
                 rows += [row.shown(head_dim) for row in found]
     facts = [
-        _hardware(device),
         f"Queries x keys: {shapes}; batch 2; the yardstick is the reference in "
         "float64, eager code has its matrix products in the kernel's precision",
         f"Errors are at most {BUDGET:g} times those of eager code, parameters of a layer taken "
         f"together: {'yes' if passed else 'NO'}",
     ]
-    return _outcome("Parity of the fused kernels", facts, rows, passed)
+    return _outcome("Parity of the fused kernels", facts, rows, _machine(device), passed)
 
 
 def _tune(options: argparse.Namespace, device: str) -> Outcome:
@@ -235,8 +235,8 @@ def _tune(options: argparse.Namespace, device: str) -> Outcome:
         options.dtypes or [torch.bfloat16],
         named_like(compile_cases(), options.cases),
     )
-    facts = [_hardware(device), f"Stored in {Path(path).name}"]
-    return _outcome("Launch configurations", facts, rows, bool(rows))
+    facts = [f"Stored in {Path(path).name}"]
+    return _outcome("Launch configurations", facts, rows, _machine(device), bool(rows))
 
 
 def _train(options: argparse.Namespace, device: str) -> Outcome:
@@ -247,11 +247,10 @@ def _train(options: argparse.Namespace, device: str) -> Outcome:
     rows, followed = compare_training(options.train_steps, device)
     facts = [
         f"Task: {TASK}, dropout on; {options.train_steps} steps",
-        _hardware(device),
         f"Every loss within {BOUND:g} of the reference's: {'yes' if followed else 'NO'}",
     ]
-    return _outcome("Training with the fused kernels", facts, rows, followed)
+    return _outcome("Training with the fused kernels", facts, rows, _machine(device), followed)
 
 
-def _hardware(device: str) -> str:
-    return f"Hardware: {device_name(device)}{' (interpreter)' if device == 'cpu' else ''}"
+def _machine(device: str) -> str:
+    return f"{device_name(device)}{' (interpreter)' if device == 'cpu' else ''}"

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
-from lit_probattn.records.tables import panels, save_png
+from lit_probattn.records.tables import panels
 from profiling.kernels.config import KernelsConfig
 
 _MOST_PANELS = 12
 
 
-def time_picture(
-    config: KernelsConfig, rows: Sequence[Mapping[str, Any]], path: Path
-) -> Path | None:
+def time_picture(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw time ratios with their 20 % and 80 % quantiles, a panel per place.
 
     Args:
         config: has the comparisons of the picture, by row and colour.
-        rows: of `measured_rows`; those without a comparison are left out.
-        path: file to write. Nothing is written if none of the comparisons was measured.
+        rows: of `measured_rows`; those without a comparison are left out; one is there.
     """
     picture = config.picture
     names = {name for row in picture.values() for name in row.values()}
     found = {(r["place"], r["comparison"]): r for r in rows if r.get("comparison") in names}
     places = list(dict.fromkeys(place for place, _ in found))[:_MOST_PANELS]
-    if not places:
-        return None
     columns = min(2, len(places))
     lines = -(-len(places) // columns)
     figure, axes = panels(lines, columns, 4.6, 0.9 + 0.3 * len(picture), sharex=True, sharey=True)
@@ -45,10 +39,7 @@ def time_picture(
     figure.supxlabel(f"time / time of {' or '.join(sides)}", fontsize=9)
     handles, labels = flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
-    note = (
-        f"{command_line()}; {device_name(config.device)}; {versions()}; revision {git_revision()}"
-    )
-    return save_png(figure, path, note)
+    return figure
 
 
 def _panel(

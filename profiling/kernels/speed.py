@@ -16,6 +16,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.processes import capture
 from lit_probattn.base.provenance import device_name, git_revision, versions
 from lit_probattn.base.rows import RowStore
+from lit_probattn.experiments.page import Page, as_csv, image
 from lit_probattn.kernels.cpu import selftest
 from lit_probattn.measure.counters import UncountedOperationError, torch_flops
 from lit_probattn.measure.memory import peak_bytes
@@ -29,9 +30,10 @@ from lit_probattn.measure.timing import (
     time_once,
     time_sides,
 )
+from lit_probattn.records.markdown import one_line
 from lit_probattn.records.tables import counted, markdown_lines
 from profiling.kernels.bound import measured_rates
-from profiling.kernels.command import header
+from profiling.kernels.command import made_here
 from profiling.kernels.config import Comparison, KernelsConfig, points
 from profiling.kernels.picture import time_picture
 from profiling.kernels.sides import side_function, side_work
@@ -157,7 +159,7 @@ def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * size**3 / min(time_once(function, device) for _ in range(10))
 
 
-def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -> tuple[str, bool]:
+def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -> tuple[Page, bool]:
     """Run the parity tests, then measure; return the report and whether all bounds hold.
 
     When the tests are red there are times of every side but no ratio between them. Points are kept
@@ -175,8 +177,6 @@ def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -
     rows = [row for point in points(config) for row in point_rows(point, ceiling, green, store)]
     passed = green and not any(row.get("holds") is False for row in rows)
     tests = f"{'passed' if green else 'FAILED'}: {summary}"
-    if folder is not None and config.picture:
-        time_picture(config, rows, folder / "figures" / "time_ratio.png")
     return speed_report(config, rows, ceiling, tests, device_name(config.device)), passed
 
 
@@ -306,7 +306,7 @@ def speed_report(
     ceiling: float,
     tests: str,
     hardware: str,
-) -> str:
+) -> Page:
     """Return the report of measured rows: a section per point.
 
     Args:
@@ -323,7 +323,7 @@ def speed_report(
         "projections, unless a heading says otherwise",
         f"Sides take turns; {config.warmup} warm-up calls each; median and 20 %, 80 % quantiles. "
         "On a GPU: replays of a CUDA graph; calls from Python in the column beside",
-        f"Hardware: {hardware}; a large matrix product reaches {ceiling / 1e12:.3g} TFLOP/s",
+        f"A large matrix product reaches {ceiling / 1e12:.3g} TFLOP/s",
         "TFLOP/s: products that run, 2 per multiply-add, causal masks halve nothing",
         f"Parity tests: {tests}",
     ]
@@ -339,9 +339,12 @@ def speed_report(
         facts.append(f"Bounds: {len(gates) - len(missed)} of {len(gates)} hold")
     facts += [f"MISSED: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in missed]
     facts += [f"Above 1: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in dearer]
-    lines = header("Implementations of attention side by side", facts)
-    found = finding(config, rows)
+    lines = [f"- {one_line(fact)}" for fact in facts]
+    found, pictures = finding(config, rows), {}
     lines += ["", f"Finding: {found}"] if found else []
+    if found:
+        pictures["time_ratio"] = partial(time_picture, config, rows)
+        lines += ["", image("time_ratio")]
     for place in dict.fromkeys(row["place"] for row in rows):
         here = [row for row in rows if row["place"] == place]
         lines += ["", f"## {place}", ""]
@@ -355,7 +358,15 @@ def speed_report(
             lines += markdown_lines(pd.DataFrame(compared))
         elif config.comparisons and not tests.startswith("passed"):
             lines.append("No ratios: the parity tests did not pass, so speed says nothing.")
-    return "\n".join(lines)
+    return Page(
+        kind="kernels",
+        title="Implementations of attention side by side",
+        made=made_here(hardware),
+        finding=found,
+        body=lines,
+        tables={"rows": as_csv(pd.DataFrame(rows))},
+        pictures=pictures,
+    )
 
 
 def finding(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -27,7 +29,7 @@ from lit_probattn.analysis.drawing import (
     ratio_colours,
     tiles,
 )
-from lit_probattn.records.tables import counted, save_png
+from lit_probattn.records.tables import counted
 from profiling.report.ratios import METRICS, PLACE, found_by, relative_errors, tidy
 
 matplotlib.use("Agg")
@@ -52,6 +54,15 @@ _MODES = {"eval": "forward pass", "train": "training step"}
 _BESIDE: Any = {"fontsize": 7, "frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
 # Errors below this are none: what a sweep accepts as equal.
 _EQUAL = 1e-6
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a report: its name, what it shows, and what draws it."""
+
+    name: str
+    caption: str
+    draw: Callable[[], Figure]
 
 
 def plain_names(frame: pd.DataFrame) -> dict[str, str]:
@@ -110,7 +121,7 @@ def _curve_and_dots(
     axis.plot(dots, marker="o", ms=size, color=color, label=label, **style)
 
 
-def heat_maps(table: pd.DataFrame, names: dict[str, str], path: Path, note: str) -> Path:
+def heat_maps(table: pd.DataFrame, names: dict[str, str]) -> Figure:
     """Draw the ratio over D and N, one panel per variant, of one metric and scope."""
     variants = list(dict.fromkeys(table["variant"]))
     figure, axes = tiles(len(variants), 2 if len(variants) == 4 else 3, 5.2, 3.4)
@@ -130,12 +141,10 @@ def heat_maps(table: pd.DataFrame, names: dict[str, str], path: Path, note: str)
     metric = str(first["metric"])
     title = _title(metric, first["scope"], first["mode"])
     _headline(figure, f"{title}: ratio, {found_by(metric, 'measured')}")
-    return save_png(figure, path, note)
+    return figure
 
 
-def ratio_lines(
-    table: pd.DataFrame, names: dict[str, str], x: str, hue: str, path: Path, note: str
-) -> Path:
+def ratio_lines(table: pd.DataFrame, names: dict[str, str], x: str, hue: str) -> Figure:
     """Draw ratios over `x`, a line per `hue`: closed forms or predictions as curves, and dots."""
     variants = list(dict.fromkeys(table["variant"]))
     columns = 2 if len(variants) == 4 else 3
@@ -164,10 +173,10 @@ def ratio_lines(
             kind = f"curves: {found_by(metric, source)}, dots: {found_by(metric, 'measured')}"
     first = table.iloc[0]
     _headline(figure, f"{_title(metric, first['scope'], first['mode'])}: ratio ({kind})")
-    return save_png(figure, path, note)
+    return figure
 
 
-def value_lines(long: pd.DataFrame, names: dict[str, str], x: str, path: Path, note: str) -> Path:
+def value_lines(long: pd.DataFrame, names: dict[str, str], x: str) -> Figure:
     """Draw absolute values over `x`, a line per variant and a panel per metric and setting."""
     keys = ["metric", "scope", "mode", "panel"]
     groups = list(long.groupby(keys, sort=False))
@@ -208,16 +217,16 @@ def value_lines(long: pd.DataFrame, names: dict[str, str], x: str, path: Path, n
         for v in variants
     ]
     figure.legend(handles=handles, fontsize=8, frameon=False, loc="outside right upper")
-    return save_png(figure, path, note)
+    return figure
 
 
-def error_figure(errors: pd.DataFrame, path: Path, note: str) -> Path | None:
-    """Draw the relative error of closed form or prediction, over N; None if there is nothing.
+def has_errors(errors: pd.DataFrame) -> bool:
+    """Whether there is anything to draw: not in a single point, nor where all errors are zero."""
+    return len(errors) > 1 and bool(errors["error"].abs().max() > _EQUAL)
 
-    There is nothing in a single point, nor where all errors are zero.
-    """
-    if len(errors) < 2 or errors["error"].abs().max() <= _EQUAL:
-        return None
+
+def error_figure(errors: pd.DataFrame) -> Figure:
+    """Draw the relative error of closed form or prediction, over N."""
     figure, [axis] = tiles(1, 1, 6.4, 3.4)
     markers = dict(zip(dict.fromkeys(errors["metric"]), "osD^vPX", strict=False))
     for number, variant in enumerate(dict.fromkeys(errors["variant"])):
@@ -235,32 +244,29 @@ def error_figure(errors: pd.DataFrame, path: Path, note: str) -> Path | None:
     axis.legend(**_BESIDE)
     seaborn.despine(ax=axis)
     _headline(figure, "Relative error of closed forms and predictions")
-    return save_png(figure, path, note)
+    return figure
 
 
-def draw_figures(
-    frame: pd.DataFrame, ratios: pd.DataFrame, folder: Path, note: str
-) -> list[tuple[str, str]]:
-    """Draw what fits the grid; return file names and captions."""
-    for old in folder.glob("*.png"):
-        old.unlink()
+def pictures_of(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[Picture]:
+    """Return what fits the grid."""
     names = plain_names(frame)
     varying = [c for c in ("grid_heads", "seq_len", "embed_dim") if frame[c].nunique() > 1]
-    drawn: list[tuple[str, str]] = []
+    found: list[Picture] = []
     if "embed_dim" in varying or "seq_len" in varying:
-        drawn += _ratio_figures(ratios, names, varying, folder, note)
+        found += _ratio_figures(ratios, names, varying)
     if varying:
-        drawn += _value_figure(frame, names, varying[0], folder, note)
+        found += _value_figure(frame, names, varying[0])
     errors = relative_errors(frame)
     errors = errors[errors["metric"].isin(_DRAWN)]
-    if error_figure(errors, folder / "relative_error.png", note) is not None:
-        drawn.append(("relative_error.png", "Relative error of closed forms and predictions"))
-    return drawn
+    if has_errors(errors):
+        caption = "Relative error of closed forms and predictions"
+        found.append(Picture("relative_error", caption, partial(error_figure, errors)))
+    return found
 
 
 def _ratio_figures(
-    ratios: pd.DataFrame, names: dict[str, str], varying: list[str], folder: Path, note: str
-) -> list[tuple[str, str]]:
+    ratios: pd.DataFrame, names: dict[str, str], varying: list[str]
+) -> list[Picture]:
     drawn = []
     table = ratios[ratios["metric"].isin(_DRAWN) & ratios["ratio_measured"].notna()]
     keys = ["metric", "scope", "mode", "backend", "dtype", "batch_size"]
@@ -278,21 +284,19 @@ def _ratio_figures(
         text += "" if is_size else f" (backend {backend})"
         by_length = not is_size and "seq_len" in varying
         if by_length and "embed_dim" in varying and len(part) > 1:
-            heat_maps(part, names, folder / f"heat_{name}.png", note)
-            drawn.append((f"heat_{name}.png", f"{text}, over D and N"))
+            draw = partial(heat_maps, part, names)
+            drawn.append(Picture(f"heat_{name}", f"{text}, over D and N", draw))
         x, hue = ("seq_len", "embed_dim") if by_length else ("embed_dim", "baseline")
         if x not in varying or part[x].nunique() < 2:
             continue
         if not by_length:
             part = part.drop_duplicates(["variant", "embed_dim"])
-        ratio_lines(part, names, x, hue, folder / f"lines_{name}.png", note)
-        drawn.append((f"lines_{name}.png", f"{text}, over the {_AXES[x]}"))
+        draw = partial(ratio_lines, part, names, x, hue)
+        drawn.append(Picture(f"lines_{name}", f"{text}, over the {_AXES[x]}", draw))
     return drawn
 
 
-def _value_figure(
-    frame: pd.DataFrame, names: dict[str, str], axis: str, folder: Path, note: str
-) -> list[tuple[str, str]]:
+def _value_figure(frame: pd.DataFrame, names: dict[str, str], axis: str) -> list[Picture]:
     long = tidy(frame)
     scopes = long["scope"].unique()
     scope = "model" if "model" in scopes else scopes[0]
@@ -315,6 +319,6 @@ def _value_figure(
     long = long[several]
     if long.empty:
         return []
-    value_lines(long, names, axis, folder / "values.png", note)
     width = f", D = {long['embed_dim'].iloc[0]}" if axis != "embed_dim" else ""
-    return [("values.png", f"Absolute values{width}")]
+    draw = partial(value_lines, long, names, axis)
+    return [Picture("values", f"Absolute values{width}", draw)]

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.base.files import replace_text
-from lit_probattn.experiments.expectations import LEGEND, Finding
+from lit_probattn.experiments.expectations import Finding
+from lit_probattn.experiments.page import Made, Page, as_csv, image
 from lit_probattn.measure.counters import CONVENTION
-from lit_probattn.records.markdown import code_span, escaped, one_line
-from lit_probattn.records.pages import page, read_report, title_of
+from lit_probattn.records.markdown import one_line
 from lit_probattn.records.tables import markdown_lines, unequal_sides
 from profiling.cost.exact import layer_of_row
 from profiling.measure.rows import ProfileRow, read_rows, to_frame
 from profiling.report.claims import judge
-from profiling.report.figures import draw_figures
+from profiling.report.figures import pictures_of
 from profiling.report.ratios import METRICS, crossovers, found_by, ratio_table, relative_errors
 from profiling.report.stored import is_report, stored_rows
 from profiling.report.tables import (
@@ -31,6 +28,7 @@ from profiling.report.tables import (
     published_table,
     quantity_tables,
     trends,
+    variants_of,
     variants_table,
 )
 from profiling.sweep.config import SweepConfig
@@ -44,15 +42,9 @@ _EXPECTED_BY = {"analytic": "closed form", "predicted": "prediction on fake tens
 
 
 def write_report(
-    config: SweepConfig,
-    results: Path,
-    out: Path,
-    *,
-    html: bool = False,
-    command: str = "",
-    printed: Sequence[str] = (),
+    config: SweepConfig, results: Path, out: Path, *, html: bool = False, command: str = ""
 ) -> list[Path]:
-    """Write report.md, rows.csv, ratios.csv, figures and perhaps one HTML page; return the files.
+    """Write the report of a sweep, and perhaps one HTML page; return the files.
 
     Args:
         config: the sweep.
@@ -60,45 +52,76 @@ def write_report(
         out: folder of the report.
         html: write the page too.
         command: the command that writes the report, to be named after the rows' own.
-        printed: lines with a published table beside ours, above what the paper says; they may name
-            pictures that the caller adds.
 
     Raises:
         ConfigError: no rows, rows of several versions, or no baseline row.
     """
     frame = to_frame(_rows_of(config, results), list(config.variants))
+    return page_of(config, frame, command).write(out, html=html)
+
+
+def page_of(
+    config: SweepConfig, frame: pd.DataFrame, command: str = "", printed: Sequence[str] = ()
+) -> Page:
+    """Return the report of the rows of a sweep.
+
+    Args:
+        config: the sweep.
+        frame: its rows.
+        command: as in `write_report`.
+        printed: lines with a published table beside ours, above what the paper says; the caller
+            adds the pictures that they name.
+
+    Raises:
+        ConfigError: rows of several versions, or no baseline row.
+    """
     require_one_version(frame)
     notes = require_baselines(config, frame)
     ratios = ratio_table(frame)
-    output_folder(out)
-    lines, note = provenance(frame, config.name, command)
     table, constants = compact(frame)
-    replace_text(out / "rows.csv", table.to_csv(index=False))
-    shown = ratios.dropna(axis=1, how="all")
-    replace_text(out / "ratios.csv", shown.to_csv(index=False, float_format="%.8g"))
-    figures = draw_figures(frame, ratios, out / "figures", note)
+    findings = [judge(one, config, frame) for one in config.sentences]
+    pictures = pictures_of(frame, ratios)
+    dearer, found = dearer_lines(frame, ratios), trends(ratios)
+    before = [part for line in unequal_lines(frame) for part in (line, "")]
+    before += [*(f"- {one_line(line)}" for line in dearer), ""] if dearer else []
     same = ", ".join(f"{k} {one_line(v)}" for k, v in constants.items() if k in _READABLE)
-    lines += ["", f"Same in every row: {same}."] if same else []
-    dearer = [f"- {one_line(line)}" for line in dearer_lines(frame, ratios)]
-    parts = [f"# {escaped(config.report.title if config.report else config.name)}", ""]
-    parts += [part for line in unequal_lines(frame) for part in (line, "")]
-    parts += [*dearer, ""] if dearer else []
-    parts += [*lines, "", *variants_table(frame), *printed, *_paper(config, frame, ratios)]
-    parts += ["## Ratios", "", *extremes_table(ratios)]
-    parts += ["## Values", "", *quantity_tables(frame, ratios)]
-    parts += [*agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
-    parts += failures_table(frame, notes)
-    if figures or not printed:
-        parts += ["## Figures", ""]
-    if not figures and not printed:
-        parts += ["None: the tables hold every number.", ""]
-    for name, caption in figures:
-        alternative = re.sub(r"[][\\]", "", one_line(caption))  # a bracket would end it
-        parts += [f"![{alternative}](figures/{name})", "", f"{one_line(caption)}.", ""]
-    replace_text(out / "report.md", "\n".join(parts).rstrip() + "\n")
-    written = [out / "report.md", out / "rows.csv", out / "ratios.csv"]
-    written += [out / "figures" / name for name, _ in figures]
-    return [*written, write_page(out)] if html else written
+    body = [f"Same in every row: {same}.", ""] if same else []
+    body += [*variants_table(frame), *printed, *_paper(config, findings, frame, ratios)]
+    body += ["## Ratios", "", *extremes_table(ratios)]
+    body += ["## Values", "", *quantity_tables(frame, ratios)]
+    body += [*agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
+    body += failures_table(frame, notes)
+    if pictures or not printed:
+        body += ["## Figures", ""]
+    if not pictures and not printed:
+        body += ["None: the tables hold every number.", ""]
+    for one in pictures:
+        body += [image(one.name, one.caption), "", f"{one_line(one.caption)}.", ""]
+    return Page(
+        kind="sweep",
+        title=config.report.title if config.report else config.name,
+        made=made_of(frame, command),
+        finding=" ".join([*(f"We {text}" for text in found[:1]), *dearer[:1]]).replace("**", ""),
+        before=before,
+        body=body,
+        findings=findings,
+        tables={"rows": as_csv(table), "ratios": as_csv(ratios.dropna(axis=1, how="all"), 8)},
+        pictures={one.name: one.draw for one in pictures},
+        about={"sweep": config.name, "variants": variants_of(frame)},
+    )
+
+
+def made_of(frame: pd.DataFrame, command: str = "") -> Made:
+    """Return where the rows of a sweep were made: the command is the one that made them."""
+    columns = {
+        **{"command": "command", "machine": "device_name"},
+        **{"versions": "versions", "revision": "git_revision"},
+    }
+    more = {
+        "Data": "random tokens or features; cost does not depend on them",
+        "Convention": CONVENTION,
+    }
+    return Made.of(frame, columns, reported_by=command, more=more)
 
 
 def _rows_of(config: SweepConfig, results: Path) -> list[ProfileRow]:
@@ -119,7 +142,9 @@ def _rows_of(config: SweepConfig, results: Path) -> list[ProfileRow]:
     return rows
 
 
-def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
+def _paper(
+    config: SweepConfig, findings: Sequence[Finding], frame: pd.DataFrame, ratios: pd.DataFrame
+) -> list[str]:
     """Set what the paper says beside what is found here."""
     figure = config.report
     if figure is None or not (figure.paper or figure.published):
@@ -127,10 +152,9 @@ def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> li
     return [
         *("## The paper says / we find", ""),
         *(f"- The paper: {one_line(one.says)}" for one in figure.paper if not one.holds),
-        *(part for one in config.sentences for part in _judged(judge(one, config, frame))),
+        *(part for one in findings for part in _judged(one)),
         *(f"- We {one_line(sentence)}" for sentence in trends(ratios)),
         *(f"- Note: {one_line(sentence)}" for sentence in figure.notes),
-        *(["", LEGEND] if config.sentences else []),
         *("", *published_table(figure.published, frame, ratios)),
     ]
 
@@ -176,8 +200,8 @@ def _terms(frame: pd.DataFrame) -> list[str]:
     for variant in dict.fromkeys(rows["variant"]):
         row = rows[rows["variant"] == variant].iloc[-1].to_dict()
         layer = layer_of_row(row)
-        terms = None if layer is None else layer.cost_terms(int(row["seq_len"]))
-        if terms is None:
+        terms = () if layer is None else layer.cost(int(row["seq_len"])).terms
+        if not terms:
             continue
         place = f"D = {row['embed_dim']}, N = {row['seq_len']}"
         head = f"{one_line(variant)}, one layer, one sequence, {place}, {row['num_heads']} heads:"
@@ -245,27 +269,6 @@ def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
     return [f"{v}: baseline {b} has no numbers" for v, b in without.items()]
 
 
-def provenance(frame: pd.DataFrame, name: str, command: str = "") -> tuple[list[str], str]:
-    """Return the lines that open a report, and a short form for figures.
-
-    The sweep's command is the one its rows were made by.
-    """
-    one = {name: " | ".join(map(one_line, sorted(frame[name].unique()))) for name in _PROVENANCE}
-    then = f", then {code_span(command)}" if command not in ("", one["command"]) else ""
-    lines = [
-        f"- Command: {code_span(one['command'])}{then}",
-        "- Data: random tokens or features; cost does not depend on them",
-        f"- Convention: {CONVENTION}",
-        f"- Hardware: {one['device_name']}",
-        f"- Versions: {one['versions']}; revision {one['git_revision']}",
-    ]
-    note = (
-        f"{name} | random data | {CONVENTION} | {one['device_name']} | "
-        f"{one['versions'].split(', fvcore')[0]} | {one['git_revision']} | {one['command']}"
-    )
-    return lines, note
-
-
 def unequal_lines(frame: pd.DataFrame) -> list[str]:
     """Say where variants and their baselines differ in dropout, backend or precision."""
     sides: dict[str, dict[str, object]] = {}
@@ -291,10 +294,3 @@ def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:
     kept = frame.drop(columns=[c for c in dict.fromkeys(dropped) if c in frame])
     constants = {k: v for k, v in same.items() if not pd.isna(v) and k not in _PROVENANCE}
     return kept, constants
-
-
-def write_page(folder: Path) -> Path:
-    """Turn report.md and its figures into report.html in the same folder."""
-    report = read_report(folder / "report.md")
-    replace_text(folder / "report.html", page(title_of(report.text), report.body))
-    return folder / "report.html"

@@ -1,22 +1,21 @@
-"""The rows of a report that is there already, from its own `rows.csv` and head.
+"""The rows of a report that is there already, from its own `rows.csv` and `report.json`.
 
 A committed report keeps its numbers in `rows.csv`, without columns that hold one value: those that
-say where a row was made stand in the head of `report.md`, the others follow from the sweep's file.
-So a report can be made again, with what reports say today, where the results it was made from are
-gone.
+say where a row was made stand in `report.json`, the others follow from the sweep's file. So a
+report can be made again, with what reports say today, where the results it was made from are gone.
 """
 
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.experiments.page import DATA, read
 from profiling.measure.rows import ProfileRow, to_frame
-from profiling.report.tables import variants_table
+from profiling.report.tables import variants_of
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import Point, make_plan
 from profiling.sweep.points import point_rows
@@ -25,18 +24,16 @@ _KEYS = (
     *("quantity", "variant", "embed_dim", "seq_len", "grid_heads", "batch_size"),
     *("mode", "backend", "dtype"),
 )
-_HEAD = {
-    "command": r"^- Command: (`+) ?(.*?) ?\1",
-    "device_name": r"^- Hardware: ()(.*)$",
-    "versions": r"^- Versions: ()(.*); revision",
-    "git_revision": r"^- Versions: ()(?:.*); revision (.*)$",
+_MADE = {
+    **{"command": "command", "device_name": "machine"},
+    **{"versions": "versions", "git_revision": "revision"},
 }
 _CHANGED = ", so the sweep's file is not the one it was made from: run the sweep again"
 
 
 def is_report(folder: Path) -> bool:
     """Whether a folder holds a report of a sweep."""
-    return all((folder / name).is_file() for name in ("report.md", "rows.csv"))
+    return (folder / DATA).is_file()
 
 
 def stored_rows(config: SweepConfig, folder: Path, root: Path) -> list[ProfileRow]:
@@ -51,8 +48,10 @@ def stored_rows(config: SweepConfig, folder: Path, root: Path) -> list[ProfileRo
         ConfigError: the report is not one of this sweep, or the sweep's variants or grid are others
             than when it was made.
     """
-    text = (folder / "report.md").read_text(encoding="utf-8")
-    made = _head(text, folder)
+    data = read(folder)
+    if data["kind"] != "sweep":
+        raise ConfigError(f"{folder}: a report of kind {data['kind']!r}, expected that of a sweep")
+    made = {column: data["made"][name] for column, name in _MADE.items()}
     with (folder / "rows.csv").open(encoding="utf-8", newline="") as file:
         lines = [{k: v for k, v in line.items() if v} for line in csv.DictReader(file)]
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
@@ -67,19 +66,9 @@ def stored_rows(config: SweepConfig, folder: Path, root: Path) -> list[ProfileRo
         rows += _rows_of(point, entries, made)
     if groups:
         raise ConfigError(f"{folder}: rows.csv has {' '.join(next(iter(groups)))}{_CHANGED}")
-    variants = variants_table(to_frame(rows, list(config.variants)))
-    if not set(variants) <= set(text.splitlines()):
-        raise ConfigError(f"{folder}: report.md describes other variants{_CHANGED}")
+    if variants_of(to_frame(rows, list(config.variants))) != data["about"]["variants"]:
+        raise ConfigError(f"{folder}: the report is of other variants{_CHANGED}")
     return rows
-
-
-def _head(text: str, folder: Path) -> dict[str, str]:
-    """Return what the head of a report says of all its rows."""
-    found = {name: re.search(pattern, text, re.MULTILINE) for name, pattern in _HEAD.items()}
-    missing = [name for name, match in found.items() if match is None]
-    if missing:
-        raise ConfigError(f"{folder}: report.md does not begin as that of a sweep ({missing[0]})")
-    return {name: match[2] for name, match in found.items() if match is not None}
 
 
 def _place(point: Point, keys: list[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import cast
 
 import pandas as pd
 
@@ -153,6 +154,13 @@ def variants_table(frame: pd.DataFrame) -> list[str]:
     return [*markdown_lines(pd.DataFrame(rows, columns=columns)), ""]
 
 
+def variants_of(frame: pd.DataFrame) -> list[dict[str, str]]:
+    """Return what tells the variants of a sweep apart, as plain data."""
+    columns = ["variant", "baseline", "attention_class", "attention_args", "head_dim"]
+    table = frame[columns].drop_duplicates("variant").fillna("").astype(str)
+    return cast(list[dict[str, str]], table.to_dict("records"))
+
+
 def published_table(
     published: Sequence[Published], frame: pd.DataFrame, ratios: pd.DataFrame
 ) -> list[str]:
@@ -256,7 +264,7 @@ def _break_even(frame: pd.DataFrame) -> list[str]:
     lines = []
     for variant, group in frame.groupby("variant", sort=False):
         layer = layer_of_row(group.iloc[0].to_dict())
-        limit = None if layer is None else layer.break_even_head_dim()
+        limit = None if layer is None else layer.cost(1).break_even_head_dim
         if limit is None or layer is None:
             continue
         sizes = sorted(int(s) for s in group["head_dim"].unique())

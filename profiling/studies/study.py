@@ -25,11 +25,11 @@ from lit_probattn.analysis.drawing import CHEAPER
 from lit_probattn.attention import recorded_choices
 from lit_probattn.base import provenance
 from lit_probattn.base.errors import ChildError, ConfigError, DataError
-from lit_probattn.base.files import refuse_to_replace, replace_text
+from lit_probattn.base.files import refuse_to_replace
+from lit_probattn.experiments.page import Made, Page, as_csv, image
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import Side, round_ratios, spread, time_sides
-from lit_probattn.records.markdown import head_lines
-from lit_probattn.records.tables import markdown_lines, panels, save_png
+from lit_probattn.records.tables import markdown_lines, panels
 
 STUDIES = ("ddp_overhead", "fish_memory", "layouts", "step_ratio")
 
@@ -93,29 +93,26 @@ class Report:
     passed: bool = True
     finding: str = ""
 
-    def text(self, facts: Mapping[str, str]) -> str:
-        """Return the report as Markdown."""
-        lines = [f"# {self.title}", "", *head_lines(facts)]
-        lines += [f"- {note}" for note in self.notes]
-        lines += ["", f"Finding: {self.finding}"] if self.finding else []
+    def page(self, facts: Mapping[str, str]) -> Page:
+        """Return the page of rows that were made as `provenance.facts` says."""
+        body = [*(f"- {note}" for note in self.notes), *([""] if self.notes else [])]
+        body += [f"Finding: {self.finding}", ""] if self.finding else []
         for caption, table in self.tables.items():
-            lines += ["", f"{caption}:", "", *markdown_lines(table)]
-        return "\n".join(lines)
-
-    def write(self, out: Path, facts: Mapping[str, str]) -> None:
-        """Write report.md, rows.csv, ratios.csv where there are ratios, and the picture."""
-        text = self.text(facts) + "\n"
-        if self.picture:
-            name = f"figures/{self.picture[1]}.png"
-            save_png(self.drawn(), out / name, " | ".join(facts.values()))
-            text += f"\n![{self.title}]({name})\n"
-        out.mkdir(parents=True, exist_ok=True)
-        replace_text(out / "report.md", text)
-        replace_text(out / "rows.csv", self.rows.assign(**facts).to_csv(index=False))
+            body += [f"{caption}:", "", *markdown_lines(table), ""]
+        pictures = {self.picture[1]: self.drawn} if self.picture else {}
+        tables = {"rows": as_csv(self.rows.assign(**facts))}
         if any("_over_" in name for name in self.rows):
             kept = [n for n in self.rows if not n.endswith(("_s", "_bytes", "_repeats"))]
-            ratios = self.rows[kept].to_csv(index=False, float_format="%.4f")
-            replace_text(out / "ratios.csv", ratios)
+            tables["ratios"] = self.rows[kept].to_csv(index=False, float_format="%.4f")
+        return Page(
+            kind="study",
+            title=self.title,
+            made=Made.by_facts(facts),
+            finding=self.finding,
+            body=[*body, *(image(name, self.title) for name in pictures)],
+            tables=tables,
+            pictures=pictures,
+        )
 
     def drawn(self) -> Any:
         """Return the figure."""
@@ -184,9 +181,10 @@ def command(
             print(f"error: {error}", file=sys.stderr)
             return 1
         facts = provenance.facts(shlex.join([*start, *arguments]), device)
-        print(report.text(facts))
+        page = report.page(facts)
+        print(page.summary(), end="")
         if options.out is not None:
-            report.write(options.out, facts)
+            page.write(options.out)
             print(f"\nreport: {options.out / 'report.md'}")
         return 0 if report.passed else 1
 

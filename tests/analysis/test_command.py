@@ -19,6 +19,7 @@ from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.studies import curves
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.experiments.page import read
 from lit_probattn.records.tables import MAX_BYTES
 from tests.analysis.made import checkpoint
 from tests.support.slow import mostly_slow
@@ -85,8 +86,8 @@ def test_report_puts_models_side_by_side(tmp_path, capsys):
     assert main(["report", "--folder", str(folder), "--runs", str(run)]) == 0
     text = (folder / "report.md").read_text()
     assert "- dense: `python -m lit_probattn fit --data texts`" in text
-    assert "![r](sparse/rank.png)" in text
-    assert "Machine: x" not in text
+    assert "- [sparse, rank](sparse/rank.md)" in text
+    assert read(folder)["kind"] == "studies"
     summary = pd.read_csv(folder / "summary.csv").set_index(["model", "layer"])
     assert summary.loc[("sparse", 1), "relative rank"] == 0.3
     assert summary.loc[("dense", 2), "relative rank"] == 1.0

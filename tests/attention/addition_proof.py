@@ -2,10 +2,12 @@
 
     python -m tests.attention.addition_proof
     python -m tests.attention.addition_proof --tests '-m "not slow" -n 2'
+    python -m tests.attention.addition_proof --variant alibi_mgk
 
 Outside: a file, a configuration and a test in a folder of their own; `fit`, a sweep that counts and
 the contract use them. Inside: three files and one line in a copy of the repository; the contract,
-the tests of configurations, export and a study find the variant by themselves.
+the tests of configurations, export and a study find the variant by themselves. MGK with ALiBi is
+added inside alone.
 """
 
 from __future__ import annotations
@@ -81,6 +83,12 @@ def _scores(core, query, key):
 def test_lengths""",
 )
 LINE = "from lit_probattn.attention.cosine import CosineAttention as CosineAttention\n"
+ALIBI = "tests/attention/own/alibi.py"
+ALIBI_LINES = """\
+from lit_probattn.attention.alibi_mgk import (
+    ALiBiMGKAttention as ALiBiMGKAttention,
+)
+"""
 
 
 def run(folder: Path, copy: Path, *words: str) -> None:
@@ -128,25 +136,30 @@ def outside(folder: Path, copy: Path) -> None:
     run(mine, copy, "pytest", "-q", "-p", "no:cacheprovider", str(mine / "test_my_cosine.py"))
 
 
-def add(copy: Path) -> None:
-    """Put the variant into a copy of the repository: three files and one line."""
-    shutil.copy(ROOT / VARIANT, copy / "lit_probattn/attention/cosine.py")
-    path = "lit_probattn.attention.CosineAttention"
-    (copy / "configs/attention/cosine.yaml").write_text(CONFIG.format(path=path))
-    (copy / "tests/attention/test_cosine.py").write_text(INSIDE_TEST)
+def add(copy: Path, variant: str = "cosine") -> None:
+    """Put a variant into a copy of the repository: three files and one line."""
+    name, source, test, line = "CosineAttention", VARIANT, INSIDE_TEST, LINE
+    if variant == "alibi_mgk":
+        name, source, line = "ALiBiMGKAttention", ALIBI, ALIBI_LINES
+        test = (ROOT / "tests/attention/own/test_alibi.py").read_text()
+        test = test.replace("tests.attention.own.alibi", "lit_probattn.attention.alibi_mgk")
+    shutil.copy(ROOT / source, copy / f"lit_probattn/attention/{variant}.py")
+    config = CONFIG.format(path=f"lit_probattn.attention.{name}")
+    (copy / f"configs/attention/{variant}.yaml").write_text(config)
+    (copy / f"tests/attention/test_{variant}.py").write_text(test)
     init = copy / "lit_probattn/attention/__init__.pyi"
     text = init.read_text()
     place = text.index("from lit_probattn.attention.fish.layer")
-    init.write_text(text[:place] + LINE + text[place:])
+    init.write_text(text[:place] + line + text[place:])
 
 
-def inside(folder: Path, copy: Path, tests: str) -> int:
+def inside(folder: Path, copy: Path, tests: str, variant: str) -> int:
     """Add the variant to the repository and use it everywhere; return the status of the tests."""
-    add(copy)
+    add(copy, variant)
     subprocess.run(["git", "add", "-A"], cwd=copy, check=True)
     subprocess.run(["git", "--no-pager", "diff", "--cached", "--stat"], cwd=copy, check=True)
     out = folder / "inside"
-    run(copy, copy, *fit_words(Path("configs/attention/cosine.yaml"), out))
+    run(copy, copy, *fit_words(Path(f"configs/attention/{variant}.yaml"), out))
     (checkpoint,) = sorted(out.rglob("*.ckpt"))[-1:]
     weights = str(out / "model.safetensors")
     run(copy, copy, "lit_probattn.convert.to_safetensors", str(checkpoint), weights)
@@ -158,18 +171,21 @@ def inside(folder: Path, copy: Path, tests: str) -> int:
 def main() -> int:
     """Run the proof; the exit status is that of the tests inside."""
     parser = argparse.ArgumentParser(prog="python -m tests.attention.addition_proof")
-    parser.add_argument(
-        "--tests",
-        default="tests/attention/test_cosine.py tests/attention/test_contract.py "
-        "tests/house/test_configs.py -k 'cosine or Cosine' -m 'not slow'",
-        help="arguments of pytest inside",
-    )
+    parser.add_argument("--variant", choices=("cosine", "alibi_mgk"), default="cosine")
+    parser.add_argument("--tests", default="", help="arguments of pytest inside")
     options = parser.parse_args()
+    variant = options.variant
+    tests = options.tests or (
+        f"tests/attention/test_{variant}.py tests/attention/test_contract.py "
+        "tests/attention/engines tests/house/test_configs.py "
+        f"-k '{variant} or {'Cosine' if variant == 'cosine' else 'ALiBi'}' -m 'not slow'"
+    )
     with tempfile.TemporaryDirectory() as folder:
         copy = clone(Path(folder))
         print("repository:", ROOT)
-        outside(Path(folder), copy)
-        return inside(Path(folder), copy, options.tests)
+        if variant == "cosine":
+            outside(Path(folder), copy)
+        return inside(Path(folder), copy, tests, variant)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ def own_lines(name: str) -> dict[str, str]:
         "lit_probattn/attention/__init__.pyi": rf"from lit_probattn\.attention\.{name} import",
         "lit_probattn/functional/__init__.py": rf"from lit_probattn\.functional\.{name} import",
         "docs/variants.md": rf"^\| `{name}` \|",
+        "docs/kernels.md": rf"^\| `{name}` \|",
     }
 
 
@@ -69,6 +70,7 @@ REMOVALS = {
         own_files("polynomial"),
         {
             **own_lines("polynomial"),
+            "tests/house/options.txt": r"^layer PolynomialAttention\.",
             "docs/wikitext103.md": r"^\| Value-aware \| polynomial kernel \|",
             "configs/reproduce/cell_figures.yaml": r"\{rows: \[polynomial_8\],",
             "configs/reproduce/published.csv": r",polynomial kernel of degree 2,",
@@ -89,6 +91,7 @@ REMOVALS = {
         own_files("ast"),
         {
             **own_lines("ast"),
+            "tests/house/options.txt": r"^layer ASTAttention\.",
             "docs/findings.md": r"`configs/attention/ast\.yaml`",
             "configs/reproduce/published.csv": r",AST \(alpha-entmax\),",
         },

@@ -20,6 +20,7 @@ from lit_probattn.attention import (
 from lit_probattn.attention.ast import (
     AST,
     ASTCore,
+    ASTOptions,
     entmax,
 )
 from lit_probattn.attention.backends import attend
@@ -182,7 +183,7 @@ def test_single_precision_is_close():
 
 
 def test_a_scale_multiplies_the_products():
-    core = ASTCore(HeadLayout(3, 3, 3, 3, 5, 4), alpha=1.5)
+    core = ASTCore(HeadLayout(3, 3, 3, 3, 5, 4), options=ASTOptions(alpha=1.5))
     query, key = (torch.randn(2, 3, n, 5, dtype=torch.float64) for n in (7, 11))
     value = torch.randn(2, 3, 11, 4, dtype=torch.float64)
     masks = make_masks(2, 3, 7, 11)

@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, HeadCall, HeadLayout, MGKAttention
-from lit_probattn.attention.backends import GPU_BACKENDS, attend, engines_of
-from lit_probattn.attention.fish.layer import FiSHCore
+from lit_probattn.attention.backends import GPU_BACKENDS, attend, engines_of, reason_against
+from lit_probattn.attention.fish.layer import FiSHCore, FiSHOptions
 from lit_probattn.attention.linear.layer import LinearAttention
 from lit_probattn.attention.masks import make_masks
-from lit_probattn.attention.mgk.layer import MGKCore
+from lit_probattn.attention.mgk.layer import MGKCore, MGKOptions
 from lit_probattn.attention.softmax import Softmax, SoftmaxCore
 
 B, H, N, L, E, E_V, K = 2, 6, 7, 13, 5, 3, 2
@@ -38,7 +38,7 @@ def call(*, key_heads=H, scale=None, bias=None, **options) -> HeadCall:
 
 def serving(core, of):
     variant = core.variant(of)
-    found = {name: engine.refusal(of, variant) for name, engine in core.backends.items()}
+    found = {name: reason_against(engine, of, variant) for name, engine in core.backends.items()}
     return [name for name, reason in found.items() if name not in GPU_BACKENDS and reason is None]
 
 
@@ -69,7 +69,7 @@ def test_gaussian_scale_is_the_inverse_of_the_variance(make):
     options = {"score": "gaussian"}
     if make is MGKCore:
         options |= {"num_components": 1, "variance": [1.0]}
-    core, one = make(layout(), **options), call(scale=scale)
+    core, one = make(layout(), options=make.options_class(**options)), call(scale=scale)
     distance = (one.query[:, :, :, None] - one.key[:, :, None]).square().sum(-1)
     expected = (-distance * scale / 2).softmax(-1) @ one.value
     for backend in serving(core, one):
@@ -82,7 +82,7 @@ def test_gaussian_scale_is_the_inverse_of_the_variance(make):
 def test_hard_fish_scales_its_scores(mixer, position):
     """1/√E before the mixing or after it; a given factor enters at the same place."""
     options = {"mixer": mixer, "noise": "none", "scale_position": position, "mixing_bias": "none"}
-    core = FiSHCore(layout(query=2, key=2), **options).double()
+    core = FiSHCore(layout(query=2, key=2), options=FiSHOptions(**options)).double()
     one = call()
     one = HeadCall(one.query[:, :2], one.key[:, :2], one.value, one.masks, scale=0.17)
     maps = (one.query @ one.key.mT) * (0.17 if position == "before" else 1.0)
@@ -112,7 +112,9 @@ def test_linear_attention_refuses_a_scale():
 @pytest.mark.parametrize("e_step", ["learned", "hard"])
 def test_components_may_come_as_further_heads(e_step):
     """(B, H·K, L, E), the K keys of a head side by side, is (B, H, K, L, E)."""
-    core = MGKCore(layout(keys_per_head=K), e_step=e_step, variance="paper_main")
+    core = MGKCore(
+        layout(keys_per_head=K), options=MGKOptions(e_step=e_step, variance="paper_main")
+    )
     one = call(key_heads=H * K)
     stacked = HeadCall(one.query, one.key.unflatten(1, (H, K)), one.value, one.masks)
     for backend in serving(core, one):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+import re
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import pytest
 from jsonargparse import ArgumentParser
+from mypy import api
 
-from lit_probattn.base.arguments import arguments_of, options_by_name, takes
+from lit_probattn.base.arguments import arguments_of, by_name, takes
+from tests.support.paths import ROOT
 
 
 class Inner:
@@ -115,35 +118,77 @@ class Options:
     rate: float = 0.5
 
 
-class Layer:
-    """Has options of a record.
+@dataclass(frozen=True)
+class Sizes:
+    """Another record.
 
     Args:
-        size: its own.
-        options: see `Options`.
+        size: of the sizes.
     """
 
-    @options_by_name
-    def __init__(self, size: int, *, options: Options = Options(), **common: Any) -> None:
-        self.given = size, options, common
+    size: int
+    _: KW_ONLY
+    depth: int = 3
+    turns: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(Options, Sizes):
+    """Both."""
+
+    turns: int = field(default=0, init=False)
+
+
+class Layer:
+    """Has the fields of records as arguments."""
+
+    @by_name(Arguments)
+    def __init__(self, options: Arguments) -> None:
+        self.given = options
 
 
 class Wide(Layer):
     """Hands all on."""
 
-    def __init__(self, size: int, *, depth: int = 3, **common: Any) -> None:
+    def __init__(self, size: int, *, length: int = 3, **common: Any) -> None:
         super().__init__(size, **common)
 
 
-def test_a_record_is_given_by_the_names_of_its_fields_or_as_it_is():
+def test_a_constructor_receives_the_record_of_its_arguments():
     assert str(inspect.signature(Layer)) == (
-        "(size: int, *, width: int = 2, rate: float = 0.5, **common: Any) -> None"
+        "(size: int, *, depth: int = 3, width: int = 2, rate: float = 0.5) -> None"
     )
-    for given in ({"width": 3}, {"options": Options(width=3)}):
-        assert Layer(7, **given, more=1).given == (7, Options(width=3), {"more": 1})
-    assert Layer(7).given == (7, Options(), {})
-    with pytest.raises(TypeError, match=r"Layer.__init__\(\) got options and 'width' too"):
-        Layer(7, width=3, options=Options())
+    assert Layer(7).given == Layer(size=7).given == Arguments(7)
+    assert Layer(7, width=3).given == Arguments(7, width=3)
+
+
+@pytest.mark.parametrize(
+    ("cls", "given", "told"),
+    [
+        (Layer, {}, r"^Layer.__init__\(\) missing a required argument: 'size'"),
+        (Layer, {"size": 1, "wdth": 3}, "^Layer received .*'wdth'; did you mean 'width'"),
+        (Layer, {"size": 1, "turns": 3}, "^Layer received .*'turns'; expected depth, width, rate"),
+        (Wide, {"size": 1, "lenght": 3}, "^Wide received .*'lenght'; did you mean 'length'"),
+        (Wide, {"size": 1, "dept": 3}, "^Wide received .*'dept'; did you mean 'depth'"),
+    ],
+)
+def test_unknown_and_missing_arguments_are_named(cls, given, told):
+    with pytest.raises(TypeError, match=told):
+        cls(**given)
+
+
+def test_type_checkers_know_the_fields(tmp_path):
+    code = tmp_path / "code.py"
+    code.write_text(
+        "from lit_probattn.attention import LinearAttention, MGKAttention\n"
+        "MGKAttention(64, num_heads=4, e_step='hard', dropout=0.1)\n"
+        "MGKAttention(64, 4, e_step='loud')\n"
+        "MGKAttention(64, 4, num_components='2')\n"
+        "LinearAttention(64, 4, rotary_dim=2)\n"
+    )
+    out, _, status = api.run([str(code), "--config-file", str(ROOT / "pyproject.toml")])
+    wrong = re.findall(r"code.py:(\d): error: .*(e_step|num_components|rotary_dim)", out)
+    assert (wrong, status) == ([("3", "e_step"), ("4", "num_components"), ("5", "rotary_dim")], 1)
 
 
 def test_a_parser_sees_the_fields_of_records_through_subclasses():
@@ -153,5 +198,5 @@ def test_a_parser_sees_the_fields_of_records_through_subclasses():
     assert "of the record. (type: int, default: 2)" in text
     assert "of the record. (type: float, default: 0.5)" in text
     assert list(parser.parse_args(["--it.size=1"]).it.__dict__) == [
-        *("size", "depth", "width", "rate")
+        *("size", "length", "depth", "width", "rate")
     ]

@@ -12,6 +12,7 @@ from lit_probattn.__main__ import main
 from lit_probattn.analysis.results import Results
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import refuse_to_replace
+from lit_probattn.experiments.page import Made, Page
 from profiling.cli import main as profiling_main
 from tests.profiling.helpers import sweep
 from tests.support.paths import ROOT
@@ -25,7 +26,7 @@ DOORS = {
     "demo --steps 1 --no-open --out out": ["demo.html"],
     f"{REPORT} --out out": ["report.md", "rows.csv", "ratios.csv", "figures/a.png"],
     f"{REPORT} --compare rows rows --out out": ["compare.md"],
-    "report --index reports --out out": ["index.html", "one/index.html"],
+    "report --index out": ["README.md"],
     "sweep --config small.yaml --out out": ["rows.csv", "rows.jsonl"],
     "analyse report --folder out": ["report.md", "summary.csv"],
     "profiling kernels --model --head-dims 64 --out out": ["report.md", "rows.csv"],
@@ -44,9 +45,10 @@ def made(tmp_path_factory):
     (place / "small.yaml").write_text(text)
     words = ["--config", str(place / "small.yaml"), "--out", str(place / "rows")]
     assert profiling_main(["sweep", *words]) == 0
-    for name in ("reports/one/report.md", "out/model/rank.md"):
-        (place / name).parent.mkdir(parents=True)
-        (place / name).write_text("# A report\n")
+    (place / "out/model").mkdir(parents=True)
+    (place / "out/model/rank.md").write_text("# A report\n")
+    made = Made("a command", "a processor", "python 3", "abc1234")
+    Page("study", "A report", made, "It is so.", []).write(place / "out/one")
     return place
 
 
@@ -107,7 +109,6 @@ def test_reports_of_the_clone_can_be_made_again():
         "sweep --config small.yaml --out /proc/x",
         f"{REPORT} --out small.yaml",
         f"{REPORT} --compare rows rows --out small.yaml",
-        "report --index reports --out small.yaml",
         f"ask {SIZES} --write_sweep small.yaml/a.yaml",
     ],
 )

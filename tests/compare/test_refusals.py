@@ -146,7 +146,7 @@ def test_the_folder_of_a_report_has_no_file_of_others(refused, tmp_path):
         own = tmp_path / "own" / name
         own.parent.mkdir(exist_ok=True)
         own.write_text("# My own\n\nwords\n")
-        assert f"--out own: {name}" in refused("--out", "own")
+        assert f"own/{name} exists" in refused("--out", "own")
         assert own.read_text() == "# My own\n\nwords\n"
         own.unlink()
 

@@ -16,14 +16,14 @@ import yaml
 from PIL import Image
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare import report as report_module
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
 from lit_probattn.compare.report import SHORTENED, Report, draw
 from lit_probattn.compare.tables import read_table
-from lit_probattn.records.pages import markdown_body
+from lit_probattn.experiments import page as page_module
+from lit_probattn.records.html import body_of
 from tests.compare.tiny import TABLE, finished, tiny_cells, write_tables
 from tests.support.pages import Page
 from tests.support.paths import ROOT
@@ -78,7 +78,7 @@ def test_what_results_of_others_say_stays_text(tmp_path):
         backends = {"softmax (cpu, float32)": MARKUP if number else "sdpa"}
         keep(cell, 30.0, **facts, backends=backends)
     _, _, written = report_of(tmp_path, table, cells)
-    page = Page(markdown_body(written))
+    page = Page(body_of(written))
     assert page.attributes("img", "src") == ["figures/results.png"]
     assert not page.attributes("a", "href")
     assert "Heading" not in page.texts["h1"]
@@ -108,7 +108,8 @@ def test_numbers(tmp_path):
     assert not report.shortened
     assert SHORTENED not in written
     assert "4 of 4 cells are finished." in written
-    assert "a processor, 2 cores. python 3.11, torch 2.15.0. Revision abcdef1." in written
+    assert "- Hardware: a processor, 2 cores\n" in written
+    assert "- Versions: python 3.11, torch 2.15.0; revision abcdef1\n" in written
     with (tmp_path / "out/rows.csv").open() as file:
         assert [float(row["value test"]) for row in csv.DictReader(file)] == [36, 30, 37.5, 30.4]
     with (tmp_path / "out/ratios.csv").open() as file:
@@ -296,7 +297,7 @@ def test_the_picture_of_curves_has_those_of_the_test_split_dashed(tmp_path, logg
         pd.DataFrame(log).to_csv(folder / "metrics.csv", index=False)
         results.append((cell, {"run_folder": str(folder)}))
     drawn = SimpleNamespace(results=results, chance=None, curves_title=None)
-    _, axis = MeasuredReport.figures(cast(Any, drawn))["learning_curves"].axes
+    _, axis = MeasuredReport.learning_curves(cast(Any, drawn)).axes
     dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
     assert len(axis.lines) - len(dashed) == len({cell.row.name for cell in cells})
     assert [line.get_ydata().tolist() for line in dashed] == [[40.0, 10.0]] * 2 * logged
@@ -374,7 +375,7 @@ def drawn(values, monkeypatch, tmp_path, options=None):
     """The panel of the results, with values by row and seed."""
     figures = []
     tmp_path.mkdir(exist_ok=True)
-    monkeypatch.setattr(report_module, "save_png", lambda figure, *_: figures.append(figure))
+    monkeypatch.setattr(page_module, "save_png", lambda figure, *_: figures.append(figure))
     table, cells = tiny_cells(tmp_path, options=options)
     for cell in cells:
         found = values.get(cell.row.name, [])
@@ -433,8 +434,8 @@ def test_pictures_say_where_they_come_from(tmp_path):
     keep(cells[0], 36.0)
     report_of(tmp_path, table, cells)
     told = Image.open(tmp_path / "out/figures/results.png").text["Description"]
-    assert told.startswith("A tiny table | python -m lit_probattn.reproduce tiny | Machine: a proc")
-    assert "Revision abcdef1" in told
+    assert told.startswith("A tiny table | a proc")
+    assert told.endswith("| abcdef1 | python -m lit_probattn.reproduce tiny")
 
 
 def test_selection_on_test_is_flagged(tmp_path):

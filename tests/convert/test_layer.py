@@ -237,4 +237,4 @@ def test_divergence_and_groups():
 )
 def test_layers_that_cannot_be_converted_are_refused(layer, components, message):
     with pytest.raises(ValueError, match=message):
-        convert_layer(layer(), Mixture(components))
+        convert_layer(layer(), Mixture(num_components=components))

@@ -12,8 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lit_probattn.analysis.registry import STUDIES
-from lit_probattn.attention import Attention, Core, HeadCall, Variant
-from lit_probattn.attention.layer import Cost
+from lit_probattn.attention import Attention, Core, Cost, HeadCall, Variant
 from tests.house.test_imports import FLOORS
 from tests.support.paths import CONFIGS, ROOT
 
@@ -65,7 +64,7 @@ def test_folders_named_beside_a_package_exist(package):
 
 def test_files_that_the_recipes_name_exist():
     named = set(re.findall(r"`([\w/]+\.(?:py|md|csv|yaml))`", TEXT))
-    inside = {"functions.py", "layer.py", "cost.py", "masks.py"}
+    inside = {"functions.py", "layer.py", "masks.py"}
     missing = [
         name
         for name in named - inside
@@ -97,12 +96,11 @@ class CosineCore(Core):
 class CosineAttention(Attention):
     """Cosine attention."""
 
-    def __init__(self, embed_dim: int, num_heads: int, **common) -> None:
-        super().__init__(embed_dim, num_heads, **common)
-        self.core = CosineCore(self.layout, self._backend)
+    core_class = CosineCore
 
     def cost(self, seq_len: int) -> Cost:
-        return Cost(0, self.projection_macs(seq_len), self.count_parameters())
+        sizes = self.sizes(seq_len)
+        return Cost(0, sizes.projection_macs, sizes.num_parameters)
 
 
 def test_a_variant_needs_only_what_the_recipe_says():

@@ -35,8 +35,8 @@ FLOORS = (
     ("lit_probattn/attention",),
     ("lit_probattn/kernels",),
     ("lit_probattn/randomness.py",),
-    ("lit_probattn/records", "lit_probattn/measure"),
-    ("lit_probattn/experiments",),
+    ("lit_probattn/measure", "lit_probattn/experiments"),
+    ("lit_probattn/records",),
     ("lit_probattn/base",),
     ("lit_probattn/__init__.py",),
 )
@@ -52,7 +52,7 @@ SINGLE_DEVICE = (
 )
 # In these rooms the folders have floors too, from the top.
 INNER_FLOORS = {
-    "lit_probattn/attention": ("released", "fish", "linear", "mgk"),
+    "lit_probattn/attention": ("released", "fish", "linear", "mgk", "cost"),
     "profiling": ("cli.py", "kernels", "studies", "report", "sweep", "cost", "measure"),
 }
 MOST_FILES = 15

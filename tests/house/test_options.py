@@ -3,7 +3,7 @@
     python -m tests.house.test_options    # write the file
 
 An option is listed where it is declared: tasks and models take those of their parts, and layers
-those of records (`options_by_name`), which are listed as `options`. The options of commands are
+those of records (`by_name`), which are listed as `options`. The options of commands are
 those of the stored help texts, which have a test of their own.
 """
 
@@ -14,7 +14,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 from lit_probattn import attention, models, tasks
@@ -29,11 +29,11 @@ def declared(kind: str, cls: type) -> Iterator[str]:
     constructor = vars(cls).get("__init__")
     if constructor is None:
         return
+    if hasattr(constructor, "record"):
+        for base in constructor.record.__mro__[:-1]:
+            yield from fields_of(base)
+        return
     for found in [*inspect.signature(inspect.unwrap(constructor)).parameters.values()][1:]:
-        if is_dataclass(found.default):
-            for base in type(found.default).__mro__[:-1]:
-                yield from fields_of(base)
-            continue
         if found.kind not in (found.VAR_POSITIONAL, found.VAR_KEYWORD):
             # As it is written, whether types are postponed or not.
             text = str(found.replace(annotation=found.empty))
@@ -46,9 +46,10 @@ def declared(kind: str, cls: type) -> Iterator[str]:
 def fields_of(record: type) -> Iterator[str]:
     """Yield a line for each option that a record declares itself."""
     for field in fields(record):
-        if field.name in vars(record)["__annotations__"]:
+        if field.init and field.name in vars(record).get("__annotations__", {}):
             name = f"{record.__name__}.{field.name}"
-            yield f"options {name}: {field.type} = {field.default!r}"
+            default = "" if field.default is MISSING else f" = {field.default!r}"
+            yield f"options {name}: {field.type}{default}"
 
 
 def classes_of(package: object) -> Iterator[type]:

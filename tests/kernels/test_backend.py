@@ -42,10 +42,23 @@ LAYERS = {
     "smgk-rotary-after": lambda **options: MGKAttention(
         C, 2, head_dim=E, shifted_keys=True, rotary_dim=4, rotary_shift="after", **options
     ),
+    "mgk-norms": lambda **options: MGKAttention(
+        C, 2, head_dim=E, key_norm_weight=0.4, learn_variance=True, **options
+    ),
+    "mgk-dot": lambda **options: MGKAttention(
+        C, 2, head_dim=E, score="dot", include_log_det=True, learn_variance=True, **options
+    ),
+    "smgk-norms": lambda **options: MGKAttention(
+        C, 2, head_dim=E, key_norm_weight=0.4, shifted_keys=True, **options
+    ),
 }
+TURNS = [
+    pytest.param(name, id=name) for name in LAYERS if "norms" not in name and "dot" not in name
+]
+ALWAYS = ("mgk-norms", "mgk-dot", "smgk-norms")  # the others take turns
 
 
-@pytest.mark.parametrize("name", every_nth(2, [pytest.param(name, id=name) for name in LAYERS]))
+@pytest.mark.parametrize("name", [*every_nth(2, TURNS), *ALWAYS])
 def test_layers_give_the_same_through_the_kernel(name):
     """The whole layer, training, with padding, dropout and a causal mask; setting B gathers."""
     torch.manual_seed(3)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from lit_probattn.kernels.dense import points
+from lit_probattn.kernels.dense import lowering
 from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.dense.selftest import (
     FORMS,
@@ -35,7 +35,7 @@ def attend(query, key, value, **options):
     names = ("scales", "row_bias", "key_bias", "bias", "key_mask", "pair_mask", "draw")
     tensors = [options.get(name) for name in names]
     flags = [options.get("is_causal", False), options.get("hard", False)]
-    flags += [options.get("equal", True), options.get("threshold", 0)]
+    flags += [options.get("threshold", 0)]
     return mixture_attention(query, key, value, *tensors, query.shape[-1] ** -0.5, *flags)[0]
 
 
@@ -295,7 +295,7 @@ def test_what_rounding_leaves_over_is_taken_out_of_the_gradients_of_row_terms():
     query, key, value = (draw(1, 1, n, E, dtype=torch.float16) for n in (5, 7, 7))
     row = draw(1, 1, 2, 5).requires_grad_()
     terms = {"scales": draw(1, 2).abs(), "row_bias": row, "key_bias": draw(1, 1, 2, 7)}
-    out = attend(query, key[:, :, None], value, equal=False, **terms)
+    out = attend(query, key[:, :, None], value, **terms)
     (found,) = torch.autograd.grad(out, row, draw(1, 1, 5, E, dtype=torch.float16))
     assert found.abs().mean() > 0.01
     assert found.sum(2).abs().max() < 1e-5
@@ -327,7 +327,7 @@ def test_backward_gives_the_same_bits_every_time():
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-# ---- terms made and differentiated inside the kernels, against distances in float64 ------------
+# ---- with terms of points from the operator that lowers them, against distances in float64 ------
 
 POINT_FORMS = {
     "mgk, equal": _Form(2, 2, False, True),
@@ -350,8 +350,7 @@ POINT_FORMS = {
 )
 def test_output_and_all_gradients_are_those_of_the_equation(name, gaussian, monkeypatch):
     """Queries and keys in several tiles of terms and of pairs; heads that share keys."""
-    per_key = name != "mgk, equal"
-    monkeypatch.setattr(points, "_BLOCK", 32)
+    monkeypatch.setattr(lowering, "_BLOCK", 32)
     with forced(Launch(32, 32)):
         pairs = compare_points(
             POINT_FORMS[name],
@@ -362,7 +361,6 @@ def test_output_and_all_gradients_are_those_of_the_equation(name, gaussian, monk
             (11, 7),
             (35, 39),
             gaussian,
-            per_key,
         )
     for found, exact in pairs:
         torch.testing.assert_close(found.double(), exact, atol=4e-5, rtol=4e-5)

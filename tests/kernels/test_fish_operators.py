@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention import FiSHAttention, LinearAttention, LinearFiSHAttention, MLKAttention
-from lit_probattn.attention.fish.cost import mixing_macs
+from lit_probattn.attention.cost.fish import Mixing, mixing_macs
 from lit_probattn.kernels import runtime
 from lit_probattn.kernels.fish.operators import fish_forward
 from lit_probattn.kernels.linear.operators import linear_forward
@@ -69,11 +69,9 @@ LAYERS = {
 
 
 def fish_scores_macs(layer, length):
-    widths, mixer = layer.core.mixing.widths, layer.core.mixing.mixer
-    pair = layer.num_global_heads * layer.head_dim + mixing_macs(
-        widths, mixer, layer.core.noise_kind
-    )
-    return length * length * pair
+    mixing = layer.core.mixing
+    kind = Mixing(mixing.widths, mixing.mixer, noise=layer.core.noise_kind)
+    return length * length * (layer.num_global_heads * layer.head_dim + mixing_macs(kind))
 
 
 @pytest.mark.parametrize("train", [False, True])

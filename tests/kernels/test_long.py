@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.kernels.dense import points
-from lit_probattn.kernels.dense.attention import mgk_attention
+from lit_probattn.kernels.dense import operators
 from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.fish.operators import fish_attention
 from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
@@ -44,7 +43,7 @@ def test_softmax_sees_real_keys_beyond_the_1024th():
     with forced(Launch(16, 64)):
         found = mixture_attention(
             *(query, key[:, :, None], value, None, None, None, None, mask, None, None, 0.3),
-            *(False, False, True, 0),
+            *(False, False, 0),
         )[0]
     q, k, v = (x.double() for x in leaves)
     scores = (0.3 * q @ k.mT).masked_fill(~mask[:, None, None], float("-inf"))
@@ -65,24 +64,23 @@ def test_fish_sees_real_keys_beyond_the_1024th():
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-def test_components_far_apart_are_found_in_every_part_of_the_keys(monkeypatch):
-    """Row and key terms of opposite sign, of keys beyond the 64th part: F would underflow."""
-    monkeypatch.setattr(points, "_BLOCK", 16)
-    query, key, value = leaves = draw(1, 1, ROWS, E), draw(1, 1, KEYS, E), draw(1, 1, KEYS, E)
+@pytest.mark.parametrize("rows", [ROWS, 1100], ids=["one part", "69 parts"])
+def test_components_far_apart_are_found_in_every_part(rows, monkeypatch):
+    """Row and key terms of opposite sign, at the last points only: F would underflow."""
+    monkeypatch.setattr(operators, "_ROWS", 16)
+    query, key, value = leaves = draw(1, 1, rows, E), draw(1, 1, KEYS, E), draw(1, 1, KEYS, E)
     far = 150.0
-    offset = torch.zeros(1, 2, KEYS, device=DEVICE)
-    offset[:, 1, 1060:] = far
-    shift = torch.zeros(1, 2, E, device=DEVICE)
-    shift[:, 0, 0], query.data[..., 0] = far, 1.0
-    form = {"precision": torch.ones(1, 2, device=DEVICE), "offset": offset, "shift": shift}
-    with forced(Launch(16, 64)):
-        found = mgk_attention(
-            query, key, value, **form, gaussian=False, equal_precision=True, hard=False
-        )
+    row, col = torch.zeros(1, 1, 2, rows, device=DEVICE), torch.zeros(1, 1, 2, KEYS, device=DEVICE)
+    row[..., 0, -5:], col[..., 1, 1060:] = far, far
+    with forced(Launch(64, 64)):
+        found = mixture_attention(
+            *(query, key[:, :, None], value, None, row, col, None, None, None, None, 1.0),
+            *(False, False, 0),
+        )[0]
     q, k, v = (x.double() for x in leaves)
-    terms = (q @ k.mT)[:, :, None] + (q @ shift.double()[0].mT).mT[..., None]
-    pairs = (terms + offset.double()[0, None, None, :, None]).logsumexp(2)
-    assert_gradients_agree((found, pairs.softmax(-1) @ v), leaves, far)
+    pairs = (q @ k.mT)[:, :, None] + row.double()[..., None] + col.double()[..., None, :]
+    exact = pairs.logsumexp(2).softmax(-1) @ v
+    assert_gradients_agree((found[:, :, -ROWS:], exact[:, :, -ROWS:]), leaves, far)
 
 
 @pytest.mark.usefixtures("nan_filled_empties")

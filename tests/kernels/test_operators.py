@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.base.memory import predicted_bytes
 from lit_probattn.base.torch_internals import TorchDispatchMode
+from lit_probattn.kernels.dense.lowering import lower_points
 from lit_probattn.kernels.dense.operators import mixture_attention
-from lit_probattn.kernels.dense.points import point_attention
 from lit_probattn.kernels.runtime import draw_tensor, interpreted
 from lit_probattn.measure.counters import torch_flops
 from lit_probattn.randomness import RandomKey
@@ -31,7 +31,7 @@ def arguments(products, terms, *, kind="soft", masked=False, grad=True):
     key_mask = (torch.rand(B, L) < 0.8).to(DEVICE) if masked else None
     return (
         *(query.requires_grad_(grad), draw(B, 2, products, L, E), draw(B, 1, L, 5)),
-        *(scales, row, col, None, key_mask, None, None, 0.3, masked, kind == "hard", False, 0),
+        *(scales, row, col, None, key_mask, None, None, 0.3, masked, kind == "hard", 0),
     )
 
 
@@ -56,14 +56,11 @@ def test_operator_of_points_passes_opcheck(shifted):
     def draw(*shape):
         return torch.randn(*shape, device=DEVICE).requires_grad_()
 
-    precision = torch.rand(2, K, device=DEVICE).add(0.5).requires_grad_()
-    shift = draw(2, K, E) if shifted else None
-    args = (
-        *(draw(B, H, N, E), draw(B, 2, 1 if shifted else K, L, E), draw(B, 1, L, 5), precision),
-        *(draw(2, K, 1 if shifted else L), shift, None, None, None, None),
-        *(True, False, False, True, 0),
-    )
-    torch.library.opcheck(point_attention, args, test_utils=(
+    query = torch.randn(B, N, H * E, device=DEVICE).unflatten(-1, (H, E)).transpose(1, 2)
+    numbers = torch.rand(2, K, 2 + E if shifted else 2, device=DEVICE).requires_grad_()
+    key = draw(B, 2, 1 if shifted else K, L, E)
+    torch.library.opcheck(lower_points, (query.requires_grad_(), key, numbers, True, False),
+        test_utils=(
         "test_schema", "test_autograd_registration", "test_faketensor",
         "test_aot_dispatch_dynamic",
     ))  # fmt: skip

@@ -15,14 +15,14 @@ VOCAB = 47
 
 
 def adaptive(**options) -> AdaptiveSoftmax:
-    layer = AdaptiveSoftmax(VOCAB, 6, [7, 20, 29, 60], **options)
+    layer = AdaptiveSoftmax(vocab_size=VOCAB, embed_dim=6, cutoffs=[7, 20, 29, 60], **options)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     return layer
 
 
 def test_no_cluster_is_empty():
-    layer = AdaptiveSoftmax(VOCAB, 6, [7, VOCAB])
+    layer = AdaptiveSoftmax(vocab_size=VOCAB, embed_dim=6, cutoffs=[7, VOCAB])
     assert layer.bounds == [0, 7, VOCAB]
     losses = layer(torch.zeros(VOCAB, 6), torch.arange(VOCAB), torch.randn(VOCAB, 6))
     assert float(losses.neg().exp().sum()) == pytest.approx(1.0)
@@ -50,7 +50,7 @@ def test_adaptive_softmax_equals_its_definition():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", ["adaptive", "full"])
 def test_log_probabilities_sum_to_one_and_hold_the_losses(kind, bias):
-    layer = adaptive(bias=bias) if kind == "adaptive" else FullSoftmax(VOCAB, bias=bias)
+    layer = adaptive(bias=bias) if kind == "adaptive" else FullSoftmax(vocab_size=VOCAB, bias=bias)
     table, hidden, target = torch.randn(VOCAB, 6), torch.randn(20, 6), torch.randint(VOCAB, (20,))
     log_probs = layer.log_probs(hidden, table)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(20))
@@ -95,4 +95,4 @@ def test_chunks_keep_no_logits_for_backward():
 
 def test_cutoffs_must_increase():
     with pytest.raises(ValueError, match=r"must be positive and increase, received \[9, 9\]"):
-        AdaptiveSoftmax(VOCAB, 6, [9, 9])
+        AdaptiveSoftmax(vocab_size=VOCAB, embed_dim=6, cutoffs=[9, 9])

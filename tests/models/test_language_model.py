@@ -188,7 +188,7 @@ def test_the_model_decides_on_bias_and_dropout_unless_told_not_to():
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 3e-8), (torch.float64, 1e-15)])
 def test_sinusoids_are_as_exact_as_their_precision(kind, counted, last, dtype, bound):
     """`forward` is that of the value-aware model; a cast to bfloat16 and back loses nothing."""
-    table = Sinusoid(9, 8, kind).bfloat16().to(dtype)
+    table = Sinusoid(max_seq_len=9, embed_dim=8, kind=kind).bfloat16().to(dtype)
     found = table(torch.tensor([0, 3]), 9)
     assert found.dtype == dtype
     for row, position in enumerate(counted):

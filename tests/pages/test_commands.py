@@ -21,7 +21,7 @@ from tests.pages.blocks import Command, Result, Shell, commands, copy_repository
 from tests.support.paths import ROOT
 
 PAGES = ["README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
-PAGES = [page for page in [*PAGES, "reports/README.md"] if commands(page)]
+PAGES = [page for page in PAGES if commands(page)]
 
 
 @dataclass(frozen=True)

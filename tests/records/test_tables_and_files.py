@@ -13,7 +13,8 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 from lit_probattn.base import files, provenance
-from lit_probattn.records.markdown import code_span, head_lines
+from lit_probattn.experiments.page import Made
+from lit_probattn.records.markdown import code_span
 from lit_probattn.records.tables import (
     MAX_BYTES,
     counted,
@@ -160,7 +161,7 @@ def test_the_revision_is_that_of_the_checkout(monkeypatch):
 def test_the_head_of_a_report_names_how_it_was_made():
     facts = provenance.facts("python -m profiling study a", "meta")
     assert list(facts) == ["device", "versions", "git_revision", "command"]
-    command, hardware, versions = head_lines(facts)
+    command, hardware, versions = Made.by_facts(facts).lines
     assert command == "- Command: `python -m profiling study a`"
     assert hardware == "- Hardware: meta tensors"
     assert facts["versions"] in versions

@@ -268,7 +268,7 @@ def test_what_is_computed_is_reported_before_any_cell_is_studied(tmp_path, capsy
     assert {row["note"] for row in rows if not row["mean"]} == {"no model is studied"}
     assert "0 of " in text
     assert "None is finished." in text
-    assert "Machine: " in text
+    assert "- Hardware: " in text
     assert main(["fish_table8", *words]) == 2  # nothing of it is computed
     assert "no cell of fish_table8 is finished: nothing to report" in capsys.readouterr().err
 

@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core, ParameterTable
-from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.mgk import softmax_like
+from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Scores, Variant
+from lit_probattn.base.arguments import by_name
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,32 @@ class Cosine(Variant):
         return Scores(query.to(low), key.to(low)[:, :, None])
 
 
+@dataclass(frozen=True, kw_only=True)
+class CosineOptions:
+    """Options of cosine attention.
+
+    Args:
+        sharpness: 1/T at the start.
+    """
+
+    sharpness: float = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineArguments(CosineOptions, LayerOptions):
+    """Arguments of `CosineAttention`."""
+
+
 class CosineCore(Core):
     """Inverse temperatures."""
 
     makes = Cosine
+    options_class = CosineOptions
 
-    def __init__(self, layout: HeadLayout, backend: Backend, sharpness: float) -> None:
-        super().__init__(layout, backend)
-        self.log_sharpness = nn.Parameter(torch.full((layout.out,), sharpness).log())
+    def make_parameters(self, options: CosineOptions) -> None:
+        """Make the sharpness of every head."""
+        start = torch.full((self.layout.out,), options.sharpness)
+        self.log_sharpness = nn.Parameter(start.log())
 
     def variant(self, call: HeadCall) -> Cosine:
         """Return the sharpness of every head."""
@@ -63,19 +81,15 @@ class CosineCore(Core):
 class CosineAttention(Attention):
     """Attention whose scores are cosines: attn_weights ∝ exp(cos(query[i], key[j]) / T_h).
 
-    Args:
-        embed_dim: C.
-        num_heads: H.
-        sharpness: 1/T at the start.
-        common: the other arguments of `Attention`.
+    Its arguments are the fields of `CosineOptions` and `LayerOptions`.
     """
 
-    def __init__(
-        self, embed_dim: int, num_heads: int, *, sharpness: float = 10.0, **common: Any
-    ) -> None:
-        super().__init__(embed_dim, num_heads, **common)
-        self.core = CosineCore(self.layout, self._backend, sharpness)
+    core_class = CosineCore
+
+    @by_name(CosineArguments)
+    def __init__(self, options: CosineArguments) -> None:
+        self.build(options)
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost of softmax attention; norms have no products."""
-        return self.softmax_cost(seq_len)
+        return softmax_like(self.sizes(seq_len))

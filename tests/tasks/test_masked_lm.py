@@ -154,11 +154,11 @@ def test_size_of_roberta_base():
 
 
 def test_positions_of_long_inputs_add_two_tables():
-    table = PeriodicPositions(11, 4, period=3)
+    table = PeriodicPositions(max_seq_len=11, embed_dim=4, position_period=3)
     assert (table.offsets.num_embeddings, table.blocks.num_embeddings) == (3, 4)
     found = table(torch.arange(11))
     torch.testing.assert_close(found[7], table.offsets.weight[1] + table.blocks.weight[2])
-    assert PeriodicPositions(11, 4).blocks is None
+    assert PeriodicPositions(max_seq_len=11, embed_dim=4).blocks is None
 
 
 def test_refusals():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_probattn.training.logs import RunCSVLogger
+from lit_probattn.training.logs import RunCSVLogger, tensorboard_logger
 
 GOOD = b"step,train/loss,val/accuracy\r\n2,0.5,\r\n4,0.25,0.75\r\n6,0.125,\r\n"
 
@@ -80,3 +80,11 @@ def test_a_second_damaged_file_does_not_replace_the_first(tmp_path):
 
 def test_repeated_steps_are_dropped_before_training(tmp_path):
     assert load(tmp_path, GOOD, steps_done=4) == ["2", "4"]
+
+
+def test_without_tensorboard_one_line_says_so(tmp_path, monkeypatch, caplog):
+    assert len(tensorboard_logger(tmp_path / "a/0")) == 1
+    monkeypatch.setattr("lit_probattn.training.logs.find_spec", lambda name: None)
+    with caplog.at_level("INFO"):
+        assert tensorboard_logger(tmp_path / "a/0") == []
+    assert "pip install 'lit-probattn[tensorboard]'" in caplog.text

@@ -1,6 +1,6 @@
-"""One report of a folder of studies: training commands, numbers side by side, every study.
+"""One report of a folder of studies: training commands, numbers side by side, links to the studies.
 
-Reads `FOLDER/MODEL/STUDY.{csv,md,png}` and writes `FOLDER/report.md` and `FOLDER/summary.csv`. The
+Reads `FOLDER/MODEL/STUDY.csv` and writes `FOLDER/report.md` and `FOLDER/summary.csv`. The
 training commands come from versions.json of --runs.
 """
 
@@ -19,10 +19,10 @@ from lit_probattn.analysis.options import Flag
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.study import Study
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.files import refuse_to_replace, replace_text
-from lit_probattn.base.provenance import machine
+from lit_probattn.base.files import refuse_to_replace
+from lit_probattn.experiments.page import Made, Page, as_csv
 from lit_probattn.records.markdown import code_span, escaped
-from lit_probattn.records.tables import markdown_table
+from lit_probattn.records.tables import markdown_lines
 from lit_probattn.training.run_record import read_starts
 
 _SUMMARY = (
@@ -33,7 +33,7 @@ _SUMMARY = (
 
 
 class Report(Study):
-    """All studies of a folder in one text; only this study writes into that folder itself."""
+    """All studies of a folder side by side; only this study writes into that folder itself."""
 
     name = "report"
     flags = (
@@ -51,17 +51,21 @@ class Report(Study):
             raise ConfigError(f"no results in {options.folder}: expected MODEL/STUDY.md below it")
         page = options.folder / "report.md"
         refuse_to_replace((page, options.folder / "summary.csv"), page)
-        command = f"Command: {code_span(options.command)}."
-        lines = [f"# {escaped(options.title)}", "", command, escaped(options.note), machine()]
-        if options.runs:
-            lines += ["", "## Models", "", *(training_line(path) for path in options.runs)]
         summary = pd.DataFrame(summary_rows(options.folder))
+        body = [escaped(options.note), ""] if options.note else []
+        if options.runs:
+            body += ["## Models", "", *(training_line(path) for path in options.runs), ""]
         if not summary.empty:
-            replace_text(options.folder / "summary.csv", summary.to_csv(index=False))
-            lines += ["", "## Side by side", "", _SUMMARY, "", markdown_table(summary)]
-        for text in texts:
-            lines += ["", *section(text)]
-        replace_text(page, "\n".join(lines).rstrip() + "\n")
+            body += ["## Side by side", "", _SUMMARY, "", *markdown_lines(summary), ""]
+        body += ["## Studies", "", *map(link, texts)]
+        Page(
+            kind="studies",
+            title=options.title,
+            made=Made.here(options.command),
+            finding=options.note,
+            body=body,
+            tables={} if summary.empty else {"summary": as_csv(summary)},
+        ).write(options.folder)
         print(f"report: {page} ({len(texts)} studies)")
 
 
@@ -110,10 +114,7 @@ def _numbers(parts: dict[str, pd.DataFrame]) -> dict[str, Any]:
     return found
 
 
-def section(path: Path) -> list[str]:
-    """Return one study's text as a section, with links from the folder above it."""
-    lines = path.read_text().splitlines()
-    title = lines[0].removeprefix("# ")
-    moved = [line.replace("](", f"]({quote(path.parent.name)}/") for line in lines[1:]]
-    kept = [line for line in moved if not line.startswith("Machine: ")]
-    return [f"## {escaped(path.parent.name)}: {title}", *kept]
+def link(path: Path) -> str:
+    """Return a line that leads from the folder of all studies to the text of one."""
+    model, study = path.parent.name, path.stem
+    return f"- [{escaped(model)}, {escaped(study)}]({quote(model)}/{quote(path.name)})"

@@ -39,11 +39,48 @@ def by_kernels(call: HeadCall, scores: Scores) -> Tensor:
             key_bias=scores.col,
             scale=scores.scale,
             hard=scores.reduce == "hard",
-            equal_scales=scores.coef is None,
             **pair_arguments(call),
         )
     )
     return out
+
+
+def lower_points(
+    query: Tensor,
+    key: Tensor,
+    precision: Tensor,
+    *,
+    offset: Tensor | None = None,
+    shift: Tensor | None = None,
+    gaussian: bool = True,
+    equal: bool = False,
+) -> Scores:
+    """Return the normal form of mixtures of Gaussian keys, by two launches with its backward.
+
+    As operations of PyTorch it is a dozen or more. The sum over components is soft.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_key, K, L, E), or K = 1 with `shift`.
+        precision: τ, (H_key, K).
+        offset: log-prior and normalising terms, (H_key, K, 1 or L). None means 0.
+        shift: b_r, (H_key, K, E). None means K keys per position.
+        gaussian: −τ_r ‖query − key − b_r‖² / 2; otherwise τ_r query · (key + b_r).
+        equal: τ is known to be the same for all components of a head.
+    """
+    from lit_probattn.kernels.dense.lowering import lower_points as fused
+
+    by_position = offset is not None and offset.shape[2] > 1
+    once = precision.new_zeros(*precision.shape, 1) if offset is None or by_position else offset
+    numbers = [precision[..., None], once] + ([] if shift is None else [shift])
+    together = torch.cat(numbers, 2).float()
+    equal = equal and (precision.shape[1] == 1 or not precision.requires_grad)
+    query, key, row, col = fused(query, key, together, gaussian, equal)
+    if offset is not None and by_position:
+        col = col + offset
+    coef = precision[:, :1] if equal else precision
+    row = row.transpose(2, 3) if row.dim() > 1 else None
+    return Scores(query, key, coef=coef, row=row, col=col)
 
 
 def _by_map_kernels(call: HeadCall, scores: Scores) -> Tensor:

@@ -25,7 +25,7 @@ def device_budget(budgets: Mapping[str, int], device: torch.device) -> int:
     return budgets["cpu" if device_type(device) == "cpu" else "cuda"]
 
 
-def block_ranges(length: int, step: int, *, reverse: bool = False) -> list[range]:
+def block_ranges(length: int, step: int) -> list[range]:
     """Return the blocks of `step` positions that a loop goes over; the last may be shorter.
 
     All of them, in order, but in a prediction those that set the peak: the first is then not at 0.
@@ -33,16 +33,8 @@ def block_ranges(length: int, step: int, *, reverse: bool = False) -> list[range
     Args:
         length: number of positions.
         step: positions of a block.
-        reverse: the loop goes from the last block to the first.
     """
-    starts = range(0, length, step)
-    blocks = [range(start, min(start + step, length)) for start in starts]
-    if not reverse:
-        return _run(blocks)
-    blocks.reverse()
-    found = _run(blocks)
-    # The shorter block is padded, where others are views.
-    return found if len(found) == len(blocks) else [blocks[0], *found]
+    return _run([range(start, min(start + step, length)) for start in range(0, length, step)])
 
 
 def _run(blocks: list[_Block]) -> list[_Block]:

@@ -34,7 +34,11 @@ LACKS_OF_OPERATORS = {
     "transform": "cannot be transformed by torch.func (vmap, grad, jvp)",
     "exported": "cannot be exported: it is no operation of PyTorch",
 }
-
+# What queries of another sequence cannot do.
+LACKS_OF_CROSS_ATTENTION = {
+    "rotary": "cannot rotate by positions of two sequences ({}): set rotary_dim=0",
+    "one length": "cannot divide by √N of two sequences ({}): set padded_len",
+}
 
 _ROW_EPS = "cannot add row_eps to the sums of rows"
 _NORMALISER = "cannot normalise rows by another function than the softmax ({})"
@@ -79,7 +83,7 @@ NORMAL_FORM: Mapping[str, Engine] = {
         missing=missing_gpu,
     ),
     "triton": Engine(
-        lowered(by_kernels, widest=WIDEST_IN_KERNEL),
+        lowered(by_kernels, fused=True, widest=WIDEST_IN_KERNEL),
         lacks={
             **LACKS_OF_OPERATORS,
             "function without layers": _NO_LAYERS,

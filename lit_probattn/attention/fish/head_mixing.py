@@ -7,8 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core, ParameterTable
 from lit_probattn.attention.fish.functions import local_scores
 from lit_probattn.attention.fish.mixing import (
@@ -17,10 +16,9 @@ from lit_probattn.attention.fish.mixing import (
     MixingValues,
 )
 from lit_probattn.attention.masks import Block, span
-from lit_probattn.attention.numerics import compute_dtype
+from lit_probattn.attention.numerics import check_choice, compute_dtype
 from lit_probattn.attention.softmax import Softmax
 from lit_probattn.attention.variant import Scores
-from lit_probattn.base.arguments import options_by_name
 
 MixOn = Literal["scores", "query", "key"]
 
@@ -101,9 +99,18 @@ class HeadMixingOptions(MixingOptions):
     Args:
         mixing_bias: `hidden` (before a ReLU), `all` (the last layer too, which changes nothing but
             where queries are mixed) or `none`.
+        mix_on: `scores`, or the heads of the `query` or of the `key` alone, before the products;
+            the other has H heads then, and there is no noise.
+
+    Raises:
+        ValueError: `mix_on` is unknown.
     """
 
     mixing_bias: MixingBias = "hidden"
+    mix_on: MixOn = "scores"
+
+    def __post_init__(self) -> None:
+        check_choice("mix_on", self.mix_on, ("scores", "query", "key"))
 
 
 class HeadMixingCore(Core):
@@ -111,16 +118,13 @@ class HeadMixingCore(Core):
 
     makes = MixedHeads
 
-    @options_by_name
-    def __init__(
-        self,
-        layout: HeadLayout,
-        backend: Backend = "auto",
-        *,
-        mix_on: MixOn,
-        options: HeadMixingOptions = HeadMixingOptions(),
-    ) -> None:
-        super().__init__(layout, backend)
+    options_class = HeadMixingOptions
+
+    def make_parameters(self, options: HeadMixingOptions) -> None:
+        """Make the mixing weights."""
+        if options.mix_on == "scores":
+            raise ValueError("HeadMixingCore mixes query or key, received mix_on=scores")
+        layout, mix_on = self.layout, options.mix_on
         self.mix_on: MixOn = mix_on
         of_queries = mix_on == "query"
         self.mixing = options.make_mixing(

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.core import Core, ParameterTable
-from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.fish.cost import (
-    break_even_head_dim,
-    mixed_head_flops,
-    mixing_flops,
-    mixing_macs,
-    score_flops,
-    value_flops,
-)
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.fish import Mixing, fish, mixed_heads
 from lit_probattn.attention.fish.functions import (
     FiSH,
     NoisePosition,
@@ -31,9 +22,9 @@ from lit_probattn.attention.fish.mixing import (
     MixingBias,
     NoiseOptions,
 )
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.numerics import check_choice
-from lit_probattn.base.arguments import options_by_name
+from lit_probattn.base.arguments import by_name
 from lit_probattn.base.graphs import written
 from lit_probattn.randomness import RandomKey
 
@@ -56,6 +47,7 @@ class FiSHOptions(NoiseOptions, HeadMixingOptions):
     scale_position: ScalePosition = "after"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("noise", self.noise, ("none", "global", "local", "local_global"))
         check_choice("noise_position", self.noise_position, ("raw", "scaled"))
         check_choice("scale_position", self.scale_position, ("after", "before"))
@@ -64,26 +56,29 @@ class FiSHOptions(NoiseOptions, HeadMixingOptions):
                 "noise_position=scaled needs scale_position=before, received after: noise comes "
                 "before the mixing, so the scale must too"
             )
-
-    def check_mix_on(self, mix_on: MixOn) -> None:
-        """Refuse options of scores where queries or keys are mixed.
-
-        Raises:
-            ValueError: there is noise, or a scale before the mixing.
-        """
-        check_choice("mix_on", mix_on, ("scores", "query", "key"))
-        if mix_on == "scores":
+        if self.mix_on == "scores":
             return
         if self.noise != "none":
             raise ValueError(
-                f"mix_on={mix_on} has no global scores to add noise to, received "
+                f"mix_on={self.mix_on} has no global scores to add noise to, received "
                 f"noise={self.noise}: set noise=none"
             )
         if self.scale_position != "after":
             raise ValueError(
-                f"mix_on={mix_on} mixes before the products, so the scale comes after: set "
+                f"mix_on={self.mix_on} mixes before the products, so the scale comes after: set "
                 f"scale_position=after, received {self.scale_position}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FiSHArguments(FiSHOptions, GlobalHeads, LayerOptions):
+    """Arguments of `FiSHAttention`, without grouped heads.
+
+    Args:
+        num_heads: H, local heads: values and outputs.
+    """
+
+    num_kv_heads: int | None = field(default=None, init=False)
 
 
 class FiSHCore(Core):
@@ -93,16 +88,11 @@ class FiSHCore(Core):
     """
 
     makes = FiSH
+    options_class = FiSHOptions
 
-    @options_by_name
-    def __init__(
-        self,
-        layout: HeadLayout,
-        backend: Backend = "auto",
-        *,
-        options: FiSHOptions = FiSHOptions(),
-    ) -> None:
-        super().__init__(layout, backend)
+    def make_parameters(self, options: FiSHOptions) -> None:
+        """Make mixing weights and noise scales."""
+        layout = self.layout
         self.noise_kind, self.noise_at_eval = options.noise, options.noise_at_eval
         self.noise_position: NoisePosition = options.noise_position
         self.scale_position: ScalePosition = options.scale_position
@@ -157,15 +147,10 @@ class FiSHAttention(Attention):
     alone may be mixed, entry by entry, as the released code can (`mix_on`). Eq. (8) is not a draw
     from the admixture of Eq. (7), only its relaxation with the same mean.
 
-    Args:
-        num_heads: H, local heads: values and outputs.
-        global_heads: see `GlobalHeads`, whose fields are arguments by their names.
-        mix_on: `scores`, or the heads of the `query` or of the `key` alone, before the products;
-            the other has H heads then, and there is no noise.
-        options: see `FiSHOptions`, likewise.
-        common: the other arguments of `Attention`, without grouped heads; `backend`: `sdpa` serves
-            Hard FiSH and Hard MiSH, `triton` all but mixer=relu_sum and more than two layers; both
-            serve all that mixes queries or keys. Rotary positions turn heads before the mixing.
+    Its arguments are the fields of `FiSHOptions`, `GlobalHeads` and `LayerOptions`, without grouped
+    heads. `backend`: `sdpa` serves Hard FiSH and Hard MiSH, `triton` all but mixer=relu_sum and
+    more than two layers; both serve all that mixes queries or keys. Rotary positions turn heads
+    before the mixing.
 
     Raises:
         ValueError: more global than local heads, or choices that exclude each other; see also
@@ -173,27 +158,31 @@ class FiSHAttention(Attention):
     """
 
     core: FiSHCore | HeadMixingCore
+    options: FiSHArguments
+    core_class = FiSHCore
 
-    @options_by_name
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        global_heads: GlobalHeads = GlobalHeads(),
-        mix_on: MixOn = "scores",
-        options: FiSHOptions = FiSHOptions(),
-        **common: Any,
-    ) -> None:
-        options.check_mix_on(mix_on)
-        self.num_global_heads, self.mix_on = global_heads.count(num_heads), mix_on
-        super().__init__(embed_dim, num_heads, num_kv_heads=None, **common)
-        self.mixing_bias: MixingBias = options.mixing_bias
-        self.core = (
-            FiSHCore(self.layout, self._backend, options=options)
-            if mix_on == "scores"
-            else HeadMixingCore(self.layout, self._backend, mix_on=mix_on, options=options)
-        )
+    @by_name(FiSHArguments)
+    def __init__(self, options: FiSHArguments) -> None:
+        self.build(options)
+
+    def make_core(self, core: type[Core]) -> Core:
+        """Return the core, another one where queries or keys are mixed."""
+        return super().make_core(core if self.mix_on == "scores" else HeadMixingCore)
+
+    @property
+    def num_global_heads(self) -> int:
+        """G."""
+        return self.options.count(self.options.num_heads)
+
+    @property
+    def mix_on(self) -> MixOn:
+        """What is mixed."""
+        return self.options.mix_on
+
+    @property
+    def mixing_bias(self) -> MixingBias:
+        """Which layers of a mixing have biases."""
+        return self.options.mixing_bias
 
     def head_layout(self) -> HeadLayout:
         """What is mixed is global, everything else local."""
@@ -202,41 +191,12 @@ class FiSHAttention(Attention):
         return replace(super().head_layout(), query=query, key=key, value=h)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost by FiSH appendix D for the scores, plus values and output projection.
-
-        FiSH:  N²(2HE + 2GE + 2HG − H) + N(4(H+G)EC − 2(H+G)E − C), C = key_embed_dim.
-        Where queries or keys are mixed, all is as in MHA but the projection of G heads and their
-        mixing, once per position and entry.
-        """
-        n, c, e = seq_len, self.embed_dim, self.head_dim
-        h, g, e_v = self.num_heads, self.num_global_heads, self.value_head_dim
-        mixing = self.core.mixing
+        """Return the cost by FiSH appendix D."""
+        sizes, mixing = self.sizes(seq_len), self.core.mixing
+        kind = Mixing(mixing.widths, mixing.mixer, self.mixing_bias)
         if isinstance(self.core, HeadMixingCore):
-            pair, _ = mixing_flops(mixing.widths, mixing.mixer, self.mixing_bias, "none", h)
-            mixed = mixing_macs(mixing.widths, mixing.mixer, "none")
-            flops = mixed_head_flops(n, c, e, self.layout.query, self.layout.key, pair, h)
-            return Cost(
-                paper_flops=flops + value_flops(n, c, e_v, h),
-                macs=self.projection_macs(n) + n * e * mixed + n * n * h * (e + e_v),
-                num_parameters=self.count_parameters(),
-            )
-        noise = self.core.noise_kind
-        per_pair, once = mixing_flops(mixing.widths, mixing.mixer, self.mixing_bias, noise, h)
-        per_pair_macs = g * e + mixing_macs(mixing.widths, mixing.mixer, noise) + h * e_v
-        return Cost(
-            paper_flops=score_flops(n, c, e, g, per_pair, once) + value_flops(n, c, e_v, h),
-            macs=self.projection_macs(n) + n * n * per_pair_macs,
-            num_parameters=self.count_parameters(),
-        )
-
-    def break_even_head_dim(self) -> float | None:
-        """Return it for the mixings whose cost appendix D gives; projections always cost less."""
-        mixing, h, g = self.core.mixing, self.num_heads, self.num_global_heads
-        plain = mixing.mixer != "relu_sum" and mixing.widths[1:-1] in ([], [h])
-        if not plain or g >= h or isinstance(self.core, HeadMixingCore):
-            return None  # mixed queries or keys save nothing of the N² term
-        noise = self.core.noise_kind
-        return break_even_head_dim(h, g, mixing.mixer, noise, self.mixing_bias)
+            return mixed_heads(sizes, kind)
+        return fish(sizes, kind._replace(noise=self.core.noise_kind))
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.call import HeadCall, HeadLayout
 from lit_probattn.attention.core import Core, ParameterTable
-from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.fish.cost import projection_flops
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.fish import Mixing, linear_fish
 from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.layer import noise_key
 from lit_probattn.attention.fish.linear import (
@@ -29,10 +27,10 @@ from lit_probattn.attention.fish.mixing import (
     MixingOptions,
     NoiseOptions,
 )
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.numerics import check_choice
-from lit_probattn.base.arguments import options_by_name
+from lit_probattn.base.arguments import by_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +71,29 @@ class LinearFiSHOptions(NoiseOptions, StateMixingOptions):
             raise ValueError(f"eps must be in [0, 1), received {self.eps}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LinearFiSHArguments(LinearFiSHOptions, GlobalHeads, LayerOptions):
+    """Arguments of `LinearFiSHAttention`, without grouped heads and rotary positions.
+
+    Args:
+        num_heads: H, local heads: queries and outputs.
+        num_global_heads: G, heads of keys and values, at most H. None means ⌈H / head_ratio⌉.
+    """
+
+    num_global_heads: int | None = None
+    num_kv_heads: int | None = field(default=None, init=False)
+    rotary_dim: int = field(default=0, init=False)
+
+
 class LinearFiSHCore(Core):
     """Mixing and normaliser weights and noise scales; see `LinearFiSHAttention`."""
 
     makes = LinearFiSH
+    options_class = LinearFiSHOptions
 
-    @options_by_name
-    def __init__(
-        self,
-        layout: HeadLayout,
-        backend: Backend = "auto",
-        *,
-        options: LinearFiSHOptions = LinearFiSHOptions(),
-    ) -> None:
-        super().__init__(layout, backend)
+    def make_parameters(self, options: LinearFiSHOptions) -> None:
+        """Make mixing and normaliser weights and noise scales."""
+        layout = self.layout
         self.noise_kind, self.noise_at_eval = options.noise, options.noise_at_eval
         bias: MixingBias = "all" if options.mixer == "mlp" and options.mixing_bias else "none"
         self.mixing = options.make_mixing(layout.key, layout.out, bias, last_bias_matters=True)
@@ -147,14 +154,9 @@ class LinearFiSHAttention(Attention):
     is linear, else softplus of parameters, 1/G at the start.
     Attention dropout drops whole values, as in linear attention.
 
-    Args:
-        num_heads: H, local heads: queries and outputs.
-        global_heads: see `GlobalHeads`, whose fields are arguments by their names.
-        num_global_heads: G, heads of keys and values, at most H. None means ⌈H / head_ratio⌉.
-        options: see `LinearFiSHOptions`, likewise.
-        common: the other arguments of `Attention`, without grouped heads and rotary positions;
-            `dropout` drops values, `backend`: `blockwise` is the O(N) form, `triton`
-            (mixer=linear) its kernels.
+    Its arguments are the fields of `LinearFiSHOptions`, `GlobalHeads` and `LayerOptions`, without
+    grouped heads and rotary positions. `dropout` drops values; `backend`: `blockwise` is the O(N)
+    form, `triton` (mixer=linear) its kernels.
 
     Raises:
         ValueError: more global than local heads, or choices that exclude each other; see also
@@ -162,20 +164,17 @@ class LinearFiSHAttention(Attention):
     """
 
     core: LinearFiSHCore
+    options: LinearFiSHArguments
+    core_class = LinearFiSHCore
 
-    @options_by_name
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        global_heads: GlobalHeads = GlobalHeads(),
-        options: LinearFiSHOptions = LinearFiSHOptions(),
-        **common: Any,
-    ) -> None:
-        self.num_global_heads = global_heads.count(num_heads)
-        super().__init__(embed_dim, num_heads, num_kv_heads=None, rotary_dim=0, **common)
-        self.core = LinearFiSHCore(self.layout, self._backend, options=options)
+    @by_name(LinearFiSHArguments)
+    def __init__(self, options: LinearFiSHArguments) -> None:
+        self.build(options)
+
+    @property
+    def num_global_heads(self) -> int:
+        """G."""
+        return self.options.count(self.options.num_heads)
 
     def head_layout(self) -> HeadLayout:
         """Keys and values, of which states are made, are global."""
@@ -183,32 +182,10 @@ class LinearFiSHAttention(Attention):
         return replace(super().head_layout(), query=self.num_heads, key=shared, value=shared)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost of the O(N) form without a causal mask.
-
-        Multiply-adds: NC(HE + GE + GE_v + HE_v) + NGEE_v + HGEE_v (GLFiSH: its two
-        layers) + NHEE_v + NHE + GHE. The paper gives no formula; `paper_flops` counts these parts
-        by the convention of its appendix D.
-        """
-        n, c, c_k = seq_len, self.embed_dim, self.key_embed_dim
-        e, e_v, h, g = self.head_dim, self.value_head_dim, self.num_heads, self.num_global_heads
-        widths = self.core.mixing.widths
-        noise, bias = self.core.noise_kind != "none", self.core.mixing.last_bias is not None
-        macs = n * c * (h * e + h * e_v)
-        macs += n * c_k * (g * e + g * e_v)
-        mixing = sum(a * b for a, b in pairwise(widths))
-        macs += n * g * e * e_v + mixing * e * e_v + n * h * e * e_v
-        macs += n * h * e + h * g * e
-        flops = projection_flops(n, c, h * e)
-        flops += projection_flops(n, c_k, g * e + g * e_v)
-        flops += projection_flops(n, h * e_v, c)
-        cells = e * e_v
-        mixing = sum(b * (2 * a - 1) for a, b in pairwise(widths)) + sum(widths[1:-1])
-        mixing += sum(widths[1:]) if bias else 0
-        flops += g * cells * (2 * n - 1) + mixing * cells + (g * cells if noise else 0)
-        flops += n * h * e_v * (2 * e - 1)
-        flops += g * e * (n - 1) + n * h * (2 * e - 1) + n * h * e_v
-        flops += h * e * (2 * g - 1)
-        return Cost(flops, macs, num_parameters=self.count_parameters())
+        """Return the cost of the O(N) form without a causal mask, by FiSH appendix D's rule."""
+        mixing, noise = self.core.mixing, self.core.noise_kind
+        bias = "none" if mixing.last_bias is None else "all"
+        return linear_fish(self.sizes(seq_len), Mixing(mixing.widths, mixing.mixer, bias, noise))
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

@@ -6,27 +6,27 @@ states S = Σ f_jᵀ v_j (F x E) are passed on:
     Y_c = F_c S_c + tril(F_c f_cᵀ) v_c,        S_{c+1} = S_c + f_cᵀ v_c
 
 All chunks of a span are computed at once (their states are a running sum of the chunk sums), and a
-loop goes over spans, sized so that the pairs in flight stay small. Backward is written out: a
-forward sweep with S, and a reverse sweep with T = Σ F_iᵀ dY_i:
+loop goes over spans, sized so that what is in flight stays in the cache. Backward is written out:
+one sweep from the last span to the first, with T = Σ F_iᵀ dY_i of later positions:
 
     dF_c = dY_c S_cᵀ + tril(dY_c v_cᵀ) f_c
     df_c = v_c T_cᵀ + tril(dY_c v_cᵀ)ᵀ F_c,    dv_c = f_c T_c + tril(F_c f_cᵀ)ᵀ dY_c
 
-No state is saved between forward and backward: both sweeps add them up again.
+The states with which spans begin are kept for backward, which adds up those inside a span again.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.engines.loop import block_ranges, device_budget
-from lit_probattn.base.graphs import is_symbol, once_differentiable
+from lit_probattn.attention.engines.loop import device_budget
+from lit_probattn.base.graphs import is_symbol, once_differentiable, written
 
 # Pairs that one span may hold, all heads together: small enough for the cache of a CPU core.
-SPAN_PAIRS = {"cpu": 1 << 19, "cuda": 1 << 26}
+SPAN_PAIRS = {"cpu": 1 << 17, "cuda": 1 << 26}
 
 
 def chunk_length(num_features: int) -> int:
@@ -85,41 +85,62 @@ def causal_product(
     return out.flatten(1, 2), state_after
 
 
-def _spans(length: int, span: int, reverse: bool = False) -> list[slice]:
-    return [slice(r.start, r.stop) for r in block_ranges(length, span, reverse=reverse)]
+class _Span(NamedTuple):
+    """Positions from `start` on: `num_chunks` chunks of length `chunk`."""
+
+    start: int
+    num_chunks: int
+    chunk: int
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return the span's chunks, a view: (…, N, F) -> (…, C, T, F)."""
+        stop = self.start + self.num_chunks * self.chunk
+        return x[..., self.start : stop, :].unflatten(-2, (self.num_chunks, self.chunk))
+
+    def matrices(self, x: Tensor) -> Tensor:
+        """Return a matrix per chunk, sample and key head: (B, H_kv, [G,] N, F) -> (C·B·H_kv, …)."""
+        if x.dim() == 4:
+            x = x[:, :, None]
+        chunks = self.of(x).permute(3, 0, 1, 2, 4, 5)  # (C, B, H_kv, G, T, F)
+        return chunks.flatten(0, 2).flatten(1, 2)
+
+    def store(self, matrices: Tensor, into: Tensor) -> None:
+        """Undo `matrices`, writing into the span's positions."""
+        chunks = self.of(into)
+        if chunks.dim() == 5:
+            chunks = chunks[:, :, None]
+        places = chunks.permute(3, 0, 1, 2, 4, 5)
+        places.copy_(matrices.view(places.shape))
 
 
-def _chunks(x: Tensor, chunk: int) -> Tensor:
-    """Cut positions into chunks: (…, n, F) -> (…, C, T, F), the last chunk filled with zeros."""
-    missing = -x.shape[-2] % chunk
-    if missing:
-        x = torch.nn.functional.pad(x, (0, 0, 0, missing))
-    return x.unflatten(-2, (-1, chunk))
-
-
-def _grouped_chunks(x: Tensor, chunk: int) -> Tensor:
-    """Cut positions of grouped heads into chunks: (B, H_kv, G, n, F) -> (B, H_kv, C, G·T, F)."""
-    return _chunks(x, chunk).transpose(2, 3).flatten(3, 4)
-
-
-def _ungrouped(x: Tensor, groups: int, length: int) -> Tensor:
-    """Undo `_grouped_chunks`."""
-    return x.unflatten(3, (groups, -1)).transpose(2, 3).flatten(3, 4)[..., :length, :]
+def _spans(length: int, chunk: int, span: int) -> list[_Span]:
+    """Cut positions into spans of whole chunks, and one shorter chunk at the end."""
+    whole, rest = divmod(length, chunk)
+    count = span // chunk
+    spans = [_Span(at * chunk, min(count, whole - at), chunk) for at in range(0, whole, count)]
+    return [*spans, _Span(whole * chunk, 1, rest)] if rest else spans
 
 
 def _running_states(sums: Tensor, start: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     """Return the state before each chunk (after it, in reverse), and the one past the last.
 
-    Sums are f_cᵀ v_c of each chunk, (B, H_kv, C, F, E); the start is (B, H_kv, F, E).
+    Sums are f_cᵀ v_c of each chunk, (C·B·H_kv, F, E); the start is (B, H_kv, F, E).
     """
-    first = start[:, :, None]
-    if sums.shape[2] == 1:
-        return first, start + sums[:, :, 0]
-    if reverse:
-        total = torch.cat([first, sums.flip(2)], 2).cumsum(2)
-        return total[:, :, :-1].flip(2), total[:, :, -1]
-    total = torch.cat([first, sums], 2).cumsum(2)
-    return total[:, :, :-1], total[:, :, -1]
+    sums = sums.view(-1, *start.shape)
+    if len(sums) == 1:
+        return start.flatten(0, 1), start + sums[0]
+    if written() is not None:  # one operation, not one per chunk
+        total = torch.cat([start[None], sums.flip(0) if reverse else sums]).cumsum(0)
+        states = total[:-1].flip(0) if reverse else total[:-1]
+        return states.flatten(0, 2), total[-1]
+    total = sums.new_empty(len(sums) + 1, *start.shape)
+    states = total[1:] if reverse else total[:-1]
+    step = -1 if reverse else 1
+    places, terms = total.unbind()[::step], sums.unbind()[::step]
+    places[0].copy_(start)
+    for before, term, after in zip(places[:-1], terms, places[1:], strict=True):
+        torch.add(before, term, out=after)  # `cumsum` over chunks is not vectorised
+    return states.flatten(0, 2), places[-1].clone()
 
 
 def _visible(rows: Tensor, groups: int, chunk: int) -> Tensor:
@@ -134,48 +155,35 @@ class _CausalProduct(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, state: Tensor, chunk: int, span: int
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(query, key, value, state)
-        ctx.sizes = chunk, span
-        groups, length = query.shape[2], query.shape[3]
-        visible = _visible(query, groups, chunk)
+        spans = _spans(query.shape[3], chunk, span)
         out = query.new_empty(*query.shape[:4], value.shape[-1])
-        for part in _spans(length, span):
-            rows = _grouped_chunks(query[..., part, :], chunk)
-            f, v = _chunks(key[..., part, :], chunk), _chunks(value[..., part, :], chunk)
+        starts = []
+        for part in spans:
+            starts.append(state)
+            rows, f, v = (part.matrices(x) for x in (query, key, value))
             states, state = _running_states(f.mT @ v, state, reverse=False)
-            result = (rows @ f.mT).mul_(visible) @ v
-            result += rows @ states
-            out[..., part, :] = _ungrouped(result, groups, part.stop - part.start)
+            pairs = (rows @ f.mT).mul_(_visible(rows, query.shape[2], part.chunk))
+            part.store(torch.bmm(pairs, v).baddbmm_(rows, states), out)
+        ctx.save_for_backward(query, key, value, *starts)
+        ctx.spans = spans
         return out, state
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, state = ctx.saved_tensors
-        chunk, span = ctx.sizes
-        groups, length = query.shape[2], query.shape[3]
-        visible = _visible(query, groups, chunk)
+        query, key, value, *starts = ctx.saved_tensors
         grad_query = torch.empty_like(query) if ctx.needs_input_grad[0] else None
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
-        if grad_query is not None:
-            for part in _spans(length, span):
-                grad_rows = _grouped_chunks(grad_out[..., part, :], chunk)
-                f, v = _chunks(key[..., part, :], chunk), _chunks(value[..., part, :], chunk)
-                states, state = _running_states(f.mT @ v, state, reverse=False)
-                result = (grad_rows @ v.mT).mul_(visible) @ f
-                result += grad_rows @ states.mT
-                grad_query[..., part, :] = _ungrouped(result, groups, part.stop - part.start)
         later = grad_state
-        for part in _spans(length, span, reverse=True):
-            size = part.stop - part.start
-            rows = _grouped_chunks(query[..., part, :], chunk)
-            grad_rows = _grouped_chunks(grad_out[..., part, :], chunk)
-            f, v = _chunks(key[..., part, :], chunk), _chunks(value[..., part, :], chunk)
+        for part, start in zip(reversed(ctx.spans), reversed(starts), strict=True):
+            visible = _visible(query, query.shape[2], part.chunk)
+            rows, f, v, grad_rows = (part.matrices(x) for x in (query, key, value, grad_out))
+            grad_pairs = (grad_rows @ v.mT).mul_(visible)
+            if grad_query is not None:
+                states, _ = _running_states(f.mT @ v, start, reverse=False)
+                part.store(torch.bmm(grad_pairs, f).baddbmm_(grad_rows, states.mT), grad_query)
             states, later = _running_states(rows.mT @ grad_rows, later, reverse=True)
-            result = (grad_rows @ v.mT).mul_(visible).mT @ rows
-            result += v @ states.mT
-            grad_key[..., part, :] = result.flatten(2, 3)[..., :size, :]
-            result = (rows @ f.mT).mul_(visible).mT @ grad_rows
-            result += f @ states
-            grad_value[..., part, :] = result.flatten(2, 3)[..., :size, :]
+            part.store(torch.bmm(grad_pairs.mT, rows).baddbmm_(v, states.mT), grad_key)
+            pairs = (rows @ f.mT).mul_(visible)
+            part.store(torch.bmm(pairs.mT, grad_rows).baddbmm_(f, states), grad_value)
         return grad_query, grad_key, grad_value, later, None, None

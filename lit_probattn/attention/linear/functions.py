@@ -85,6 +85,12 @@ class Linear(Variant):
     key_shift: Tensor | None = None
     state: LinearState | None = None
 
+    def needs(self) -> dict[str, str]:
+        """√N of one sequence: of two lengths one is not known while decoding."""
+        form = self.form
+        scaled = form.denominator == "sqrt_len" and form.padded_len is None
+        return {"one length": "denominator=sqrt_len"} if scaled else {}
+
     @property
     def score_maps(self) -> int:  # type: ignore[override]
         """K."""

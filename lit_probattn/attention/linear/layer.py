@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import Cache, LinearState
-from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh
+from lit_probattn.attention.call import HeadCall, key_or_fresh
 from lit_probattn.attention.core import Core
-from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.cost import mgk as costs
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.linear.features import (
     FeatureMap,
     FeatureName,
@@ -24,7 +25,38 @@ from lit_probattn.attention.linear.features import (
 )
 from lit_probattn.attention.linear.functions import Linear, LinearForm, check_linear
 from lit_probattn.attention.numerics import check_choice, compute_dtype
+from lit_probattn.base.arguments import by_name
 from lit_probattn.randomness import RandomKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearOptions:
+    """Options of linear attention.
+
+    Args:
+        feature_map: `elu` (elu(x) + 1), `relu`, `dpfp`, or `favor` (random features for exp(q · k /
+            √E)).
+        num_features: F of `favor`. None means E ln E. Training draws them anew in every step, by
+            the step's key; evaluation uses the ones that the layer was made with.
+        dpfp_nu: ν of `dpfp`; F = 2 E ν.
+        feature_norm: `sum` divides features by their sum.
+    """
+
+    feature_map: FeatureName = "elu"
+    num_features: int | None = None
+    dpfp_nu: int = 1
+    feature_norm: FeatureNorm = "none"
+
+    def form(self) -> LinearForm:
+        """Return feature map and switches."""
+        return LinearForm(FeatureMap(self.feature_map, self.feature_norm, self.dpfp_nu))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearArguments(LinearOptions, LayerOptions):
+    """Arguments of `LinearAttention`, without rotary positions."""
+
+    rotary_dim: int = field(default=0, init=False)
 
 
 class LinearCore(Core):
@@ -35,19 +67,16 @@ class LinearCore(Core):
     projection: Tensor | None
     key_shift: Tensor | None
 
-    def __init__(
-        self,
-        layout: HeadLayout,
-        backend: Backend = "auto",
-        *,
-        form: LinearForm,
-        num_features: int | None = None,
-    ) -> None:
-        super().__init__(layout, backend)
-        size = layout.head_dim
+    options_class: ClassVar[type[LinearOptions]] = LinearOptions
+
+    def make_parameters(self, options: LinearOptions) -> None:
+        """Draw random features, if there are any."""
+        size, num_features, form = self.layout.head_dim, options.num_features, options.form()
         check_feature_map(form.features, size)
         _check_form(form, num_features)
         self.form = form
+        # √N of the padded call is not that of a document.
+        self.takes_padding = form.denominator != "sqrt_len" or form.padded_len is not None
         self.key_shift = None
         projection = None
         if form.features.name == "favor":
@@ -60,12 +89,6 @@ class LinearCore(Core):
         """Refuse a bias, and caches that are not states."""
         check_linear(self.name, self.form, bias, cache)
 
-    def cross_refusal(self) -> str | None:
-        """√N is of two lengths there, one of which is not known while decoding."""
-        if self.form.denominator == "sqrt_len" and self.form.padded_len is None:
-            return "cannot divide by √N of two sequences (denominator=sqrt_len): set padded_len"
-        return None
-
     # ------------------------------------------------------------------ one call
     def variant(self, call: HeadCall) -> Linear:
         """Return features, priors, shifts and state."""
@@ -76,6 +99,13 @@ class LinearCore(Core):
             key_shift=self.key_shift,
             state=call.cache if isinstance(call.cache, LinearState) else None,
         )
+
+    @property
+    def kind_of_features(self) -> costs.Features:
+        """What enters the cost."""
+        form, projection = self.form, self.projection
+        number = form.features.num_features(self.layout.head_dim, projection)
+        return costs.Features(number, projection is not None, form.denominator == "sum")
 
     def features(self, rng: RandomKey | None) -> Tensor | None:
         """Return the random features of a call, (F, E): this step's in training."""
@@ -114,72 +144,24 @@ class LinearAttention(Attention):
     There is no additive bias (no scores). Boolean `attn_mask` needs `backend="reference"`. The
     released codes of MGK differ in denominator and output factor: see `ReleasedLinearAttention`.
 
-    Args:
-        feature_map: `elu` (elu(x) + 1), `relu`, `dpfp`, or `favor` (random features for exp(q · k /
-            √E)).
-        num_features: F of `favor`. None means E ln E. Training draws them anew in every step, by
-            the step's key; evaluation uses the ones that the layer was made with.
-        dpfp_nu: ν of `dpfp`; F = 2 E ν.
-        feature_norm: `sum` divides features by their sum.
-        common: the other arguments of `Attention`, without rotary positions; `dropout` drops
-            values; `backend=reference` materialises the maps, `blockwise` and `triton` are O(N).
+    Its arguments are the fields of `LinearOptions` and of `LayerOptions`, without rotary positions.
+    `dropout` drops values; `backend=reference` materialises the maps, `blockwise` and `triton` are
+    O(N).
 
     Raises:
         ValueError: an unknown name, or options that contradict each other; see also `Attention`.
     """
 
     core: LinearCore
+    core_class: ClassVar[type[Core]] = LinearCore
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        feature_map: FeatureName = "elu",
-        num_features: int | None = None,
-        dpfp_nu: int = 1,
-        feature_norm: FeatureNorm = "none",
-        **common: Any,
-    ) -> None:
-        super().__init__(embed_dim, num_heads, rotary_dim=0, **common)
-        features = FeatureMap(feature_map, feature_norm, dpfp_nu)
-        self.core = self.make_core(form=self.make_form(features), num_features=num_features)
-
-    def make_form(self, features: FeatureMap) -> LinearForm:
-        """Return feature map and switches."""
-        return LinearForm(features)
-
-    def make_core(self, **options: Any) -> LinearCore:
-        """Return the core for these options."""
-        return LinearCore(self.layout, self._backend, **options)
-
-    # ------------------------------------------------------------------ cost
-    def key_flops(self, seq_len: int) -> int:
-        """Operations from inputs to key features, without the feature map."""
-        return self.num_kv_heads * seq_len * self.head_dim * (2 * self.key_embed_dim - 1)
+    @by_name(LinearArguments)
+    def __init__(self, options: LinearArguments) -> None:
+        self.build(options)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost of one head's sums and products, times the heads, and the projections.
-
-        Per head with F = E = E_v:  4NE² + 3NE − N − E² − E  for  S = Σ f_j v_jᵀ, z = Σ f_j,
-        f_iᵀS, f_i·z and the division. Feature maps are not counted. `macs` are those of the O(N)
-        form without a causal mask, the features' own products included; the reference spends
-        N² H (F + E_v) instead of its N F (E_v + 1)(H + H_kv).
-        """
-        n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
-        e_v, kv, width = self.value_head_dim, self.num_kv_heads, self.key_embed_dim
-        form, projection = self.core.form, self.core.projection
-        f = form.features.num_features(e, projection)
-        divides = form.denominator == "sum"
-        flops = h * n * e * (2 * c - 1) + self.key_flops(n) + kv * n * e_v * (2 * width - 1)
-        flops += kv * f * e_v * (2 * n - 1) + h * n * e_v * (2 * f - 1)
-        if divides:
-            flops += kv * f * (n - 1) + h * n * (2 * f - 1) + h * n * e_v
-        flops += n * c * (2 * h * e_v - 1)
-        macs = self.projection_macs(n) + n * f * (e_v + divides) * (h + kv)
-        if projection is not None:
-            macs += n * f * e * (h + self.key_width // e)
-        return Cost(flops, macs, num_parameters=self.count_parameters())
+        """Return the cost of the O(N) form without a causal mask, by MGK appendix B's rule."""
+        return costs.linear(self.sizes(seq_len), self.core.kind_of_features)
 
 
 def _check_form(form: LinearForm, num_features: int | None) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_components
 from lit_probattn.attention.core import ParameterTable
+from lit_probattn.attention.cost.mgk import Features
 from lit_probattn.attention.linear.functions import (
     MLK,
     Linear,
@@ -18,10 +18,29 @@ from lit_probattn.attention.linear.functions import (
     masked_kernel,
     shifted_keys,
 )
-from lit_probattn.attention.linear.layer import LinearAttention, LinearCore
+from lit_probattn.attention.linear.layer import (
+    LinearArguments,
+    LinearAttention,
+    LinearCore,
+    LinearOptions,
+)
 from lit_probattn.attention.mgk.priors import MixtureOptions, MixturePrior
 from lit_probattn.attention.numerics import check_choice, compute_dtype
-from lit_probattn.base.arguments import options_by_name
+from lit_probattn.base.arguments import by_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLKOptions(MixtureOptions, LinearOptions):
+    """Options of MLK and sMLK; those of its bases are all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLKArguments(MLKOptions, LinearArguments):
+    """Arguments of `MLKAttention`.
+
+    Args:
+        num_heads: H. The paper halves it and keeps `head_dim`.
+    """
 
 
 class MLKCore(LinearCore):
@@ -31,17 +50,13 @@ class MLKCore(LinearCore):
     """
 
     makes: ClassVar[type[Linear]] = MLK
+    options_class = MLKOptions
 
-    @options_by_name
-    def __init__(
-        self,
-        layout: HeadLayout,
-        backend: Backend = "auto",
-        *,
-        options: MixtureOptions = MixtureOptions(),
-        **linear: Any,
-    ) -> None:
-        super().__init__(layout, backend, **linear)
+    def make_parameters(self, options: LinearOptions) -> None:
+        """Make priors and shifts."""
+        super().make_parameters(options)
+        assert isinstance(options, MLKOptions)
+        layout = self.layout
         count = self.num_components = options.num_components
         check_components(layout, count, options.shifted_keys)
         check_choice("mix", self.form.mix, ("after", "before"))
@@ -63,6 +78,14 @@ class MLKCore(LinearCore):
             return key if key.dim() == 5 else key.unflatten(1, (-1, self.num_components))
         return shifted_keys(key, self.key_shift)
 
+    @property
+    def kind_of_features(self) -> Features:
+        """What enters the cost."""
+        kind = super().kind_of_features._replace(num_components=self.num_components)
+        return kind._replace(
+            shifted=self.key_shift is not None, mixes_keys=self.form.mix == "before"
+        )
+
     def shares(self, call: HeadCall) -> Tensor | None:
         """Return π of the call's keys, (H_kv, K, 1 or L)."""
         num_keys = call.value.shape[2]
@@ -77,6 +100,7 @@ class MLKCore(LinearCore):
 
     def posterior(self, call: HeadCall) -> tuple[Tensor, Tensor]:
         """Return weights and γ_ijr = π_r φ(q_i)·φ(k_jr) / Σ_r' (the same)."""
+        call.refuse_documents("responsibilities")
         dtype = compute_dtype(call.query)
         query, key = call.query.to(dtype), self.components(call.key).to(dtype)
         prior, features = self.shares(call), self.features(call.rng)
@@ -116,45 +140,32 @@ class MLKAttention(LinearAttention):
     are learned by gradient (setting A); the paper defines no E-step and no M-step for MLK, so there
     is no setting B or C.
 
-    Args:
-        num_heads: H. The paper halves it and keeps `head_dim`.
-        options: see `MixtureOptions`, whose fields are arguments by their names.
-        common: the other arguments of `LinearAttention`; features are normalised before mixing.
+    Its arguments are the fields of `MixtureOptions` and those of `LinearAttention`; features are
+    normalised before mixing.
 
     Raises:
         ValueError: fewer than one component, an unknown name, contradicting options.
     """
 
     core: MLKCore
+    options: MLKArguments
+    core_class = MLKCore
 
-    @options_by_name
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        options: MixtureOptions = MixtureOptions(),
-        **common: Any,
-    ) -> None:
-        self._mixture = options
-        self.num_components, self.shifted_keys = options.num_components, options.shifted_keys
-        super().__init__(embed_dim, num_heads, **common)
+    @by_name(MLKArguments)
+    def __init__(self, options: MLKArguments) -> None:
+        self.build(options)
+
+    @property
+    def num_components(self) -> int:
+        """K."""
+        return self.options.num_components
+
+    @property
+    def shifted_keys(self) -> bool:
+        """Whether components are shifts of one key."""
+        return self.options.shifted_keys
 
     def head_layout(self) -> HeadLayout:
         """All components at once unless they are shifts."""
         keys = 1 if self.shifted_keys else self.num_components
         return replace(super().head_layout(), keys_per_head=keys)
-
-    def make_core(self, **linear: Any) -> MLKCore:
-        """Return the core for these options of linear attention."""
-        return MLKCore(self.layout, self._backend, options=self._mixture, **linear)
-
-    def key_flops(self, seq_len: int) -> int:
-        """Operations from inputs to mixed key features: projections, shifts, (2K − 1)NF mixing."""
-        n, kv, e, k = seq_len, self.num_kv_heads, self.head_dim, self.num_components
-        mixed = e
-        if self.core.form.mix == "after":
-            mixed = self.core.form.features.num_features(e, self.core.projection)
-        project = n * e * (2 * self.key_embed_dim - 1)
-        keys = project + k * n * e if self.shifted_keys else k * project
-        return kv * (keys + (2 * k - 1) * n * mixed)

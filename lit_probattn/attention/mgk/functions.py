@@ -18,8 +18,7 @@ from typing import Literal
 from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.engines.kernels import pair_arguments
-from lit_probattn.attention.engines.table import NORMAL_FORM
+from lit_probattn.attention.engines.kernels import lower_points
 from lit_probattn.attention.numerics import (
     compute_dtype,
     first_maximum,
@@ -120,7 +119,6 @@ class MGK(Variant):
             "maximum": ("e_step=hard", self.hard),
             "row_eps": (f"row_eps={self.row_eps:g}", bool(self.row_eps)),
             "positions": (self._by_position, bool(self._by_position)),
-            "norm weight": ("key_norm_weight", self.norm_weight is not None),
         }
         return {name: option for name, (option, needed) in found.items() if needed}
 
@@ -146,8 +144,12 @@ class MGK(Variant):
         key = call.key[:, :, None] if one_product else mixture.components(call.key)
         owners = max(key.shape[1], self.variance.shape[0])
         precision = repeat_rows(1.0 / self.variance.to(dtype), owners)  # (H', K)
-        key, query = repeat_heads(key, owners).to(dtype), query.to(dtype)
         shift = None if shift is None else repeat_rows(shift.to(dtype), owners)  # (H', K, E)
+        reduce: Literal["soft", "hard"] = "hard" if self.hard else "soft"
+        if call.fused and not is_part:
+            key = repeat_heads(key, owners).to(low)
+            return replace(self._lower_fused(query, key, precision, shift), reduce=reduce)
+        key, query = repeat_heads(key, owners).to(dtype), query.to(dtype)
         kept = None
         if self.score == "gaussian" and self.norm_weight is not None:
             whole = key[:, :, :, call.num_terms :]
@@ -163,16 +165,34 @@ class MGK(Variant):
             key = scaled.to(dtype) / factor if low != dtype else key
         else:
             scaled, coef = key.to(low), precision
-        row = self.row_terms(query, precision, shift, whole_norm=is_part and self.row_eps > 0.0)
-        if is_part:
-            key = key[:, :, :, call.num_terms :]
-            if shift is not None:  # few keys: fewer operations than their expansion
-                key, shift = key + shift[:, :, None], None
-            if self.equal_variance:  # the factor is the query's
-                query, coef = query * repeat_rows(precision, heads)[:, :1, None], None
-        col = mixture.col_terms(key, precision, shift, kept)
-        reduce: Literal["soft", "hard"] = "hard" if self.hard else "soft"
+        new = key[:, :, :, call.num_terms :] if is_part else key
+        row, col = mixture.terms(query, new, precision, shift, kept, is_part=is_part)
+        if is_part and self.equal_variance:  # the factor is the query's
+            query, coef = query * repeat_rows(precision, heads)[:, :1, None], None
         return Scores(query.to(low), scaled, coef=coef, row=row, col=col, reduce=reduce)
+
+    def _lower_fused(
+        self, query: Tensor, key: Tensor, precision: Tensor, shift: Tensor | None
+    ) -> Scores:
+        """Return what `lower` does, in few launches; τ_r is a coefficient, never the key's."""
+        offset = self.offset(precision, query.shape[-1])
+        if self.score == "dot" and shift is None:
+            sizes = key.shape[0], *precision.shape, key.shape[3]
+            col = None if offset is None else offset.expand(sizes)
+            return Scores(query, key, coef=precision, col=col)
+        found = lower_points(
+            *(query, key, precision),
+            offset=offset,
+            shift=shift,
+            gaussian=self.score == "gaussian",
+            equal=self.equal_variance,
+        )
+        if self.score == "dot" or self.norm_weight is None or found.col is None:
+            return found
+        key = key.to(precision.dtype)
+        key = key if shift is None else key + shift[:, :, None]
+        kept = _kept_norms(key, self.norm_weight) * precision[:, :, None]
+        return replace(found, col=found.col + kept)
 
     def _at_keys(self, call: HeadCall) -> MGK:
         """Return it with the shifts of a part's keys, and the priors of those without terms."""
@@ -186,35 +206,57 @@ class MGK(Variant):
             shift = shift[:, :, first:stop]
         return replace(self, log_prior=prior, key_shift=shift)
 
-    def row_terms(
-        self, query: Tensor, precision: Tensor, shift: Tensor | None, *, whole_norm: bool = False
-    ) -> Tensor | None:
-        """Return a_ir, (B, H, N, K), or None where components share it.
+    def offset(self, precision: Tensor, head_dim: int) -> Tensor | None:
+        """Return what β has beside norms, (H', K, 1 or L), or None where it is 0."""
+        found: Tensor | None = None
+        if self.log_prior is not None:
+            found = repeat_rows(self.log_prior.to(precision.dtype), precision.shape[0])
+        if self.include_log_det:
+            log_det = (head_dim / 2.0) * precision.log()[:, :, None]
+            found = log_det if found is None else found + log_det
+        return found
 
-        Of the norm of a query only what differs between components, unless `whole_norm`.
+    def terms(
+        self,
+        query: Tensor,
+        key: Tensor,
+        precision: Tensor,
+        shift: Tensor | None,
+        kept: Tensor | None = None,
+        *,
+        is_part: bool = False,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return a_ir, (B, H, N, K), and β_jr, (B, H', K, L); None where all are 0, or alike.
+
+        Of Gaussian scores they are what ‖q − k − b_r‖² has beside the product q·k,
+
+            ‖q‖² − 2 q·b_r    and    ‖k‖² + 2 k·b_r + ‖b_r‖²,   each times −τ_r / 2
+
+        Of ‖q‖² only what differs between components, unless what is left out of a row must not
+        depend on it (`is_part` with `row_eps`).
+
+        Args:
+            query: (B, H, N, E).
+            key: (B, H', K or 1, L, E).
+            precision: τ, (H', K).
+            shift: b_r, (H', K, E), of keys that are not shifted yet.
+            kept: λ‖k‖²/2 of keys that are not centred, (B, H', K, L).
+            is_part: whether the keys are a part of those of the call, so that they are few.
         """
-        heads, row = query.shape[1], None
-        precision = repeat_rows(precision, heads)
-        varies = not self.equal_variance and precision.shape[1] > 1
-        if self.score == "gaussian" and (varies or whole_norm):
-            weight = precision if whole_norm else precision - precision[:, :1]
+        heads, row, col = query.shape[1], None, None
+        tau, is_gaussian = repeat_rows(precision, heads), self.score == "gaussian"
+        whole_norm = is_part and self.row_eps > 0.0
+        varies = not self.equal_variance and tau.shape[1] > 1
+        if is_gaussian and (varies or whole_norm):
+            weight = tau if whole_norm else tau - tau[:, :1]
             row = query.square().sum(-1, keepdim=True) * (weight * -0.5)[:, None]
         if shift is not None:
-            moved = query @ (repeat_rows(shift, heads) * precision[..., None]).mT
+            moved = query @ (repeat_rows(shift, heads) * tau[..., None]).mT
             row = moved if row is None else row + moved
-        return row
-
-    def col_terms(
-        self, key: Tensor, precision: Tensor, shift: Tensor | None, kept: Tensor | None = None
-    ) -> Tensor | None:
-        """Return β_jr, (B, H', K, L), of keys (B, H', K or 1, L, E), or None where it is 0."""
-        col: Tensor | None = None
-        if self.log_prior is not None:
-            col = repeat_rows(self.log_prior.to(key.dtype), precision.shape[0])
-        if self.include_log_det:
-            log_det = (key.shape[-1] / 2.0) * precision.log()[:, :, None]
-            col = log_det if col is None else col + log_det
-        if self.score == "gaussian":
+        col = self.offset(precision, key.shape[-1])
+        if is_gaussian:
+            if shift is not None and is_part:  # few keys: fewer operations than the expansion
+                key, shift = key + shift[:, :, None], None
             norm = key.square().sum(-1)
             if shift is not None:
                 norm = norm + 2.0 * (shift @ key[:, :, 0].mT) + shift.square().sum(-1)[:, :, None]
@@ -222,9 +264,9 @@ class MGK(Variant):
                 norm = norm - 2.0 * kept
             norm = norm * (precision[:, :, None] / -2.0)
             col = norm if col is None else col + norm
-        if col is None:
-            return None
-        return col.expand(key.shape[0], *precision.shape, key.shape[3])
+        if col is not None:
+            col = col.expand(key.shape[0], *precision.shape, key.shape[3])
+        return row, col
 
 
 def component_scores(query: Tensor, key: Tensor, arguments: MGK) -> Tensor:
@@ -267,43 +309,3 @@ def mgk_scores(query: Tensor, key: Tensor, arguments: MGK) -> Tensor:
 def _kept_norms(key: Tensor, weight: Tensor) -> Tensor:
     """Return λ‖k‖²/2 of keys that are not centred, (B, H, K, L)."""
     return weight.to(key.dtype) / 2.0 * key.square().sum(-1)
-
-
-def mgk_triton(call: HeadCall, variant: MGK) -> Tensor:
-    """Attend by fused kernels that make the terms of scores from keys, shifts and variances.
-
-    One launch makes all terms; their gradients are made by the kernels that own the points.
-    """
-    from lit_probattn.kernels.dense.attention import mgk_attention
-
-    query, dtype = call.query, compute_dtype(call.query)
-    key, shift = call.key, variant.key_shift if variant.shares_product else None
-    if shift is None:
-        key = variant.components(key).to(query.dtype)
-    owners = max(key.shape[1], variant.variance.shape[0])
-    precision = repeat_rows(1.0 / variant.variance.to(dtype), owners)
-    log_prior = variant.log_prior
-    offset = None if log_prior is None else repeat_rows(log_prior, owners)
-    if variant.include_log_det:
-        log_det = (query.shape[-1] / 2.0) * precision.log()[..., None]
-        offset = log_det if offset is None else offset + log_det
-    return mgk_attention(
-        *(query, repeat_heads(key, owners), call.value),
-        precision=precision,
-        offset=offset,
-        gaussian=variant.score == "gaussian",
-        equal_precision=variant.equal_variance,
-        hard=variant.hard,
-        shift=None if shift is None else repeat_rows(shift, owners),
-        **pair_arguments(call),
-    )
-
-
-_TRITON = NORMAL_FORM["triton"]
-MGK.own_engines = {
-    "triton": replace(
-        _TRITON,
-        compute=mgk_triton,
-        lacks={**_TRITON.lacks, "norm weight": "cannot weigh the norms of keys ({})"},
-    ),
-}

@@ -9,18 +9,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.call import HeadCall, HeadLayout, check_components
 from lit_probattn.attention.core import Core, Gaussians, ParameterTable
-from lit_probattn.attention.cost import (
-    Cost,
-    CostTerm,
-    PairMacs,
-    fused_pairs,
-    mixture_terms,
-    num_parts,
-)
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.cost.counting import Cost
+from lit_probattn.attention.cost.mgk import Mixture, mixture
+from lit_probattn.attention.layer import Attention, LayerOptions
+from lit_probattn.attention.mgk.annealing import KeyNorms, NormOptions
 from lit_probattn.attention.mgk.functions import (
     MGK,
     Score,
@@ -43,8 +37,8 @@ from lit_probattn.attention.numerics import (
     compute_dtype,
     masked_softmax,
 )
-from lit_probattn.attention.rotary import Rotary, RotaryShift
-from lit_probattn.base.arguments import options_by_name
+from lit_probattn.attention.rotary import RotaryShift
+from lit_probattn.base.arguments import by_name
 from lit_probattn.base.torch_internals import in_backward
 
 
@@ -73,7 +67,7 @@ class DensityOptions(KeyOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MGKOptions(MixtureOptions, DensityOptions):
+class MGKOptions(NormOptions, MixtureOptions, DensityOptions):
     """Options of MGK and sMGK; those of its bases come first.
 
     Args:
@@ -83,34 +77,21 @@ class MGKOptions(MixtureOptions, DensityOptions):
             positions, K products per pair), `after` it (one product where a kernel uses that, but
             absolute positions enter), or in `unrotated` dimensions only (both; recommended where
             `rotary_dim` < E).
-        key_norm_weight: λ in [0, 1], of Gaussian scores: log π gains λ ‖key[j, r]‖² / (2 σ²_r), so
-            that 1 starts at the dot product; training with `norm_annealing_steps` takes it to 0,
-            the Gaussian. Checkpoints hold its value. None is the Gaussian from the beginning.
     """
 
     include_log_det: bool = False
     em_weighting: Literal["uniform", "posterior"] = "uniform"
     rotary_shift: RotaryShift = "before"
-    key_norm_weight: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_norms(self.score)
         check_choice("e_step", self.e_step, ("learned", "soft", "hard"))
         check_choice("score", self.score, ("gaussian", "dot"))
         check_choice("em_weighting", self.em_weighting, ("uniform", "posterior"))
         check_choice("rotary_shift", self.rotary_shift, ("before", "after", "unrotated"))
         if self.m_step_variance:
             self._check_m_step_variance()
-        weight = self.key_norm_weight
-        if weight is None:
-            return
-        if self.score != "gaussian":
-            raise ValueError(
-                f"key_norm_weight={weight:g} is for score=gaussian, received score={self.score}: "
-                "leave it out, the dot product has no norms"
-            )
-        if not 0.0 <= weight <= 1.0:
-            raise ValueError(f"key_norm_weight must be in [0, 1], received {weight}")
 
     def _check_m_step_variance(self) -> None:
         """Raise a ValueError where σ² of an M-step is not what makes the queries likeliest."""
@@ -130,11 +111,20 @@ class MGKOptions(MixtureOptions, DensityOptions):
                 )
 
 
-class MGKCore(Core):
+@dataclass(frozen=True, kw_only=True)
+class MGKArguments(MGKOptions, LayerOptions):
+    """Arguments of `MGKAttention`.
+
+    Args:
+        num_heads: H. The papers halve it and keep `head_dim`.
+    """
+
+
+class MGKCore(KeyNorms, Core):
     """Shifts, priors and variances of attention to keys that are mixtures of K Gaussians.
 
     The layout has K keys per head unless they are shifted here; `rotary` turns the keys, where
-    shifts come before rotation, and `prior_floor` is the smallest π in log space.
+    shifts come before rotation.
 
     Raises:
         ValueError: a variance is not positive, a name is unknown, or shifts have no dimension left.
@@ -146,23 +136,19 @@ class MGKCore(Core):
     # Added to the sum of exponentials of every row; presets of released code set it.
     row_eps: float = 0.0
 
-    @options_by_name
-    def __init__(
-        self,
-        layout: HeadLayout,
-        backend: Backend = "auto",
-        *,
-        options: MGKOptions = MGKOptions(),
-        prior_floor: float = PRIOR_FLOOR,
-        rotary: Rotary | None = None,
-    ) -> None:
-        super().__init__(layout, backend)
+    # Smallest π in log space.
+    prior_floor: float = PRIOR_FLOOR
+    options_class: ClassVar[type[MGKOptions]] = MGKOptions
+
+    def make_parameters(self, options: MGKOptions) -> None:
+        """Make shifts, priors and variances."""
+        layout, rotary = self.layout, self.rotary
         shifted, score, count = options.shifted_keys, options.score, options.num_components
         check_components(layout, count, shifted)
         self.num_components, self.shifted_keys = count, shifted
         self.e_step, self.score = options.e_step, score
         self.include_log_det, self.em_weighting = options.include_log_det, options.em_weighting
-        self.rotary, self.rotary_shift = rotary, options.rotary_shift
+        self.rotary_shift = options.rotary_shift
         self.has_m_step = options.e_step == "soft"
         owners = layout.key  # heads with shifts, priors and variances of their own
         multipliers = variance_multipliers(options.variance, count)
@@ -179,7 +165,7 @@ class MGKCore(Core):
                 param=options.prior_param,
                 by_m_step=options.e_step == "soft",
                 max_positions=options.max_positions,
-                floor=prior_floor,
+                floor=self.prior_floor,
             )
         self.key_shift: nn.Parameter | None = None
         if shifted:
@@ -194,27 +180,14 @@ class MGKCore(Core):
                     )
             shift = torch.randn(owners, count, size) * options.shift_init_std
             self.key_shift = nn.Parameter(shift)
-        weight = self.start_norm_weight = options.key_norm_weight
-        stored = None if weight is None else torch.tensor(float(weight))
-        self.key_norm_weight: Tensor | None
-        self.register_buffer("key_norm_weight", stored)
+        self.keep_norms(options)
         collapses = shifted and score == "dot" and self.variance.is_equal
         if collapses and options.prior_share != "head_position":
             warnings.warn(
                 "shifted keys with dot-product scores, equal variances and priors shared by "
                 "positions are ordinary softmax attention: the shift cancels in every row",
-                stacklevel=4,
+                stacklevel=7,
             )
-
-    def set_norm_weight(self, weight: float) -> None:
-        """Set λ; for training, which anneals it.
-
-        Raises:
-            ValueError: the layer was made without it.
-        """
-        if self.key_norm_weight is None:
-            raise ValueError("a layer without key_norm_weight has no norms to weigh")
-        self.key_norm_weight.fill_(weight)
 
     # ------------------------------------------------------------------ one call
     def variant(self, call: HeadCall) -> MGK:
@@ -228,7 +201,7 @@ class MGKCore(Core):
             include_log_det=self.include_log_det,
             hard=self.e_step == "hard",
             key_shift=self.shift_table(0, num_keys),
-            norm_weight=self.key_norm_weight,
+            norm_weight=self.norm_weight,
         )
 
     def shift_table(self, first_position: int, num_keys: int) -> Tensor | None:
@@ -249,12 +222,22 @@ class MGKCore(Core):
         """Return, if hard, the pairs whose best component leads by more than 16-bit rounding."""
         if self.e_step != "hard":
             return None
-        arguments = MGK(
-            None, self.variance().double(), self.score, norm_weight=self.key_norm_weight
-        )
+        arguments = MGK(None, self.variance().double(), self.score, norm_weight=self.norm_weight)
         scores = component_scores(query.double(), self.components(key).double(), arguments)
         best = scores.topk(2, 2).values
         return best[:, :, 0] - best[:, :, 1] > 0.05
+
+    @property
+    def kind_of_mixture(self) -> Mixture:
+        """What enters the cost."""
+        return Mixture(
+            num_components=self.num_components,
+            shifted=self.shifted_keys,
+            shares_product=self.shares_product,
+            gaussian=self.score == "gaussian",
+            equal_variance=self.variance.is_equal,
+            by_m_step=self.by_m_step,
+        )
 
     @property
     def shares_product(self) -> bool:
@@ -276,7 +259,8 @@ class MGKCore(Core):
         Raises:
             ValueError: the scores are not densities, as keys' norms are put back.
         """
-        weight = self.key_norm_weight
+        call.refuse_documents("Gaussians")
+        weight = self.norm_weight
         if weight is not None and bool(weight):
             raise ValueError(
                 f"keys' norms are put back with weight {float(weight):.3g}, so scores are not "
@@ -295,9 +279,10 @@ class MGKCore(Core):
         Source: MGK, ICML 2022, Eq. (8): γ_ijr = exp(s_ijr) / Σ_r' exp(s_ijr'); hard inference: 1
         for the first largest s_ijr.
         """
+        call.refuse_documents("responsibilities")
         parts, masks = self._mixtures(call), call.masks
         forms = (parts.log_prior, parts.variance, self.score, self.include_log_det)
-        arguments = MGK(*forms, norm_weight=self.key_norm_weight)
+        arguments = MGK(*forms, norm_weight=self.norm_weight)
         scores = component_scores(call.query.to(parts.key), parts.key, arguments)
         rows, cols = masks.all_rows, masks.all_cols
         allowed = masks.allowed(rows, cols, call.query.device)
@@ -388,12 +373,9 @@ class MGKAttention(Attention):
     the M-step runs once per optimiser step over all its micro-batches and ranks, over real pairs
     only; in grouped attention the mixture belongs to the key/value head (the paper's "shared").
 
-    Args:
-        num_heads: H. The papers halve it and keep `head_dim`.
-        options: see `MGKOptions`, whose fields are arguments by their names.
-        common: the other arguments of `Attention`; with `num_kv_heads=1` (multi-query MGK) one set
-            of K keys serves all heads. Attention dropout takes one decision per (i, j) for all
-            components.
+    Its arguments are the fields of `MGKOptions` and `LayerOptions`; with `num_kv_heads=1`
+    (multi-query MGK) one set of K keys serves all heads. Attention dropout takes one decision per
+    (i, j) for all components.
 
     Raises:
         ValueError: fewer than one component, a variance that is not positive, an unknown name; see
@@ -401,23 +383,26 @@ class MGKAttention(Attention):
     """
 
     core: MGKCore
+    options: MGKArguments
+    core_class: ClassVar[type[Core]] = MGKCore
 
-    @options_by_name
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        options: MGKOptions = MGKOptions(),
-        **common: Any,
-    ) -> None:
-        self.num_components, self.shifted_keys = options.num_components, options.shifted_keys
-        super().__init__(embed_dim, num_heads, **common)
-        self.core = self.make_core(options)
+    @by_name(MGKArguments)
+    def __init__(self, options: MGKArguments) -> None:
+        self.build(options)
 
-    def make_core(self, options: MGKOptions) -> MGKCore:
-        """Return the core."""
-        return MGKCore(self.layout, self._backend, options=options, rotary=self.rotary)
+    def make_core(self, core: type[Core]) -> Core:
+        """Return the core, which shifts keys before they are rotated."""
+        return core(self.layout, self._backend, self.options, rotary=self.rotary)
+
+    @property
+    def num_components(self) -> int:
+        """K."""
+        return self.options.num_components
+
+    @property
+    def shifted_keys(self) -> bool:
+        """Whether components are shifts of one key."""
+        return self.options.shifted_keys
 
     def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Take weights whose norms were annealed to 0, which is this layer without the annealing.
@@ -425,15 +410,7 @@ class MGKAttention(Attention):
         Raises:
             ValueError: they were not annealed to the end.
         """
-        name = f"{prefix}core.key_norm_weight"
-        if self.core.key_norm_weight is None and name in state_dict:
-            weight = float(state_dict[name])
-            if weight:
-                raise ValueError(
-                    f"{name} is {weight:.3g}, so these weights are not of a plain Gaussian layer: "
-                    f"build it with key_norm_weight, or train to the end of the annealing"
-                )
-            del state_dict[name]
+        self.core.drop_annealed(state_dict, f"{prefix}core.")
 
     def head_layout(self) -> HeadLayout:
         """All components at once unless they are shifts."""
@@ -441,59 +418,5 @@ class MGKAttention(Attention):
         return replace(super().head_layout(), keys_per_head=keys)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost by MGK appendix B, general K, with the corrected constant.
-
-        With the H heads of this layer, which stand for KH heads of the baseline:
-            MGK   N²H(2(K+1)E−1) + NHE(2(K+2)C + 2KHE − (2K+3))
-            sMGK  N²H(2(K+1)E−1) + NHE(6C + 2KHE − 4)
-        (output width KHE as in the baseline, H_kv = H).
-        """
-        n, c, e, h, k = seq_len, self.embed_dim, self.head_dim, self.num_heads, self.num_components
-        if self.shifted_keys:
-            linear, gap = n * h * e * (6 * c + 2 * h * k * e - 4), 0
-        else:
-            linear = n * h * e * (2 * (k + 2) * c + 2 * h * k * e - (2 * k + 3))
-            gap = n * h * e * (k - 1)
-        operations = n * n * h * (2 * (k + 1) * e - 1) + linear
-        return Cost(
-            paper_flops=operations,
-            macs=self.projection_macs(n) + n * n * h * (k * e + self.value_head_dim),
-            num_parameters=self.projection_parameters() + self.mixture_parameters(),
-            paper_flops_printed=operations - gap,
-        )
-
-    def mixture_parameters(self) -> int:
-        """Return K priors (setting A), shifts and variances (if learned) of every owner."""
-        core, owners, k = self.core, self.layout.key, self.num_components
-        total = 0
-        if core.prior is not None and core.e_step == "learned":
-            positions = core.prior.value.shape[-1] if core.prior.share == "head_position" else 1
-            total += (1 if core.prior.share == "layer" else owners) * k * positions
-        if core.key_shift is not None:
-            total += owners * k * core.key_shift.shape[-1]
-        learned = isinstance(core.variance.log_variance, nn.Parameter)
-        return total + (owners * k if learned else 0)
-
-    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs:
-        """K keys, with coordinates that carry prior and norm.
-
-        Kernels add norms and priors as terms; shifted keys share one product, and meet queries
-        and, for Gaussian scores, keys once instead. Setting B computes the scores again.
-        """
-        core, k, e, e_v = self.core, self.num_components, self.head_dim, self.value_head_dim
-        gaussian = core.score == "gaussian"
-        pairs = PairMacs(k * e, e_v)
-        if backend in ("blockwise", "native", "triton") and core.shares_product:
-            heads = self.num_heads + (self.layout.key if gaussian else 0)
-            pairs = PairMacs(e, e_v, per_token=heads * k * e)
-        elif backend == "sdpa":
-            varies = gaussian and not core.variance.is_equal
-            size = e + num_parts(dtype) * (k if varies else 1)
-            pairs = fused_pairs(size, e_v, k, backend)
-        return replace(pairs, m_step=k * e if core.by_m_step else 0)
-
-    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
-        """Return the terms where all heads have one size and keys of their own."""
-        sizes = (self.num_heads, self.head_dim, self.embed_dim, self.num_components)
-        plain = self.has_plain_heads
-        return mixture_terms(seq_len, *sizes, shifted=self.shifted_keys) if plain else None
+        """Return the cost by MGK appendix B, with the corrected constant."""
+        return mixture(self.sizes(seq_len), self.core.kind_of_mixture)

@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_probattn.attention.backends import GPU_BACKENDS, Backend, engines_of
+from lit_probattn.attention.backends import GPU_BACKENDS, Backend, engines_of, reason_against
 from lit_probattn.attention.cache import KVCache
+from lit_probattn.attention.call import HeadCall, with_dropout
 from lit_probattn.attention.engines.blocks import BLOCK_SCORES
 from lit_probattn.attention.engines.native import native_refusal
+from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.layer import Attention
 from lit_probattn.randomness import RandomKey
 
@@ -84,11 +86,15 @@ def cpu_backends(layer: Attention) -> list[Backend]:
 
 def serving(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
     """Return the implementations on a CPU that serve a call of self-attention."""
-    made = layer.call(x, **call)
-    variant = layer.core.variant(made)
+    return serving_call(layer, layer.call(x, **call))
+
+
+def serving_call(layer: Attention, call: HeadCall) -> list[Backend]:
+    """Return the implementations on a CPU that serve a call."""
+    variant = layer.core.variant(call)
 
     def refusal(name: str) -> str | None:
-        return engines_of(variant)[name].refusal(made, variant)
+        return reason_against(engines_of(variant)[name], call, variant)
 
     return [name for name in cpu_backends(layer) if refusal(name) is None]
 
@@ -291,7 +297,7 @@ def blocks_of_queries_agree(make: Make) -> None:
         differ = (out[:, 1:] - out[:, :-1]).abs().amax(-1).min() > 0
         expect(differ, f"{backend}: two queries have one output")
     layer.backend = "auto"
-    if layer.cross_refusal() is None:
+    if not layer.needs().keys() & LACKS_OF_CROSS_ATTENTION:
         kept = layer.remember(memory, key_mask=mask)
         cuts = [x] if layer.core.knows_positions else [x[:, :3], x[:, 3:]]
         parts = torch.cat([layer(part, memory=kept) for part in cuts], 1)
@@ -369,6 +375,35 @@ def recomputation_draws_the_same(make: Make) -> None:
     expected = torch.autograd.grad(call(x).square().sum(), x)[0]
     again = checkpoint(call, x, use_reentrant=False)
     close(torch.autograd.grad(again.square().sum(), x)[0], expected, "gradients")
+
+
+def documents_attend_to_themselves_alone(make: Make) -> None:
+    """Packed documents give, with dropout and noise, what each gives by itself; gradients too."""
+    layer, lengths = make(dropout=0.3).double(), (3, 9, 1, 0, 7, 4, 2)
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    ids = torch.tensor([7, 19, 4, 2, 31, 5, 11])
+    x, cotangent = double(B, N, EMBED), double(B, N, EMBED)
+    for causal in (False, True):
+        call = with_dropout(layer.call(x, is_causal=causal, rng=key()), layer.dropout)
+        for backend in serving_call(layer, call):
+            layer.backend = backend
+            packed, alone = (x.clone().requires_grad_() for _ in range(2))
+            rng = RandomKey(5, step=3, sample_ids=ids)
+            found = layer(packed, cu_seqlens=bounds, is_causal=causal, rng=rng)
+            parts = []
+            for tokens, own in zip(alone.flatten(0, 1).split(lengths), ids, strict=True):
+                rng = RandomKey(5, step=3, sample_ids=own[None])
+                parts.append(
+                    layer(tokens[None], is_causal=causal, rng=rng)[0] if len(tokens) else tokens
+                )
+            expected = torch.cat(parts).view_as(x)
+            told = f"{backend}{', causal' * causal}: "
+            close(found, expected, told + "packed documents and each alone")
+            first, second = (
+                torch.autograd.grad((y * cotangent).sum(), z)[0]
+                for y, z in ((found, packed), (expected, alone))
+            )
+            close(first, second, told + "their gradients", 1e-10)
 
 
 def state_dict_restores_the_layer(make: Make) -> None:
@@ -465,6 +500,10 @@ CHECKS: dict[str, Check] = {
         dropout_is_drawn_by_its_key, "leave dropout to the layer; draw by rng, not by torch's state"
     ),
     "recomputation": Check(recomputation_draws_the_same, "draw by rng, keep no state in forward"),
+    "documents": Check(
+        documents_attend_to_themselves_alone,
+        "padding must change nothing, or set takes_padding = False in the core; draw by rng",
+    ),
     "state_dict": Check(
         state_dict_restores_the_layer,
         "keep what is learned in nn.Parameter and what is not in register_buffer",

@@ -1,4 +1,4 @@
-"""What follows from `reference_scores` alone: reference, blockwise form and cost."""
+"""What follows from `reference_scores` alone: reference and blockwise form."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.engines.blocks import block_length
@@ -28,7 +27,7 @@ from lit_probattn.attention.numerics import (
 )
 from lit_probattn.attention.variant import Engine, Variant
 
-__all__ = ["DerivedCore", "OwnScores", "count_score_macs"]
+__all__ = ["DerivedCore", "OwnScores", "OwnVariant", "takes_positions"]
 
 # From queries (B, H, N, E) and keys (B, H, L, E) to scores (B, H, N, L); two more arguments are the
 # positions of queries (N,) and of keys (L,).
@@ -144,12 +143,12 @@ class DerivedCore(Core):
 
     makes = OwnVariant
 
-    def __init__(
-        self, layout: HeadLayout, backend: Backend, scores: OwnScores, name: str, pairwise: bool
-    ) -> None:
-        super().__init__(layout, backend)
-        self.knows_positions = takes_positions(scores)
-        self._variant = OwnVariant(scores, name, pairwise, self.knows_positions)
+    options_class = OwnVariant
+
+    def make_parameters(self, options: OwnVariant) -> None:
+        """Keep the variant, which is the same for every call."""
+        self.knows_positions, self._variant = options.positions, options
+        self.takes_padding = options.pairwise
 
     @property
     def name(self) -> str:
@@ -159,26 +158,3 @@ class DerivedCore(Core):
     def variant(self, call: HeadCall) -> OwnVariant:
         """Return the scores."""
         return self._variant
-
-
-def count_score_macs(layer: Any, seq_len: int) -> int:
-    """Count the multiply-adds of a layer's scores over a sequence, in matrix products.
-
-    Counted at three small lengths, and continued as the polynomial of degree 2 that they are.
-    """
-    first, second, third = (_score_macs(layer, length) for length in (1, 2, 3))
-    step, bend = second - first, third - 2 * second + first
-    n = seq_len - 1
-    return first + n * step + n * (n - 1) // 2 * bend
-
-
-def _score_macs(layer: Any, length: int) -> int:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    weight = layer.query_proj.weight
-    heads = torch.zeros(1, layer.num_heads, length, layer.head_dim)
-    heads = heads.to(weight.device, weight.dtype)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        places = [torch.arange(length, device=weight.device)] * 2
-        layer.reference_scores(heads, heads, *(places if layer.core.knows_positions else []))
-    return int(counter.get_total_flops()) // 2

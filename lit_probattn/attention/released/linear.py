@@ -5,22 +5,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
-from lit_probattn.attention.linear.features import FeatureMap
+from lit_probattn.attention.core import Core
 from lit_probattn.attention.linear.functions import Denominator, LinearForm, Mix, OutputScale
-from lit_probattn.attention.linear.layer import LinearAttention
-from lit_probattn.attention.linear.mlk import MLKAttention, MLKCore
-from lit_probattn.base.arguments import options_by_name
+from lit_probattn.attention.linear.layer import (
+    LinearArguments,
+    LinearAttention,
+    LinearCore,
+    LinearOptions,
+)
+from lit_probattn.attention.linear.mlk import MLKArguments, MLKAttention, MLKCore, MLKOptions
+from lit_probattn.base.arguments import by_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReleasedSwitches:
+class ReleasedSwitches(LinearOptions):
     """Fields of `LinearForm` that only the released codes of MGK, ICML 2022, set.
 
     Args:
@@ -36,6 +41,27 @@ class ReleasedSwitches:
     output_scale: OutputScale = "one"
     padded_len: int | None = None
 
+    def form(self) -> LinearForm:
+        """Return feature map and switches."""
+        return replace(
+            super().form(),
+            denominator=self.denominator,
+            eps=self.eps,
+            output_scale=self.output_scale,
+            padded_len=self.padded_len,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedLinearArguments(ReleasedSwitches, LinearArguments):
+    """Arguments of `ReleasedLinearAttention`."""
+
+
+class ReleasedLinearCore(LinearCore):
+    """`LinearCore` with these switches."""
+
+    options_class = ReleasedSwitches
+
 
 class ReleasedLinearAttention(LinearAttention):
     """`LinearAttention` with what only the released codes of MGK, ICML 2022, do.
@@ -43,36 +69,75 @@ class ReleasedLinearAttention(LinearAttention):
     Source: released code of MGK: Long Range Arena and language model.
     Departs from the source: nothing; `LinearAttention` is what the paper says.
 
-    Args:
-        switches: see `ReleasedSwitches`, whose fields are arguments by their names.
-        common: the other arguments of `LinearAttention`.
+    Its arguments are the fields of `ReleasedSwitches` and those of `LinearAttention`.
 
     Raises:
         ValueError: an unknown name, or options that contradict each other; see also
             `LinearAttention`.
     """
 
-    @options_by_name
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        switches: ReleasedSwitches = ReleasedSwitches(),
-        **common: Any,
-    ) -> None:
-        self._switches = switches
-        super().__init__(embed_dim, num_heads, **common)
+    core_class: ClassVar[type[Core]] = ReleasedLinearCore
 
-    def make_form(self, features: FeatureMap) -> LinearForm:
-        """Return feature map and switches."""
-        return replace(super().make_form(features), **asdict(self._switches))
+    @by_name(ReleasedLinearArguments)
+    def __init__(self, options: ReleasedLinearArguments) -> None:
+        self.build(options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedMLKOptions(ReleasedSwitches, MLKOptions):
+    """Options that only the released codes of MLK have; those of its bases come first.
+
+    Args:
+        mix: `after` the feature map (the paper), or `before` it, φ(Σ_r π_r key[j, r]), which is
+            ordinary linear attention with key weights Σ_r π_r W_r (Long Range Arena).
+        shift_first_zero: start the first shift at zero.
+        second_scale: factor on φ of the second component of two (`scale_w` of the language model's
+            layers, where no command line sets it).
+
+    Raises:
+        ValueError: `second_scale` is no positive number, or has no second component to scale.
+    """
+
+    mix: Mix = "after"
+    shift_first_zero: bool = False
+    second_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.second_scale < float("inf"):
+            raise ValueError(
+                f"second_scale must be a positive number, received {self.second_scale}"
+            )
+        components = self.num_components
+        if self.second_scale != 1.0 and (components != 2 or self.mix != "after"):
+            raise ValueError(
+                f"second_scale={self.second_scale} needs num_components=2 and mix=after, received "
+                f"{components} and {self.mix}"
+            )
+
+    def form(self) -> LinearForm:
+        """Return feature map and switches, with where components are mixed."""
+        return replace(super().form(), mix=self.mix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedMLKArguments(ReleasedMLKOptions, MLKArguments):
+    """Arguments of `ReleasedMLKAttention`."""
 
 
 class ReleasedMLKCore(MLKCore):
     """`MLKCore` with a factor on the features of the second component."""
 
-    second_scale: float = 1.0
+    options_class = ReleasedMLKOptions
+
+    def make_parameters(self, options: LinearOptions) -> None:
+        """Make priors and shifts, the first one zero if asked."""
+        super().make_parameters(options)
+        assert isinstance(options, ReleasedMLKOptions)
+        self.second_scale = options.second_scale
+        if options.shift_first_zero and self.key_shift is not None:
+            with torch.no_grad():
+                self.key_shift[:, 0] = 0.0
 
     def shares(self, call: HeadCall) -> Tensor | None:
         """Return π of the call's keys with that factor, (H_kv, K, 1 or L)."""
@@ -84,56 +149,21 @@ class ReleasedMLKCore(MLKCore):
         return shares * factor[:, None]
 
 
-class ReleasedMLKAttention(ReleasedLinearAttention, MLKAttention):
+class ReleasedMLKAttention(MLKAttention):
     """`MLKAttention` with what only the released codes of MGK, ICML 2022, do.
 
     Source: released code of MGK: Long Range Arena and language model.
     Departs from the source: nothing; `MLKAttention` is what the paper says.
 
-    Args:
-        mix: `after` the feature map (the paper), or `before` it, φ(Σ_r π_r key[j, r]), which is
-            ordinary linear attention with key weights Σ_r π_r W_r (Long Range Arena).
-        shift_first_zero: start the first shift at zero.
-        second_scale: factor on φ of the second component of two (`scale_w` of the language model's
-            layers, where no command line sets it).
-        common: the other arguments of `ReleasedLinearAttention` and `MLKAttention`.
+    Its arguments are the fields of `ReleasedMLKOptions` and those of `MLKAttention`.
 
     Raises:
         ValueError: an unknown name, or options that contradict each other; see also
             `MLKAttention`.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        mix: Mix = "after",
-        shift_first_zero: bool = False,
-        second_scale: float = 1.0,
-        **common: Any,
-    ) -> None:
-        if not 0.0 < second_scale < float("inf"):
-            raise ValueError(f"second_scale must be a positive number, received {second_scale}")
-        self._mix: Mix = mix
-        self._first_zero, self._second_scale = shift_first_zero, second_scale
-        super().__init__(embed_dim, num_heads, **common)
+    core_class = ReleasedMLKCore
 
-    def make_form(self, features: FeatureMap) -> LinearForm:
-        """Return feature map and switches, with where components are mixed."""
-        return replace(super().make_form(features), mix=self._mix)
-
-    def make_core(self, **linear: Any) -> ReleasedMLKCore:
-        """Return the core, its first shift at zero if asked."""
-        components = self.num_components
-        if self._second_scale != 1.0 and (components != 2 or self._mix != "after"):
-            raise ValueError(
-                f"second_scale={self._second_scale} needs num_components=2 and mix=after, received "
-                f"{components} and {self._mix}"
-            )
-        core = ReleasedMLKCore(self.layout, self._backend, options=self._mixture, **linear)
-        core.second_scale = self._second_scale
-        if self._first_zero and core.key_shift is not None:
-            with torch.no_grad():
-                core.key_shift[:, 0] = 0.0
-        return core
+    @by_name(ReleasedMLKArguments)
+    def __init__(self, options: ReleasedMLKArguments) -> None:
+        self.build(options)

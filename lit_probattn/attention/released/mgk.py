@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.call import HeadCall, HeadLayout
+from lit_probattn.attention.call import HeadCall
+from lit_probattn.attention.core import Core
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGK, component_scores
-from lit_probattn.attention.mgk.layer import MGKAttention, MGKCore, MGKOptions
+from lit_probattn.attention.mgk.layer import MGKArguments, MGKAttention, MGKCore, MGKOptions
 from lit_probattn.attention.mgk.priors import PRIOR_FLOOR, MixturePrior
 from lit_probattn.attention.numerics import check_choice, compute_dtype
-from lit_probattn.base.arguments import options_by_name
+from lit_probattn.base.arguments import by_name
 from lit_probattn.base.torch_internals import in_backward
 
 EMCodeParity = Literal["none", "lra", "lm"]
@@ -101,7 +101,7 @@ def code_parity_sums(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReleasedOptions:
+class ReleasedOptions(MGKOptions):
     """Options that only the released codes of MGK, ICML 2022, have.
 
     Args:
@@ -110,6 +110,7 @@ class ReleasedOptions:
         em_code_parity: setting B as the released code updates it, at every forward pass in
             training, `lra` or `lm`; see `code_parity_sums`.
         shift_first_zero: start the first shift at zero.
+        prior_floor: smallest π in log space.
         magnitude_prior: π is |p| between `prior_floor` and 2 (translation), not p between 0 and 1.
 
     Raises:
@@ -120,26 +121,41 @@ class ReleasedOptions:
     em_code_parity: EMCodeParity = "none"
     shift_first_zero: bool = False
     magnitude_prior: bool = False
+    prior_floor: float = PRIOR_FLOOR
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("em_code_parity", self.em_code_parity, ("none", "lra", "lm"))
         if not 0.0 <= self.row_eps < 1.0:
             raise ValueError(f"row_eps must be in [0, 1), received {self.row_eps}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReleasedArguments(ReleasedOptions, MGKArguments):
+    """Arguments of `ReleasedMGKAttention`.
+
+    Args:
+        value_bias: whether the projection of values has its bias `always`, or in `cross`-attention
+            alone (translation, sMGK).
+    """
+
+    value_bias: ValueBias = "always"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("value_bias", self.value_bias, ("always", "cross"))
+
+
 class ReleasedMGKCore(MGKCore):
     """`MGKCore` with what only released code does; see `ReleasedMGKAttention`."""
 
-    @options_by_name
-    def __init__(
-        self,
-        layout: HeadLayout,
-        backend: Backend = "auto",
-        *,
-        released: ReleasedOptions = ReleasedOptions(),
-        **mixture: Any,
-    ) -> None:
-        super().__init__(layout, backend, **mixture)
+    options_class = ReleasedOptions
+
+    def make_parameters(self, options: MGKOptions) -> None:
+        """Make shifts, priors and variances."""
+        assert isinstance(options, ReleasedOptions)
+        released, layout, self.prior_floor = options, self.layout, options.prior_floor
+        super().make_parameters(options)
         em_code_parity = self.em_code_parity = released.em_code_parity
         self.row_eps = released.row_eps
         share = None if self.prior is None else self.prior.share
@@ -150,10 +166,8 @@ class ReleasedMGKCore(MGKCore):
                 "em_code_parity needs num_components=2, e_step=soft, prior_share=head_position, "
                 f"score=gaussian and num_kv_heads={layout.query}, received {plain}"
             )
-        if em_code_parity != "none" and self.key_norm_weight is not None:
-            raise ValueError(
-                "em_code_parity has no place for key_norm_weight: leave one of them out"
-            )
+        if em_code_parity != "none":
+            self.refuse_norms("em_code_parity")
         if released.magnitude_prior:
             prior = self.prior
             if prior is None or prior.by_m_step or prior.param != "clamp":
@@ -217,12 +231,7 @@ class ReleasedMGKAttention(MGKAttention):
     adds the value bias, which self-attention never trained, when it decodes step by step; here
     self-attention with `value_bias="cross"` never adds it.
 
-    Args:
-        released: see `ReleasedOptions`, whose fields are arguments by their names.
-        value_bias: whether the projection of values has its bias `always`, or in `cross`-attention
-            alone (translation, sMGK).
-        prior_floor: smallest π in log space.
-        common: the other arguments of `MGKAttention`.
+    Its arguments are the fields of `ReleasedArguments`.
 
     Raises:
         ValueError: `row_eps` is outside [0, 1), or the released priors or their update do not fit;
@@ -230,37 +239,16 @@ class ReleasedMGKAttention(MGKAttention):
     """
 
     core: ReleasedMGKCore
+    options: ReleasedArguments
+    core_class: ClassVar[type[Core]] = ReleasedMGKCore
 
-    @options_by_name
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        released: ReleasedOptions = ReleasedOptions(),
-        value_bias: ValueBias = "always",
-        prior_floor: float = PRIOR_FLOOR,
-        **common: Any,
-    ) -> None:
-        check_choice("value_bias", value_bias, ("always", "cross"))
-        self._released, self._prior_floor = released, prior_floor
-        super().__init__(embed_dim, num_heads, **common)
-        self.value_bias: ValueBias = value_bias
+    @by_name(ReleasedArguments)
+    def __init__(self, options: ReleasedArguments) -> None:
+        self.build(options)
 
     def project_values(self, value: Tensor, *, of_self: bool) -> Tensor:
         """Leave the bias out of self-attention's values if asked; its gradient is zero then."""
         bias = self.value_proj.bias
-        if not of_self or self.value_bias == "always" or bias is None:
+        if not of_self or self.options.value_bias == "always" or bias is None:
             return super().project_values(value, of_self=of_self)
         return linear(value, self.value_proj.weight, 0.0 * bias)
-
-    def make_core(self, options: MGKOptions) -> ReleasedMGKCore:
-        """Return the core with the options of released code."""
-        return ReleasedMGKCore(
-            self.layout,
-            self._backend,
-            released=self._released,
-            options=options,
-            prior_floor=self._prior_floor,
-            rotary=self.rotary,
-        )

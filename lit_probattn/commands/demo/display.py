@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TextIO
-
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
+from typing import TYPE_CHECKING, TextIO
 
 from lit_probattn.commands.demo.training import Side
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
 
 _WIDTH = 40  # characters of a curve
 # Levels of a curve; what is done and what is left; a value that is missing.
@@ -42,6 +44,8 @@ def line(sides: Sequence[Side]) -> str:
 
 def table(sides: Sequence[Side], done: float, encoding: str = "utf-8") -> Table:
     """Return the state of all sides as a table with a curve for each."""
+    from rich.table import Table
+
     levels, bars, missing = marks(encoding)
     filled = round(done * _WIDTH)
     bar = bars[0] * filled + bars[1] * (_WIDTH - filled)
@@ -57,16 +61,19 @@ def table(sides: Sequence[Side], done: float, encoding: str = "utf-8") -> Table:
 
 
 class Display:
-    """Shows sides as they learn; to be used as a context."""
+    """Shows sides as they learn; to be used as a context. Without rich there are lines only."""
 
     def __init__(self, sides: Sequence[Side], file: TextIO | None = None) -> None:
         self.sides = sides
-        self.console = Console(file=file)
+        self.file = sys.stdout if file is None else file
+        self.console = _console(self.file)
         self._stack = ExitStack()
         self._live: Live | None = None
 
     def __enter__(self) -> Display:
-        if self.console.is_terminal:
+        if self.console is not None and self.console.is_terminal:
+            from rich.live import Live
+
             self._live = self._stack.enter_context(Live(console=self.console, auto_refresh=False))
         return self
 
@@ -76,7 +83,18 @@ class Display:
     def __call__(self, done: float) -> None:
         """Show the state; `done` is the share of the work that is done."""
         if self._live is not None:
-            shown = table(self.sides, done, self.console.encoding)
+            shown = table(self.sides, done, self._live.console.encoding)
             self._live.update(shown, refresh=True)
         else:
-            print(line(self.sides), file=self.console.file, flush=True)
+            print(line(self.sides), file=self.file, flush=True)
+
+
+def _console(file: TextIO) -> Console | None:
+    """Return rich's console; None, and a line on a terminal, where rich is not installed."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        if file.isatty():
+            print("curves need the package rich: pip install 'lit-probattn[demo]'", file=file)
+        return None
+    return Console(file=file)

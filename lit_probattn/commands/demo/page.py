@@ -13,7 +13,7 @@ from lit_probattn.base.provenance import machine
 from lit_probattn.commands.demo.cost import Quantity
 from lit_probattn.commands.demo.drawing import COLOURS, attention_map, curves
 from lit_probattn.commands.demo.training import BATCH, Side
-from lit_probattn.records.pages import page
+from lit_probattn.records.html import page
 
 NEXT = (
     (

@@ -8,6 +8,8 @@ from torch import Tensor
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.masks import make_masks
+from lit_probattn.attention.packing import Packing
+from lit_probattn.base.graphs import written
 from lit_probattn.functional.call import split_mask
 
 
@@ -49,13 +51,10 @@ def documents_mask(
         ValueError: bounds end elsewhere than the tokens, as with a cache of earlier ones.
     """
     documents = []
-    for name, ends, tensor in zip("qk", bounds, (query, key), strict=True):
+    if not torch.compiler.is_compiling():
+        _check_ends(query, key, bounds)
+    for ends, tensor in zip(bounds, (query, key), strict=True):
         batch, length = tensor.shape[0], tensor.shape[2]
-        if not torch.compiler.is_compiling() and int(ends[-1]) != batch * length:
-            raise ValueError(
-                f"cu_seq_lens_{name} ends at {int(ends[-1])}, expected {batch * length}: bounds of "
-                "documents cover all tokens, and go without a cache of earlier ones"
-            )
         places = torch.arange(batch * length, device=ends.device, dtype=ends.dtype)
         found = torch.searchsorted(ends, places, right=True)
         documents.append(found.view(batch, length).to(query.device))
@@ -69,6 +68,35 @@ def documents_mask(
     return mask.masked_fill(~same, torch.finfo(mask.dtype).min)
 
 
+def packing_of_documents(
+    query: Tensor, key: Tensor, bounds: tuple[Tensor, Tensor]
+) -> Packing | None:
+    """Return packed documents as our layers take them, or None where a mask has to do.
+
+    That is in a graph, which would hold the bounds, and where a document goes over the end of a
+    row. The arguments and errors are those of `documents_mask`.
+    """
+    if written() is not None:
+        return None
+    _check_ends(query, key, bounds)
+    packing = Packing(bounds[0], None if bounds[1] is bounds[0] else bounds[1])
+    try:
+        packing.check(query.shape[0], query.shape[2], key.shape[2])
+    except ValueError:
+        return None
+    return packing
+
+
+def _check_ends(query: Tensor, key: Tensor, bounds: tuple[Tensor, Tensor]) -> None:
+    for name, ends, tensor in zip("qk", bounds, (query, key), strict=True):
+        tokens = tensor.shape[0] * tensor.shape[2]
+        if int(ends[-1]) != tokens:
+            raise ValueError(
+                f"cu_seq_lens_{name} ends at {int(ends[-1])}, expected {tokens}: bounds of "
+                "documents cover all tokens, and go without a cache of earlier ones"
+            )
+
+
 def head_call(
     query: Tensor,
     key: Tensor,
@@ -78,6 +106,7 @@ def head_call(
     bias: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    packing: Packing | None = None,
 ) -> HeadCall:
     """Return a call of a core with the masks of another library.
 
@@ -89,6 +118,7 @@ def head_call(
         bias: added to the scores, broadcastable to (B, H, N, L).
         is_causal: query i sees keys up to i + L − N.
         scale: factor on products. None means 1/√E.
+        packing: documents, each of which attends to itself alone.
     """
     allowed, added = split_mask(mask)
     if added is not None:
@@ -98,4 +128,4 @@ def head_call(
     masks = make_masks(
         *(*query.shape[:3], value.shape[2]), attn_mask=allowed, bias=bias, is_causal=is_causal
     )
-    return HeadCall(query, key, value, masks, scale=scale)
+    return HeadCall(query, key, value, masks, scale=scale, packing=packing)

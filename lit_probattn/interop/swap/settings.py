@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -19,9 +18,15 @@ from lit_probattn.base.errors import nearest
 VARIANTS = ("softmax", "mgk", "smgk")
 # Most keys per head, and largest seed: what no model needs takes minutes, or overflows.
 MOST_COMPONENTS, MOST_SEED = 256, 2**40
-# Arguments of the cores that the swap sets itself, or that need a training loop of ours.
-_OWN = {"self", "layout", "num_components", "shifted_keys", "score", "rotary", "rotary_shift"}
-_OWN |= {"em_weighting", "m_step_variance", "prior_floor"}
+# Options of the cores that the swap sets itself, or that need a training loop of ours.
+_OWN = {
+    "num_components",
+    "shifted_keys",
+    "score",
+    "rotary_shift",
+    "em_weighting",
+    "m_step_variance",
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Settings:
             )
         if abs(self.seed) > MOST_SEED:
             raise ValueError(f"seed must be from -2**40 to 2**40, received {self.seed}")
-        known = set(inspect.signature(self.core_class).parameters) - _OWN
+        known = {option.name for option in fields(self.core_class.options_class)} - _OWN
         for name in self.options.keys() - known:
             raise ValueError(
                 f"{self.variant} has no option {name!r} in a swap{nearest(name, known)}"
@@ -133,8 +138,9 @@ class Settings:
 
     def make_core(self, layout: HeadLayout) -> Core:
         """Return a core; shifts are drawn from `seed`, torch's generator is left alone."""
+        options = self.core_class.options_class(**self.arguments())
         with _own_generator(self.seed):
-            return self.core_class(layout, **self.arguments())
+            return self.core_class(layout, options=options)
 
     def make_layer(self, embed_dim: int, num_heads: int, **common: Any) -> Attention:
         """Return a whole layer, projections included, where a host's are replaced too."""

@@ -13,12 +13,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lit_probattn.kernels.dense.terms import (
-    add_key_terms,
-    add_query_terms,
-    store_key_sums,
-    store_query_sums,
-)
 from lit_probattn.kernels.dense.tiles import (
     added,
     added_sums,
@@ -40,7 +34,7 @@ from lit_probattn.kernels.dense.tiles import (
     score_gradients,
     seen_keys,
     spread,
-    store_key_range,
+    store_ranges,
     view,
     weight_gradient,
     without,
@@ -62,7 +56,7 @@ from lit_probattn.kernels.tiles import (
 def delta_kernel(
     call, out, grad_out, DELTA, form: tl.constexpr, BLOCK_Q: tl.constexpr
 ):  # fmt: skip
-    """δ_i = grad_out_i · out_i in float32, (B, H, N); and where the real keys begin and end.
+    """δ_i = grad_out_i · out_i in float32, (B, H, N); and what `ranges_kernel` writes.
 
     A launch of its own: the query pass has no registers left to make it in.
     """
@@ -72,9 +66,7 @@ def delta_kernel(
     grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
     delta = tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
     store_vector(DELTA + (b * number(call.num_heads) + h) * length, delta, row, length, BLOCK_Q)
-    if call.key_range is not None:  # noqa: SIM102 - a constant, then a branch
-        if row + h == 0:  # one program of a sample
-            store_key_range(call, b)
+    store_ranges(call, b, h, row, form, BLOCK_Q)
 
 
 @triton.jit
@@ -132,7 +124,7 @@ def _grad_query_tile(
 
 @triton.jit
 def grad_query_kernel(
-    call, grad_out, NORMALISER, DELTA, DQ, DROW, terms,
+    call, grad_out, NORMALISER, DELTA, DQ, DROW,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one tile of queries and of their terms.
@@ -170,16 +162,10 @@ def grad_query_kernel(
     if call.row is not None:
         residual = added(grad_row)
         grad_row = without(grad_row, residual, share)
-    if form.derived:
-        grad_query = add_query_terms(
-            call, terms, grad_query, grad_row, b, h, key_head, row, form, BLOCK_Q
-        )
     store_rows(DQ.base + b * DQ.batch + h * DQ.head, grad_query, row, DQ.row, length,
                form.key_dim, form.key_pad, BLOCK_Q)  # fmt: skip
-    if form.derived:
-        store_query_sums(call, terms, grad_row, b, h, key_head, row, form, BLOCK_Q)
     head = b * number(call.num_heads) + h
-    if call.row is not None and not form.derived:
+    if call.row is not None:
         for r in tl.static_range(len(grad_row)):
             at = DROW + (head * len(grad_row) + r) * length
             store_vector(at, grad_row[r], row, length, BLOCK_Q)
@@ -258,7 +244,7 @@ def _grad_key_tile(
 
 @triton.jit
 def grad_key_kernel(
-    call, grad_out, NORMALISER, DELTA, DK, DV, DCOL, DSCALE, terms,
+    call, grad_out, NORMALISER, DELTA, DK, DV, DCOL, DSCALE,
     form: tl.constexpr, WANTS_SCALES: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -327,15 +313,8 @@ def grad_key_kernel(
         grad_key = grad_keys[r]
         if PRODUCTS > 1 or form.equal_scales:
             grad_key = grad_key * (scales[r] * LN2)
-        if form.derived:
-            grad_key = add_key_terms(
-                call, terms, grad_key, grad_col, b, key_head, col, r, form, BLOCK_K
-            )
         store_rows(DK.base + b * DK.batch + key_head * DK.head + r * DK.part, grad_key, col, DK.row,
                    num_keys, form.key_dim, form.key_pad, BLOCK_K)  # fmt: skip
-        if form.derived:
-            store_key_sums(call, terms, grad_col, grad_scale, b, key_head, col, r, WANTS_SCALES,
-                           form, BLOCK_K)  # fmt: skip
     if VALUES:
         store_rows(DV.base + b * DV.batch + key_head * DV.head, grad_value, col, DV.row, num_keys,
                    form.value_dim, form.value_pad, BLOCK_K)  # fmt: skip
@@ -343,7 +322,7 @@ def grad_key_kernel(
     for r in tl.static_range(len(grad_col) if KEYS else 0):
         if DCOL is not None:
             store_vector(DCOL + (first + r) * num_keys, grad_col[r], col, num_keys, BLOCK_K)
-        if WANTS_SCALES and not form.derived:
+        if WANTS_SCALES:
             store_vector(DSCALE + (first + r) * num_keys, grad_scale[r], col, num_keys, BLOCK_K)
 
 

@@ -20,7 +20,7 @@ from lit_probattn.kernels.dense.tiles import (
     query_program,
     seen_keys,
     spread,
-    store_key_range,
+    store_ranges,
     view,
 )
 from lit_probattn.kernels.tiles import (
@@ -34,9 +34,10 @@ from lit_probattn.kernels.tiles import (
 
 
 @triton.jit
-def key_range_kernel(call):
-    """Write where the real keys of a sample begin and end: (B, 2)."""
-    store_key_range(call, tl.cast(tl.program_id(0), tl.int64))
+def ranges_kernel(call, form: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """Write where the real keys of a sample begin and end, and how far terms are apart."""
+    row, b, h = query_program(call, BLOCK_Q, False)
+    store_ranges(call, b, h, row, form, BLOCK_Q)
 
 
 @triton.jit

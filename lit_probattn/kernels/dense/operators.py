@@ -10,8 +10,6 @@ same bits every time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +35,7 @@ from lit_probattn.kernels.runtime import (
 # far weights may exceed 1 there, so that float16 weights stay far from its smallest number.
 _SPREAD_LIMIT = {torch.float16: 16.0}
 _HEADROOM = {torch.float16: 8.0}
-_LOG2E = 1.4426950408889634
+_ROWS = 64  # queries of a program that computes no scores
 _GRADIENTS = ("query", "key", "value", "scales", "row_bias", "key_bias", "bias")
 
 
@@ -48,11 +46,11 @@ class MixtureInputs(NamedTuple):
         query: (B, H, N, E).
         key: (B, H_key, K, L, E), or K = 1 for components that share one product.
         value: (B, H_kv, L, E_v); H_kv divides H_key, which divides H.
-        scales: factors on query · key, (H_key, K); None means `scale` for all.
+        scales: factors on query · key, (H_key, K); (H_key, 1) if they are the same for all
+            components of a head, which have no gradient if K > 1. None means `scale` for all.
         row_bias: (B, H, K, N) or None.
         key_bias: (B, H_key, K, L) or None.
         hard: maximum over components instead of the sum.
-        equal_scales: known that `scales` are the same for all components of a head.
     """
 
     query: Tensor
@@ -68,38 +66,23 @@ class MixtureInputs(NamedTuple):
     scale: float
     is_causal: bool
     hard: bool
-    equal_scales: bool
     threshold: int
 
 
 class Spread(NamedTuple):
     """Bounds on -log₂ F: the smaller of the largest over rows and the largest over keys.
 
+    The first launch of a pass writes them.
+
     Args:
-        rows: of parts of the queries, (B, H, row_parts), at least 0.
-        cols: of parts of the keys, (B, H_key, col_parts), at least 0.
+        rows: of parts of the queries, (B, H, parts), at least 0.
+        cols: of parts of the keys, (B, H_key, parts), at least 0.
     """
 
     rows: Tensor
     cols: Tensor
-    row_parts: int
-    col_parts: int
+    parts: int
     end: None = None  # see `Pairs`
-
-
-@dataclass(frozen=True)
-class Derived:
-    """What is known of terms that are functions of points, see points.py.
-
-    Args:
-        spread: their bounds, if they are `is_factored`.
-        gaussian: whether norms are in them.
-        terms: for backward, returns `Terms`, given the sizes of tiles of queries and of keys.
-    """
-
-    spread: Spread | None
-    gaussian: bool
-    terms: Callable[[int, int], Any] | None = None
 
 
 class DenseArguments(NamedTuple):
@@ -108,6 +91,7 @@ class DenseArguments(NamedTuple):
     Args:
         key_range: where the real keys of a sample begin and end, (B, 2) int32, which the first
             launch of a pass writes; None without a key mask. No loop goes beyond.
+        num_scales: from those of one head to those of the next, `unseen`.
     """
 
     query: HeadRows
@@ -123,6 +107,7 @@ class DenseArguments(NamedTuple):
     pairs: Pairs
     key_range: Tensor | None
     num_heads: int
+    num_scales: int
     heads_per_key: int
     heads_per_value: int
     end: None = None  # see `Pairs`
@@ -133,8 +118,6 @@ class Form(NamedTuple):
 
     Args:
         plain: neither terms nor a bias.
-        derived: terms are functions of points, so gradients go through them.
-        gaussian: norms are in the terms.
     """
 
     components: int
@@ -148,46 +131,38 @@ class Form(NamedTuple):
     key_pad: int
     value_dim: int
     value_pad: int
-    derived: bool
-    gaussian: bool
 
 
-def _spread(row_bias: Tensor, key_bias: Tensor) -> Spread:
-    """Return the bounds of given terms.
-
-    Keys whose terms are all -inf have no weight, whatever F is.
-    """
-    rows = (row_bias.amax(2) - row_bias.amin(2)).amax(-1) * _LOG2E
-    cols = (key_bias.amax(2) - key_bias.amin(2)).nan_to_num(0.0, torch.inf).amax(-1) * _LOG2E
-    return Spread(rows.contiguous(), cols.contiguous(), unseen(1), unseen(1))
-
-
-def is_factored(x: MixtureInputs) -> bool:
+def _is_factored(x: MixtureInputs) -> bool:
     """Whether one exponential per pair serves all components, where F does not underflow."""
     several = x.row_bias is not None and x.row_bias.shape[2] > x.key.shape[2] == 1
     return several and x.key_bias is not None and not x.hard and _has_one_scale(x)
 
 
 def _has_one_scale(x: MixtureInputs) -> bool:
-    return x.equal_scales or x.scales is None or x.scales.shape[1] == 1
+    return x.scales is None or x.scales.shape[1] == 1
 
 
-def make_arguments(x: MixtureInputs, derived: Derived | None = None) -> tuple[DenseArguments, Form]:
+def make_arguments(x: MixtureInputs) -> tuple[DenseArguments, Form]:
     """Return what the kernels of a call read and are compiled for."""
     query, key, value = (unit_stride(tensor) for tensor in (x.query, x.key, x.value))
     row, col = plain_float(x.row_bias), plain_float(x.key_bias)
+    scales = None if x.scales is None else unit_stride(x.scales.float())
     products = key.shape[2]
     components = max([products] + [terms.shape[2] for terms in (row, col) if terms is not None])
-    equal = components == 1 or _has_one_scale(x)
-    factored = is_factored(x)
+    equal = _has_one_scale(x)
+    factored = _is_factored(x)
     spread = None
-    if factored and row is not None and col is not None:
-        spread = _spread(row, col) if derived is None else derived.spread
     heads, num_queries, width = query.shape[1:]
+    if factored:
+        parts = math.ceil(num_queries / _ROWS)
+        owners = (len(query), heads, parts), (len(query), key.shape[1], parts)
+        first, second = (query.new_empty(shape, dtype=torch.float32) for shape in owners)
+        spread = Spread(first, second, unseen(parts))
     pairs = make_pairs(num_queries, key.shape[3], x)
     call = DenseArguments(
         *(head_rows(query), head_rows(key), head_rows(value)),
-        scales=plain_float(x.scales),
+        scales=scales,
         row=row,
         col=col,
         spread=spread,
@@ -197,6 +172,7 @@ def make_arguments(x: MixtureInputs, derived: Derived | None = None) -> tuple[De
         pairs=pairs,
         key_range=None if x.key_mask is None else query.new_empty(len(query), 2, dtype=torch.int32),
         num_heads=unseen(heads),
+        num_scales=unseen(0 if scales is None else scales.stride(0)),
         heads_per_key=heads // key.shape[1],
         heads_per_value=heads // value.shape[1],
     )
@@ -204,7 +180,6 @@ def make_arguments(x: MixtureInputs, derived: Derived | None = None) -> tuple[De
     form = Form(
         *(components, products, x.hard, factored, plain, equal, x.is_causal),
         *(width, padded(width), value.shape[-1], padded(value.shape[-1])),
-        *(derived is not None, derived is not None and derived.gaussian),
     )
     return call, form
 
@@ -235,14 +210,20 @@ def new_outputs(x: MixtureInputs) -> tuple[Tensor, Tensor]:
     return out, x.query.new_empty(x.query.shape[:3], dtype=torch.float32)
 
 
-def run_forward(x: MixtureInputs, derived: Derived | None = None) -> tuple[Tensor, Tensor]:
-    """Return the output, and log₂ of every row's sum of weights; +inf for rows that see nothing."""
-    from lit_probattn.kernels.dense.forward import forward_kernel, key_range_kernel
+def _row_programs(x: MixtureInputs) -> int:
+    """Return how many programs have all rows, in tiles of `_ROWS`."""
+    return math.ceil(x.query.shape[2] / _ROWS) * math.prod(x.query.shape[:2])
 
-    call, form = make_arguments(x, derived)
+
+def _forward(x: MixtureInputs) -> tuple[Tensor, Tensor]:
+    """Return the output, and log₂ of every row's sum of weights; +inf for rows that see nothing."""
+    from lit_probattn.kernels.dense.forward import forward_kernel, ranges_kernel
+
+    call, form = make_arguments(x)
     out, normaliser = new_outputs(x)
-    if call.key_range is not None and out.numel():
-        launch(key_range_kernel, len(x.query), (call,), {"num_warps": 4})
+    if call.key_range is not None or call.spread is not None:
+        options = {"form": form, "BLOCK_Q": _ROWS, "num_warps": 4}
+        launch(ranges_kernel, _row_programs(x), (call,), options)
     found = choose(form, x, "forward")
     programs = math.ceil(x.query.shape[2] / found.block_q) * math.prod(x.query.shape[:2])
     args = (call, head_rows(out), normaliser)
@@ -262,41 +243,28 @@ class Room(NamedTuple):
     bias: Tensor | None
 
 
-def run_backward(
-    x: MixtureInputs,
-    room: Room,
-    results: tuple[Tensor, Tensor, Tensor],
-    derived: Derived | None = None,
-) -> None:
-    """Fill the room with gradients.
-
-    Args:
-        results: gradient of the output, output and normalisers.
-        derived: None for terms that are given.
-    """
+def _run_backward(x: MixtureInputs, room: Room, results: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Fill the room with gradients; `results` are that of the output, output and normalisers."""
     from lit_probattn.kernels.dense import backward as kernels
 
     grad_out, out, normaliser = results
     batch, heads, num_queries, _ = x.query.shape
     key_heads, num_keys = x.key.shape[1], x.key.shape[3]
-    call, form = make_arguments(x, derived)
+    call, form = make_arguments(x)
     grad_rows = head_rows(unit_stride(grad_out))
     delta = torch.empty_like(normaliser)
     launch(
-        *(kernels.delta_kernel, math.ceil(num_queries / 64) * batch * heads),
+        *(kernels.delta_kernel, _row_programs(x)),
         (call, head_rows(unit_stride(out)), grad_rows, delta),
-        {"form": form, "BLOCK_Q": 64, "num_warps": 4},
+        {"form": form, "BLOCK_Q": _ROWS, "num_warps": 4},
     )
     shared = (call, grad_rows, normaliser, delta)
     wants_scales = room.scales is not None
     passes = _key_passes(form, x)
-    queries, keys = choose(form, x, "grad_query"), choose(form, x, passes[0])
-    terms = None
-    if derived is not None and derived.terms is not None:
-        terms = derived.terms(queries.block_q, keys.block_k)
+    queries = choose(form, x, "grad_query")
     launch(
         *(kernels.grad_query_kernel, math.ceil(num_queries / queries.block_q) * batch * heads),
-        (*shared, head_rows(room.query), room.row, terms),
+        (*shared, head_rows(room.query), room.row),
         {"form": form, **queries.options},
     )
     # One part per key head; value heads that several of them share are summed afterwards.
@@ -308,7 +276,7 @@ def run_backward(
         constants = {"WANTS_SCALES": wants_scales, "KEYS": "key" in name, "VALUES": "value" in name}
         launch(
             *(kernels.grad_key_kernel, math.ceil(num_keys / found.block_k) * batch * key_heads),
-            (*shared, head_rows(room.key), head_rows(part), room.col, room.scales, terms),
+            (*shared, head_rows(room.key), head_rows(part), room.col, room.scales),
             {"form": form, **constants, **found.options},
         )
     if part is not room.value:
@@ -326,10 +294,6 @@ def run_backward(
         )
 
 
-def _forward(x: MixtureInputs) -> tuple[Tensor, Tensor]:
-    return run_forward(x)
-
-
 def _backward(
     x: MixtureInputs, grad_out: Tensor, out: Tensor, normaliser: Tensor, skipped: list[str]
 ) -> tuple[Tensor, ...]:
@@ -341,14 +305,19 @@ def _backward(
     per_key = None
     if x.scales is not None and "scales" not in skipped:
         places = (*x.key.shape[:2], x.scales.shape[1], x.key.shape[3])
+        if make_arguments(x)[1].components > x.scales.shape[1]:
+            raise NotImplementedError(
+                "one scale for all components has no gradient; expected scales of shape "
+                f"(H_key, K), received {tuple(x.scales.shape)}"
+            )
         per_key = normaliser.new_empty(places)
     room = Room(
         *(query, key, value, None if x.row_bias is None else row),
         *(None if x.key_bias is None else col, per_key, bias if bias.numel() else None),
     )
-    run_backward(x, room, (grad_out, out, normaliser))
+    _run_backward(x, room, (grad_out, out, normaliser))
     if per_key is not None:
-        scales.copy_(per_key.sum((0, 3)))
+        torch.sum(per_key, (0, 3), out=scales)
     return grads
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_probattn.kernels.dense.attention import mgk_attention
+from lit_probattn.kernels.dense.lowering import lower_points
 from lit_probattn.kernels.dense.operators import MixtureInputs, mixture_attention
 from lit_probattn.kernels.runtime import NO_PAIRS, PairOptions
 from lit_probattn.kernels.selftest import (
@@ -110,11 +110,13 @@ def compare(
     wanted = [0, 1, 2] + ([] if form.equal else [3]) + ([4, 5] if form.terms else [])
     leaves = [x.detach().requires_grad_() for x in inputs]
     given: list[Tensor | None] = list(leaves)
+    if form.equal:
+        given[3] = leaves[3][:, :1].detach()
     if not form.terms:
         given[3:] = [None] * 3
     selected = _select(selection, (_BATCH, _HEADS, rows, keys), device)
     terms = dict(zip(MixtureInputs._fields, given, strict=False))
-    flags = {"scale": head_dim**-0.5, "hard": form.hard, "equal_scales": form.equal}
+    flags = {"scale": head_dim**-0.5, "hard": form.hard}
     pairs: PairOptions = {**NO_PAIRS, **({} if selected is None else selected.options)}
     out, _ = mixture_attention(*MixtureInputs(**terms, **flags, **pairs))  # type: ignore[arg-type]
     exact = in_float64(inputs)
@@ -132,6 +134,30 @@ def _select(
     return masked(shape, device) if selection == "masked" else None
 
 
+def point_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    precision: Tensor,
+    offset: Tensor,
+    shift: Tensor | None,
+    form: _Form,
+    pairs: PairOptions,
+    gaussian: bool = True,
+) -> Tensor:
+    """Return attention to mixtures of Gaussian keys by their normal form."""
+    numbers = [precision[..., None], offset] + ([] if shift is None else [shift])
+    query, key, row, col = lower_points(query, key, torch.cat(numbers, 2), gaussian, form.equal)
+    terms: dict[str, Any] = {
+        "scales": precision[:, :1].detach() if form.equal else precision,
+        "row_bias": row if row.dim() > 1 else None,
+        **{"key_bias": col, "scale": 1.0, "hard": form.hard},
+        **{**NO_PAIRS, **pairs},
+    }
+    out, _ = mixture_attention(*MixtureInputs(query, key, value, **terms))
+    return out
+
+
 def plain_points(
     query: Tensor,
     key: Tensor,
@@ -143,7 +169,7 @@ def plain_points(
     selected: Selection | None,
     gaussian: bool = True,
 ) -> Tensor:
-    """Return what `mgk_attention` computes, by the equation, storing all distances."""
+    """Return what `point_attention` computes, by the equation, storing all distances."""
     heads = query.shape[1]
     if shift is not None:
         key = key + shift[:, :, None]
@@ -167,16 +193,15 @@ def compare_points(
     head_dims: HeadDims,
     sizes: tuple[int, int] = (_ROWS, _KEYS),
     gaussian: bool = True,
-    per_key: bool = True,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return (found, float64) of `mgk_attention` and every gradient; offsets `per_key` or not."""
+    """Return (found, float64) of `point_attention` and every gradient."""
     (rows, keys), (head_dim, value_dim) = sizes, head_dims
     shapes = [
         (_BATCH, _HEADS, rows, head_dim),
         (_BATCH, _KEY_HEADS, form.products, keys, head_dim),
         (_BATCH, _VALUE_HEADS, keys, value_dim),
         (_KEY_HEADS, form.components),
-        (_KEY_HEADS, form.components, keys if per_key else 1),
+        (_KEY_HEADS, form.components, 1),
         (_KEY_HEADS, form.components, head_dim),
         (_BATCH, _HEADS, rows, value_dim),
     ]
@@ -193,16 +218,9 @@ def compare_points(
     leaves = [x.detach().requires_grad_() for x in inputs]
     query, key, value, precision, offset, shift = leaves
     selected = _select(selection, (_BATCH, _HEADS, rows, keys), device)
-    pairs: PairOptions = {} if selected is None else selected.options
-    out = mgk_attention(
-        *(query, key[:, :, 0] if is_shifted else key, value),
-        precision=precision,
-        offset=offset,
-        gaussian=gaussian,
-        equal_precision=form.equal,
-        hard=form.hard,
-        shift=shift if is_shifted else None,
-        **pairs,
+    out = point_attention(
+        *(query, key, value, precision, offset, shift if is_shifted else None),
+        *(form, {} if selected is None else selected.options, gaussian),
     )
     exact = in_float64(inputs)
     shifts = exact[5] if is_shifted else None

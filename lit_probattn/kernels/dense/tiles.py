@@ -52,7 +52,7 @@ def load_scales(call, key_head, COUNT: tl.constexpr, EQUAL: tl.constexpr):
     out = ()
     for r in tl.static_range(COUNT):
         if call.scales is not None:
-            at = call.scales + key_head * COUNT + (0 if EQUAL else r)
+            at = call.scales + key_head * number(call.num_scales) + (0 if EQUAL else r)
             out = out + (tl.load(at) * LOG2E,)
         else:
             out = out + (call.scale * LOG2E,)
@@ -154,10 +154,10 @@ def is_narrow(call, b, h, FACTORED: tl.constexpr):
     narrow = True
     if FACTORED:
         x, heads = call.spread, number(call.num_heads)
-        row_parts, col_parts = number(x.row_parts), number(x.col_parts)
-        key_head = b * (heads // call.heads_per_key) + h // call.heads_per_key
-        rows = _largest_part(x.rows + (b * heads + h) * row_parts, row_parts)
-        cols = _largest_part(x.cols + key_head * col_parts, col_parts)
+        parts, key_head = number(x.parts), h // call.heads_per_key
+        key_head += b * (heads // call.heads_per_key)
+        rows = _largest_part(x.rows + (b * heads + h) * parts, parts)
+        cols = _largest_part(x.cols + key_head * parts, parts)
         narrow = tl.minimum(rows, cols) <= call.spread_limit
     return narrow
 
@@ -322,7 +322,40 @@ def query_program(call, BLOCK: tl.constexpr, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def store_key_range(call, b):
+def _difference(terms, start, length, BLOCK: tl.constexpr):
+    """Return the largest difference of a point's terms; 0 where all are -inf."""
+    top, low = largest(terms), terms[0]
+    for r in tl.static_range(1, len(terms)):
+        low = tl.minimum(low, terms[r])
+    inside = start + tl.arange(0, BLOCK) < length
+    return tl.max(tl.where(inside & (top > float("-inf")), top - low, 0.0), 0)
+
+
+@triton.jit
+def store_ranges(call, b, h, row, form: tl.constexpr, BLOCK: tl.constexpr):
+    """Store what later launches read: where a sample's real keys are, and parts of the spread.
+
+    The program of a tile of rows has one part of the queries; that of its key head's first query
+    head also has every n-th tile of keys, for n tiles of rows.
+    """
+    if call.key_range is not None:  # noqa: SIM102 - a constant, then a branch
+        if row + h == 0:  # one program of a sample
+            _store_key_range(call, b)
+    if form.factored:
+        x, rows, keys = call.spread, number(call.pairs.num_queries), number(call.pairs.num_keys)
+        parts, part, head = number(x.parts), row // BLOCK, b * number(call.num_heads) + h
+        terms = load_terms(call.row, head, row, rows, BLOCK, form.components)
+        tl.store(x.rows + head * parts + part, _difference(terms, row, rows, BLOCK))
+        if h % call.heads_per_key == 0:
+            key_head, widest = head // call.heads_per_key, 0.0
+            for col in range(part * BLOCK, keys, parts * BLOCK):
+                terms = load_terms(call.col, key_head, col, keys, BLOCK, form.components)
+                widest = tl.maximum(widest, _difference(terms, col, keys, BLOCK))
+            tl.store(x.cols + key_head * parts + part, widest)
+
+
+@triton.jit
+def _store_key_range(call, b):
     """Store the first real key of a sample and one past its last; two zeros if all are padding."""
     length = number(call.pairs.num_keys)
     first, last = length, 0

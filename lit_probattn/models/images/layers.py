@@ -49,6 +49,10 @@ class _Replaced(nn.Module):
         self.proj_drop = old.proj_drop
         self.num_heads = attention.num_heads
         self.slot, self.index = slot, index
+        self.keep(old)
+
+    def keep(self, old: Any) -> None:
+        """Take over what else timm's layer has."""
 
 
 class TokenAttention(_Replaced):
@@ -83,8 +87,8 @@ class WindowAttention(_Replaced):
 
     relative_position_index: Tensor
 
-    def __init__(self, attention: Attention, old: Any, slot: KeySlot, index: int) -> None:
-        super().__init__(attention, old, slot, index)
+    def keep(self, old: Any) -> None:
+        """Take over the size of the windows and the table of positions."""
         self.window_size: tuple[int, int] = old.window_size
         self.relative_position_bias_table: nn.Parameter = old.relative_position_bias_table
         self.register_buffer(

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from lit_probattn.attention.layer import AttentionFactory
 from lit_probattn.attention.numerics import check_choice
 from lit_probattn.base.arguments import takes
 from lit_probattn.models.language_model import LanguageModel
@@ -47,9 +46,9 @@ class NormedResidualBlock(Block):
 class ReleasedTransformer(Transformer):
     """A stack of such blocks, without a final norm."""
 
-    def __init__(self, attention: AttentionFactory, *, pre_norm: PreNorm, **stack: Any) -> None:
+    def __init__(self, *, pre_norm: PreNorm, **stack: Any) -> None:
         self.block_class = RawQueryBlock if pre_norm == "keys" else NormedResidualBlock
-        super().__init__(attention, **stack)
+        super().__init__(**stack)
         self.norm = nn.Identity()
 
 
@@ -75,6 +74,6 @@ class ReleasedLanguageModel(LanguageModel):
         self.pre_norm: PreNorm = pre_norm
         super().__init__(norm_first=True, **options)
 
-    def make_encoder(self, attention: AttentionFactory, **stack: Any) -> Transformer:
+    def make_encoder(self, **stack: Any) -> Transformer:
         """Return the stack of blocks."""
-        return ReleasedTransformer(attention, pre_norm=self.pre_norm, **stack)
+        return ReleasedTransformer(pre_norm=self.pre_norm, **stack)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,8 +20,9 @@ from lit_probattn.analysis.__main__ import main as analyse
 from lit_probattn.analysis.approximation.compare import Compare
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.results import shown_command
-from lit_probattn.base.files import digest, replace_text
+from lit_probattn.base.files import digest
 from lit_probattn.compare.cells import Cell
+from lit_probattn.experiments.page import as_csv
 from lit_probattn.records.markdown import code_span
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.figures.cells import CellFigure
@@ -166,14 +166,21 @@ class ApproximationTable(CellFigure):
         folders = [(seed, self.compared_folder(seed)) for seed in seeds if self._is_compared(seed)]
         return [(seed, folder) for seed, folder in folders if folder is not None]
 
+    def further_tables(self) -> dict[str, str]:
+        """Return the verdicts, and OVO and OVA of every row."""
+        return {**super().further_tables(), "oracles": as_csv(self.oracles())}
+
+    def copies(self) -> dict[str, Path]:
+        """Return the pictures of the comparisons."""
+        return {
+            f"seed{seed}_{path.stem}": path
+            for seed, folder in self._compared
+            for path in _pictures(folder)
+        }
+
     def write(self, folder: Path) -> str:
-        """Write what every figure has, `oracles.csv`, and the pictures of the comparisons."""
-        table = super().write(folder)
-        replace_text(folder / "oracles.csv", self.oracles().to_csv(index=False))
-        for seed, made in self._compared:
-            for path in _pictures(made):
-                shutil.copyfile(path, folder / "figures" / f"seed{seed}_{path.name}")
-        return "\n".join([table, "", *self.oracle_lines()])
+        """Write the report; return its tables."""
+        return "\n".join([super().write(folder), "", *self.oracle_lines()])
 
 
 def _pictures(folder: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -226,10 +225,8 @@ class AnalysisReport(Report):
         chosen = [firsts[name] for name in self.table.rows if name in firsts]
         return [(cell, self.study.pictures(cell)) for cell in chosen]
 
-    def write(self, folder: Path) -> str:
-        """Write what every report has, and the pictures of the studies."""
-        table = super().write(folder)
-        for cell, paths in self._pictures:
-            for path in paths:
-                shutil.copyfile(path, folder / "figures" / f"{cell.row.name}_{path.name}")
-        return table
+    def copies(self) -> dict[str, Path]:
+        """Return the pictures of the studies."""
+        return {
+            f"{cell.row.name}_{path.stem}": path for cell, paths in self._pictures for path in paths
+        }

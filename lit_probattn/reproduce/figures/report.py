@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,11 +12,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.files import replace_text
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import Table
 from lit_probattn.experiments.expectations import Finding
+from lit_probattn.experiments.page import as_csv, findings_table, how_many_agree
 from lit_probattn.records.tables import markdown_lines
 
 Judge = Callable[[], Finding]
@@ -84,42 +84,50 @@ class FigureReport(Report):
         return partial(cls, part=part, reduced=reduced, **more)
 
     @cached_property
-    def findings(self) -> pd.DataFrame:
-        """One row per sentence: what the paper says, what was measured, the verdict."""
-        judges = self.judges()
-        shown = []
+    def judged(self) -> list[Finding]:
+        """The paper's sentences, judged; a figure prints no numbers."""
+        judges, found = self.judges(), []
         for key, sentence in self.part["says"].items():
             if key not in judges:
                 raise ConfigError(
                     f"{self.table.name}: nothing judges the sentence {key!r}; known are "
                     f"{', '.join(judges)}"
                 )
-            found = judges[key]()
             told = sentence if isinstance(sentence, str) else sentence["says"]
-            shown.append([told, found.measured, found.verdict])
-        return pd.DataFrame(shown, columns=["the paper says", "we measure", "verdict"])
+            found.append(replace(judges[key](), says=told))
+        return found
 
     @property
-    def has_verdicts(self) -> bool:
-        """Whether anything is judged: its sentences always are."""
-        return True
+    def findings(self) -> pd.DataFrame:
+        """One row per sentence: what the paper says, what was measured, the verdict."""
+        return findings_table(self.judged)
 
-    def figures(self) -> dict[str, Figure]:
+    def finding(self) -> str:
+        """Return how many sentences agree."""
+        return how_many_agree(self.judged)
+
+    def figures(self) -> dict[str, Callable[[], Figure]]:
         """Return the pictures."""
-        return self.pictures()
+        return {name: partial(_given, figure) for name, figure in self.pictures().items()}
+
+    def further_tables(self) -> dict[str, str]:
+        """Return the sentences with their verdicts."""
+        return {"verdicts": as_csv(self.findings)}
 
     def text(self) -> list[str]:
         """Return the sentences with their verdicts."""
-        lines = "\n".join(markdown_lines(self.findings))
         return [
             "## What the paper says",
             *([_REDUCED] if self.reduced else []),
-            lines,
+            "\n".join(markdown_lines(self.findings)),
             self.compared,
         ]
 
     def write(self, folder: Path) -> str:
-        """Write what every report has, and `verdicts.csv`; return the tables."""
+        """Write the report; return its tables."""
         table = super().write(folder)
-        replace_text(folder / "verdicts.csv", self.findings.to_csv(index=False))
         return "\n".join([table, "", *markdown_lines(self.findings)])
+
+
+def _given(figure: Figure) -> Figure:
+    return figure

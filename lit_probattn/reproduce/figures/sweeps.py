@@ -13,16 +13,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two, ratio_axis, tiles
-from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.base.files import replace_text
 from lit_probattn.base.provenance import as_command
-from lit_probattn.experiments.expectations import LEGEND, Finding
-from lit_probattn.records.markdown import code_span, escaped
-from lit_probattn.records.tables import markdown_lines, save_png
+from lit_probattn.experiments.expectations import Finding
+from lit_probattn.experiments.page import (
+    Page,
+    as_csv,
+    findings_table,
+    how_many_agree,
+    image,
+    together,
+)
+from lit_probattn.records.tables import markdown_lines
 from profiling.measure.rows import to_frame
 from profiling.report.claims import judge, ratios_of, values_of
-from profiling.report.page import load_results, provenance, require_one_version
+from profiling.report.page import load_results, made_of, require_one_version
 from profiling.report.ratios import METRICS
 from profiling.sweep.config import Claim, SweepConfig, load_sweep
 from profiling.sweep.run import describe_plan, run_sweep
@@ -184,35 +189,26 @@ class SweepFigure:
         figure.suptitle(self.part["title"], fontsize=10)
         return figure
 
-    def write(self, folder: Path) -> str:
-        """Write `report.md`, `verdicts.csv` and the picture; return the table."""
-        columns = ["the paper says", "we measure", "verdict"]
-        table = pd.DataFrame(
-            [[one.says, one.measured, one.verdict] for one in self.judged], columns=columns
-        )
-        lines = markdown_lines(table)
-        output_folder(folder)
-        told = [provenance(frame, name) for name, frame in self.frames.items()]
-        note = " | ".join([self.part["title"], self.command, *(short for _, short in told)])
-        save_png(self.picture(), folder / "figures" / "figure.png", note)
-        replace_text(folder / "verdicts.csv", table.to_csv(index=False))
+    def page(self) -> Page:
+        """Return the report."""
         notes = [part for part in (self.part.get("note"),) if part]
         notes += [f"- {text}" for c in self.sweeps.values() if c.report for text in c.report.notes]
-        text = [
-            f"# {escaped(self.part['title'])}",
-            "",
-            f"Command: {code_span(self.command)}",
-            *(line for lines_, _ in told for line in ("", *lines_)),
-            "",
-            "## What the paper says",
-            "",
-            *lines,
-            "",
-            LEGEND,
-            "",
-            *notes,
-            *([""] if notes else []),
-            "![figure](figures/figure.png)",
-        ]
-        replace_text(folder / "report.md", "\n".join(text) + "\n")
-        return "\n".join(lines)
+        table = findings_table(self.judged)
+        return Page(
+            kind="sweep figure",
+            title=self.part["title"],
+            made=together([made_of(frame) for frame in self.frames.values()], self.command),
+            finding=how_many_agree(self.judged),
+            body=[
+                *("## What the paper says", "", *markdown_lines(table), ""),
+                *(*notes, *([""] if notes else []), image("figure")),
+            ],
+            findings=self.judged,
+            tables={"verdicts": as_csv(table)},
+            pictures={"figure": self.picture},
+        )
+
+    def write(self, folder: Path) -> str:
+        """Write the report; return its table."""
+        self.page().write(folder)
+        return "\n".join(markdown_lines(findings_table(self.judged)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,10 @@ class HeadSizeReport(Report):
         """Return what `point_columns` says."""
         return point_columns(cell, result)
 
-    def figures(self) -> dict[str, Figure]:
+    def figures(self) -> dict[str, Callable[[], Figure]]:
         """Return perplexity against heads and against parameters."""
-        return {"heads": draw_heads(self.rows), "parameters": draw_parameters(self.rows)}
+        draws = {"heads": draw_heads, "parameters": draw_parameters}
+        return {name: partial(draw, self.rows) for name, draw in draws.items()}
 
     def text(self) -> list[str]:
         """Return what the rules are."""

@@ -1,8 +1,11 @@
-"""`python -m tests.attention.engines.backend_table`: what each engine serves, for the docs."""
+"""`python -m tests.attention.engines.backend_table`: who serves what, for the docs: two tables."""
 
 from __future__ import annotations
 
+from lit_probattn.attention.backends import AUTO
+from lit_probattn.attention.call import outline
 from lit_probattn.attention.engines.table import NORMAL_FORM
+from tests.attention.variants import EMBED, shipped_variants
 
 # How the page names what a call or a variant needs: features of `Engine.lacks`.
 NEEDS = {
@@ -32,5 +35,17 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def variants_table() -> str:
+    """Return the table of shipped configurations in training, with heads of 32 entries."""
+    lines = ["| configuration | needs | engines | row of `AUTO` |", "| --- | --- | --- | --- |"]
+    for name, (cls, options) in shipped_variants().items():
+        core = cls(EMBED, head_dim=32, **options).core
+        needs = ", ".join(f"{need} ({option})" for need, option in core.needs().items())
+        kind = core.auto_kind or core.variant(outline(core.layout, 1, 1, 1)).kind
+        assert kind in AUTO
+        lines.append(f"| `{name}` | {needs or '–'} | {', '.join(core.backends)} | {kind} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(table())
+    print(table(), variants_table(), sep="\n\n")

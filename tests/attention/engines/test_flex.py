@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from lit_probattn.attention.engines.table import NORMAL_FORM
 from tests.attention.variants import EMBED, layers
 
 LAYERS = layers()
+# Coefficients and row terms are of components that differ.
+LAYERS["smgk, variances 1 3"] = partial(LAYERS["smgk"], variance="paper_main")
 N = 37
 MASKS = ("none", "causal", "key", "pairs", "bias")
 

@@ -8,7 +8,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention import FiSHAttention, SoftmaxAttention
-from lit_probattn.attention.fish.cost import break_even_head_dim, mixing_flops, score_flops
+from lit_probattn.attention.cost.fish import (
+    Mixing,
+    break_even_head_dim,
+    mixing_flops,
+    score_flops,
+)
 
 EMBED, HEAD = 11, 5
 AS_CODED = {"mixer": "mlp", "mixing_bias": "all"}
@@ -43,7 +48,7 @@ def test_closed_forms_of_the_scores(noise, options, pairs, once):
     layer = fish(noise=noise, **options)
     mixer, widths = layer.core.mixing.mixer, layer.core.mixing.widths
     bias = options.get("mixing_bias", "none")
-    found = score_flops(17, EMBED, HEAD, 3, *mixing_flops(widths, mixer, bias, noise, 7))
+    found = score_flops(17, EMBED, HEAD, 3, *mixing_flops(Mixing(widths, mixer, bias, noise), 7))
     total = pairs * N**2 + 2 * N * M * D * (2 * DX - 1) + once
     values = {N: 17, D: HEAD, DX: EMBED, HEADS: 7, M: 3}
     assert found == total.subs(values)
@@ -57,9 +62,8 @@ def test_appendix_d_identities():
     assert sympy.expand(plain - mixed - saving) == 0
     values = {N: 19, D: 16, DX: 128, HEADS: 8, M: 2}
     assert score_flops(19, 128, 16, 8, 0) == plain.subs(values)
-    assert score_flops(19, 128, 16, 2, *mixing_flops([2, 8], "linear", "none", "global", 8)) == (
-        mixed.subs(values)
-    )
+    linear = Mixing([2, 8], "linear", noise="global")
+    assert score_flops(19, 128, 16, 2, *mixing_flops(linear, 8)) == mixed.subs(values)
     cross = score_flops(19, 128, 16, 8, 0, num_keys=7)
     assert cross == 19 * 7 * 8 * 31 + 26 * 8 * 16 * 255
 
@@ -93,7 +97,7 @@ def test_whole_layer_totals():
 )
 def test_break_even_head_sizes(heads, m, plain, generalized):
     assert abs(break_even_head_dim(heads, m) - plain) < 0.005
-    assert abs(break_even_head_dim(heads, m, "mlp", "none") - generalized) < 0.051
+    assert abs(break_even_head_dim(heads, m, "mlp", noise="none") - generalized) < 0.051
     hard = break_even_head_dim(heads, m, noise="none")
     assert hard == pytest.approx(m * (2 * heads - 1) / (2 * (heads - m)))
 

@@ -163,7 +163,7 @@ def test_macs_are_those_that_a_counter_finds_and_parameters_are_counted(mix_on, 
         layer(x)
     assert counter.get_total_flops() // 2 == layer.cost(29).macs
     assert layer.cost(29).num_parameters == sum(p.numel() for p in layer.parameters())
-    assert layer.break_even_head_dim() is None
+    assert layer.cost(29).break_even_head_dim is None
 
 
 def test_operations_by_the_rule_of_appendix_d():

@@ -164,6 +164,29 @@ def test_parameter_counts_of_the_closed_form():
     assert smgk.cost(7).num_parameters == expected
 
 
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("kv_heads", [3, 1])
+@pytest.mark.parametrize(
+    ("options", "per_owner", "per_layer"),
+    [
+        ({}, 1, 0),
+        ({"e_step": "soft"}, 0, 0),
+        ({"e_step": "hard", "learn_variance": True}, 1, 0),
+        ({"prior_share": "layer"}, 0, 1),
+        ({"prior_share": "head_position", "max_positions": 7, "learn_variance": True}, 8, 0),
+    ],
+)
+def test_parameters_of_every_option(options, per_owner, per_layer, kv_heads, shifted):
+    """Per component and owner of mixtures: priors, variances, a shift; beside projections."""
+    c, h, e, k = 11, 3, 5, 2
+    sizes = {"head_dim": e, "num_kv_heads": kv_heads, "num_components": k}
+    layer = MGKAttention(c, h, shifted_keys=shifted, **sizes, **options)
+    keys = kv_heads * e * (1 if shifted else k)
+    expected = (c + 1) * (h * e + keys + kv_heads * e) + (h * e + 1) * c
+    expected += k * (kv_heads * (per_owner + (e if shifted else 0)) + per_layer)
+    assert layer.cost(7).num_parameters == expected
+
+
 def test_paper_operation_counts():
     """Unit values of the cost specification: N=256, H=8, E=16, C=128, output width HE."""
     assert SoftmaxAttention(128, 8, head_dim=16).cost(256).paper_flops == 66_420_736

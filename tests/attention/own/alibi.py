@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_probattn.attention import HeadCall, MGKAttention
 from lit_probattn.attention.mgk.functions import MGK
-from lit_probattn.attention.mgk.layer import MGKCore, MGKOptions
+from lit_probattn.attention.mgk.layer import MGKCore
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Scores
 
@@ -45,5 +45,4 @@ class ALiBiMGKCore(MGKCore):
 
 
 class ALiBiMGKAttention(MGKAttention):
-    def make_core(self, options: MGKOptions) -> MGKCore:
-        return ALiBiMGKCore(self.layout, self._backend, options=options, rotary=self.rotary)
+    core_class = ALiBiMGKCore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.attention.mgk.layer import MGKOptions
+from lit_probattn.attention.mgk.layer import MGKCore
 from lit_probattn.attention.own.contract import CHECKS, serving
 from tests.attention.own.alibi import ALiBiMGKAttention, ramp
 
@@ -26,9 +26,7 @@ def make(**options):
 def test_it_is_mgk_with_a_bias_of_distances_on_every_engine(form):
     torch.manual_seed(3)
     layer = make(**FORMS[form]).double()
-    names = ("shifted_keys", "e_step", "variance")
-    options = MGKOptions(**{k: v for k, v in FORMS[form].items() if k in names})
-    plain = super(ALiBiMGKAttention, layer).make_core(options)
+    plain = layer.make_core(MGKCore)
     plain.double().load_state_dict(layer.core.state_dict())
     x, i = torch.randn(2, N, C, dtype=torch.float64), torch.arange(N)
     bias = -ramp(layer.num_heads, 2, x)[..., 1:] * (i[:, None] - i)

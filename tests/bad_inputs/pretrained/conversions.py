@@ -60,5 +60,3 @@ def cases() -> Iterator[Case]:
     yield Case(area, "`key_norm_weight 2`", variant(mgk, key_norm_weight=2.0))
     dot = variant(mgk, key_norm_weight=1.0, score="dot")
     yield Case(area, "`key_norm_weight` of dot products", dot)
-    triton = variant(mgk, key_norm_weight=1.0, backend="triton")
-    yield Case(area, "`key_norm_weight` with `backend triton`", triton)

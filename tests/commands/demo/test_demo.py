@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import sys
 
 import numpy as np
 import pytest
@@ -255,6 +256,16 @@ def shown_by(console_is_terminal: bool, encoding: str = "utf-8") -> str:
 def test_off_a_terminal_there_are_plain_lines():
     expected = f"step 20  {NAMES[0]}: 55.5 % right   {NAMES[1]}: 55.5 % right\n"
     assert shown_by(False) == expected
+
+
+def test_without_rich_there_are_lines(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    sides = training.make_sides(0)
+    for side in sides:
+        side.losses, side.accuracy = [2.0] * 20, [(0, 0.1), (20, 0.555)]
+    with display.Display(sides) as show:
+        show(0.5)
+    assert capsys.readouterr().out.startswith(f"step 20  {NAMES[0]}: 55.5 % right")
 
 
 def test_on_a_terminal_there_are_bars():

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import lit_probattn
+from lit_probattn.interop.swap.hosts import huggingface
 from lit_probattn.interop.swap.hosts.huggingface import NAME
 from tests.interop.swap.checks import (
     TIGHT,
@@ -238,6 +239,15 @@ def test_packed_documents_do_not_see_each_other(name, layers):
         rows = new(input_ids=ids.reshape(2, 9), use_cache=False, **row_bounds()).logits
         first = new(input_ids=ids[:, :9], use_cache=False, **row_bounds(9)).logits
         torch.testing.assert_close(rows[:1], first, **TIGHT)
+
+
+def test_documents_are_regrouped_where_bounds_alone_keep_them_apart(monkeypatch):
+    """Without the library's own mask there is none of ours: time goes with squared lengths."""
+    monkeypatch.setattr(huggingface, "documents_mask", pytest.fail)
+    model, _ = case("Llama")
+    new, _ = swapped(model, "mgk")
+    ids = torch.randint(3, 53, (1, 9))
+    assert new(input_ids=ids, use_cache=False, **row_bounds(9)).logits.isfinite().all()
 
 
 def row_bounds(*tokens):

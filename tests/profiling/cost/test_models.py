@@ -315,7 +315,7 @@ def test_terms_lead_from_macs_to_the_papers_count(k, shifted):
         if k == 1
         else MGKAttention(c, h, head_dim=e, bias=False, num_components=k, shifted_keys=shifted)
     )
-    terms = layer.cost_terms(n)
+    terms = layer.cost(n).terms
     assert terms[0].operations == 2 * layer.cost(n).macs
     totals = [t.operations for t in terms if t.is_total]
     assert totals[1] == layer.cost(n).paper_flops

@@ -48,7 +48,7 @@ def test_report_has_all_its_parts(results, tmp_path):
     assert "none failed" in text
     for path in files:
         assert path.stat().st_size < (2_000_000 if path.suffix == ".html" else 300_000)
-    assert {p.suffix for p in files} == {".md", ".csv", ".png", ".html"}
+    assert {p.suffix for p in files} == {".md", ".json", ".csv", ".png", ".html"}
     ratios = pd.read_csv(tmp_path / "ratios.csv")
     assert ratios["relative_gap"].abs().max() == 0.0
     page = (tmp_path / "report.html").read_text()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 
 from lit_probattn.base.errors import ConfigError
@@ -37,7 +40,7 @@ def made(tmp_path_factory):
 def test_a_report_made_of_a_report_is_the_same(made, tmp_path):
     config, folder = made
     write_report(config, folder / "report", tmp_path)
-    for name in ("report.md", "rows.csv", "ratios.csv"):
+    for name in ("report.md", "report.json", "rows.csv", "ratios.csv"):
         assert (tmp_path / name).read_bytes() == (folder / "report" / name).read_bytes(), name
     kept = stored_rows(config, folder / "report", ROOT)
     assert len(kept) == len((folder / "report/rows.csv").read_text().splitlines()) - 1
@@ -60,7 +63,7 @@ def test_results_come_before_the_report_in_the_same_folder(made):
         ({"grid": {**CHANGES["grid"], "seq_len": [8]}}, "rows.csv has cost softmax 16"),
         (
             {"variants": {**CHANGES["variants"], "mgk": attention(MGK, num_components=3)}},
-            "report.md describes other variants",
+            "the report is of other variants",
         ),
     ],
 )
@@ -72,16 +75,24 @@ def test_another_sweep_is_refused(change, message, made):
 
 def test_a_report_of_something_else_is_refused(made, tmp_path):
     config, folder = made
-    (tmp_path / "rows.csv").write_bytes((folder / "report/rows.csv").read_bytes())
-    (tmp_path / "report.md").write_text("# Another report\n")
-    with pytest.raises(ConfigError, match="does not begin as that of a sweep"):
-        stored_rows(config, tmp_path, ROOT)
+    shutil.copytree(folder / "report", tmp_path / "copy")
+    data = json.loads((tmp_path / "copy/report.json").read_text())
+    (tmp_path / "copy/report.json").write_text(json.dumps({**data, "kind": "study"}))
+    with pytest.raises(ConfigError, match="kind 'study', expected that of a sweep"):
+        stored_rows(config, tmp_path / "copy", ROOT)
+    (tmp_path / "copy/report.json").unlink()
+    with pytest.raises(ConfigError, match=r"no report with a report\.json"):
+        stored_rows(config, tmp_path / "copy", ROOT)
 
 
 def test_a_committed_report_is_made_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    report = ROOT / "reports/mgk_figure15"
-    words = ["report", "--config", "mgk_figure15", "--results", str(report)]
+    report = ROOT / "reports/mgk_figure4"
+    words = ["report", "--config", "mgk_figure4", "--results", str(report)]
     assert main([*words, "--out", str(tmp_path)]) == 0
     for name in ("rows.csv", "ratios.csv"):
         assert (tmp_path / name).read_bytes() == (report / name).read_bytes()
+    before, after = (json.loads((f / "report.json").read_text()) for f in (report, tmp_path))
+    for data in (before, after):
+        del data["made"]["reported_by"]
+    assert before == after

@@ -127,8 +127,8 @@ def training(**others: Any) -> dict[str, Option]:
         "norm_annealing_steps": Option(
             31,
             lambda task: seen(
-                "lit_probattn.tasks.base.anneal_norms", in_training(task).on_train_start
-            )["steps"],
+                "lit_probattn.tasks.base.NormAnnealing", partial(type(task), **task.given)
+            )["norm_annealing_steps"],
         ),
     }
     found["lr"] = Option(0.0625, found["lr"].place, (0.0625, 0.0625))

@@ -22,7 +22,12 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.call import with_dropout
 from lit_probattn.attention.core import Core
-from lit_probattn.interop.swap.core import documents_mask, head_call, mean_of_groups
+from lit_probattn.interop.swap.core import (
+    documents_mask,
+    head_call,
+    mean_of_groups,
+    packing_of_documents,
+)
 from lit_probattn.interop.swap.hosts.base import (
     PROBE,
     CannotSwap,
@@ -110,11 +115,14 @@ def attention_function(
     """
     own = getattr(module, "is_causal", True) if is_causal is None else is_causal
     bounds: Tensor | None = kwargs.get("cu_seq_lens_q")
+    core, packing = getattr(module, "core", None), None
     if bounds is not None:  # the library's mask knows of documents only where it has positions
         ends = bounds, kwargs.get("cu_seq_lens_k", bounds)
-        causal = attention_mask is None and bool(own)
-        attention_mask = documents_mask(query, value, ends, attention_mask, causal)
-    core = getattr(module, "core", None)
+        if core is not None and attention_mask is None and position_bias is None:
+            packing = packing_of_documents(query, value, ends)
+        if packing is None:
+            causal = attention_mask is None and bool(own)
+            attention_mask = documents_mask(query, value, ends, attention_mask, causal)
     if core is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -147,6 +155,7 @@ def attention_function(
         bias=position_bias,
         is_causal=causal,
         scale=scaling,
+        packing=packing,
     )
     out = core(with_dropout(call, dropout))
     weights = core.weights(call) if kwargs.get("output_attentions") else None

@@ -59,6 +59,10 @@ class Swapped(nn.Module):
         self.core, self.groups = core, weights.groups
         self.num_heads, self.head_dim = core.layout.out, core.layout.head_dim
         self.train(old.training)
+        self.keep(old)
+
+    def keep(self, old: Any) -> None:
+        """Take over what else timm's layer has."""
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query (B, H, N, E), key (B, H_kv·K, N, E) and value, normed."""
@@ -92,8 +96,8 @@ class SwappedTokens(Swapped):
 class SwappedRotary(Swapped):
     """In the place of timm's `AttentionRope` and `EvaAttention`."""
 
-    def __init__(self, old: Any, weights: HeadWeights, core: Core) -> None:
-        super().__init__(old, weights, core)
+    def keep(self, old: Any) -> None:
+        """Take over how it rotates."""
         self.num_prefix_tokens = old.num_prefix_tokens
         self.rotate_half = getattr(old, "rotate_half", False)
 
@@ -124,8 +128,8 @@ class SwappedRotary(Swapped):
 class _WithTable(Swapped):
     """A layer whose host keeps a table of relative positions, under `host.`, with its methods."""
 
-    def __init__(self, old: Any, weights: HeadWeights, core: Core) -> None:
-        super().__init__(old, weights, core)
+    def keep(self, old: Any) -> None:
+        """Take over its tables."""
         for name in (*_PROJECTIONS, "attn_drop", "proj_drop"):
             if hasattr(old, name):
                 setattr(old, name, None)
@@ -153,9 +157,10 @@ class SwappedBeit(_WithTable):
 class SwappedWindows(_WithTable):
     """In the place of Swin's `WindowAttention`, first and second version."""
 
-    def __init__(self, old: Any, weights: HeadWeights, core: Core) -> None:
-        super().__init__(old, weights, core)
-        core.auto_kind = "window"
+    def keep(self, old: Any) -> None:
+        """Take over its tables; the core attends in windows."""
+        super().keep(old)
+        self.core.auto_kind = "window"
 
     @property
     def window_size(self) -> tuple[int, int]:

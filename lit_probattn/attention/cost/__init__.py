@@ -1,0 +1,1 @@
+"""What variants cost in closed form: one module per paper."""

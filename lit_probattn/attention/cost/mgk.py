@@ -1,0 +1,212 @@
+"""Costs by MGK, ICML 2022, appendix B, and of linear attention by its rule.
+
+Operations of a layer, forward, of width C, with the H heads of size E of this layer, which stand
+for KH heads of the baseline (so that the output projection is KHE wide there):
+
+    softmax     N²H(4E−1) + NHE(6C + 2HE − 5)
+    MGK         N²H(2(K+1)E−1) + NHE(2(K+2)C + 2KHE − (2K+3))
+    sMGK        N²H(2(K+1)E−1) + NHE(6C + 2KHE − 4)
+
+The paper prints −(3K+2) where −(2K+3) is right for MGK. It covers heads of one size with keys of
+their own, and the formulas are given for that case. Of linear attention it prints nothing; per
+head, with F features:
+
+    linear      NE(2C−1) + keys + NE_v(2C−1) + FE_v(2N−1) + NE_v(2F−1) + F(N−1) + N(2F−1) + NE_v
+    keys        linear  NE(2C−1)
+                MLK     K NE(2C−1)       + (2K−1)NF
+                sMLK    NE(2C−1) + K NE  + (2K−1)NF
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from lit_probattn.attention.cost.counting import Cost, CostTerm, PairMacs, Sizes, product_flops
+from lit_probattn.attention.engines.sdpa import LEAST_SIZE
+
+
+def softmax_like(sizes: Sizes, more_flops: int = 0) -> Cost:
+    """Return the cost of softmax attention, for variants whose products are the same.
+
+    Args:
+        sizes: of layer and sequence.
+        more_flops: the variant's operations beyond them.
+    """
+    n, c, h, e = sizes.n, sizes.c, sizes.h, sizes.e
+    return Cost(
+        paper_flops=n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5) + more_flops,
+        macs=sizes.projection_macs + n * n * h * (e + sizes.e_v),
+        num_parameters=sizes.num_parameters,
+    )
+
+
+def softmax(sizes: Sizes, *, gaussian: bool) -> Cost:
+    """Return the cost of softmax attention.
+
+    Args:
+        sizes: of layer and sequence.
+        gaussian: whether scores are Gaussian; PyTorch's fused attention gets the key's norm in
+            coordinates of its own.
+    """
+
+    def pair_macs(backend: str, dtype: torch.dtype) -> PairMacs:
+        extra = _num_parts(dtype) if gaussian and backend == "sdpa" else 0
+        return _fused_pairs(sizes.e + extra, sizes.e_v, 1, backend)
+
+    terms = _terms(sizes, 1, shifted=False) if sizes.are_plain else ()
+    return replace(softmax_like(sizes), pair_macs=pair_macs, terms=terms)
+
+
+class Mixture(NamedTuple):
+    """What of a mixture of keys enters its cost.
+
+    Args:
+        num_components: K.
+        shifted: one projection of keys, and K shifts (sMGK).
+        shares_product: one product of query and key serves all components.
+        gaussian: scores have the norms of keys.
+        equal_variance: σ² is the same for all components.
+        by_m_step: training sums responsibilities (setting B).
+    """
+
+    num_components: int
+    shifted: bool = False
+    shares_product: bool = False
+    gaussian: bool = True
+    equal_variance: bool = True
+    by_m_step: bool = False
+
+
+def mixture(sizes: Sizes, kind: Mixture) -> Cost:
+    """Return the cost of MGK or sMGK."""
+    n, c, h, e, k = sizes.n, sizes.c, sizes.h, sizes.e, kind.num_components
+    if kind.shifted:
+        linear, gap = n * h * e * (6 * c + 2 * h * k * e - 4), 0
+    else:
+        linear = n * h * e * (2 * (k + 2) * c + 2 * h * k * e - (2 * k + 3))
+        gap = n * h * e * (k - 1)
+    operations = n * n * h * (2 * (k + 1) * e - 1) + linear
+    return Cost(
+        paper_flops=operations,
+        macs=sizes.projection_macs + n * n * h * (k * e + sizes.e_v),
+        num_parameters=sizes.num_parameters,
+        paper_flops_printed=operations - gap,
+        pair_macs=lambda backend, dtype: _mixture_pairs(sizes, kind, backend, dtype),
+        terms=_terms(sizes, k, shifted=kind.shifted) if sizes.are_plain else (),
+    )
+
+
+class Features(NamedTuple):
+    """What of linear attention enters its cost.
+
+    Args:
+        number: F.
+        are_drawn: features are products with random vectors.
+        divides: the output is divided by a sum over keys.
+        num_components: K. None means that keys are no mixtures.
+        shifted: one projection of keys, and K shifts (sMLK).
+        mixes_keys: keys are mixed before the feature map, not features after it.
+    """
+
+    number: int
+    are_drawn: bool = False
+    divides: bool = True
+    num_components: int | None = None
+    shifted: bool = False
+    mixes_keys: bool = False
+
+
+def linear(sizes: Sizes, features: Features) -> Cost:
+    """Return the cost of linear attention, MLK or sMLK.
+
+    `macs` are those of the O(N) form without a causal mask, the features' own products included;
+    the reference spends N² H (F + E_v) instead of its N F (E_v + 1)(H + H_kv).
+    """
+    n, c, h, e, e_v, f = sizes.n, sizes.c, sizes.h, sizes.e, sizes.e_v, features.number
+    kv, keys, k = sizes.heads.key, product_flops(n, sizes.c_key, e), features.num_components
+    if k is not None:
+        keys = keys + k * n * e if features.shifted else k * keys
+        keys += (2 * k - 1) * n * (e if features.mixes_keys else f)
+    flops = h * product_flops(n, c, e) + kv * (keys + product_flops(n, sizes.c_key, e_v))
+    flops += kv * product_flops(f, n, e_v) + h * product_flops(n, f, e_v)
+    if features.divides:
+        flops += kv * f * (n - 1) + h * n * (2 * f - 1) + h * n * e_v
+    flops += product_flops(n, h * e_v, c)
+    macs = sizes.projection_macs + n * f * (e_v + features.divides) * (h + kv)
+    if features.are_drawn:
+        macs += n * f * e * (h + kv * sizes.heads.keys_per_head)
+    return Cost(flops, macs, sizes.num_parameters)
+
+
+# ---- products of the backends -------------------------------------------------------------------
+
+
+def _mixture_pairs(sizes: Sizes, kind: Mixture, backend: str, dtype: torch.dtype) -> PairMacs:
+    """K keys, with coordinates that carry prior and norm.
+
+    Kernels add norms and priors as terms; shifted keys share one product, and meet queries and, for
+    Gaussian scores, keys once instead. Setting B computes the scores again.
+    """
+    k, e, e_v = kind.num_components, sizes.e, sizes.e_v
+    pairs = PairMacs(k * e, e_v)
+    if backend in ("blockwise", "native", "triton") and kind.shares_product:
+        heads = sizes.h + (sizes.heads.key if kind.gaussian else 0)
+        pairs = PairMacs(e, e_v, per_token=heads * k * e)
+    elif backend == "sdpa":
+        varies = kind.gaussian and not kind.equal_variance
+        pairs = _fused_pairs(e + _num_parts(dtype) * (k if varies else 1), e_v, k, backend)
+    return replace(pairs, m_step=k * e if kind.by_m_step else 0)
+
+
+def _fused_pairs(size: int, value_dim: int, num_keys: int, backend: str) -> PairMacs:
+    """Return the products of K keys of `size`; PyTorch's kernels pad, and repeat the values.
+
+    The padding is that on a CPU.
+    """
+    if backend == "sdpa":
+        size = max(size, value_dim, LEAST_SIZE)
+        return PairMacs(num_keys * size, num_keys * size)
+    return PairMacs(num_keys * size, value_dim)
+
+
+def _num_parts(dtype: torch.dtype) -> int:
+    """Return into how many coordinates a scalar goes: low precision splits it in three."""
+    return 1 if dtype in (torch.float32, torch.float64) else 3
+
+
+# ---- from multiply-adds to the paper's operations -----------------------------------------------
+
+
+def _terms(sizes: Sizes, k: int, *, shifted: bool) -> tuple[CostTerm, ...]:
+    """Lead from twice the multiply-adds of a layer without biases to the paper's operations."""
+    n, h, e, c = sizes.n, sizes.h, sizes.e, sizes.c
+    keys = h * e * (1 if shifted else k)
+    inner, width = h * e, h * e * k
+    macs = n * c * (inner + keys + inner) + n * n * h * (k * e + e) + n * inner * c
+    outputs = n * (inner + keys + inner) + k * h * n * n + h * n * e + n * c
+    terms = [
+        CostTerm("2 x multiply-adds of our layer", 2 * macs, True),
+        CostTerm("a sum of k products needs k - 1 additions: one less per output", -outputs),
+    ]
+    if k > 1:
+        combined = (k - 1) * h * n * n
+        terms.append(CostTerm("additions that combine the components, per pair", combined))
+    if shifted:
+        terms.append(CostTerm("additions of the shifts to every key", k * n * h * e))
+    terms.append(
+        CostTerm(
+            f"output projection to the paper's width H·E = {width} instead of C = {c}",
+            n * (width - c) * (2 * inner - 1),
+        )
+    )
+    total = sum(t.operations for t in terms)
+    terms.append(CostTerm("operations by the paper's rule (corrected constant)", total, True))
+    if not shifted and k > 1:
+        gap = n * h * e * (k - 1)
+        text = "the paper's simplification: −(3K+2)/K where −(2K+3)/K is right"
+        terms.append(CostTerm(text, -gap))
+        terms.append(CostTerm("operations as the paper prints them", total - gap, True))
+    return tuple(terms)

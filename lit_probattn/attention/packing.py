@@ -1,0 +1,302 @@
+"""Packed documents: many short sequences in one, each of which attends to itself alone.
+
+Documents are regrouped by length into ordinary calls, with a document in every row and padding at
+the end, and the outputs are put back where their tokens stand. So every variant and every engine
+serves them, positions begin anew in each, and time goes with the sum of squared lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_probattn.base.graphs import written
+from lit_probattn.randomness import RandomKey
+
+# A group's longest document is at most so much longer than its shortest: by a factor, or by tokens.
+_LONGER, _MORE_TOKENS = 1.25, 8
+
+
+@dataclass(frozen=True)
+class Group:
+    """Documents that are one call.
+
+    Args:
+        documents: their numbers, (D,) int64.
+        queries: places of their tokens among all queries, (D, N) int64; a shorter document repeats
+            its last token.
+        keys: the same of the keys, (D, L) int64.
+        real_queries: which of them are the document's, (D, N) bool. None means all.
+        real_keys: likewise, (D, L) bool.
+    """
+
+    documents: Tensor
+    queries: Tensor
+    keys: Tensor
+    real_queries: Tensor | None
+    real_keys: Tensor | None
+
+    def to(self, device: torch.device) -> Group:
+        """Return it on a device."""
+        parts = (self.documents, self.queries, self.keys, self.real_queries, self.real_keys)
+        return Group(*(x if x is None else x.to(device) for x in parts))  # type: ignore[arg-type]
+
+    def key_of(self, key: RandomKey | None, num_documents: int) -> RandomKey | None:
+        """Return the key of these documents' draws, of a key of all documents.
+
+        Raises:
+            ValueError: its `sample_ids` are not one for each document.
+        """
+        if key is None:
+            return None
+        ids = key.samples(num_documents, self.documents.device)
+        return replace(key, sample_ids=ids[self.documents])
+
+    def key_mask(self, given: Tensor | None, has_last: bool = False) -> Tensor | None:
+        """Return the mask of the group's keys, (D, L) bool, or None where none is needed.
+
+        Args:
+            given: real keys of the packed call, (B, L).
+            has_last: whether no real query sees what follows its document, as causal ones do.
+        """
+        own = None if has_last else self.real_keys
+        if given is None:
+            return own
+        known = given.flatten()[self.keys]
+        return known if own is None else known & own
+
+
+class Packing:
+    """Bounds of packed documents, made once per batch and given to every layer as `cu_seqlens`.
+
+    The tokens of a batch (B, N) are counted row after row; documents follow one another without
+    gaps, and none goes over the end of a row. Lengths of 0 are allowed.
+
+    Args:
+        cu_seqlens: bounds over the B · N queries, (D + 1,) integers, from 0 to B · N, as
+            `torch.nn.attention.varlen` has them. On the CPU, or a device waits for them.
+        cu_seqlens_k: bounds over the keys in cross-attention. None means those of the queries.
+
+    Raises:
+        ValueError: bounds are not one ascending row of integers from 0, or there are other numbers
+            of documents in queries and keys.
+        NotImplementedError: the call is written into a program, which would hold these bounds.
+    """
+
+    def __init__(self, cu_seqlens: Tensor, cu_seqlens_k: Tensor | None = None) -> None:
+        self.bounds = _bounds("cu_seqlens", cu_seqlens)
+        self.is_self = cu_seqlens_k is None
+        self.key_bounds = self.bounds
+        if cu_seqlens_k is not None:
+            self.key_bounds = _bounds("cu_seqlens_k", cu_seqlens_k)
+            if len(self.bounds) != len(self.key_bounds):
+                raise ValueError(
+                    f"cu_seqlens bounds {self.num_documents} documents and cu_seqlens_k "
+                    f"{len(self.key_bounds) - 1}: expected the same number"
+                )
+        self._groups: dict[tuple[bool, torch.device], list[Group]] = {}
+
+    @property
+    def num_documents(self) -> int:
+        """D."""
+        return len(self.bounds) - 1
+
+    @property
+    def lengths(self) -> list[tuple[int, int]]:
+        """Numbers of queries and of keys of every document."""
+        queries, keys = (pairwise(bounds) for bounds in (self.bounds, self.key_bounds))
+        return [(b - a, d - c) for (a, b), (c, d) in zip(queries, keys, strict=True)]
+
+    def positions(self, batch_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the position of every query (B, N) and key (B, L) in its document.
+
+        They are aligned at the end of a document, as `is_causal` is: its last query is at the
+        position of its last key.
+        """
+        queries = [torch.arange(n) + (length - n) for n, length in self.lengths]
+        keys = [torch.arange(length) for _, length in self.lengths]
+        first, second = (torch.cat(parts).to(device) for parts in (queries, keys))
+        return first.view(batch_size, -1), second.view(batch_size, -1)
+
+    def check(self, batch_size: int, num_queries: int, num_keys: int) -> None:
+        """Check the bounds against a batch.
+
+        Raises:
+            ValueError: they do not cover its tokens, or a document goes over the end of a row.
+        """
+        for name, bounds, length in (
+            ("cu_seqlens", self.bounds, num_queries),
+            ("cu_seqlens" if self.is_self else "cu_seqlens_k", self.key_bounds, num_keys),
+        ):
+            if bounds[-1] != batch_size * length:
+                raise ValueError(
+                    f"{name} ends at {bounds[-1]}, expected {batch_size} x {length} tokens = "
+                    f"{batch_size * length}"
+                )
+            missing = set(range(0, batch_size * length, max(1, length))) - set(bounds)
+            if missing:
+                raise ValueError(
+                    f"{name} has no bound at {min(missing)}, where a row of {length} tokens "
+                    "begins: a document cannot go over the end of a row"
+                )
+
+    def groups(self, device: torch.device, *, exact: bool = False) -> list[Group]:
+        """Return the documents in groups of like lengths; those without queries are in none.
+
+        Args:
+            device: where the groups' tensors are.
+            exact: whether all documents of a group have equal lengths, so that nothing is padded.
+        """
+        if (exact, device) not in self._groups:
+            made = [self._group(group) for group in self._divided(exact)]
+            self._groups[exact, device] = [group.to(device) for group in made]
+        return self._groups[exact, device]
+
+    def _divided(self, exact: bool) -> Iterator[list[int]]:
+        lengths = self.lengths
+        order = sorted((d for d, (n, _) in enumerate(lengths) if n), key=lambda d: lengths[d])
+        group: list[int] = []
+        for document in order:
+            if group and not _fit(lengths[group[0]], lengths[document], exact):
+                yield group
+                group = []
+            group.append(document)
+        if group:
+            yield group
+
+    def _group(self, documents: list[int]) -> Group:
+        lengths = torch.tensor([self.lengths[d] for d in documents])
+        parts = []
+        for bounds, length in zip((self.bounds, self.key_bounds), lengths.unbind(1), strict=True):
+            begins = torch.tensor([bounds[d] for d in documents])[:, None]
+            steps = torch.arange(int(length.max()))
+            real = steps < length[:, None]
+            last = (length[:, None] - 1).clamp(min=0)
+            places = (begins + steps.minimum(last)).clamp(max=max(0, bounds[-1] - 1))
+            parts.append((places, None if bool(real.all()) else real))
+        (queries, real_queries), (keys, real_keys) = parts
+        return Group(torch.tensor(documents), queries, keys, real_queries, real_keys)
+
+
+def packing_of(
+    cu_seqlens: Tensor | Packing | None, cu_seqlens_k: Tensor | None = None
+) -> Packing | None:
+    """Return the packing that arguments of a call name.
+
+    Raises:
+        ValueError: see `Packing`; or `cu_seqlens_k` is given beside a packing, or alone.
+    """
+    if cu_seqlens_k is not None and not isinstance(cu_seqlens, Tensor):
+        raise ValueError(
+            "cu_seqlens_k is given without cu_seqlens as a tensor: give both, or "
+            "Packing(cu_seqlens, cu_seqlens_k) as cu_seqlens"
+        )
+    if isinstance(cu_seqlens, Tensor):
+        return Packing(cu_seqlens, cu_seqlens_k)
+    return cu_seqlens
+
+
+def nested_like(query: Tensor, out: Tensor) -> Tensor:
+    """Return tokens (1, T, C) as a jagged tensor with the query's documents."""
+    jagged: Any = query
+    return torch.nested.nested_tensor_from_jagged(out[0], jagged.offsets())
+
+
+def tokens_of_nested(*tensors: Tensor | None) -> tuple[list[Any], Packing]:
+    """Return the tokens (1, T, C) of jagged query, key and value, and their packing.
+
+    Raises:
+        ValueError: one is not jagged along its positions, has holes, or is not nested as the query
+            is; or key and value have other lengths.
+    """
+    tokens: list[Any] = []
+    bounds: list[Tensor] = []
+    named: Any = zip(("query", "key", "value"), tensors, strict=True)
+    for name, tensor in named:
+        if tensor is None:
+            tokens.append(None)
+            continue
+        jagged = tensor.is_nested and tensor.layout == torch.jagged and tensor.dim() == 3
+        if not jagged or tensor._ragged_idx != 1 or tensor.lengths() is not None:
+            raise ValueError(
+                f"{name} is not a jagged tensor (documents, positions, width) without holes: make "
+                "all of query, key and value by torch.nested.nested_tensor(…, layout=torch.jagged)"
+            )
+        tokens.append(tensor.values()[None])
+        bounds.append(tensor.offsets().cpu())
+    if len(bounds) == 3 and not bounds[1].equal(bounds[2]):
+        raise ValueError("key and value have documents of other lengths: expected the same")
+    return tokens, Packing(bounds[0], bounds[1] if len(bounds) > 1 else None)
+
+
+def gather(heads: Tensor, places: Tensor) -> Tensor:
+    """Return tokens of heads as rows, (B, …, N, E) -> (D, …, n, E) for places (D, n)."""
+    tokens = heads.movedim(0, -3).flatten(-3, -2)  # (…, B · N, E)
+    chosen = tokens.index_select(-2, places.flatten())
+    return chosen.unflatten(-2, tuple(places.shape)).movedim(-3, 0)
+
+
+def scatter(parts: list[Tensor], groups: list[Group], batch_size: int) -> Tensor:
+    """Return the outputs of all groups where their tokens stand, (B, H, N, E_v)."""
+    outs, places = [], []
+    for out, group in zip(parts, groups, strict=True):
+        tokens, place = out.movedim(0, -3).flatten(-3, -2), group.queries.flatten()
+        if group.real_queries is not None:
+            real = group.real_queries.flatten().nonzero().flatten()
+            tokens, place = tokens.index_select(-2, real), place[real]
+        outs.append(tokens)
+        places.append(place)
+    order = torch.cat(places).argsort()
+    whole = torch.cat(outs, -2).index_select(-2, order)  # (H, B · N, E_v)
+    return whole.unflatten(-2, (batch_size, -1)).movedim(-3, 0)
+
+
+def refuse_beside_documents(**given: object) -> None:
+    """Refuse what has no meaning for packed documents.
+
+    Raises:
+        ValueError: one of the arguments, by name, is given.
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is given with packed documents (cu_seqlens), which have no place for it; "
+                "pad the documents and give key_mask instead"
+            )
+
+
+def _fit(shortest: tuple[int, int], document: tuple[int, int], exact: bool) -> bool:
+    if exact:
+        return shortest == document
+    return all(
+        small <= large <= max(_LONGER * small, small + _MORE_TOKENS)
+        for small, large in zip(shortest, document, strict=True)
+    )
+
+
+def _bounds(name: str, given: Tensor) -> list[int]:
+    if written() == "exported":
+        raise NotImplementedError(
+            f"{name} cannot be exported: the program would hold these bounds; pad the documents "
+            "and give key_mask"
+        )
+    integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    if given.dim() != 1 or not integer or len(given) < 2:
+        raise ValueError(
+            f"{name} has shape {tuple(given.shape)} and dtype {given.dtype}, expected (documents "
+            "+ 1,) integers"
+        )
+    bounds: list[int] = given.tolist()
+    if bounds[0] != 0 or any(b < a for a, b in pairwise(bounds)):
+        raise ValueError(f"{name} must begin with 0 and never fall, received {_short(bounds)}")
+    return bounds
+
+
+def _short(numbers: list[int]) -> str:
+    told = ", ".join(map(str, numbers[:6]))
+    return f"[{told}, …]" if len(numbers) > 6 else f"[{told}]"

@@ -1,0 +1,289 @@
+"""One report: a folder with `report.json` for programs, `report.md` for people, tables, pictures.
+
+What a report knows is data first: where its rows were made, what was found in a sentence, every
+expectation with its verdict, and the hashes of its tables. `report.md` and the HTML page are
+written of the same `Page` and read by people alone; the front page of a folder of reports is made
+of their `report.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lit_probattn.base.config_files import output_folder
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import digest, file_digest, replace_text
+from lit_probattn.base.provenance import git_revision, place, versions
+from lit_probattn.experiments.expectations import LEGEND, VERDICTS, Finding
+from lit_probattn.records.html import page_of
+from lit_probattn.records.markdown import code_span, escaped, one_line
+from lit_probattn.records.tables import markdown_lines, save_png
+
+DATA, TEXT, HTML, FRONT = "report.json", "report.md", "report.html", "README.md"
+FIGURES = "figures"
+_ROWS = {"machine": "device", "versions": "versions", "revision": "git_revision"}
+
+
+@dataclass(frozen=True)
+class Made:
+    """Where the rows of a report were made.
+
+    Args:
+        command: what made the rows.
+        machine: hardware.
+        versions: of Python and packages.
+        revision: of the code.
+        reported_by: the command of the report, where it is another one.
+        more: further lines of the head, by name.
+    """
+
+    command: str
+    machine: str
+    versions: str
+    revision: str
+    reported_by: str = ""
+    more: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame, columns: Mapping[str, str] = _ROWS, **given: Any) -> Made:
+        """Return where rows were made, by the columns that say so; several values are listed."""
+        found = {
+            name: " | ".join(sorted(set(map(str, rows[column]))))
+            for name, column in columns.items()
+        }
+        return cls(**{**found, **given})
+
+    @classmethod
+    def here(cls, command: str) -> Made:
+        """Return that something is made here and now."""
+        return cls(command, place(), versions(), git_revision())
+
+    @classmethod
+    def by_facts(cls, facts: Mapping[str, str]) -> Made:
+        """Return the same of what `provenance.facts` says."""
+        return cls(facts["command"], facts["device"], facts["versions"], facts["git_revision"])
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that open a page."""
+        by = self.reported_by
+        then = f", then {code_span(by)}" if by not in ("", self.command) else ""
+        return [
+            f"- Command: {code_span(self.command)}{then}",
+            *(f"- {name}: {one_line(text)}" for name, text in self.more.items()),
+            f"- Hardware: {one_line(self.machine)}",
+            one_line(f"- Versions: {self.versions}; revision {self.revision}"),
+        ]
+
+    @property
+    def note(self) -> str:
+        """The same in one line, below pictures."""
+        return " | ".join(
+            [*self.more.values(), self.machine, self.versions, self.revision, self.command]
+        )
+
+
+def together(parts: Sequence[Made], command: str) -> Made:
+    """Return where the rows of several parts were made, of which one command made a report."""
+    frame = pd.DataFrame([vars(part) for part in parts])
+    columns = {name: name for name in _ROWS}
+    return Made.of(frame, columns, command=command, more=parts[0].more)
+
+
+@dataclass
+class Page:
+    """What is written of a report.
+
+    Args:
+        kind: which command's report it is.
+        title: heading.
+        made: where its rows were made.
+        finding: what was found, in a sentence.
+        body: Markdown lines below the head; they name the pictures that they show.
+        before: Markdown lines above the head, such as warnings.
+        findings: expectations with their verdicts; where there are any, the legend is added.
+        tables: CSV files by name.
+        pictures: what draws them, or PNG files that are there already, by name.
+        about: further plain data, such as variants.
+    """
+
+    kind: str
+    title: str
+    made: Made
+    finding: str
+    body: Sequence[str]
+    before: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    tables: Mapping[str, str] = field(default_factory=dict)
+    pictures: Mapping[str, Callable[[], Figure] | Path] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def data(self) -> dict[str, Any]:
+        """Return what `report.json` holds."""
+        return {
+            "kind": self.kind,
+            "title": self.title,
+            "made": asdict(self.made),
+            "finding": self.finding,
+            "findings": [_entry(one) for one in self.findings],
+            "about": dict(self.about),
+            "sha256": {f"{name}.csv": digest(text) for name, text in self.tables.items()},
+        }
+
+    def text(self) -> str:
+        """Return the page in Markdown."""
+        lines = [f"# {escaped(self.title)}", "", *self.before, *self.made.lines]
+        hashes = (f"`{name}.csv` {digest(text, 12)}" for name, text in self.tables.items())
+        lines += [f"- SHA-256: {', '.join(hashes)}"] if self.tables else []
+        legend = ["", LEGEND] if self.findings else []
+        return "\n".join([*lines, "", *_stripped(self.body), *legend]) + "\n"
+
+    def summary(self) -> str:
+        """Return the page for a terminal, which shows no pictures and has no files beside it."""
+        return replace(self, tables={}, pictures={}, body=_without_images(self.body)).text()
+
+    def write(self, folder: Path, *, html: bool = False) -> list[Path]:
+        """Write the report; pictures of an earlier one go.
+
+        Args:
+            folder: it is made if needed.
+            html: write the page that carries everything, too.
+
+        Returns:
+            The files, `report.md` first.
+
+        Raises:
+            ConfigError: the folder cannot be one, a picture is too large, or HTML cannot be made.
+        """
+        output_folder(folder)
+        pictures = {folder / FIGURES / f"{name}.png": one for name, one in self.pictures.items()}
+        for old in set((folder / FIGURES).glob("*.png")) - set(pictures):
+            old.unlink()
+        for path, picture in pictures.items():
+            if isinstance(picture, Path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(picture, path)
+            else:
+                save_png(picture(), path, f"{self.title} | {self.made.note}")
+        texts = {TEXT: self.text(), **{f"{name}.csv": text for name, text in self.tables.items()}}
+        texts[DATA] = json.dumps(self.data(), indent=1, ensure_ascii=False) + "\n"
+        if html:
+            carried = {f"{FIGURES}/{path.name}": path.read_bytes() for path in pictures}
+            texts[HTML] = page_of(self.title, texts[TEXT], carried)
+        for name, text in texts.items():
+            replace_text(folder / name, text)
+        return [*(folder / name for name in texts), *pictures]
+
+
+def _without_images(lines: Sequence[str]) -> list[str]:
+    return [line for line in lines if not line.startswith("![")]
+
+
+def _stripped(lines: Sequence[str]) -> list[str]:
+    """Return lines without empty ones at the end."""
+    return "\n".join(lines).rstrip().split("\n")
+
+
+def _entry(one: Finding) -> dict[str, Any]:
+    """Return a finding as plain data; an end of its interval that is not known is null."""
+    found: dict[str, Any] = {"says": one.says, "found": one.measured, "verdict": one.verdict}
+    if one.estimate is not None:
+        ends = {key: getattr(one.estimate, key) for key in ("value", "low", "high")}
+        found |= {key: end if math.isfinite(end) else None for key, end in ends.items()}
+    return found
+
+
+def as_csv(frame: pd.DataFrame, digits: int | None = None) -> str:
+    """Return a table as CSV, with all digits or so many that count."""
+    form = None if digits is None else f"%.{digits}g"
+    return str(frame.to_csv(index=False, float_format=form))
+
+
+def image(name: str, words: str = "") -> str:
+    """Return the line that shows a picture of the page."""
+    shown = (words or name.replace("_", " ")).translate(str.maketrans("", "", "[]\\"))
+    return f"![{one_line(shown)}]({FIGURES}/{name}.png)"
+
+
+def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
+    """Return a row per sentence: what the paper says, what was measured, the verdict."""
+    rows = [[one.says, one.measured, one.verdict] for one in findings]
+    return pd.DataFrame(rows, columns=["the paper says", "we measure", "verdict"])
+
+
+def how_many_agree(findings: Sequence[Finding]) -> str:
+    """Return how many sentences of a paper agree, as the finding of a report."""
+    held = sum(one.verdict == "agrees" for one in findings)
+    return f"{held} of {len(findings)} sentences of the paper agree."
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return what the `report.json` of a folder holds.
+
+    Raises:
+        ConfigError: it has none, or a table is another one now.
+    """
+    try:
+        data: dict[str, Any] = json.loads((folder / DATA).read_text(encoding="utf-8"))
+        hashes = data["sha256"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{folder}: no report with a {DATA}") from error
+    for name, wanted in hashes:
+        path = folder / name
+        if not path.is_file() or file_digest(path) != wanted:
+            raise ConfigError(f"{path} is not the table that {DATA} was written with")
+    return data
+
+
+def write_front_page(folder: Path, command: str) -> Path:
+    """Write `README.md` of a folder: what every report below it found, its verdicts, hardware.
+
+    Raises:
+        ConfigError: there is no report.
+    """
+    found = {path.parent: read(path.parent) for path in sorted(folder.rglob(DATA))}
+    if not found:
+        raise ConfigError(f"{folder}: no {DATA} in it or below")
+    links, rows = ["report", "---"], []
+    for report, data in found.items():
+        counts = Counter(one["verdict"] for one in data["findings"])
+        verdicts = (f"{counts[name]} {name}" for name in reversed(VERDICTS) if counts[name])
+        name = report.relative_to(folder).as_posix()
+        links.append(f"[{one_line(name)}]({quote(name)}/{TEXT})")
+        rows.append(
+            {
+                "title": data["title"],
+                "finding": data["finding"],
+                "verdicts": ", ".join(verdicts) or None,
+                "hardware": data["made"]["machine"],
+                "revision": data["made"]["revision"],
+            }
+        )
+    others = markdown_lines(pd.DataFrame(rows))
+    table = [f"| {link} {line}" for link, line in zip(links, others, strict=True)]
+    lines = [
+        "# Reports",
+        "",
+        f"Command: {code_span(command)}",
+        "",
+        f"One line per report, made of its `{DATA}`: the finding, the verdicts on what its paper "
+        "says or prints, the hardware and the revision of the code.",
+        *("", *table, "", LEGEND),
+    ]
+    path = folder / FRONT
+    replace_text(path, "\n".join(lines) + "\n")
+    return path

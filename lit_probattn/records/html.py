@@ -1,0 +1,69 @@
+"""Self-contained HTML pages: nothing is read from elsewhere, neither fonts nor scripts."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping
+
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import GENERATOR
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto;
+       padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+table { border-collapse: collapse; margin: .6rem 0; font-size: .85rem; display: block;
+        overflow-x: auto; }
+td, th { border: 1px solid #ddd; padding: .2rem .6rem; text-align: left; }
+th { background: #f4f4f4; } tr:nth-child(even) td { background: #fafafa; }
+img { max-width: 100%; border: 1px solid #eee; } code { background: #f4f4f4; padding: 0 .2rem; }
+"""
+
+
+def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
+    """Return a whole page.
+
+    Args:
+        title: plain text.
+        body: HTML.
+        style: CSS that is added to `STYLE`.
+        script: JavaScript that runs once the body is there.
+    """
+    code = f"<script>{script}</script>\n" if script else ""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{GENERATOR}'
+        f'<meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
+        f"<style>{STYLE}{style}</style></head><body>\n{body}\n{code}</body></html>\n"
+    )
+
+
+def body_of(text: str, pictures: Mapping[str, bytes] | None = None) -> str:
+    """Return Markdown as HTML; HTML inside it stays text.
+
+    Args:
+        text: Markdown.
+        pictures: PNG files by the addresses that the text has; they are carried in the page.
+
+    Raises:
+        ConfigError: markdown-it-py is not installed.
+    """
+    try:
+        from markdown_it import MarkdownIt
+    except ImportError as error:
+        raise ConfigError(
+            "an HTML page needs markdown-it-py: pip install 'lit-probattn[html]'"
+        ) from error
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = parser.parse(text)
+    for token in (inner for outer in tokens for inner in outer.children or ()):
+        if token.type == "image" and (content := (pictures or {}).get(str(token.attrs["src"]))):
+            encoded = base64.b64encode(content).decode()
+            token.attrs["src"] = f"data:image/png;base64,{encoded}"
+    rendered: str = parser.renderer.render(tokens, parser.options, {})
+    return rendered
+
+
+def page_of(title: str, text: str, pictures: Mapping[str, bytes]) -> str:
+    """Return a whole page of Markdown, see `body_of`."""
+    return page(title, body_of(text, pictures))
