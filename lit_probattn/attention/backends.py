@@ -60,28 +60,30 @@ def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:
 
 
 # What `auto` takes: the first from the left that the variant has and that serves the call.
-# `name>n` is for n queries and keys or more. `store` is the reference, up to STORE_UP_TO scores.
+# `name>n` is for n keys or more. `store` is the reference, up to STORE_UP_TO scores.
 #
-# CPU, float32, forward and backward of a layer, one thread, head sizes 8 to 64, N from 16 to 2048:
-# tiles of the C library were the fastest from 256 tokens on for softmax and from 128 on for the
-# others, for sMGK from 64 on; below, PyTorch's fused attention and the stored scores were by at
-# most 1.4 times, for sMGK left out of account: fused attention takes one query twice as long. One
-# query beside a cache of 4096 took tiles longer than stored scores. Of what neither serves the
-# reference was the fastest up to about 4 million scores, and two to three times slower than blocks
-# from 16 million on. Maps of windows take memory linear in the picture, so nothing needs blocks,
-# and the position bias wants a gradient in training.
+# CPU, float32, forward and backward, head sizes 8 to 64, N from 64 to 4096: of softmax and of MGK
+# without dropout the fused reduction was the fastest, of everything else the C library's rows. Of
+# what neither serves the reference was the fastest up to about 4 million scores, and two to three
+# times slower than blocks from 16 million on. Where one product serves all components (shifted)
+# the library needs fewer products than the fused reduction over K·N keys; with heads of 8 entries
+# it was not faster. Concatenated heads (maps, by sdpa) cost G times the products of the global
+# maps; the library took 0.5 to 0.9 of the time of blocks from 512 keys on for Hard FiSH and global
+# noise, 2 global heads of 8. For 4 of 8, other mixings and local noise it was equal to blocks. Maps
+# of windows take memory linear in the picture, so nothing needs blocks, and the position bias wants
+# a gradient in training.
 # CUDA: not measured here. Kernels come first: by count of products and exponentials they beat the
 # reductions (docs/kernels.md); softmax prefers PyTorch's own fused attention where that serves. The
 # reference is left out of short calls too, for its memory.
 AUTO: dict[str, tuple[str, str, str]] = {
     # kind:    CPU without dropout, CPU with dropout, CUDA
     "softmax": (
-        "native>256 sdpa native store blockwise reference",
+        "sdpa native store blockwise reference",
         "native store blockwise reference",
         "sdpa triton blockwise reference",
     ),
     "mixture": (
-        "native>128 sdpa native store blockwise reference",
+        "sdpa native store blockwise reference",
         "native store blockwise reference",
         "triton sdpa blockwise reference",
     ),
@@ -91,7 +93,7 @@ AUTO: dict[str, tuple[str, str, str]] = {
         "triton sdpa blockwise reference",
     ),
     "maps": (
-        "native>128 store blockwise sdpa reference",
+        "native>256 store blockwise sdpa reference",
         "native>128 store blockwise reference",
         "triton sdpa blockwise reference",
     ),
@@ -182,9 +184,6 @@ def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> s
             name = "reference"
         if name not in engines:
             continue
-        counted = least and not call.is_dynamic  # nobody is asked about a call too short
-        if counted and min(call.query.shape[2], call.num_keys) < int(least):
-            continue
         reason = reason_against(engines[name], call, variant)
         if reason is not None:
             reasons[name] = reason
@@ -192,7 +191,7 @@ def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> s
             most = STORE_UP_TO if call.graph is None else TRACE_UP_TO
             if call.is_dynamic or call.num_scores * variant.score_maps <= most:
                 return name
-        else:
+        elif not least or call.num_keys >= int(least):
             return name
     told = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
     raise NotImplementedError(f"{variant.name}: no backend serves this call: {told}")
