@@ -34,8 +34,9 @@ _MOST_VALUES = 100_000
 _MOST_BYTES = 2**20  # PyYAML reads a megabyte in some ten seconds
 
 
-class _RefusedYAMLError(yaml.MarkedYAMLError):
-    """Valid YAML that is no configuration."""
+def _refusal(problem: str, mark: yaml.Mark | None = None) -> ConfigError:
+    """Return the error of valid YAML that is no configuration, without the name of the file."""
+    return ConfigError(f": {problem}" if mark is None else f":{mark.line + 1}: {problem}")
 
 
 class _CheckedLoader(yaml.SafeLoader):
@@ -45,9 +46,7 @@ class _CheckedLoader(yaml.SafeLoader):
         """Return the whole document, checked before anything is made of it."""
         node = super().get_single_node()
         if _count_values(node, {}) > _MOST_VALUES:
-            raise _RefusedYAMLError(
-                problem=f"it holds more than {_MOST_VALUES} values, aliases counted"
-            )
+            raise _refusal(f"it holds more than {_MOST_VALUES} values, aliases counted")
         if isinstance(node, yaml.MappingNode):
             for part in (node, *(value for _, value in node.value)):
                 _check_words(part)
@@ -58,9 +57,7 @@ def _count_values(node: Any, known: dict[int, int]) -> int:
     """Count the values of a node, again for every alias; refuse a key that stands there twice."""
     if id(node) in known:
         if not known[id(node)]:
-            raise _RefusedYAMLError(
-                problem="an alias contains itself", problem_mark=node.start_mark
-            )
+            raise _refusal("an alias contains itself", node.start_mark)
         return known[id(node)]
     known[id(node)] = 0
     parts = [] if node is None or isinstance(node, yaml.ScalarNode) else node.value
@@ -69,7 +66,7 @@ def _count_values(node: Any, known: dict[int, int]) -> int:
         for key in (key for key, _ in parts if isinstance(key, yaml.ScalarNode)):
             if (key.tag, key.value) in names:
                 problem = f"the key {key.value!r} stands here twice in one mapping; keep one"
-                raise _RefusedYAMLError(problem=problem, problem_mark=key.start_mark)
+                raise _refusal(problem, key.start_mark)
             names.add((key.tag, key.value))
         parts = [item for pair in parts for item in pair]
     known[id(node)] = 1 + sum(_count_values(part, known) for part in parts)
@@ -80,10 +77,8 @@ def _check_words(node: Any) -> None:
     """Refuse keys that are numbers, dates or truth values, which no part of ours has."""
     for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
         if key.tag.rpartition(":")[2] not in ("str", "merge"):
-            raise _RefusedYAMLError(
-                problem=f"keys must be words, received {getattr(key, 'value', key.tag)}",
-                problem_mark=key.start_mark,
-            )
+            given = getattr(key, "value", key.tag)
+            raise _refusal(f"keys must be words, received {given}", key.start_mark)
 
 
 @functools.lru_cache(maxsize=256)
@@ -124,9 +119,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         content = _parsed(text)
     except RecursionError as error:
         raise ConfigError(f"{path}: nested too deeply") from error
-    except _RefusedYAMLError as error:
-        where = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
-        raise ConfigError(f"{path}{where}: {error.problem}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}{error}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark is not None else str(path)

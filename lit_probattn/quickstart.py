@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import torch
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.command import add_flags, run
 from lit_probattn.compare.measured import MeasuredReport
@@ -65,12 +66,7 @@ class QuickstartReport(MeasuredReport):
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's flags; none is matched by a prefix."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(f"python -m {MODULE}", __doc__)
     add_flags(parser, out=OUT, accelerator="gpu" if torch.cuda.is_available() else "cpu")
     return parser
 

@@ -15,7 +15,7 @@ from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.shards import add_shard_flags, shard_of
 from profiling.kernels.command import add_arguments as add_kernels_arguments
-from profiling.studies.study import STUDIES, Parser
+from profiling.studies.study import STUDIES, OneLineParser
 
 REPORT_FILES = ("report.md", "report.json", "rows.csv", "ratios.csv", "report.html")
 REPORTS = ("reports", "runs")  # committed ones; what commands have just written
@@ -23,7 +23,7 @@ REPORTS = ("reports", "runs")  # committed ones; what commands have just written
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = Parser(
+    parser = OneLineParser(
         prog="python -m profiling",
         description="FLOPs, parameters, peak memory and time of attention variants, measured "
         "beside the papers' formulas.",

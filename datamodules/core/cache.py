@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.files import expand
-from lit_probattn.base.errors import DataError, MissingDataError
+from lit_probattn.base.errors import DamagedError, DataError, MissingDataError
 from lit_probattn.base.files import digest, file_digest, replace_text, sync
 from lit_probattn.base.locks import claim
 
@@ -184,10 +184,6 @@ def _write_header(file: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, ...]) 
     np.lib.format.write_array_header_1_0(file, header)
 
 
-class _DamagedError(DataError):
-    """The cache is there but cannot be used."""
-
-
 def open_cache(root: Path, spec: CacheSpec) -> Cache:
     """Open and verify a cache: format version, settings, sizes, checksums, state of the sources.
 
@@ -203,23 +199,23 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
         version, files, sources = meta["format_version"], meta["files"], meta["sources"]
         settings = meta["settings"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _DamagedError(f"cache {folder}: {_META} is missing or unreadable ({error})") from None
+        raise DamagedError(f"cache {folder}: {_META} is missing or unreadable ({error})") from None
     if version != FORMAT_VERSION:
-        raise _DamagedError(f"cache {folder}: format {version}, expected {FORMAT_VERSION}")
+        raise DamagedError(f"cache {folder}: format {version}, expected {FORMAT_VERSION}")
     if settings != spec.settings:
-        raise _DamagedError(f"cache {folder}: made for other settings: {settings}")
+        raise DamagedError(f"cache {folder}: made for other settings: {settings}")
     try:
         for name, expected in files.items():
             _verify(folder / name, expected)
         missed = {path.name for path in folder.glob("*.npy")} - set(files)
         if missed or not files:
             listed = ", ".join(sorted(missed)) or "any array"
-            raise _DamagedError(f"cache {folder}: {_META} does not list {listed}")
+            raise DamagedError(f"cache {folder}: {_META} does not list {listed}")
         changed = _changed(_keyed(spec.sources()), sources)
         if changed is not None:
-            raise _DamagedError(f"cache {folder}: {changed} has changed since the cache was made")
+            raise DamagedError(f"cache {folder}: {changed} has changed since the cache was made")
     except (AttributeError, KeyError, TypeError) as error:
-        raise _DamagedError(f"cache {folder}: {_META} is unreadable ({error!r})") from None
+        raise DamagedError(f"cache {folder}: {_META} is unreadable ({error!r})") from None
     return Cache(folder, meta)
 
 
@@ -292,7 +288,7 @@ def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], N
     damage = ""
     try:
         return open_cache(root, spec)
-    except _DamagedError as error:
+    except DamagedError as error:
         damage = str(error)
         _log.warning("%s; building it again", damage)
     except MissingDataError:
@@ -342,17 +338,17 @@ def _verify(path: Path, expected: dict[str, Any]) -> None:
     try:
         size = path.stat().st_size
     except OSError:
-        raise _DamagedError(f"cache {path.parent}: {path.name} is missing") from None
+        raise DamagedError(f"cache {path.parent}: {path.name} is missing") from None
     if size != expected["bytes"]:
-        raise _DamagedError(
+        raise DamagedError(
             f"cache {path.parent}: {path.name} has {size} bytes, expected {expected['bytes']}"
         )
     if file_digest(path) != expected["sha256"]:
-        raise _DamagedError(f"cache {path.parent}: {path.name} does not match its checksum")
+        raise DamagedError(f"cache {path.parent}: {path.name} does not match its checksum")
     try:
         np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, SyntaxError) as error:
-        raise _DamagedError(
+        raise DamagedError(
             f"cache {path.parent}: {path.name} is not an array of numbers ({error})"
         ) from None
 

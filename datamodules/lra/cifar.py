@@ -111,18 +111,26 @@ def _bounded(place: str, file: IO[bytes]) -> bytes:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows three names, and no others."""
+    """Knows three names, and no others.
+
+    Args:
+        place: what the file is called where it is refused.
+        content: the file.
+    """
+
+    def __init__(self, place: str, content: bytes) -> None:
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self.place = place
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name of the file stands for."""
+        """Return what a name of the file stands for; a DataError refuses all others."""
         try:
             return _KNOWN_NAMES[module, name]
         except KeyError:
-            raise _ForbiddenError(f"{module}.{name}") from None
-
-
-class _ForbiddenError(Exception):
-    """The file names something that a file of CIFAR-10 does not need."""
+            raise DataError(
+                f"{self.place}: the file asks for {module}.{name}, which no file of CIFAR-10 needs "
+                "and which could run code; it was not read. Take the file from the official archive"
+            ) from None
 
 
 def _check_opcodes(content: bytes) -> None:
@@ -137,12 +145,9 @@ def _parse(place: str, content: bytes) -> Batch:
     """Read one file and check it."""
     try:
         _check_opcodes(content)
-        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-    except _ForbiddenError as error:
-        raise DataError(
-            f"{place}: the file asks for {error}, which no file of CIFAR-10 needs and which could "
-            f"run code; it was not read. Take the file from the official archive"
-        ) from None
+        batch = _Unpickler(place, content).load()
+    except DataError:
+        raise
     except Exception as error:  # a damaged pickle can fail in any way
         raise DataError(f"{place}: the file is damaged or cut off ({error!r})") from None
     try:

@@ -188,7 +188,7 @@ def _digest(path: Path) -> bytes:
 
 
 def _pixels(files: PictureFiles) -> Iterator[int]:
-    """Yield the shorter side of each picture; a PictureError names one that cannot be read."""
+    """Yield the shorter side of each picture; a DamagedError names one that cannot be read."""
     for index in range(len(files)):
         yield min(open_picture(files.path(index)).size)
 

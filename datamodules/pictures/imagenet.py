@@ -18,8 +18,8 @@ from datamodules.core.own import ClassMap
 from datamodules.core.report import compare_size
 from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
 from datamodules.pictures.files import PictureFiles, find_root, read_train, read_val
-from datamodules.pictures.samples import PictureError, PictureSplit, keep_no_bits, open_picture
-from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from datamodules.pictures.samples import PictureSplit, keep_no_bits, open_picture
+from lit_probattn.base.errors import DamagedError, DataError, require_at_least, require_one_of
 from lit_probattn.base.files import digest, replace_text
 
 __all__ = ["ImageNet"]
@@ -164,7 +164,7 @@ class ImageNet(ClassMap, DataModule):
             for index in range(len(files)):
                 try:
                     open_picture(files.path(index))
-                except PictureError as error:
+                except DamagedError as error:
                     damaged += 1
                     yield str(error).split(". Replace it with")[0], False
             yield f"{name}: {len(files)} pictures read, {damaged} damaged", damaged == 0

@@ -22,18 +22,14 @@ from torch import Tensor
 
 from datamodules.core.order import FILL, hashes
 from datamodules.pictures.files import PictureFiles
-from lit_probattn.base.errors import DataError
+from lit_probattn.base.errors import DamagedError
 
-__all__ = ["PictureError", "PictureSplit", "Request", "Sample", "open_picture", "seeded"]
+__all__ = ["PictureSplit", "Request", "Sample", "open_picture", "seeded"]
 
 # Pillow goes by content: without a list, an EPS named .JPEG would start Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP")
 
 _AUGMENT = 0x1AF  # keeps these draws apart from those of the order and of mixing
-
-
-class PictureError(DataError):
-    """A picture cannot be read; the message names its file."""
 
 
 class Request(NamedTuple):
@@ -70,7 +66,7 @@ def seeded(*key: int) -> Iterator[None]:
 
 
 def open_picture(path: Path) -> Image.Image:
-    """Read a picture of any colours as RGB; a PictureError names a file that cannot be read."""
+    """Read a picture of any colours as RGB; a DamagedError names a file that cannot be read."""
     try:
         with Image.open(path, formats=FORMATS) as picture:
             if picture.format == "PNG":
@@ -90,9 +86,9 @@ def open_picture(path: Path) -> Image.Image:
         reason = f"it is not a picture of a kind that is read ({', '.join(FORMATS)})"
         if path.stat().st_size == 0:
             reason = "it is empty"
-        raise PictureError(_damaged(path, reason)) from error
+        raise DamagedError(_damaged(path, reason)) from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise PictureError(_damaged(path, str(error))) from error
+        raise DamagedError(_damaged(path, str(error))) from error
 
 
 def _damaged(path: Path, reason: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from datamodules.text.choice import TokenChoice, Unit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
 from lit_probattn.base.errors import DataError, MissingDataError, require_one_of
+from lit_probattn.base.files import digest, fingerprint
 
 __all__ = ["DividedText", "OwnText"]
 
@@ -58,8 +58,8 @@ class DividedText(TextSource):
 
     def identity(self) -> list[Any]:
         """The files, and the division."""
-        digest = hashlib.sha256(repr(sorted(self.chosen.items())).encode()).hexdigest()
-        return [*super().identity(), self.split, self.piece_len, digest]
+        chosen = digest(repr(sorted(self.chosen.items())))
+        return [*super().identity(), self.split, self.piece_len, chosen]
 
     def blocks(self, start: int = 0) -> Iterator[Block]:
         """Yield the pieces of the split."""
@@ -72,7 +72,7 @@ class DividedText(TextSource):
 
     def _blocks_of(self, part: TextSource, first: int, start: int) -> Iterator[Block]:
         if self.piece_len is None:
-            if self.chosen[_digest_of(part)] == self.split:
+            if self.chosen[_fingerprint(part)] == self.split:
                 for block in part.blocks(start):
                     yield Block(block.text, first + block.position)
             return
@@ -80,7 +80,7 @@ class DividedText(TextSource):
             own = [
                 p
                 for p in pieces(block.text, self.piece_len)
-                if self.chosen[_digest(p)] == self.split
+                if self.chosen[fingerprint(p.encode())] == self.split
             ]
             if own:
                 yield Block("".join(own), first + block.position)
@@ -100,15 +100,8 @@ def pieces(text: str, length: int) -> Iterator[str]:
         yield "".join(lines)
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-def _digest_of(source: TextSource) -> bytes:
-    state = hashlib.blake2b(digest_size=16)
-    for block in source.blocks():
-        state.update(block.text.encode())
-    return state.digest()
+def _fingerprint(source: TextSource) -> bytes:
+    return fingerprint(block.text.encode() for block in source.blocks())
 
 
 class OwnText(TextStream):
@@ -211,7 +204,7 @@ class OwnText(TextStream):
             return {}
         digests: dict[bytes, TextSource] = {}
         for source in found.values():
-            same = digests.setdefault(_digest_of(source), source)
+            same = digests.setdefault(_fingerprint(source), source)
             if same is not source:
                 raise DataError(
                     f"{source.name} is equal to {same.name}; a split needs its own text"
@@ -222,7 +215,7 @@ class OwnText(TextStream):
         length: int | None = None
         unit = "files"
         if len(sources) >= _LEAST_DOCUMENTS:
-            keys = [_digest_of(source) for source in sources]
+            keys = [_fingerprint(source) for source in sources]
         else:
             size = sum(len(block.text) for source in sources for block in source.blocks())
             if not size:
@@ -230,7 +223,7 @@ class OwnText(TextStream):
             length = min(max(size // _PIECES, _LEAST_PIECE), _LARGEST_PIECE)
             unit = "pieces of whole lines"
             texts = (block.text for source in sources for block in source.blocks())
-            keys = [_digest(piece) for text in texts for piece in pieces(text, length)]
+            keys = [fingerprint(piece.encode()) for text in texts for piece in pieces(text, length)]
         splits = divide(str(self.path), keys, self.shares, self.split_seed, unit)
         chosen = dict(zip(keys, splits, strict=True))
         paths = tuple(path for source in sources for path in source.paths)

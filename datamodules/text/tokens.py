@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, models
 
 from lit_probattn.base.errors import DataError
-from lit_probattn.base.files import replace_text
+from lit_probattn.base.files import digest, replace_text
 
 __all__ = ["END_OF_LINE", "ROLES", "UNKNOWN", "Pieces", "Tokens", "byte_ids"]
 
@@ -118,7 +117,7 @@ class Tokens:
     def digest(self) -> str:
         """SHA-256 of `text`, or of the words, one a line: what is the same means the same."""
         text = "".join(f"{word}\n" for word in self.words) if self._has_words else self.text
-        return hashlib.sha256(text.encode()).hexdigest()
+        return digest(text)
 
     def save(self, folder: Path) -> None:
         """Write the files that Hugging Face, and `read_folder`, read; a DataError if they exist."""

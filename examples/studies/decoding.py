@@ -31,12 +31,13 @@ from lit_probattn.attention import (
     MLKAttention,
     SoftmaxAttention,
 )
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.encoder_decoder import EOS, PAD, EncoderDecoder
 from lit_probattn.models.search import Beam, Hypothesis, beam_search, greedy
 from lit_probattn.randomness import RandomKey
 from lit_probattn.records.tables import counted, panels
-from profiling.studies.study import TIMED, Report, command, flag, heading, measure_sides, shown
+from profiling.studies.study import TIMED, Report, command, heading, measure_sides, shown
 
 _FISH = partial(FiSHAttention, num_heads=4, num_global_heads=2, scale_position="before")
 VARIANTS: Mapping[str, Callable[..., Attention]] = {
@@ -263,16 +264,16 @@ main = command(
     __name__,
     __doc__,
     run,
-    {
-        **TIMED,
-        "lengths": flag([16, 32, 64, 128], "tokens of a translation, with and without caches"),
-        "tokens": flag(64, "tokens of beam search and of a side of the training step", least=2),
-        "source": flag(32, "tokens of a source", least=2),
-        "batch": flag(16, "sentences that are translated at a time", least=1),
-        "train_batch": flag(16, "pairs of a training step", least=1),
-        "embed_dim": flag(256, "width, 4 times the head size", least=4),
-        "layers": flag(3, "blocks of encoder and of decoder", least=1),
-        "vocab": flag(8000, "words of either side", least=6),
-        "variants": flag(["softmax 4", "sMGK 2", "Hard GFiSH 2/4", "linear 4"], "that decode"),
-    },
+    (
+        *TIMED,
+        Flag("lengths", "tokens of a translation, with and without caches", [16, 32, 64, 128]),
+        Flag("tokens", "tokens of beam search and of a side of the training step", 64, least=2),
+        Flag("source", "tokens of a source", 32, least=2),
+        Flag("batch", "sentences that are translated at a time", 16, least=1),
+        Flag("train_batch", "pairs of a training step", 16, least=1),
+        Flag("embed_dim", "width, 4 times the head size", 256, least=4),
+        Flag("layers", "blocks of encoder and of decoder", 3, least=1),
+        Flag("vocab", "words of either side", 8000, least=6),
+        Flag("variants", "that decode", ["softmax 4", "sMGK 2", "Hard GFiSH 2/4", "linear 4"]),
+    ),
 )

@@ -35,9 +35,10 @@ from datamodules.expressions import (
 )
 from datamodules.lra.listops_generator import TOKENS
 from lit_probattn.analysis.drawing import BLUE, spread_curve
+from lit_probattn.base.arguments import Flag
 from lit_probattn.interop.swap import swap
 from lit_probattn.records.tables import counted, panels, with_deviation
-from profiling.studies.study import TIMED, Report, command, flag, measure_sides, shown
+from profiling.studies.study import TIMED, Report, command, measure_sides, shown
 
 HEADS, WIDTH, LAYERS, BATCH, WARMUP = 4, 64, 2, 64, 50
 UNSWAPPED = "softmax, 4 heads"
@@ -245,13 +246,13 @@ main = command(
     __name__,
     __doc__,
     run,
-    {
-        **{name: values for name, values in TIMED.items() if name not in ("seed", "device")},
-        "seeds": flag([0, 1, 2], "of weights, data and batches", least=0),
-        "steps": flag(1500, "steps of the model that is swapped", least=1),
-        "tune_steps": flag(400, "steps after the swap, and of a fresh start", least=1),
-        "at": flag([0, 25, 50, 100, 200], "steps at which accuracy is taken too", least=0),
-        "lr": flag(3e-3, "learning rate of the trained model"),
-        "tune_lr": flag(1e-3, "learning rate afterwards, and of a fresh start"),
-    },
+    (
+        *(flag for flag in TIMED if flag.name not in ("seed", "device")),
+        Flag("seeds", "of weights, data and batches", [0, 1, 2], least=0),
+        Flag("steps", "steps of the model that is swapped", 1500, least=1),
+        Flag("tune_steps", "steps after the swap, and of a fresh start", 400, least=1),
+        Flag("at", "steps at which accuracy is taken too", [0, 25, 50, 100, 200], least=0),
+        Flag("lr", "learning rate of the trained model", 3e-3),
+        Flag("tune_lr", "learning rate afterwards, and of a fresh start", 1e-3),
+    ),
 )

@@ -9,11 +9,11 @@ Data and model come from the run's config.yaml, which lies beside the checkpoint
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from lit_probattn.analysis.registry import STUDIES, Entry
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import nearest
 
 PROGRAM = "python -m lit_probattn.analysis"
@@ -49,12 +49,7 @@ def run_study(entry: Entry, arguments: list[str]) -> int:
     from lit_probattn.cli.errors import explain
 
     study = entry.load()
-    parser = argparse.ArgumentParser(
-        prog=f"{PROGRAM} {study.name}",
-        description=sys.modules[study.__module__].__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(f"{PROGRAM} {study.name}", sys.modules[study.__module__].__doc__)
     study.add_arguments(parser)
     add_flag(parser)
     options = parser.parse_args(arguments)

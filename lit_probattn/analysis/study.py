@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from lit_probattn.analysis.options import Flag
 from lit_probattn.analysis.recording import in_double
 from lit_probattn.analysis.results import Results, describe
 from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
 from lit_probattn.attention import Attention
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.rows import RowStore
 from lit_probattn.training.trained import identity, open_trained
 
@@ -36,7 +36,7 @@ class Study(ABC):
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
         """Add the study's flags to a parser."""
         for flag in cls.flags:
-            parser.add_argument(f"--{flag.name}", **flag.arguments)
+            flag.add_to(parser)
 
     @classmethod
     def run(cls, options: argparse.Namespace) -> None:

@@ -33,10 +33,6 @@ from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import RandomKey
 
 
-class MissingPartError(AttributeError):
-    """A variant lacks what makes it one; the message says what to give."""
-
-
 def _what_is_missing(cls: type) -> str:
     return (
         f"{cls.__name__} has neither reference_scores nor a core: define reference_scores(self, "
@@ -205,7 +201,7 @@ class Attention(RenamingModule):
     def __getattr__(self, name: str) -> Any:
         """Say what a variant lacks where its core is asked for."""
         if name == "core" and "core" not in vars(self).get("_modules", {}):
-            raise MissingPartError(_what_is_missing(type(self)))
+            raise AttributeError(_what_is_missing(type(self)))
         return super().__getattr__(name)
 
     def sizes(self, seq_len: int) -> Sizes:
@@ -299,8 +295,9 @@ class Attention(RenamingModule):
             out = self(*tokens, is_causal=is_causal, rng=rng, cu_seqlens=documents, **pairs)
             return nested_like(query, out)
         masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
-        packing = packing_of(cu_seqlens, cu_seqlens_k)
-        if packing is not None:
+        packing = None
+        if cu_seqlens is not None or cu_seqlens_k is not None:
+            packing = packing_of(cu_seqlens, cu_seqlens_k)
             others = {"cache": cache, "memory": memory, "attn_mask": attn_mask, "bias": bias}
             refuse_beside_documents(**others)
         if memory is None:

@@ -31,8 +31,24 @@ class MissingDataError(DataError, FileNotFoundError):
         return _printable(str(self.args[0])) if self.args else ""
 
 
+class DamagedError(DataError):
+    """A file of the data, or of a cache, is damaged or missing; other files may do."""
+
+
+class UnsupportedError(NotImplementedError):
+    """A model, a layer or a machine does not have what a function needs; the message says what."""
+
+
 class ChildError(RuntimeError):
-    """A process that this one started failed; the message says what it was and why."""
+    """A process that this one started failed; the message says what it was and why.
+
+    Args:
+        again: whether another try may succeed.
+    """
+
+    def __init__(self, text: str, *, again: bool = True) -> None:
+        super().__init__(text)
+        self.again = again
 
 
 def _printable(text: str) -> str:

@@ -131,6 +131,11 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fingerprint(content: bytes, size: int = 16, salt: bytes = b"") -> bytes:
-    """Return a quick digest of some bytes (BLAKE2b), by which samples are told apart."""
-    return hashlib.blake2b(content, digest_size=size, salt=salt).digest()
+def fingerprint(content: bytes | Iterable[bytes], size: int = 16, salt: bytes = b"") -> bytes:
+    """Return a quick digest of some bytes, or of parts that follow one another (BLAKE2b), by which
+    samples are told apart.
+    """
+    state = hashlib.blake2b(digest_size=size, salt=salt)
+    for part in [content] if isinstance(content, bytes) else content:
+        state.update(part)
+    return state.digest()

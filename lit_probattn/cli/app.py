@@ -14,7 +14,6 @@ LIT_PROBATTN_CONFIGS names folders of your own with tasks/, attention/ and train
 be repeated, lets a configuration name classes of a module that is not an installed package.
 """
 
-import contextlib
 import json
 import os
 import sys
@@ -444,12 +443,11 @@ def check_arguments(arguments: Sequence[str]) -> None:
     Raises:
         ConfigError: a key, a value or a file is wrong.
     """
-    with contextlib.suppress(_ParsedError):
+    try:
         _ParsingCLI(arguments)
-
-
-class _ParsedError(Exception):
-    """A command line was parsed."""
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 class _ParsingCLI(RunCLI):
@@ -458,7 +456,7 @@ class _ParsingCLI(RunCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, and end."""
         super().parse_arguments(parser, args)
-        raise _ParsedError
+        raise SystemExit(0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

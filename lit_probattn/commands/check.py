@@ -9,13 +9,13 @@ what to look at where one fails. The exit status is 1 then.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -26,12 +26,7 @@ _NUM_HEADS = 4
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check a class; returns the exit status: 1 if a promise is broken, 2 for wrong usage."""
-    parser = argparse.ArgumentParser(
-        prog="lit-probattn check",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("lit-probattn check", __doc__)
     parser.add_argument("cls", metavar="CLASS", help="full name, module.Class, or a shipped name")
     parser.add_argument(
         "--init_args", nargs="+", default=[], metavar="KEY=VALUE", help="arguments of the class"

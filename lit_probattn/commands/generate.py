@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.commands.opened import (
     add_checkpoint,
     add_draw,
@@ -38,12 +39,7 @@ TEMPERATURE = 0.8
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser."""
-    parser = argparse.ArgumentParser(
-        prog="lit-probattn generate",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("lit-probattn generate", __doc__)
     add = parser.add_argument
     add_checkpoint(parser)
     add(

@@ -9,7 +9,6 @@ Folders of your own (LIT_PROBATTN_CONFIGS) are listed with the shipped ones.
 # Nothing here imports torch: a list of names is there at once.
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import sys
@@ -21,6 +20,7 @@ import yaml
 
 import datamodules
 from lit_probattn.analysis.registry import STUDIES
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import files_in, named_files
 from lit_probattn.base.errors import ConfigError, nearest
 
@@ -150,12 +150,7 @@ def _aligned(items: list[tuple[str, str]]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print names; returns the exit status: 2 for what a user got wrong, with one line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_probattn list",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m lit_probattn list", __doc__)
     parser.add_argument("kind", nargs="?", help=", ".join(KINDS))
     options = parser.parse_args(arguments)
     try:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.commands.opened import (
     add_checkpoint,
     add_draw,
@@ -51,12 +52,7 @@ class Translated:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser."""
-    parser = argparse.ArgumentParser(
-        prog="lit-probattn translate",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("lit-probattn translate", __doc__)
     add = parser.add_argument
     add_checkpoint(parser)
     add_search(parser)

@@ -34,7 +34,6 @@ from lit_probattn.compare.cells import (
     share_of,
     with_starts,
 )
-from lit_probattn.compare.launch import submit
 from lit_probattn.compare.model import (
     counts,
     missing_data,
@@ -53,8 +52,9 @@ from lit_probattn.compare.protocol import (
     settings_of,
 )
 from lit_probattn.compare.report import Report, refuse_file, refuse_foreign_files, unfinished_label
-from lit_probattn.compare.runner import Runner
+from lit_probattn.compare.runner import run_cells
 from lit_probattn.compare.tables import Table
+from lit_probattn.experiments.launch import submit
 from lit_probattn.records.tables import markdown_lines
 
 _PLAN = (
@@ -488,9 +488,15 @@ def _run_cells(
         return made.write(out) if out is not None and made.has_numbers else ""
 
     devices = options.devices.split(",") if options.devices else _own_device()
-    runner = Runner(counted, options.jobs, devices, options.attempts)
     there = [cell for cell in mine if cell.task.name not in failed]
-    outcome = runner.run(there, write if report.after_every_cell else lambda: None)
+    outcome = run_cells(
+        there,
+        counted,
+        options.jobs,
+        devices,
+        options.attempts,
+        after=write if report.after_every_cell else lambda: None,
+    )
     outcome.failed |= report.complete(there, options.jobs, devices)
     text = write()
     if text:

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import file_named, run_stem, shipped
 from lit_probattn.base.errors import ConfigError, DataError, nearest
 from lit_probattn.compare.cells import parse_settings
@@ -215,12 +216,7 @@ def refuse_unequal(table: Table, options: Options) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's flags; none is matched by a prefix."""
-    parser = argparse.ArgumentParser(
-        prog="lit-probattn compare",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("lit-probattn compare", __doc__)
     add = parser.add_argument_group("what is compared").add_argument
     add("--task", nargs="+", required=True, metavar="NAME", help="names or files of tasks")
     add(

@@ -11,7 +11,6 @@ compared with those of the data that it is tested on; --labels puts its classes 
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 import lightning
 from torch import Tensor
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.convert.files import check_output, write
 from lit_probattn.convert.transformers_files import CONFIG, read_json, read_weights
@@ -369,12 +369,7 @@ def _in_task(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_probattn.convert from_transformers",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m lit_probattn.convert from_transformers", __doc__)
     parser.add_argument("folder", type=Path, help="the model's folder, with config.json")
     parser.add_argument("output", type=Path, help="the checkpoint to write, NAME.ckpt")
     help = "classes of a classifier in the order of the data, such as entailment neutral"

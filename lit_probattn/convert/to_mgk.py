@@ -35,6 +35,7 @@ from lit_probattn.attention.fish.layer import FiSHAttention
 from lit_probattn.attention.mgk.annealing import DOT_PRODUCTS
 from lit_probattn.attention.mgk.layer import MGKAttention, MGKOptions
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import find
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
@@ -200,12 +201,7 @@ def open_run(options: argparse.Namespace) -> Trained:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_probattn.convert",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m lit_probattn.convert", __doc__)
     add = parser.add_argument
     add("checkpoint", type=Path, help="a checkpoint with softmax attention, or its run folder")
     add("output", type=Path, help="the checkpoint to write, NAME.ckpt")

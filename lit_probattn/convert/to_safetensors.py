@@ -1,17 +1,15 @@
 """Write the weights of a checkpoint as safetensors: `lit-probattn export`."""
 
-import argparse
 import sys
 from pathlib import Path
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.training.checkpoints import CheckpointError, export_safetensors
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="lit-probattn export", description=__doc__, allow_abbrev=False
-    )
+    parser = Parser("lit-probattn export", __doc__)
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a run folder")
     parser.add_argument("output", type=Path, help="the .safetensors file to write")
     options = parser.parse_args(arguments)

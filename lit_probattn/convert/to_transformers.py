@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import find
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import attention_entry, build_attention
@@ -218,12 +219,7 @@ def _attention_of(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_probattn.convert to_transformers",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m lit_probattn.convert to_transformers", __doc__)
     add = parser.add_argument
     add("checkpoint", type=Path, help="a checkpoint of a text encoder, or its run folder")
     add("folder", type=Path, help="where config.json and model.safetensors go")

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.base.torch_internals import (
     CDIST_OPERATORS,
     CPU_ATTENTION_OPERATORS,
@@ -39,10 +40,6 @@ _HEAVY = re.compile(
     r"attention|cdist|euclidean_dist|matmul|einsum|tensordot|conv|fft|_mm$|^mm$|bmm|addmv|"
     r"^mv$|^dot$|vdot|inner$|^linear$|grouped_mm|rnn|lstm|gru"
 )
-
-
-class UncountedOperationError(RuntimeError):
-    """An operation of attention has no formula: the count would be too small."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Macs:
 def _sizes(value: Any) -> list[int]:
     sizes = value.type().sizes()
     if sizes is None:
-        raise UncountedOperationError("a tensor has no known shape while counting with fvcore")
+        raise UnsupportedError("a tensor has no known shape while counting with fvcore")
     return [int(s) for s in sizes]
 
 
@@ -87,7 +84,7 @@ def _einsum_handle(inputs: list[Any], outputs: list[Any]) -> int:
     if len(operands) == 1:
         return 0
     if len(operands) != 2 or "." in equation:
-        raise UncountedOperationError(f"no fvcore formula for einsum {equation!r}")
+        raise UnsupportedError(f"no fvcore formula for einsum {equation!r}")
     letters: dict[str, int] = {}
     for term, shape in zip(terms, operands, strict=True):
         for letter, size in zip(term, shape, strict=True):
@@ -137,7 +134,7 @@ def _functions_opened() -> Iterator[None]:
 
 
 def fvcore_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
-    """Count the forward pass with fvcore, best on `meta`; UncountedOperationError if it cannot."""
+    """Count the forward pass with fvcore, best on `meta`; UnsupportedError if it cannot."""
     analysis = FlopCountAnalysis(model, (inputs,))
     analysis.set_op_handle(**_HANDLES)
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
@@ -149,7 +146,7 @@ def fvcore_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
         unsupported = dict(analysis.unsupported_ops())
     unknown = sorted(name for name in unsupported if _without_formula(name))
     if unknown:
-        raise UncountedOperationError(
+        raise UnsupportedError(
             f"fvcore has no formula for {', '.join(unknown)}; add a handle to {__name__}"
         )
     norms = sum(int(v) for k, v in by_operator.items() if "norm" in k)
@@ -196,7 +193,7 @@ class _Guard(TorchDispatchMode):
             space, _, name = str(packet).partition(".")
             heavy = space != "aten" or _HEAVY.search(name.strip("_")) is not None
             if heavy and space not in ("prim", "prims", "profiler") and not is_decomposed(func):
-                raise UncountedOperationError(
+                raise UnsupportedError(
                     f"no FLOP formula is registered for {packet}; register one with "
                     "torch.utils.flop_counter.register_flop_formula"
                 )
@@ -204,7 +201,7 @@ class _Guard(TorchDispatchMode):
 
 
 def torch_flops(function: Callable[[], object]) -> int:
-    """Count the FLOPs of a call, backward included; UncountedOperationError if one is unknown."""
+    """Count the FLOPs of a call, backward included; UnsupportedError if one is unknown."""
     counter = FlopCounterMode(display=False, custom_mapping=_EXTRA_FORMULAS)
     with counter, _Guard():
         function()

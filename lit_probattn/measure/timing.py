@@ -10,6 +10,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from lit_probattn.base.errors import UnsupportedError
+
 _FLUSH_BYTES = 256 * 2**20  # more than the last-level cache of current GPUs
 
 
@@ -116,21 +118,17 @@ def lost_gpu(error: Exception | str) -> bool:
     return "CUDA error" in said and not any(text in said for text in _KEPT)
 
 
-class NotCapturedError(RuntimeError):
-    """A function cannot be a CUDA graph; the message says why."""
-
-
 def captured(function: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """Return a function that replays the kernels of a call as a CUDA graph, without any Python.
 
     Three calls on a stream of their own come first, as capturing asks for.
 
     Raises:
-        NotCapturedError: the device has no graphs, or the call does what a graph cannot hold.
+        UnsupportedError: the device has no graphs, or the call does what a graph cannot hold.
         RuntimeError: the call lost the GPU (`lost_gpu`).
     """
     if device.type != "cuda":
-        raise NotCapturedError(f"no CUDA graphs on {device.type}")
+        raise UnsupportedError(f"no CUDA graphs on {device.type}")
     current, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     own.wait_stream(current)
     graph = torch.cuda.CUDAGraph()
@@ -144,7 +142,7 @@ def captured(function: Callable[[], object], device: torch.device) -> Callable[[
     except RuntimeError as error:
         if lost_gpu(error):
             raise
-        raise NotCapturedError(str(error).splitlines()[0][:80]) from error
+        raise UnsupportedError(str(error).splitlines()[0][:80]) from error
 
     def replay() -> object:
         graph.replay()
@@ -157,5 +155,5 @@ def replayed(function: Callable[[], object], device: torch.device) -> Callable[[
     """Return `captured(function, device)`, or the function itself where it cannot be captured."""
     try:
         return captured(function, device)
-    except NotCapturedError:
+    except UnsupportedError:
         return function

@@ -42,6 +42,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError, DataError, nearest
 from lit_probattn.base.progress import replace_unprintable
 from lit_probattn.compare.cells import portable
@@ -64,12 +65,7 @@ MODULE = "lit_probattn.reproduce"
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's flags; none is matched by a prefix."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(f"python -m {MODULE}", __doc__)
     add = parser.add_argument
     add("table", nargs="?", help="a table or figure, such as mgk_table1; --list shows all")
     add("--list", action="store_true", help="print all tables and figures with their state")
@@ -127,15 +123,9 @@ def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[s
         _refuse(options, *every)
     protocol = None if figure.has_reduced_cells else _protocol(options)
     table = figure.table_of(options.table, part, options.tables, place, options.shortened)
-    failed: dict[str, str] = {}
-    more: dict[str, Any] = {}
-    if issubclass(figure, CellFigure):
-        more = {"failed": failed, "is_short": options.shortened, "jobs": options.jobs}
-        more["makes_studies"] = not options.report
-        more["devices"] = options.devices.split(",") if options.devices else ()
+    more = {"is_short": options.shortened} if issubclass(figure, CellFigure) else {}
     made = figure.for_part(part, options.shortened and figure.has_reduced_cells, **more)
-    status = run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
-    return 1 if failed else status
+    return run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
 
 
 def _study(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:

@@ -30,6 +30,7 @@ import numpy as np
 from datamodules.text.translation.files import ParallelText, find_plain
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest
 from lit_probattn.cli.errors import exit_status, quieten
@@ -115,12 +116,7 @@ class Filter:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(f"python -m {MODULE}", __doc__)
     add, noise, kept = parser.add_argument, Noise(), Filter()
     add("--reverse", type=Path, required=True, help="run of the reverse model, or a checkpoint")
     add("--monolingual", type=Path, required=True, help="lines of the target language, plain text")

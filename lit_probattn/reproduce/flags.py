@@ -8,7 +8,6 @@ The rows are those of configs/released_flags.yaml.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import find
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.convert.layer_names import LAYOUTS
@@ -137,12 +137,7 @@ def _usual(one: CodeBase) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page, or write it; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_probattn.reproduce.flags",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m lit_probattn.reproduce.flags", __doc__)
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page there")
     options = parser.parse_args(arguments)
     try:

@@ -4,7 +4,7 @@ A `CellStudy` is a study of `lit_probattn.analysis` with its flags. What draws o
 three calls:
 
     spectrum = CellStudy("spectrum", {"full": True})
-    failed = spectrum.make(cells, jobs=2)                  # those with a checkpoint, unless done
+    failed = run_studies(spectrum.jobs(cells), 2, ())      # those with a checkpoint, unless done
     table = spectrum.table(cell, "spectrum_layers.csv")    # or Value(...).of(spectrum, cell)
 
 Results lie in RUNS/reproduce/studies, a folder per cell, study and flags. A study is done when its
@@ -15,11 +15,7 @@ rows (`rank`, `query_likelihood`).
 from __future__ import annotations
 
 import json
-import subprocess
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,23 +25,13 @@ import pandas as pd
 
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.results import shown_command
-from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.errors import ChildError, ConfigError, nearest
 from lit_probattn.base.files import digest
-from lit_probattn.base.locks import claim
 from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.launch import child_environment, start
-from lit_probattn.compare.runner import GRACE_SECONDS, stopped_by_sigterm
+from lit_probattn.experiments.runner import Command, Job, Runner, Work
 
 MODULE = "lit_probattn.analysis"
-_POLL_SECONDS = 0.1
 _DEVICES = {"gpu": "cuda", None: "auto"}
-
-
-@dataclass
-class _Running:
-    cell: Cell
-    claimed: AbstractContextManager[int | None]
-    process: subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True)
@@ -120,92 +106,10 @@ class CellStudy:
 
     # ---- making ------------------------------------------------------------------------------
 
-    def make(
-        self,
-        cells: Sequence[Cell],
-        *,
-        jobs: int = 1,
-        devices: Sequence[str] = (),
-        attempts: int = 2,
-        say: Callable[[str], None] = lambda line: print(line, flush=True),
-    ) -> dict[str, str]:
-        """Study every trained cell that is not studied yet; return reasons by label of those left.
-
-        Args:
-            cells: the cells; untrained ones are passed over, equal ones studied once.
-            jobs: studies at a time.
-            devices: CUDA devices that the jobs share in turn.
-            attempts: how often a study that fails is tried, the others first.
-            say: receives a line for everything that happens.
-        """
+    def jobs(self, cells: Sequence[Cell]) -> list[StudyJob]:
+        """Return the missing studies of the trained cells; equal cells are studied once."""
         trained = {cell.name: cell for cell in cells if cell.result() is not None}
-        waiting = deque(cell for cell in trained.values() if not self.is_done(cell))
-        tries, failed = Counter[str](), dict[str, str]()
-        slots: list[_Running | None] = [None] * jobs
-        with stopped_by_sigterm():
-            try:
-                while waiting or any(slots):
-                    for index, slot in enumerate(slots):
-                        if slot is None and waiting:
-                            cell = waiting.popleft()
-                            environment = child_environment(index, jobs, devices)
-                            slots[index] = self._begin(cell, environment, failed, say)
-                            tries[cell.name] += 1
-                        elif slot is not None and slot.process.poll() is not None:
-                            slots[index] = None
-                            slot.claimed.__exit__(None, None, None)
-                            if self._ended(slot, tries[slot.cell.name] < attempts, failed, say):
-                                waiting.append(slot.cell)
-                    time.sleep(_POLL_SECONDS if any(slots) else 0.0)
-            finally:
-                for slot in filter(None, slots):
-                    slot.process.terminate()
-                for slot in filter(None, slots):
-                    slot.process.wait()
-                    slot.claimed.__exit__(None, None, None)
-        return failed
-
-    def _begin(
-        self,
-        cell: Cell,
-        environment: Mapping[str, str],
-        failed: dict[str, str],
-        say: Callable[[str], None],
-    ) -> _Running | None:
-        claimed = claim(cell.folder / "locks" / f"{self._stem(cell)}.lock", GRACE_SECONDS)
-        lock = claimed.__enter__()
-        if lock is not None and not self.is_done(cell):
-            log = self._log(cell)
-            say(f"{cell.label}: {self.name} starts; log {log}")
-            process = start((), self.arguments(cell), log, environment, lock, MODULE)
-            return _Running(cell, claimed, process)
-        claimed.__exit__(None, None, None)
-        if lock is None:
-            failed[cell.label] = f"{self.name}: another process is working on it"
-        return None
-
-    def _ended(
-        self, slot: _Running, again: bool, failed: dict[str, str], say: Callable[[str], None]
-    ) -> bool:
-        """Say how a study ended; return whether it is to be tried again."""
-        cell = slot.cell
-        if slot.process.returncode == 0:
-            say(f"{cell.label}: {self.name} is done: {self.folder(cell)}")
-            return False
-        lines = self._log(cell).read_text(errors="replace").strip().splitlines()
-        reason = f"{self.name} ended with status {slot.process.returncode}: {lines[-1][:300]}"
-        refused = slot.process.returncode == 2  # what a user got wrong stays wrong
-        if not again or refused:
-            failed[cell.label] = reason
-            return False
-        say(f"{cell.label}: {reason}; it is tried again after the others")
-        return True
-
-    def _stem(self, cell: Cell) -> str:
-        return f"{cell.name}-{self.folder(cell).name}"
-
-    def _log(self, cell: Cell) -> Path:
-        return cell.folder / "logs" / f"{self._stem(cell)}.log"
+        return [StudyJob(cell, self) for cell in trained.values() if not self.is_done(cell)]
 
     # ---- reading -----------------------------------------------------------------------------
 
@@ -228,6 +132,79 @@ class CellStudy:
     def pictures(self, cell: Cell) -> list[Path]:
         """Return the pictures of a finished study."""
         return sorted(self.folder(cell).glob("*.png"))
+
+
+@dataclass(frozen=True)
+class StudyJob(Job):
+    """A study of a trained cell; it keeps its own rows, so that it goes on by itself.
+
+    Args:
+        cell: the cell.
+        study: what is made of it.
+    """
+
+    cell: Cell
+    study: CellStudy
+
+    @property
+    def name(self) -> str:
+        """Names of the cell, of the study and of its flags."""
+        return f"{self.cell.name}-{self.study.folder(self.cell).name}"
+
+    @property
+    def label(self) -> str:
+        """The cell's, and the study."""
+        return f"{self.cell.label}, {self.study.name}"
+
+    @property
+    def folder(self) -> Path:
+        """Folder of locks and logs."""
+        return self.cell.folder
+
+    @property
+    def kind(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Seeds take as long."""
+        return self.study.name, self.cell.task.name, self.cell.row.name
+
+    def is_done(self) -> bool:
+        """Whether its text is there, which it writes last."""
+        return self.study.is_done(self.cell)
+
+    def work(self) -> Work:
+        """Run the study; what a user got wrong is not tried again."""
+        words = self.study.arguments(self.cell)
+        yield from study_step(self.study.name, words, self.log_path)
+        return f"done: {self.study.folder(self.cell)}"
+
+
+def study_step(name: str, arguments: Sequence[str], log: Path) -> Generator[Command, int, None]:
+    """Yield the command of a study.
+
+    Args:
+        name: the study.
+        arguments: its command line after the module's name.
+        log: what its output is appended to.
+
+    Raises:
+        ChildError: it failed; the message is the last line of the log.
+    """
+    status = yield Command(arguments, MODULE)
+    if status:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        reason = f"{name} ended with status {status}: {lines[-1][:300]}"
+        raise ChildError(reason, again=status != 2)  # what a user got wrong stays wrong
+
+
+def run_studies(jobs: Sequence[Job], num_slots: int, devices: Sequence[str]) -> dict[str, str]:
+    """Run studies; return why by label for those that are not done then.
+
+    Args:
+        jobs: studies, and what is made of them.
+        num_slots, devices: as in `Runner`.
+    """
+    outcome = Runner(num_slots, devices, what="studies").run(jobs)
+    busy = dict.fromkeys(outcome.elsewhere, "another process is working on it")
+    return {**outcome.failed, **outcome.skipped, **busy}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from datamodules.series.archive import ARCHIVES, check_name
 from datamodules.series.uea import UEA
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import file_named, named_files, run_stem
 from lit_probattn.base.errors import ConfigError, DataError, MissingDataError, nearest
 from lit_probattn.compare.cells import Cell, Place
@@ -240,12 +241,7 @@ class UEAReport(Report):
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's flags; none is matched by a prefix."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(f"python -m {MODULE}", __doc__)
     add = parser.add_argument
     add("--table", type=Path, default=TABLE, help="recipes and published numbers")
     add("--archives", nargs="+", help="names, or `all` of the collection; default: the table's")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention import Attention
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.base.torch_internals import FakeTensorMode
 from lit_probattn.measure.counters import Macs, fvcore_macs, torch_macs, torch_train_macs
 from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax
@@ -22,7 +23,6 @@ from lit_probattn.models.transformer import Transformer
 from profiling.cost.exact import (
     ExactCost,
     ModelShape,
-    NoFormulaError,
     attention_cost,
     backend_macs,
     scope_costs,
@@ -173,7 +173,7 @@ def count_costs(setting: Setting) -> tuple[Attention, list[CostEntry]]:
     problem, exact = None, None
     try:
         exact = _exact(setting, layer)
-    except NoFormulaError as error:
+    except UnsupportedError as error:
         problem = str(error)
     entries: list[CostEntry] = []
     for scope, operations in measured.items():

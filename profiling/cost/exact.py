@@ -16,10 +16,7 @@ import torch
 
 from lit_probattn.attention import Attention, Cost, variants
 from lit_probattn.attention.backends import BACKENDS
-
-
-class NoFormulaError(NotImplementedError):
-    """A variant gives no closed form for its cost."""
+from lit_probattn.base.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -36,11 +33,11 @@ class ExactCost:
 
 
 def attention_cost(layer: Attention, seq_len: int) -> Cost:
-    """Return what a layer says of its cost over one sequence, or raise a NoFormulaError."""
+    """Return what a layer says of its cost over one sequence, or raise a UnsupportedError."""
     try:
         return layer.cost(seq_len)
     except NotImplementedError as error:
-        raise NoFormulaError(
+        raise UnsupportedError(
             f"{type(layer).__name__} gives no cost formula: implement cost(seq_len)"
         ) from error
 

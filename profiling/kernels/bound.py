@@ -118,7 +118,7 @@ def measured_rates() -> Rates:
     """Return the rates of one core, each the best of seven tries.
 
     Raises:
-        library.Unavailable: there is no C library here.
+        UnsupportedError: there is no C library here.
     """
     loaded, operands = library.load(), torch.zeros(_OPERANDS)
     key = RandomKey(0)

@@ -12,16 +12,15 @@ from typing import Any
 import pandas as pd
 import torch
 
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, UnsupportedError
 from lit_probattn.base.processes import capture
 from lit_probattn.base.provenance import device_name, git_revision, versions
 from lit_probattn.base.rows import RowStore
 from lit_probattn.experiments.page import Page, as_csv, image
 from lit_probattn.kernels.cpu import selftest
-from lit_probattn.measure.counters import UncountedOperationError, torch_flops
+from lit_probattn.measure.counters import torch_flops
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import (
-    NotCapturedError,
     captured,
     lost_gpu,
     quantile,
@@ -107,7 +106,7 @@ def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str
                 notes[name] = "eager only: draws dropout or noise"
             else:
                 replays[name] = captured(function, device)
-        except NotCapturedError as error:
+        except UnsupportedError as error:
             notes[name] = f"eager only: {error}"
         except torch.OutOfMemoryError:
             failed[name] = "out of memory"
@@ -146,7 +145,7 @@ def _bound(config: KernelsConfig, name: str) -> float | None:
 def _flops(function: Callable[[], object]) -> int | None:
     try:
         return torch_flops(function)
-    except UncountedOperationError:
+    except UnsupportedError:
         return None
 
 

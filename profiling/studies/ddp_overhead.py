@@ -22,10 +22,11 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
+from lit_probattn.base.arguments import Flag
 from lit_probattn.measure.timing import round_ratios, spread
 from lit_probattn.tasks.distributed import sum_over_ranks
 from profiling.studies.layouts import Recorder, fit_command, train_in_ranks
-from profiling.studies.study import Report, command, flag, shown
+from profiling.studies.study import Report, command, shown
 
 GLOBAL_BATCH, WARMUP = 16, 3
 # Side: processes, samples of one optimiser step.
@@ -131,9 +132,9 @@ main = command(
     __name__,
     __doc__,
     run,
-    {
-        "variants": flag(["softmax", "mgk_soft_e"], "files of configs/attention"),
-        "rounds": flag(7, "rounds of all sides", least=1),
-        "steps": flag(15, "optimiser steps of one round", least=WARMUP + 2),
-    },
+    (
+        Flag("variants", "files of configs/attention", ["softmax", "mgk_soft_e"]),
+        Flag("rounds", "rounds of all sides", 7, least=1),
+        Flag("steps", "optimiser steps of one round", 15, least=WARMUP + 2),
+    ),
 )

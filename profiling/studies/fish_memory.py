@@ -17,10 +17,11 @@ import warnings
 import pandas as pd
 import torch
 
+from lit_probattn.base.arguments import Flag
 from lit_probattn.configs import attention_entry, build_attention
 from lit_probattn.measure.memory import cpu_peak_bytes
 from lit_probattn.randomness import RandomKey
-from profiling.studies.study import SEED, Report, command, flag, shown
+from profiling.studies.study import SEED, Report, command, shown
 
 VARIANTS = ("fish", "hard_fish", "gfish", "hard_gfish", "mish", "hard_mish")
 
@@ -56,11 +57,11 @@ main = command(
     __name__,
     __doc__,
     run,
-    {
-        **SEED,
-        "seq_len": flag(4096, "N", least=1),
-        "num_global_heads": flag(2, "G, of 8 local heads", least=1),
-        "variants": flag(["fish", "gfish"], "files of configs/attention", choices=VARIANTS),
-        "max_ratio": flag(0.1, "largest ratio of blockwise to reference that passes"),
-    },
+    (
+        *SEED,
+        Flag("seq_len", "N", 4096, least=1),
+        Flag("num_global_heads", "G, of 8 local heads", 2, least=1),
+        Flag("variants", "files of configs/attention", ["fish", "gfish"], choices=VARIANTS),
+        Flag("max_ratio", "largest ratio of blockwise to reference that passes", 0.1),
+    ),
 )

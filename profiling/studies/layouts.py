@@ -27,12 +27,13 @@ import pandas as pd
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.config_files import named_files
 from lit_probattn.base.errors import ChildError
 from lit_probattn.cli.app import main as train
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
 from profiling.measure.processes import run_in_ranks
-from profiling.studies.study import Report, command, flag
+from profiling.studies.study import Report, command
 
 # No validation, no files.
 QUIET = {
@@ -181,9 +182,9 @@ main = command(
     __name__,
     __doc__,
     run,
-    {
-        "steps": flag(50, "optimiser steps", least=LEAST_STEPS),
-        "precision": flag("32-true", "precision of the trainer", choices=("32-true", "64-true")),
-        "variants": flag(list(REQUIRED), "files of configs/attention without .yaml, or `all`"),
-    },
+    (
+        Flag("steps", "optimiser steps", 50, least=LEAST_STEPS),
+        Flag("precision", "precision of the trainer", "32-true", choices=("32-true", "64-true")),
+        Flag("variants", "files of configs/attention without .yaml, or `all`", list(REQUIRED)),
+    ),
 )

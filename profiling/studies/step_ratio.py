@@ -24,11 +24,12 @@ from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.layer import split_heads
+from lit_probattn.base.arguments import Flag
 from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
 from lit_probattn.records.tables import counted
-from profiling.studies.study import TIMED, Report, backend_of, command, flag, measure_sides, shown
+from profiling.studies.study import TIMED, Report, backend_of, command, measure_sides, shown
 
 VARIANTS = {
     "softmax, 8 heads": ("softmax", 8),
@@ -231,12 +232,12 @@ main = command(
     __name__,
     __doc__,
     run,
-    {
-        **TIMED,
-        "length": flag(2000, "tokens of a sequence", least=1),
-        "batch": flag(2, "sequences of a step", least=1),
-        "dropout": flag([0.1, 0.0], "rates of attention dropout"),
-        "mode": flag("train", "train: a step; eval: inference", choices=["train", "eval"]),
-        "repeats": flag(7, "timed rounds", least=1),
-    },
+    (
+        *TIMED,
+        Flag("length", "tokens of a sequence", 2000, least=1),
+        Flag("batch", "sequences of a step", 2, least=1),
+        Flag("dropout", "rates of attention dropout", [0.1, 0.0]),
+        Flag("mode", "train: a step; eval: inference", "train", choices=["train", "eval"]),
+        Flag("repeats", "timed rounds", 7, least=1),
+    ),
 )

@@ -13,7 +13,6 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +23,7 @@ import torch
 from lit_probattn.analysis.drawing import CHEAPER
 from lit_probattn.attention import recorded_choices
 from lit_probattn.base import provenance
+from lit_probattn.base.arguments import Flag, Parser
 from lit_probattn.base.errors import ChildError, ConfigError, DataError
 from lit_probattn.base.files import refuse_to_replace
 from lit_probattn.experiments.page import Made, Page, as_csv, image
@@ -34,44 +34,23 @@ from lit_probattn.records.tables import markdown_lines, panels
 STUDIES = ("ddp_overhead", "fish_memory", "layouts", "step_ratio")
 
 
-class Parser(argparse.ArgumentParser):
-    """Errors are one line, options must be written out, and the description keeps its lines."""
-
-    def __init__(self, **options: Any) -> None:
-        options |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-        super().__init__(**options)
+class OneLineParser(Parser):
+    """Errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         """Print the message and leave with status 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def flag(default: Any, text: str, least: float = -math.inf, **more: Any) -> dict[str, Any]:
-    """Return the arguments of `add_argument`: the type is the default's; a list, several values."""
-    kind: Any = type(default)
-    if kind is list:
-        kind, more["nargs"] = type(default[0]), "+"
-    if kind in (int, float):
-        kind = partial(_number, kind, least)
-    return {"type": kind, "default": default, "help": f"{text} (default {default})", **more}
-
-
-def _number(kind: type, least: float, text: str) -> float:
-    value: float = kind(text)
-    if value < least:
-        raise argparse.ArgumentTypeError(f"expected at least {least}, received {text}")
-    return value
-
-
-SEED = {"seed": flag(0, "seed of PyTorch's generator")}
-TIMED = {
-    **SEED,
-    "device": flag("cpu", "torch device"),
-    "threads": flag(0, "CPU threads, 0 for PyTorch's choice; 1 on a machine that is shared"),
-    "warmup": flag(1, "untimed rounds", least=0),
-    "repeats": flag(5, "timed rounds", least=1),
-    "max_seconds": flag(math.inf, "no new round starts after this long; 3 rounds at least"),
-}
+SEED = (Flag("seed", "seed of PyTorch's generator", 0),)
+TIMED = (
+    *SEED,
+    Flag("device", "torch device", "cpu"),
+    Flag("threads", "CPU threads, 0 for PyTorch's choice; 1 on a machine that is shared", 0),
+    Flag("warmup", "untimed rounds", 1, least=0),
+    Flag("repeats", "timed rounds", 5, least=1),
+    Flag("max_seconds", "no new round starts after this long; 3 rounds at least", math.inf),
+)
 
 
 @dataclass(frozen=True)
@@ -143,13 +122,15 @@ def command(
     module: str,
     description: str | None,
     run: Run,
-    flags: Mapping[str, dict[str, Any]],
+    flags: Sequence[Flag],
 ) -> Callable[..., int]:
     """Return the `main` of a study, which takes arguments and returns the exit status.
 
     Args:
         module: `__name__` of the study; if that is the program, `main` runs now.
+        description: its help.
         run: makes the report.
+        flags: its flags; of two with a name the later counts.
     """
     is_program = module == "__main__"
     name = Path(sys.argv[0]).stem if is_program else module.rpartition(".")[2]
@@ -161,11 +142,14 @@ def command(
 
     def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if arguments is None else list(arguments)
-        parser = Parser(prog=" ".join(start), description=description)
-        for word, values in flags.items():
-            parser.add_argument(f"--{word}", **values)
+        parser = OneLineParser(" ".join(start), description)
+        named = {flag.name: flag for flag in flags}
+        for flag in named.values():
+            flag.add_to(parser)
         parser.add_argument("--out", type=Path, help="report folder; without it, only printed")
         options = parser.parse_args(arguments)
+        for flag in named.values():
+            flag.check(options, parser)
         device = getattr(options, "device", "cpu")
         if getattr(options, "threads", 0):
             torch.set_num_threads(options.threads)

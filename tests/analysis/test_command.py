@@ -14,10 +14,10 @@ import yaml
 from PIL import Image
 
 from lit_probattn.analysis.__main__ import main
-from lit_probattn.analysis.options import Flag
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.studies import curves
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.experiments.page import read
 from lit_probattn.records.tables import MAX_BYTES

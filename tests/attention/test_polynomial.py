@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_probattn.analysis.approximation.layers import NotApplicableError
 from lit_probattn.analysis.approximation.measure import (
     score,
     score_approximated,
@@ -23,6 +22,7 @@ from lit_probattn.analysis.approximation.methods import (
 from lit_probattn.attention import HeadCall, HeadLayout, KVCache, PolynomialAttention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.polynomial import PolynomialCore, polynomial_scores
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.configs import class_of
 from tests.analysis.approximation.test_swap import LENGTH, batches, language_model, layers_of
 from tests.attention.mgk.oracles import combine
@@ -152,7 +152,7 @@ def test_outputs_of_a_model_have_witnesses():
 
 def test_hashing_and_features_need_the_exponential_kernel():
     task = model()
-    with pytest.raises(NotApplicableError, match="leave out lsh and orf"):
+    with pytest.raises(UnsupportedError, match="leave out lsh and orf"):
         score_approximated(task, batches(1), layers_of(task), RandomFeatures(8))
 
 

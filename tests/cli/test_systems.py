@@ -42,7 +42,7 @@ try:
     fork_context()
 except ConfigError as error:
     print(error)
-from lit_probattn.compare.launch import start
+from lit_probattn.experiments.launch import start
 command = start([], ["list", "tasks"], Path("log"), dict(os.environ), 0)
 assert command.wait() == 0
 assert "lra_listops" in Path("log").read_text()

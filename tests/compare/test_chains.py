@@ -72,7 +72,7 @@ def test_starts_run_first_once_and_for_all(tmp_path, jobs):
     assert sorted(named(cells)) == sorted((t, "softmax_2", s) for s in (3, 4) for t in tasks)
     lines = []
     mine = share_of(cells, 0, 1)
-    outcome = runner(jobs, lines).run(mine, lambda: None)
+    outcome = runner(jobs, lines)(mine)
     assert (outcome.ran, outcome.skipped, outcome.failed) == (8, {}, {})
     assert all(commands_run(cell) == ["fit", "test"] for cell in cells)
     for cell in cells:
@@ -137,13 +137,13 @@ def test_a_killed_chain_goes_on_where_it_was(tmp_path):
     (tmp_path / "KILL").write_text(f"{second.name} 9")
 
     def work():
-        runner().run(cells, lambda: None)
+        runner()(cells)
         return 0
 
     assert in_child(work) == -signal.SIGKILL
     assert [cell.result() is not None for cell in cells] == [True, False, False, False]
     lines = []
-    assert runner(1, lines).run(cells, lambda: None).ran == 3
+    assert runner(1, lines)(cells).ran == 3
     assert "finished before, not run again" in lines[0]
     assert "goes on from step 9 of 16" in lines[1]
     assert commands_run(first) == ["fit", "test"]
@@ -155,7 +155,7 @@ def test_what_begins_with_a_failure_is_skipped_in_a_line(tmp_path):
     _, cells = chained(tmp_path)
     (tmp_path / "FAIL").write_text("second-mgk")
     lines = []
-    outcome = runner(1, lines).run(cells, lambda: None)
+    outcome = runner(1, lines)(cells)
     failed = "second, MGK, 1 head, seed 3"
     assert list(outcome.failed) == [failed]
     reason = f"it begins with {failed}, which failed"
@@ -163,14 +163,14 @@ def test_what_begins_with_a_failure_is_skipped_in_a_line(tmp_path):
     assert sum(line.endswith(f"skipped: {reason}") for line in lines) == 2
     assert outcome.ran == 5  # `first` of both rows, and the other row
     (tmp_path / "FAIL").unlink()
-    again = runner().run(cells, lambda: None)
+    again = runner()(cells)
     assert (again.ran, again.skipped) == (3, {})
 
 
 def test_a_start_that_fails_once_is_waited_for(tmp_path):
     _, cells = chained(tmp_path, ["softmax_2"])
     (tmp_path / "FAIL_ONCE").touch()
-    outcome = runner(2).run(cells, lambda: None)
+    outcome = runner(2)(cells)
     assert (outcome.ran, outcome.skipped, outcome.failed) == (4, {}, {})
 
 

@@ -10,7 +10,7 @@ import pytest
 from lit_probattn.__main__ import main
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.report import Report
-from lit_probattn.compare.runner import Runner
+from lit_probattn.compare.runner import run_cells
 from tests.compare.test_runner import COUNTED
 from tests.compare.tiny import finished, program, tiny_cells
 from tests.support.paths import ROOT
@@ -178,11 +178,10 @@ def test_a_time_that_nobody_took_is_unknown(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     table, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
     lines = []
-    runner = Runner(lambda cell: COUNTED, say=lines.append)
-    runner.run(cells[:1], lambda: None)
+    run_cells(cells[:1], lambda cell: COUNTED, say=lines.append)
     assert cells[0].result()["fit_seconds_of_last_start"] > 0
     cells[0].result_path.unlink()
-    runner.run(cells[:1], lambda: None)
+    run_cells(cells[:1], lambda cell: COUNTED, say=lines.append)
     assert cells[0].result()["fit_seconds_of_last_start"] is None
     report = Report(table, cells[:1], "python -m lit_probattn")
     report.write(tmp_path / "out")

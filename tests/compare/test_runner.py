@@ -10,15 +10,17 @@ import signal
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from lit_probattn.base.progress import duration
 from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.launch import child_environment
 from lit_probattn.compare.model import counts
 from lit_probattn.compare.protocol import Options, differences
-from lit_probattn.compare.runner import Pace, Runner, _Slot
+from lit_probattn.compare.runner import CellJob, run_cells
+from lit_probattn.experiments.launch import child_environment
+from lit_probattn.experiments.runner import Pace, Slot
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.training.run_record import read_starts
 from tests.compare.tiny import program, tiny_cells, write_tables
@@ -35,7 +37,9 @@ def _root(monkeypatch):
 
 
 def runner(jobs=1, lines=None):
-    return Runner(lambda cell: COUNTED, jobs, say=[].append if lines is None else lines.append)
+    """Return `run_cells` with slots, and a list that is told what happens."""
+    say = [].append if lines is None else lines.append
+    return partial(run_cells, facts=lambda cell: COUNTED, num_slots=jobs, say=say)
 
 
 def commands_run(cell):
@@ -47,14 +51,14 @@ def commands_run(cell):
 def test_every_cell_runs_once(tmp_path, jobs):
     _, cells = tiny_cells(tmp_path)
     reports = []
-    outcome = runner(jobs).run(cells, lambda: reports.append(1))
+    outcome = runner(jobs)(cells, after=lambda: reports.append(1))
     assert len(cells) == outcome.ran == len(reports) == 4
     assert [commands_run(cell) for cell in cells] == [["fit", "test"]] * 4
     values = [cell.result()["values"]["test"] for cell in cells]
     assert values == pytest.approx([28.0, 38.0, 29.0, 39.0])
     assert all(cell.result()["num_test"] == 42 for cell in cells)
     lines = []
-    again = runner(jobs, lines).run(cells, lambda: reports.append(1))
+    again = runner(jobs, lines)(cells, after=lambda: reports.append(1))
     assert (again.ran, len(again.finished), len(reports)) == (0, 4, 4)
     assert sum("finished before, not run again" in line for line in lines) == 4
     assert [commands_run(cell) for cell in cells] == [["fit", "test"]] * 4
@@ -65,13 +69,13 @@ def test_killed_command_goes_on_and_runs_no_finished_cell_again(tmp_path):
     (tmp_path / "KILL").write_text(f"{cells[1].name} 9")  # in the second cell, at its step 9 of 16
 
     def work():
-        runner().run(cells, lambda: None)
+        runner()(cells)
         return 0
 
     assert in_child(work) == -signal.SIGKILL
     assert [cell.result() is not None for cell in cells] == [True, False, False, False]
     lines = []
-    outcome = runner(1, lines).run(cells, lambda: None)
+    outcome = runner(1, lines)(cells)
     assert (outcome.ran, len(outcome.finished)) == (3, 4)
     assert "finished before, not run again" in lines[0]
     assert "goes on from step 9 of 16" in lines[1]
@@ -87,31 +91,31 @@ def test_cell_killed_after_its_last_step_is_tested_only(tmp_path):
     (tmp_path / "KILL").write_text(f"{cells[0].name} 16")
 
     def work():
-        runner().run(cells[:1], lambda: None)
+        runner()(cells[:1])
         return 0
 
     assert in_child(work) == -signal.SIGKILL
-    assert runner().run(cells[:1], lambda: None).ran == 1
+    assert runner()(cells[:1]).ran == 1
     assert commands_run(cells[0]) == ["fit", "test"]
 
 
 def test_half_a_result_counts_as_none(tmp_path):
     _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
-    runner().run(cells[:1], lambda: None)
+    runner()(cells[:1])
     text = cells[0].result_path.read_text()
     cells[0].result_path.write_text(text[: len(text) // 2])
     assert cells[0].result() is None
-    assert runner().run(cells[:1], lambda: None).ran == 1
+    assert runner()(cells[:1]).ran == 1
 
 
 def test_cell_of_another_process_is_left_to_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_probattn.compare.runner.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("lit_probattn.experiments.runner.GRACE_SECONDS", 0.2)
     _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
     lock = cells[0].folder / "locks" / f"{cells[0].name}.lock"
     lock.parent.mkdir(parents=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        outcome = runner().run(cells, lambda: None)
+        outcome = runner()(cells)
     assert outcome.elsewhere == [cells[0].label]
     assert outcome.finished == cells[1:]
 
@@ -119,19 +123,18 @@ def test_cell_of_another_process_is_left_to_it(tmp_path, monkeypatch):
 def test_failed_cell_stops_no_other_and_is_tried_again(tmp_path):
     _, cells = tiny_cells(tmp_path)
     (tmp_path / "FAIL").touch()
-    found = Runner(lambda cell: COUNTED, 2, attempts=1, say=lambda line: None)
-    outcome = found.run(cells, lambda: None)
+    outcome = runner(2)(cells, attempts=1)
     assert len(outcome.failed) == 4
     assert all("`fit` ended with status 3; see " in text for text in outcome.failed.values())
     (tmp_path / "FAIL").unlink()
-    assert runner(2).run(cells, lambda: None).ran == 4
+    assert runner(2)(cells).ran == 4
 
 
 def test_failed_cell_is_tried_again_after_the_others(tmp_path):
     _, cells = tiny_cells(tmp_path)
     (tmp_path / "FAIL_ONCE").touch()
     lines = []
-    outcome = runner(1, lines).run(cells, lambda: None)
+    outcome = runner(1, lines)(cells)
     assert (outcome.ran, outcome.failed) == (4, {})
     assert outcome.finished == [*cells[1:], cells[0]]
     (failed,) = [line for line in lines if ": failed: " in line]
@@ -141,37 +144,59 @@ def test_failed_cell_is_tried_again_after_the_others(tmp_path):
     assert "goes on from step 16 of 16" in lines[-3]
     (tmp_path / "FAIL").touch()
     cells[0].result_path.unlink()
-    assert list(runner(1, lines).run(cells, lambda: None).failed) == [cells[0].label]
+    assert list(runner(1, lines)(cells).failed) == [cells[0].label]
     assert commands_run(cells[0]) == ["fit", "test", "test", "test"]
 
 
-def result_of(cell, seconds, starts=1):
-    return {"fit_seconds_of_last_start": seconds, "num_starts": starts, "values": {}}
+class Timed(CellJob):
+    """A cell that took a while."""
+
+    took = None
+
+    def seconds(self):
+        return self.took
+
+
+def job_of(cell, took=None):
+    job = Timed(cell, lambda cell: COUNTED)
+    vars(job)["took"] = took
+    return job
 
 
 def slot_of(cell, first=0, seconds=0.0):
-    return _Slot("", cell, nullcontext(), 0, iter(()), first, None, time.monotonic() - seconds)
+    begin = time.monotonic() - seconds
+    return Slot("", job_of(cell), nullcontext(), 0, iter(()), first, None, begin)
 
 
 def test_time_left_follows_each_rows_own_pace(tmp_path):
     _, cells = tiny_cells(tmp_path)  # softmax, mgk, softmax, mgk of 16 steps
+    jobs = [job_of(cell) for cell in cells]
     pace = Pace()
-    assert pace.seconds_left(cells, [], 1) is None
-    pace.learn(cells[0], result_of(cells[0], 32.0))
-    pace.learn(cells[0], result_of(cells[0], 900.0, starts=2))  # counts from its last start
-    assert pace.seconds_left(cells[1:3], [], 1) == pytest.approx(64.0)
-    pace.learn(cells[1], result_of(cells[1], 320.0))
-    assert pace.seconds_left(cells[2:], [], 1) == pytest.approx(352.0)
-    assert pace.seconds_left(cells[2:], [], 2) == pytest.approx(176.0)
+    assert pace.seconds_left(jobs, [], 1) is None
+    pace.learn(job_of(cells[0], 32.0))
+    pace.learn(job_of(cells[0]))  # nobody knows
+    assert pace.seconds_left(jobs[1:3], [], 1) == pytest.approx(64.0)
+    pace.learn(job_of(cells[1], 320.0))
+    assert pace.seconds_left(jobs[2:], [], 1) == pytest.approx(352.0)
+    assert pace.seconds_left(jobs[2:], [], 2) == pytest.approx(176.0)
     folder = tmp_path / "runs" / cells[3].name / "0"
     folder.mkdir(parents=True)
     (folder / "metrics.csv").write_text("step,train/loss\n4,1.0\n12,0.5\n")
     running = slot_of(cells[3], first=8)
-    assert pace.seconds_left(cells[2:3], [running], 1) == pytest.approx(32.0 + 80.0)
-    assert pace.seconds_left(cells[2:3], [running], 2) == pytest.approx(80.0)  # the longest
+    assert pace.seconds_left(jobs[2:3], [running], 1) == pytest.approx(32.0 + 80.0)
+    assert pace.seconds_left(jobs[2:3], [running], 2) == pytest.approx(80.0)  # the longest
     new = Pace()  # nothing is finished: the pace of what runs, since it was started
     slot = slot_of(cells[3], first=8, seconds=20.0)
-    assert new.seconds_left(cells[2:3], [slot], 1) == pytest.approx(20.0 + 80.0, rel=0.01)
+    assert new.seconds_left(jobs[2:3], [slot], 1) == pytest.approx(20.0 + 80.0, rel=0.01)
+
+
+def test_a_cell_that_was_started_twice_tells_no_pace(tmp_path, monkeypatch):
+    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    found = {"fit_seconds_of_last_start": 32.0, "num_starts": 1}
+    monkeypatch.setattr(type(cells[0]), "result", lambda cell: found)
+    assert CellJob(cells[0], lambda cell: COUNTED).seconds() == 32.0
+    found["num_starts"] = 2  # the seconds are those of its last start
+    assert CellJob(cells[0], lambda cell: COUNTED).seconds() is None
 
 
 @pytest.mark.parametrize(
@@ -185,7 +210,7 @@ def test_times_are_said_as_people_do(seconds, text):
 def test_progress_counts_all_cells(tmp_path):
     _, cells = tiny_cells(tmp_path)
     lines = []
-    runner(2, lines).run(cells, lambda: None)
+    runner(2, lines)(cells)
     told = [re.split("[,;]", line)[0] for line in lines if "cells finished" in line]
     assert told == [f"{i} of 4 cells finished" for i in (1, 2, 3, 4)]
 
@@ -274,7 +299,7 @@ def test_options_make_other_cells(tmp_path):
 
 def test_result_has_what_a_reader_needs(tmp_path):
     _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
-    runner().run(cells[:1], lambda: None)
+    runner()(cells[:1])
     result = json.loads(cells[0].result_path.read_text())
     wanted = {"task", "row", "seed", "values", "selected_step", "selected_on_test", "max_steps"}
     wanted |= {"num_starts", "run_folder", "command", "packages", "git", "hardware", "backends"}

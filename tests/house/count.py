@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import json
 import os
 import re
@@ -242,6 +243,125 @@ def verdict_engines(root: Path) -> Found:
     return found(sorted(set(paths)))
 
 
+# ---- around the core ---------------------------------------------------------------------------
+
+PACKAGES = ("lit_probattn", "datamodules", "profiling")
+_INSIDE = ("attention", "functional", "kernels", "models", "tasks", "interop", "base")
+
+
+def _named_files(root: Path, pattern: str, *more: str) -> Found:
+    """Return the files of the packages in which each of some regular expressions is found."""
+    paths = sorted(path for top in PACKAGES for path in (root / top).rglob("*.py"))
+    texts = ((path, path.read_text(encoding="utf-8")) for path in paths)
+    every = [re.compile(one) for one in (pattern, *more)]
+    return found(p.relative_to(root) for p, text in texts if all(one.search(text) for one in every))
+
+
+def row_stores(root: Path) -> Found:
+    """Files with a store of results that outlive a command: they write JSON, parse what stands
+    there and go on from it, and speak of rows, cells or units.
+    """
+    keeps = r"append_lines\(|replace_text\(|write_whole\(|write_text\(|atomic|\.write\("
+    kinds = r"\.jsonl|Row\b|\brows?\b|\bcells\b|\bunits\b"
+    writes = r"json\.dumps?\b|model_dump_json"
+    goes_on = r"class \w*Store\b|def (keep|finished|done|repair|has)\("
+    return _named_files(root, keeps, kinds, writes, goes_on)
+
+
+def digests(root: Path) -> Found:
+    """Files that call hashlib themselves."""
+    calls = (
+        path
+        for path, tree in trees(root, *PACKAGES)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("hashlib.")
+    )
+    return found(sorted(set(calls)))
+
+
+def locks(root: Path) -> Found:
+    """Files that lock files themselves: flock, lockf, a file that may not exist, a library."""
+    return _named_files(root, r"fcntl\.(flock|lockf)|\bO_EXCL\b|filelock|portalocker")
+
+
+def flag_dialects(root: Path) -> Found:
+    """Ways in which options of commands are declared: argparse's `add_argument` written out, and
+    classes or functions of our own that stand for an option.
+    """
+    plain = r"add_argument\(\s*\"--|\badd\(\s*\"--"
+    ways = ["add_argument"] if _named_files(root, plain).number else []
+    for path, tree in trees(root, *PACKAGES):
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in ("Flag", "flag"):
+                ways.append(f"{path}: {node.name}")
+    return found(ways)
+
+
+def argument_parsers(root: Path) -> Found:
+    """Calls of `ArgumentParser`, and classes that derive from it."""
+    made = []
+    for path, tree in trees(root, *PACKAGES):
+        for node in ast.walk(tree):
+            named = [node.func] if isinstance(node, ast.Call) else []
+            named += node.bases if isinstance(node, ast.ClassDef) else []
+            for name in named:
+                if ast.unparse(name).rpartition(".")[2] == "ArgumentParser":
+                    made.append(f"{path}:{node.lineno}")  # type: ignore[attr-defined]
+    return found(made)
+
+
+def exception_classes(root: Path) -> Found:
+    """Classes that derive from an exception, through classes of the packages too."""
+    every = [(path, node) for path, node in classes(root, *PACKAGES)]
+    known = {name for name, item in vars(builtins).items() if _is_exception(item)}
+    bases = {n.name: {ast.unparse(b).rpartition(".")[2] for b in n.bases} for _, n in every}
+    for _ in bases:  # as far as one derives from another
+        known |= {name for name, found in bases.items() if found & known}
+        known |= {
+            b for found in bases.values() for b in found if re.search(r"(Error|Exception)$", b)
+        }
+    return found(f"{path}: {node.name}" for path, node in every if node.name in known)
+
+
+def _is_exception(item: object) -> bool:
+    return isinstance(item, type) and issubclass(item, BaseException)
+
+
+def options_around(root: Path) -> Found:
+    """Options outside of layers, models, tasks, interop and base: arguments with a default of
+    constructors, and fields with one of dataclasses and pydantic models, of public classes; flags
+    of commands.
+    """
+    names = []
+    inside = tuple(f"lit_probattn/{name}/" for name in _INSIDE)
+    models = {"BaseModel"}
+    parts = [(p, n) for p, n in classes(root, *PACKAGES) if not p.startswith(inside)]
+    for _ in range(3):
+        models |= {n.name for _, n in parts if {ast.unparse(b) for b in n.bases} & models}
+    for _, node in parts:
+        if node.name.startswith("_"):
+            continue
+        fields = is_record(node) or node.name in models
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                given = [*part.args.posonlyargs, *part.args.args]
+                own = given[len(given) - len(part.args.defaults) :]
+                pairs = zip(part.args.kwonlyargs, part.args.kw_defaults, strict=True)
+                own += [argument for argument, default in pairs if default is not None]
+                names += [f"{node.name}.{argument.arg}" for argument in own]
+            elif fields and isinstance(part, ast.AnnAssign) and part.value is not None:
+                constant = ast.unparse(part.annotation).startswith("ClassVar")
+                names += [] if constant else [f"{node.name}.{ast.unparse(part.target)}"]
+    for path, tree in trees(root, *PACKAGES):
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant):
+                name, text = ast.unparse(call.func).rpartition(".")[2], str(call.args[0].value)
+                flag = name in ("add_argument", "add") and text.startswith("--")
+                if flag or name == "Flag":
+                    names.append(f"{path} {text}")
+    return found(names)
+
+
 # ---- options -----------------------------------------------------------------------------------
 
 
@@ -379,7 +499,8 @@ COUNTS: tuple[Callable[[Path], Found], ...] = (
     *(call_types, cells, engine_functions, lowerings, stand_ins, named_types),
     *(option_files, option_mentions, places_of_terms, refusal_methods),
     *(parameters, repeated_parameters, repeated_options, repeated_in_tasks_and_models),
-    verdict_engines,
+    *(verdict_engines, row_stores, digests, locks, flag_dialects, argument_parsers),
+    *(exception_classes, options_around),
 )
 
 

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lit_probattn.measure.timing import NotCapturedError, captured, lost_gpu, replayed
+from lit_probattn.base.errors import UnsupportedError
+from lit_probattn.measure.timing import captured, lost_gpu, replayed
 
 CUDA = torch.device("cuda")
 LOST = "CUDA error: an illegal memory access was encountered"
@@ -76,11 +77,11 @@ def raising(text):
 
 
 def test_a_lost_gpu_is_not_taken_for_a_call_that_cannot_be_captured(fake_graphs):
-    with pytest.raises(NotCapturedError, match="stream is capturing"):
+    with pytest.raises(UnsupportedError, match="stream is capturing"):
         captured(raising("CUDA error: not permitted when stream is capturing"), CUDA)
     with pytest.raises(RuntimeError, match="illegal memory access") as error:
         captured(raising(LOST), CUDA)
-    assert not isinstance(error.value, NotCapturedError)
+    assert not isinstance(error.value, UnsupportedError)
 
 
 def test_a_call_is_replayed_where_it_can_be(fake_graphs):

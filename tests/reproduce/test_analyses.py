@@ -340,7 +340,7 @@ def test_a_table_trains_studies_and_reports_and_does_nothing_twice(tmp_path, cap
     assert main([*words, "--report"]) == 2
     assert main(words) == 0
     first = capfd.readouterr().out
-    assert first.count("head_distance starts; log") == 2
+    assert first.count("head_distance: starts; log") == 2
     out = tmp_path / "runs/reproduce/reports/fish_table8"
     summary = pd.read_csv(out / "ratios.csv").set_index(["row", "metric"])
     layers = list((tmp_path / "runs/reproduce/studies").glob("*softmax*/*/*_layers.csv"))
@@ -353,7 +353,7 @@ def test_a_table_trains_studies_and_reports_and_does_nothing_twice(tmp_path, cap
     assert again.count("finished before, not run again") == 2
     (layers[0].parent / "head_distance.md").unlink()  # as after an interruption
     assert main(words) == 0
-    assert capfd.readouterr().out.count("head_distance starts; log") == 1
+    assert capfd.readouterr().out.count("head_distance: starts; log") == 1
 
 
 @pytest.mark.slow
@@ -363,4 +363,6 @@ def test_a_study_that_fails_is_tried_again_and_told(tmp_path, capfd):
     assert main(words) == 1  # sequences of 16 positions have no 64
     told = capfd.readouterr()
     (line,) = [line for line in told.err.splitlines() if line.startswith("failed: ")]
-    assert line.startswith("failed: wikitext_small, Softmax, 8 heads, seed 0: spectrum ended with")
+    assert line.startswith(
+        "failed: wikitext_small, Softmax, 8 heads, seed 0, spectrum: spectrum ended with"
+    )

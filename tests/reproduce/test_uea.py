@@ -62,7 +62,7 @@ def options(tmp_path, monkeypatch):
 @pytest.fixture
 def forked(monkeypatch):
     """Commands of cells run in forked processes."""
-    monkeypatch.setattr("lit_probattn.compare.runner.start", forks.start)
+    monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
 
 
 def bundled(options, *more):

@@ -102,9 +102,10 @@ def start(
     log: Path,
     environment: Mapping[str, str],
     lock: int,
+    module: str = "lit_probattn",
 ) -> Forked:
-    """Stand in for `lit_probattn.compare.launch.start`; the lock is inherited."""
-    assert not launch, "other programs are started for themselves"
+    """Stand in for `lit_probattn.experiments.launch.start`; the lock is inherited."""
+    assert (tuple(launch), module) == ((), "lit_probattn"), "others are started for themselves"
     log.parent.mkdir(parents=True, exist_ok=True)
     return Forked(lambda: main(list(arguments)), environment, log)
 

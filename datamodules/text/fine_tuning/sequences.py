@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from datamodules.text.fine_tuning.batches import PairSample, TypedCollate
 from datamodules.text.segments import IGNORE
 from datamodules.text.tokens import Tokens
 from lit_probattn.base.errors import DataError
+from lit_probattn.base.files import fingerprint
 
 __all__ = ["DocumentSplit", "MaskedCollate"]
 
@@ -151,8 +151,7 @@ class DocumentSplit(Mapped):
 
     def _draws(self, row: int) -> list[int]:
         text = f"{self._seed} {row}".encode()
-        digest = hashlib.blake2b(text, digest_size=32).digest()
-        return np.frombuffer(digest, dtype=np.uint64).tolist()
+        return np.frombuffer(fingerprint(text, 32), dtype=np.uint64).tolist()
 
 
 def _fit(one: list[int], other: list[int], room: int) -> tuple[list[int], list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -34,6 +33,7 @@ from lit_probattn.base.errors import (
     require_at_least,
     require_one_of,
 )
+from lit_probattn.base.files import digest
 
 __all__ = ["Translation"]
 
@@ -171,7 +171,7 @@ class Translation(TokenBatches, CachedDataModule):
         codes = None
         if self.codes_file is not None:
             text = read_codes(expand(self.codes_file)).text
-            codes = hashlib.sha256(text.encode()).hexdigest()
+            codes = digest(text)
         return {
             **self.identity(),
             "languages": list(self.languages),
@@ -372,8 +372,8 @@ class Translation(TokenBatches, CachedDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise a DataError if a checkpoint was trained with other dictionaries."""
         before, now = state_dict["dictionaries"], self._digests()
-        for side, (size, digest) in now.items():
-            if list(before[side]) != [size, digest]:
+        for side, (size, sha256) in now.items():
+            if list(before[side]) != [size, sha256]:
                 raise DataError(
                     f"the checkpoint was trained with a {side} dictionary of {before[side][0]} "
                     f"ids, the data have another one of {size}: the ids would mean other words; "
@@ -382,10 +382,7 @@ class Translation(TokenBatches, CachedDataModule):
 
     def _digests(self) -> dict[str, list[Any]]:
         sides = {"source": self.coder.source, "target": self.coder.target}
-        return {
-            side: [len(d), hashlib.sha256("\n".join(d.pieces).encode()).hexdigest()]
-            for side, d in sides.items()
-        }
+        return {side: [len(d), digest("\n".join(d.pieces))] for side, d in sides.items()}
 
     # ---- reports -----------------------------------------------------------------------------
 

@@ -17,9 +17,10 @@ from lit_probattn.analysis.approximation.figures import WORDS
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.approximation.study import Approximate, cell
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
-from lit_probattn.analysis.options import OUT, Flag
+from lit_probattn.analysis.options import OUT
 from lit_probattn.analysis.studies.curves import read_run
 from lit_probattn.analysis.study import Study
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table, panels
 

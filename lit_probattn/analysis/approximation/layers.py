@@ -14,10 +14,7 @@ from torch import Tensor
 from lit_probattn.analysis.recording import LayerCall, visible
 from lit_probattn.attention import Attention, HeadCall
 from lit_probattn.attention.numerics import masked_softmax, repeat_heads
-
-
-class NotApplicableError(ValueError):
-    """A layer's output is not a weighted mean of its values, or its kernel is another one."""
+from lit_probattn.base.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class Opened:
         """Return queries and keys, (B, H, ·, E), of a layer whose kernel is exp(q · k / √E).
 
         Raises:
-            NotApplicableError: it is another one.
+            UnsupportedError: it is another one.
         """
         query, key = self.call.query, self.layer.core.components(self.call.key)
         heads = self.weights.shape[1]
@@ -78,7 +75,7 @@ class Opened:
             found = masked_softmax(scores, self.allowed)
             if torch.allclose(found, self.weights.float(), atol=1e-4):
                 return query, key
-        raise NotApplicableError(
+        raise UnsupportedError(
             f"{self.name}: {type(self.layer).__name__} does not use the kernel exp(q · k / √E), "
             "which lsh and orf approximate; leave out lsh and orf"
         )
@@ -88,16 +85,16 @@ def open_call(name: str, layer: Attention, *args: Any, **kwargs: Any) -> Opened:
     """Compute the maps of a call by the reference; arguments as in `Attention.forward`.
 
     Raises:
-        NotApplicableError: the call has no maps, or some weights are negative.
+        UnsupportedError: the call has no maps, or some weights are negative.
         ValueError: the call uses a cache.
     """
     seen = LayerCall.of(name, layer, args, kwargs)
     try:
         weights = seen.weights()
     except NotImplementedError as error:
-        raise NotApplicableError(f"{name}: {error}") from error
+        raise UnsupportedError(f"{name}: {error}") from error
     if float(weights.min()) < 0:
-        raise NotApplicableError(
+        raise UnsupportedError(
             f"{name}: {type(layer).__name__} has negative weights (heads mixed after the kernel); "
             "no convex combination of values gives its output"
         )
@@ -132,7 +129,7 @@ def checked_layers(layers: Mapping[str, Attention], tolerance: float = 1e-3) -> 
     """Check, while the block lasts, that outputs are the weighted means of values.
 
     Raises:
-        NotApplicableError: they are not (another denominator or a factor on the output).
+        UnsupportedError: they are not (another denominator or a factor on the output).
     """
 
     def check(name: str, layer: Attention, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:
@@ -141,7 +138,7 @@ def checked_layers(layers: Mapping[str, Attention], tolerance: float = 1e-3) -> 
         real = opened.seen.real
         difference = (out - expected)[real].norm() / out[real].norm().clamp_min(1e-30)
         if not float(difference) < tolerance:
-            raise NotApplicableError(
+            raise UnsupportedError(
                 f"{name}: the output of {type(layer).__name__} is not the mean of its values by "
                 f"its weights (relative difference {float(difference):.1e})"
             )

@@ -32,7 +32,6 @@ import torch
 
 from lit_probattn.analysis.approximation import figures
 from lit_probattn.analysis.approximation.layers import (
-    NotApplicableError,
     Opened,
     checked_layers,
     replaced_cores,
@@ -55,8 +54,10 @@ from lit_probattn.analysis.approximation.methods import (
 )
 from lit_probattn.analysis.approximation.oracles import Window
 from lit_probattn.analysis.approximation.random_features import Rows
-from lit_probattn.analysis.options import MODEL, SPLITS, Flag
+from lit_probattn.analysis.options import MODEL, SPLITS
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.arguments import Flag
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.records.tables import markdown_table
 
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256, 512)
@@ -158,7 +159,7 @@ class Approximate(ModelStudy):
         try:
             with replaced_cores(self.layers, look):
                 score(self.trained.task, self.batches(1))
-        except NotApplicableError:
+        except UnsupportedError:
             return names
         return [*names, "orf"] if any(causal) else [*names, "lsh", "orf"]
 

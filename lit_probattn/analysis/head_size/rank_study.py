@@ -23,11 +23,12 @@ from lit_probattn.analysis.approximation.layers import Opened, replaced_cores
 from lit_probattn.analysis.approximation.measure import score
 from lit_probattn.analysis.drawing import label, powers_of_two
 from lit_probattn.analysis.head_size.ranks import diagnose, map_rank, recovered_rank, truncate
-from lit_probattn.analysis.options import MODEL, Flag, samples
+from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.recording import visible
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import HeadCall
 from lit_probattn.attention.numerics import masked_softmax
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table, panels
 

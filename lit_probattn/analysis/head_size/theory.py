@@ -21,8 +21,9 @@ from lit_probattn.analysis.head_size.theorem import (
     tolerance,
     unreachable,
 )
-from lit_probattn.analysis.options import OUT, Flag
+from lit_probattn.analysis.options import OUT
 from lit_probattn.analysis.study import Study
+from lit_probattn.base.arguments import Flag
 from lit_probattn.records.tables import markdown_table, panels
 
 

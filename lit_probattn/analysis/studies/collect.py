@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from lit_probattn.analysis.options import Flag
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.study import Study
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import refuse_to_replace
 from lit_probattn.experiments.page import Made, Page, as_csv

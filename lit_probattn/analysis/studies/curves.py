@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from lit_probattn.analysis.drawing import tiles
-from lit_probattn.analysis.options import OUT, Flag
+from lit_probattn.analysis.options import OUT
 from lit_probattn.analysis.study import Study
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.logs import FILE_NAME

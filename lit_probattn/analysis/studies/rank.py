@@ -15,9 +15,10 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import BLUE, tiles
 from lit_probattn.analysis.head_size.ranks import map_rank
-from lit_probattn.analysis.options import MODEL, Flag, samples
+from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.sampling import generator
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table
 

@@ -21,10 +21,11 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import each_head
-from lit_probattn.analysis.options import MODEL, Flag, samples
+from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table, panels
 

@@ -24,8 +24,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import BLUE, label
-from lit_probattn.analysis.options import MODEL, Flag
+from lit_probattn.analysis.options import MODEL
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.decision_transformer import DecisionTransformer
 from lit_probattn.records.tables import markdown_table, panels

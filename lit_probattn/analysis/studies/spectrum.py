@@ -22,10 +22,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import BLUE
-from lit_probattn.analysis.options import MODEL, Flag, samples
+from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.studies.distance import MAPS, attention_maps
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table, panels
 

@@ -28,12 +28,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lit_probattn.analysis.options import OUT, SPLITS, Flag
+from lit_probattn.analysis.options import OUT, SPLITS
 from lit_probattn.analysis.studies.curves import draw as draw_curves
 from lit_probattn.analysis.study import Study
 from lit_probattn.analysis.translations.decoded import common_pairs, decode, open_runs
 from lit_probattn.analysis.translations.report import Report, Row
 from lit_probattn.analysis.translations.scores import Bootstrap
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.tasks.bleu import check_installed
 

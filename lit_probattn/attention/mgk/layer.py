@@ -201,7 +201,7 @@ class MGKCore(KeyNorms, Core):
             include_log_det=self.include_log_det,
             hard=self.e_step == "hard",
             key_shift=self.shift_table(0, num_keys),
-            norm_weight=self.norm_weight,
+            norm_weight=self.key_norm_weight,
         )
 
     def shift_table(self, first_position: int, num_keys: int) -> Tensor | None:

@@ -1,8 +1,8 @@
 """What every attention layer promises, as checks of a layer that is made anew for each.
 
 `tests/attention/test_contract.py` holds every variant of the package to them, and `lit-probattn
-check my.Class` one of the user's own. A check raises a `ContractError` that says where the promise
-is broken; `CHECKS` has a remedy for each.
+check my.Class` one of the user's own. A check raises an `AssertionError` that says where the
+promise is broken; `CHECKS` has a remedy for each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.layer import Attention
 from lit_probattn.randomness import RandomKey
 
-__all__ = ["CHECKS", "EMBED", "HEAD", "Check", "ContractError", "Make", "serving"]
+__all__ = ["CHECKS", "EMBED", "HEAD", "Check", "Make", "serving"]
 
 # Distinct primes, so that no size stands for another: batch, tokens, width, size of a head.
 B, N, EMBED, HEAD = 2, 13, 11, 5
@@ -39,15 +39,11 @@ WAYS = (("", True, N, 7), (" in eval mode", False, N, 7), (" with 307 keys", Tru
 Make = Callable[..., Attention]
 
 
-class ContractError(AssertionError):
-    """A layer breaks a promise; the message says how."""
-
-
 class Check(NamedTuple):
     """One promise.
 
     Args:
-        run: raises a ContractError unless the layers that are made keep it.
+        run: raises an AssertionError unless the layers that are made keep it.
         remedy: what to look at where it is broken.
     """
 
@@ -66,13 +62,13 @@ def double(*shape: int) -> Tensor:
 
 
 def expect(condition: bool | Tensor, message: str) -> None:
-    """Raise a ContractError with a message unless a condition holds."""
+    """Raise an AssertionError with a message unless a condition holds."""
     if not condition:
-        raise ContractError(message)
+        raise AssertionError(message)
 
 
 def close(found: Tensor, expected: Tensor, what: str, atol: float = TOLERANCE) -> None:
-    """Raise a ContractError unless two tensors are equal up to `atol`; NaN equals nothing."""
+    """Raise an AssertionError unless two tensors are equal up to `atol`; NaN equals nothing."""
     expect(found.shape == expected.shape, f"{what}: {tuple(found.shape)}, not {expected.shape}")
     error = (found.double() - expected.double()).abs().max().item() if found.numel() else 0.0
     expect(error <= atol, f"{what}: off by {error:.1e}, allowed {atol:.0e}")
@@ -155,7 +151,7 @@ def hidden_pairs_change_nothing(make: Make) -> None:
         except NotImplementedError as error:
             expect("cannot apply attn_mask" in str(error), f"refused with {error}")
         else:
-            raise ContractError("attn_mask is taken, although no implementation applies it")
+            raise AssertionError("attn_mask is taken, although no implementation applies it")
 
 
 def masks_of_three_dimensions_are_heads(make: Make) -> None:
@@ -183,7 +179,7 @@ def a_bias_is_added_to_the_scores(make: Make) -> None:
         except ValueError as error:
             expect("add a bias to" in str(error), f"refused with {error}")
             return
-        raise ContractError("a bias is taken, although there are no scores to add it to")
+        raise AssertionError("a bias is taken, although there are no scores to add it to")
     for backend in serving(layer, x, bias=hidden):
         layer.backend = backend
         close(layer(x, bias=hidden), layer(x, attn_mask=pairs), f"{backend}: a bias of −∞")
@@ -457,7 +453,7 @@ def head_size_is_given_by_name(make: Make) -> None:
     except TypeError:
         pass
     else:
-        raise ContractError("a third argument is taken without a name")
+        raise AssertionError("a third argument is taken without a name")
     expect(cls(8, 2).head_dim == 4, "head_dim is not embed_dim / num_heads by default")
 
 

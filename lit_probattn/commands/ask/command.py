@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.commands.ask.layers import (
     Answer,
@@ -41,12 +42,7 @@ SORTS: dict[str, Callable[[Answer], float | None]] = {
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser."""
-    parser = argparse.ArgumentParser(
-        prog="lit-probattn ask",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("lit-probattn ask", __doc__)
     add = parser.add_argument
     add("--attention", nargs="+", metavar="NAME", help="these only, files of your own too")
     add("--embed_dim", type=int, help="width of the layer")

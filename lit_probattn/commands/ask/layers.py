@@ -15,7 +15,7 @@ import torch
 from lit_probattn.attention import Attention
 from lit_probattn.attention.call import outline
 from lit_probattn.base.config_files import file_named, find, list_attention
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, UnsupportedError
 from lit_probattn.base.files import MADE_BY, refuse_to_replace, replace_text
 from lit_probattn.base.memory import (
     Resident,
@@ -28,7 +28,7 @@ from lit_probattn.configs import attention_entry, class_of
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
 from lit_probattn.kernels.runtime import recording
 from lit_probattn.randomness import RandomKey
-from profiling.cost.exact import NoFormulaError, attention_cost
+from profiling.cost.exact import attention_cost
 
 BASELINE = "softmax"
 RELEASED = "as_released/"  # presets that repeat published code
@@ -234,7 +234,7 @@ def operations(layer: Attention, seq_len: int) -> int:
     """Return the multiply-adds of one sequence: the layer's closed form, or counted without one."""
     try:
         return attention_cost(layer, seq_len).macs
-    except NoFormulaError:
+    except UnsupportedError:
         from lit_probattn.measure.counters import torch_macs
         from profiling.cost.models import AttentionOnly
 

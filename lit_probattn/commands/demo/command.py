@@ -17,6 +17,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
 
 OUT = Path("runs/demo")
@@ -25,12 +26,7 @@ SECONDS = 25.0
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's flags; none is matched by a prefix."""
-    parser = argparse.ArgumentParser(
-        prog="lit-probattn demo",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("lit-probattn demo", __doc__)
     add = parser.add_argument
     add("--out", type=Path, default=OUT, help=f"folder of the page (default {OUT})")
     add("--seconds", type=float, default=SECONDS, help=f"of training (default {SECONDS:.0f})")

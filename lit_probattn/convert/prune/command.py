@@ -30,6 +30,7 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import instantiate
 from lit_probattn.convert.files import check_output, write
@@ -138,12 +139,7 @@ def _build(config: dict[str, Any], state: Mapping[str, Tensor]) -> Any:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="lit-probattn convert prune",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("lit-probattn convert prune", __doc__)
     add = parser.add_argument
     add("checkpoint", type=Path, help="a checkpoint with MGK or sMGK, or its run folder")
     add("output", type=Path, help="the checkpoint to write, NAME.ckpt")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from lit_probattn.attention.core import Core
-from lit_probattn.base.errors import nan_among, nearest
-from lit_probattn.interop.swap.hosts.base import CannotSwap, Host, Place, Sizes
+from lit_probattn.base.errors import UnsupportedError, nan_among, nearest
+from lit_probattn.interop.swap.hosts.base import Host, Place, Sizes
 from lit_probattn.interop.swap.hosts.huggingface import HuggingFaceHost
 from lit_probattn.interop.swap.hosts.timm import TimmHost
 from lit_probattn.interop.swap.hosts.torch import TorchHost
@@ -147,7 +147,7 @@ def plan_layers(chosen: list[Found], settings: Settings) -> list[Planned]:
     for found in chosen:
         try:
             planned.append(_plan(found, settings))
-        except CannotSwap as error:
+        except UnsupportedError as error:
             kind = type(found.place.module).__name__
             refused.append(f"  {found.place.name or '(the model)'} ({kind}): {error}")
     if refused:
@@ -162,25 +162,25 @@ def plan_layers(chosen: list[Found], settings: Settings) -> list[Planned]:
 def _plan(found: Found, settings: Settings) -> Planned:
     place, host = found.place, found.host
     if host is None:
-        raise CannotSwap("the class is not known")
+        raise UnsupportedError("the class is not known")
     if place.module is place.model:
-        raise CannotSwap("it is the whole model, so nothing holds it; put it into a module")
+        raise UnsupportedError("it is the whole model, so nothing holds it; put it into a module")
     sizes = host.sizes(place)
     size = settings.group_size
     if size > 1 and sizes.fixed_heads:
-        raise CannotSwap(f"its number of heads cannot change: {sizes.fixed_heads}")
+        raise UnsupportedError(f"its number of heads cannot change: {sizes.fixed_heads}")
     if sizes.num_kv_heads % size:
-        raise CannotSwap(
+        raise UnsupportedError(
             f"{sizes.num_kv_heads} key heads cannot be joined in groups of {size} (heads="
             f"{settings.heads})"
         )
     if settings.variant == "smgk" and sizes.rotary is not None:
-        raise CannotSwap("its keys are rotated before the shifts of smgk; use mgk")
+        raise UnsupportedError("its keys are rotated before the shifts of smgk; use mgk")
     _refuse_what_is_lost(place, host.owned(place))
     try:
         core = settings.make_core(sizes.layout(settings))
     except ValueError as error:
-        raise CannotSwap(str(error)) from error
+        raise UnsupportedError(str(error)) from error
     return Planned(place, host, sizes, core)
 
 
@@ -188,7 +188,7 @@ def _refuse_what_is_lost(place: Place, owned: list[nn.Module]) -> None:
     """Refuse weights that new ones could not stand in for.
 
     Raises:
-        CannotSwap: a weight is another's too, is computed from others, or is no number.
+        UnsupportedError: a weight is another's too, is computed from others, or is no number.
     """
     inside = {id(m) for module in owned for m in module.modules()}
     ours: dict[int, list[str]] = {}
@@ -202,7 +202,7 @@ def _refuse_what_is_lost(place: Place, owned: list[nn.Module]) -> None:
         computed += list(module.parametrizations) if is_parametrized(module) else []
         if id(module) in inside and computed:
             path = f"{dot}{computed[0]}".removeprefix(f"{place.name}.")
-            raise CannotSwap(
+            raise UnsupportedError(
                 f"{path} is computed from others (a parametrization, a mask, a norm), which would "
                 "be lost; make it a plain weight first"
             )
@@ -210,7 +210,7 @@ def _refuse_what_is_lost(place: Place, owned: list[nn.Module]) -> None:
         own, *more = [*names, *others.get(identity, [])]
         if more:
             path = own.removeprefix(f"{place.name}.")
-            raise CannotSwap(f"its {path} is {more[0]} too (tied), which a swap would undo")
+            raise UnsupportedError(f"its {path} is {more[0]} too (tied), which a swap would undo")
     bad = next(filter(None, (nan_among(module.named_parameters()) for module in owned)), None)
     if bad is not None:
-        raise CannotSwap(bad)
+        raise UnsupportedError(bad)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import hashlib
 import logging
 import os
 import platform
@@ -27,7 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-from lit_probattn.base.files import replacing
+from lit_probattn.base.errors import UnsupportedError
+from lit_probattn.base.files import digest, replacing
 
 logger = logging.getLogger("lit_probattn")
 
@@ -58,10 +58,6 @@ _SEAL_BYTES = len(_SEAL) + 64
 _HANDLES = Path("/proc/self/fd")
 
 
-class Unavailable(Exception):
-    """There is no library; the message says why, as "cannot …"."""
-
-
 class Library(ctypes.CDLL):
     """The loaded library, and where it is kept."""
 
@@ -79,26 +75,26 @@ def cache_folders() -> list[Path]:
 def _compiler() -> list[str]:
     """Return the command of the C compiler; `$CC` may hold a launcher or flags too."""
     if platform.system() != "Linux":
-        raise Unavailable(f"cannot be built on {platform.system()}: only Linux is supported")
+        raise UnsupportedError(f"cannot be built on {platform.system()}: only Linux is supported")
     given = os.environ.get("CC", "").strip()
     try:
         words = shlex.split(given)
     except ValueError as error:
-        raise Unavailable(f"cannot read CC={given}: {error}") from error
+        raise UnsupportedError(f"cannot read CC={given}: {error}") from error
     for name, *rest in [words] if words else [["cc"], ["gcc"], ["clang"]]:
         found = shutil.which(name)
         if found:
             return [found, *rest]
     if words:
-        raise Unavailable(f"cannot find the C compiler CC={given}")
-    raise Unavailable("cannot find a C compiler (cc, gcc or clang; CC names another)")
+        raise UnsupportedError(f"cannot find the C compiler CC={given}")
+    raise UnsupportedError("cannot find a C compiler (cc, gcc or clang; CC names another)")
 
 
 def obstacle() -> str | None:
     """Say why there can be no library on this machine ("cannot …"), or None; compiles nothing."""
     try:
         _compiler()
-    except Unavailable as error:
+    except UnsupportedError as error:
         return str(error)
     return None
 
@@ -138,13 +134,13 @@ def _compiled(compiler: list[str], scratch: Path) -> bytes:
     with ThreadPoolExecutor() as pool:
         for failed in pool.map(compiled, _SOURCES):
             if failed is not None:
-                raise Unavailable(f"cannot be compiled by {name}: {failed.splitlines()[0]}")
+                raise UnsupportedError(f"cannot be compiled by {name}: {failed.splitlines()[0]}")
     linked = scratch / "linked.so"
     failed = _run([*compiler, "-shared", *objects, "-o", str(linked), "-lm"])
     if failed is None and not linked.is_file():
         failed = "it wrote nothing"
     if failed is not None:
-        raise Unavailable(f"cannot be linked by {name}: {failed.splitlines()[-1]}")
+        raise UnsupportedError(f"cannot be linked by {name}: {failed.splitlines()[-1]}")
     return linked.read_bytes()
 
 
@@ -157,7 +153,7 @@ def _digest(compiler: list[str]) -> str:
     texts = [(_FOLDER / name).read_text() for name in _files()]
     flags = repr((_FLAGS, _SOURCES, _WIDE))
     parts = [*texts, flags, repr(compiler), _processor(), platform.machine()]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return digest("\0".join(parts), 16)
 
 
 # ---- folders and files that are ours -------------------------------------------------------------
@@ -200,7 +196,7 @@ def _sound(folder: int, name: str) -> int | None:
 
 
 def _seal(content: bytes) -> bytes:
-    return _SEAL + hashlib.sha256(content).hexdigest().encode()
+    return _SEAL + digest(content).encode()
 
 
 @contextlib.contextmanager
@@ -230,7 +226,7 @@ def _kept(compiler: list[str], folder: Path, name: str) -> Library:
 
     Raises:
         OSError: the folder cannot keep it.
-        Unavailable: the compiler failed, or what it made is no such library.
+        UnsupportedError: the compiler failed, or what it made is no such library.
     """
     with _opened(folder) as handle:
         found = _sound(handle, name)
@@ -290,7 +286,7 @@ def _open(handle: int, path: Path) -> Library:
             peak.argtypes, peak.restype = [pointer, size], size
     except AttributeError as error:
         reason = str(error).replace(address, str(path))
-        raise Unavailable(f"cannot be loaded: {reason}") from error
+        raise UnsupportedError(f"cannot be loaded: {reason}") from error
     found.path = str(path)
     return found
 
@@ -300,8 +296,8 @@ def load() -> Library:
     """Return the library, compiled now if nobody did before; its `path` says where it is kept.
 
     Raises:
-        Unavailable: no compiler, one that fails, or no folder to keep the library in; the package
-            computes with torch operations then.
+        UnsupportedError: no compiler, one that fails, or no folder to keep the library in; the
+            package computes with torch operations then.
     """
     compiler = _compiler()
     refused = []
@@ -313,5 +309,5 @@ def load() -> Library:
             except OSError as error:
                 refused.append(f"{folder}: {error.strerror or error}")
     except OSError as error:  # sources that cannot be read, no temporary folder at all
-        raise Unavailable(f"cannot be made: {error}") from error
-    raise Unavailable(f"cannot be kept or loaded: {'; '.join(refused)}")
+        raise UnsupportedError(f"cannot be made: {error}") from error
+    raise UnsupportedError(f"cannot be kept or loaded: {'; '.join(refused)}")

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import outside_modes
 from lit_probattn.kernels.cpu import draws, tiles
-from lit_probattn.kernels.cpu.library import Unavailable, load, obstacle
+from lit_probattn.kernels.cpu.library import load, obstacle
 from lit_probattn.randomness import AttentionDropout, RandomKey, normal_noise
 
 logger = logging.getLogger("lit_probattn")
@@ -46,7 +47,7 @@ def failure() -> str | None:
             wrong = next((name for name, right in _checks() if not right), None)
         if wrong is not None:
             reason = f"cannot be trusted: its self-test of {wrong} failed"
-    except Unavailable as error:
+    except UnsupportedError as error:
         reason = str(error)
     if reason is not None:
         logger.warning("the C library of the CPU %s; torch operations serve instead", reason)

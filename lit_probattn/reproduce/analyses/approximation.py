@@ -7,26 +7,25 @@ seeds as those of figures are.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
 
-from lit_probattn.analysis.__main__ import main as analyse
 from lit_probattn.analysis.approximation.compare import Compare
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.base.files import digest
 from lit_probattn.compare.cells import Cell
 from lit_probattn.experiments.page import as_csv
+from lit_probattn.experiments.runner import Job, Work
 from lit_probattn.records.markdown import code_span
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.figures.cells import CellFigure
-from lit_probattn.reproduce.studies import MODULE, CellStudy
+from lit_probattn.reproduce.studies import MODULE, CellStudy, StudyJob, run_studies, study_step
 
 METHODS = {"ovo": "OVO", "ova": "OVA"}
 _LEGEND = (
@@ -58,7 +57,7 @@ class ApproximationTable(CellFigure):
         """Say how many cells are to be studied, how many seeds compared, and the commands."""
         left = sum(not self.study.is_done(cell) for cell in cells)
         seeds = sorted({cell.seed for cell in cells})
-        waiting = [seed for seed in seeds if not self._is_compared(seed)]
+        waiting = [seed for seed in seeds if not self.is_compared(seed)]
         lines = [
             f"then the study {self.study.name} of {left} of {len(cells)} cells",
             f"then {Compare.name} of the rows of {len(waiting)} of {len(seeds)} seeds",
@@ -67,12 +66,17 @@ class ApproximationTable(CellFigure):
 
     def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
         """Study the trained cells; compare the rows of every seed whose cells are all studied."""
-        failed = self.study.make(cells, jobs=jobs, devices=devices)
+        studies: dict[int, list[StudyJob]] = {}
+        for job in self.study.jobs(cells):
+            studies.setdefault(job.cell.seed, []).append(job)
+        coming = {job.cell.name for found in studies.values() for job in found}
+        jobs_of_all: list[Job] = [job for found in studies.values() for job in found]
         for seed in sorted({cell.seed for cell in cells}):
-            if self._studied(seed) and not self._is_compared(seed):
-                reason = self._compare(seed)
-                failed |= {f"{Compare.name}, seed {seed}": reason} if reason else {}
-        return failed
+            mine = [cell for cell in self.cells if cell.seed == seed]
+            studied = all(cell.name in coming or self.study.is_done(cell) for cell in mine)
+            if studied and not self.is_compared(seed):
+                jobs_of_all.append(SeedJob(self, seed, studies.get(seed, [])))
+        return run_studies(jobs_of_all, jobs, devices)
 
     def _studied(self, seed: int) -> list[tuple[Cell, dict[str, Any]]]:
         """Return the cells of a seed with their results; none unless all are studied."""
@@ -92,7 +96,8 @@ class ApproximationTable(CellFigure):
         name = f"{Compare.name}-seed{seed}-{digest(text, 8)}"
         return found[0][0].folder / "studies" / self.table.name / name
 
-    def _is_compared(self, seed: int) -> bool:
+    def is_compared(self, seed: int) -> bool:
+        """Whether the comparison of a seed is made."""
         folder = self.compared_folder(seed)
         return folder is not None and (folder / f"{Compare.name}.md").is_file()
 
@@ -103,16 +108,6 @@ class ApproximationTable(CellFigure):
         words += [f"{cell.row.name}={self.study.folder(cell)}" for cell, _ in found]
         words += ["--runs", *(f"{cell.row.name}={result['run_folder']}" for cell, result in found)]
         return [*words, "--out", str(self.compared_folder(seed))]
-
-    def _compare(self, seed: int) -> str:
-        """Make a seed's comparison; return why it failed, or nothing."""
-        told = io.StringIO()
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
-            status = analyse(self.compare_arguments(seed))
-        if status:
-            return " ".join(told.getvalue().split()) or f"it ended with status {status}"
-        print(f"seed {seed}: {Compare.name} is done: {self.compared_folder(seed)}", flush=True)
-        return ""
 
     # ---- reporting -----------------------------------------------------------------------------
 
@@ -163,7 +158,7 @@ class ApproximationTable(CellFigure):
     @property
     def _compared(self) -> list[tuple[int, Path]]:
         seeds = sorted({cell.seed for cell in self.cells})
-        folders = [(seed, self.compared_folder(seed)) for seed in seeds if self._is_compared(seed)]
+        folders = [(seed, self.compared_folder(seed)) for seed in seeds if self.is_compared(seed)]
         return [(seed, folder) for seed, folder in folders if folder is not None]
 
     def further_tables(self) -> dict[str, str]:
@@ -181,6 +176,46 @@ class ApproximationTable(CellFigure):
     def write(self, folder: Path) -> str:
         """Write the report; return its tables."""
         return "\n".join([super().write(folder), "", *self.oracle_lines()])
+
+
+@dataclass(frozen=True)
+class SeedJob(Job):
+    """A comparison of the rows of a seed.
+
+    Args:
+        table: the table.
+        seed: the seed.
+        after: the studies that it waits for.
+    """
+
+    table: ApproximationTable
+    seed: int
+    after: Sequence[Job]
+
+    @property
+    def name(self) -> str:
+        """Names of the table and of the seed."""
+        return f"{self.table.table.name}-{self.label}".replace(", seed ", "-seed")
+
+    @property
+    def label(self) -> str:
+        """The study and the seed."""
+        return f"{Compare.name}, seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Folder of locks and logs."""
+        return self.table.cells[0].folder
+
+    def is_done(self) -> bool:
+        """Whether its text is there."""
+        return self.table.is_compared(self.seed)
+
+    def work(self) -> Work:
+        """Compare the rows."""
+        words = self.table.compare_arguments(self.seed)
+        yield from study_step(Compare.name, words, self.log_path)
+        return f"done: {self.table.compared_folder(self.seed)}"
 
 
 def _pictures(folder: Path) -> list[Path]:

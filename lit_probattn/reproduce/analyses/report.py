@@ -25,7 +25,7 @@ from lit_probattn.experiments.expectations import (
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.analyses.computed import Computed
 from lit_probattn.reproduce.analyses.table import Analysis
-from lit_probattn.reproduce.studies import CellStudy
+from lit_probattn.reproduce.studies import CellStudy, run_studies
 
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). The published number counts as the mean of "
@@ -62,7 +62,7 @@ class AnalysisReport(Report):
 
     def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
         """Study the trained cells."""
-        return self.study.make(cells, jobs=jobs, devices=devices)
+        return run_studies(self.study.jobs(cells), jobs, devices)
 
     def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
         """Say how many cells are to be studied, and the commands."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from lit_probattn.reproduce.figures.claims import Claim
 from lit_probattn.reproduce.figures.curves import Curves, curve_of
 from lit_probattn.reproduce.figures.panels import Panel, show
 from lit_probattn.reproduce.figures.report import FigureReport, Judge
-from lit_probattn.reproduce.studies import CellStudy, Value
+from lit_probattn.reproduce.studies import CellStudy, Value, run_studies
 
 SETTING = "run.test_during_training"
 _TEST_NOTE = (
@@ -38,17 +37,9 @@ class CellFigure(FigureReport):
 
     Args:
         table, cells, command, part, reduced: as in FigureReport.
-        failed: reasons by label of studies that did not end; shared by copies of the report.
-        makes_studies: whether `write` makes the studies that are missing.
-        jobs: studies at a time.
-        devices: CUDA devices that they share in turn.
         is_short: whether studies take their short flags.
     """
 
-    failed: dict[str, str] = field(default_factory=dict)
-    makes_studies: bool = False
-    jobs: int = 1
-    devices: Sequence[str] = ()
     is_short: bool = False
 
     @classmethod
@@ -212,15 +203,10 @@ class CellFigure(FigureReport):
 
     # ---- making --------------------------------------------------------------------------------
 
-    def write(self, folder: Path) -> str:
-        """Make the studies that are missing, if asked to; write what every figure has."""
-        if self.makes_studies:
-            cells = [cell for cell, _ in self.results]
-            for study in self.studies.values():
-                self.failed |= study.make(cells, jobs=self.jobs, devices=self.devices)
-            for name, reason in self.failed.items():
-                print(f"failed: {name}: {reason}", file=sys.stderr)
-        return super().write(folder)
+    def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
+        """Make the studies of the trained cells."""
+        studies = [job for study in self.studies.values() for job in study.jobs(cells)]
+        return run_studies(studies, jobs, devices)
 
 
 class StudyFigure(CellFigure):

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 
 from lit_probattn.analysis.head_size import theory
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.compare.cells import portable
 from lit_probattn.convert import wider_heads
@@ -40,10 +41,7 @@ REFUSALS = (ConfigError, CheckpointError, DataError)
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's flags; none is matched by a prefix."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM, description=__doc__, allow_abbrev=False, formatter_class=raw
-    )
+    parser = Parser(PROGRAM, __doc__)
     parts = parser.add_subparsers(dest="part", required=True)
     for name, (module, summary) in PARTS.items():
         module.add_arguments(parts.add_parser(name, allow_abbrev=False, help=summary))

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from lit_probattn.analysis.approximation.layers import (
-    NotApplicableError,
     checked_layers,
     open_call,
     replaced_cores,
@@ -38,6 +37,7 @@ from lit_probattn.attention import (
     ReleasedLinearAttention,
     SoftmaxAttention,
 )
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.tasks import LanguageModeling, MaskedLanguageModeling, SequenceClassifier
 
 VOCAB, LENGTH, C, E = 41, 13, 12, 5
@@ -252,14 +252,14 @@ def test_status_says_what_is_exact():
 
 def test_signed_weights_and_other_outputs_are_refused():
     no_maps = LinearFiSHAttention(C, 4, head_dim=E, num_global_heads=2).eval()
-    with pytest.raises(NotApplicableError, match="no attention maps"):
+    with pytest.raises(UnsupportedError, match="no attention maps"):
         open_call("layer", no_maps, torch.randn(2, 7, C))
     signed = SoftmaxAttention(C, 3, head_dim=E).eval()
     signed.weights = lambda query, *_, **__: torch.full((2, 3, 7, 7), -0.1)  # type: ignore
-    with pytest.raises(NotApplicableError, match="negative weights"):
+    with pytest.raises(UnsupportedError, match="negative weights"):
         open_call("layer", signed, torch.randn(2, 7, C))
     scaled = ReleasedLinearAttention(C, 3, head_dim=E, output_scale="inv_sqrt_head_dim").eval()
-    with pytest.raises(NotApplicableError, match="is not the mean of its values"):  # noqa: SIM117
+    with pytest.raises(UnsupportedError, match="is not the mean of its values"):  # noqa: SIM117
         with torch.no_grad(), checked_layers({"layer": scaled}):
             scaled(torch.randn(2, 7, C))
 
@@ -267,7 +267,7 @@ def test_signed_weights_and_other_outputs_are_refused():
 @pytest.mark.parametrize("variant", ["mgk", "elu"])
 def test_hashing_and_features_need_the_exponential_kernel(variant):
     task = language_model(variant)
-    with pytest.raises(NotApplicableError, match="leave out lsh and orf"):
+    with pytest.raises(UnsupportedError, match="leave out lsh and orf"):
         score_approximated(task, batches(1), layers_of(task), RandomFeatures(8))
 
 

@@ -161,7 +161,7 @@ def test_malformed_grids_are_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("lit_probattn.compare.runner.start", forks.start)
+    monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
     text = made_text.write(tmp_path / "text")
     grid = tmp_path / "grid.yaml"
     grid.write_text(

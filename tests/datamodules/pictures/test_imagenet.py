@@ -14,8 +14,8 @@ from PIL import Image
 
 from datamodules.__main__ import main
 from datamodules.core.order import FILL
-from datamodules.pictures.samples import PictureError, open_picture
-from lit_probattn.base.errors import DataError, MissingDataError
+from datamodules.pictures.samples import open_picture
+from lit_probattn.base.errors import DamagedError, DataError, MissingDataError
 from tests.datamodules.pictures.made import CLASSES, imagenet, picture, write_pictures
 from tests.support.orders import global_batch
 
@@ -129,7 +129,7 @@ def test_pictures_of_other_formats_are_refused(tmp_path: Path, kind):
     """By content and not by name: an EPS would start Ghostscript."""
     path = tmp_path / "n01_0.JPEG"
     Image.new("RGB", (8, 8)).save(path, format=kind)
-    with pytest.raises(PictureError, match="it is not a picture of a kind that is read"):
+    with pytest.raises(DamagedError, match="it is not a picture of a kind that is read"):
         open_picture(path)
 
 
@@ -304,7 +304,7 @@ def test_ground_truth_that_does_not_fit(root: Path):
 def test_picture_error_names_a_file_that_is_gone(root: Path):
     train = imagenet(root).split("train")
     (root / "train" / "n01" / "n01_0.JPEG").unlink()
-    with pytest.raises(PictureError, match=r"n01_0\.JPEG: the picture cannot be read: .*No such"):
+    with pytest.raises(DamagedError, match=r"n01_0\.JPEG: the picture cannot be read: .*No such"):
         train[0]
 
 

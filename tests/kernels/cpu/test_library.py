@@ -1,4 +1,4 @@
-"""The compiled library is ours and complete before it is loaded; every failure is `Unavailable`."""
+"""The compiled library is ours and complete before it is loaded; all failures are one error."""
 
 import fcntl
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.kernels.cpu import library
 
 CC = shutil.which("cc") or shutil.which("gcc")
@@ -112,7 +113,7 @@ def test_the_temporary_folder_serves_where_the_cache_cannot_be_written(place):
     assert place.load().parent == place.temporary
     shutil.rmtree(place.temporary)
     place.temporary.write_text("this too")
-    with pytest.raises(library.Unavailable, match=r"cannot be kept .*Not a directory.*File exists"):
+    with pytest.raises(UnsupportedError, match=r"cannot be kept .*Not a directory.*File exists"):
         place.load()
 
 
@@ -122,6 +123,7 @@ def test_the_temporary_folder_serves_where_the_cache_cannot_be_written(place):
 # between a program of root and its own library, while the package looks for its library there.
 RACE = """
 import os, pathlib, signal, sys
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.kernels.cpu import library
 folder, evil = library.cache_folders()[1], sys.argv[1]
 target = folder / f"cpu-{library._digest(library._compiler())}.so"
@@ -140,7 +142,7 @@ try:
         try:
             library.load.cache_clear()
             print(library.load())
-        except library.Unavailable as error:
+        except UnsupportedError as error:
             said = str(error)
     print(said)
 finally:
@@ -183,7 +185,7 @@ def test_a_folder_that_others_write_or_name_is_passed_by(place, change):
     change(place.cache)
     assert place.load().parent == place.temporary
     change(place.temporary)
-    with pytest.raises(library.Unavailable, match=r"cannot be kept .*lit_probattn"):
+    with pytest.raises(UnsupportedError, match=r"cannot be kept .*lit_probattn"):
         place.load()
 
 
@@ -241,7 +243,7 @@ def test_without_proc_a_name_is_loaded_only_where_nobody_else_can_change_it(plac
     monkeypatch.setattr(library, "_HANDLES", Path("/no/such/folder"))
     assert place.load().parent == place.cache
     place.root.chmod(0o777)
-    with pytest.raises(library.Unavailable, match="/proc"):
+    with pytest.raises(UnsupportedError, match="/proc"):
         place.load()
     place.root.chmod(0o700)
 
@@ -264,7 +266,7 @@ def test_without_proc_a_name_is_loaded_only_where_nobody_else_can_change_it(plac
 )
 def test_what_a_compiler_does_wrong_is_one_line(place, text, message):
     script(Path(place.compiler), f"#!/bin/sh\n{text}\n")
-    with pytest.raises(library.Unavailable, match=message) as told:
+    with pytest.raises(UnsupportedError, match=message) as told:
         place.load()
     assert len(str(told.value).splitlines()) == 1
 
@@ -272,7 +274,7 @@ def test_what_a_compiler_does_wrong_is_one_line(place, text, message):
 def test_a_library_without_its_functions_is_one_line(place, tmp_path):
     lacking = shared(tmp_path / "lacking.so", complete().replace("keep_block", "keep_blocks"))
     script(Path(place.compiler), FAKE.format(log=place.log, made=lacking))
-    with pytest.raises(library.Unavailable, match=r"cannot be loaded: .*keep_block"):
+    with pytest.raises(UnsupportedError, match=r"cannot be loaded: .*keep_block"):
         place.load()
 
 
@@ -287,7 +289,7 @@ def test_cc_may_hold_a_launcher_and_flags(place, form, monkeypatch):
 @pytest.mark.parametrize("value", ["'gcc", "no-such-compiler -O2"])
 def test_cc_that_names_no_compiler_is_one_line(place, value, monkeypatch):
     monkeypatch.setenv("CC", value)
-    with pytest.raises(library.Unavailable, match=f"CC={value}"):
+    with pytest.raises(UnsupportedError, match=f"CC={value}"):
         place.load()
     assert f"CC={value}" in str(library.obstacle())
 

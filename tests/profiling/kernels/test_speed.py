@@ -9,10 +9,9 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, UnsupportedError
 from lit_probattn.measure.memory import cpu_peak_bytes
 from lit_probattn.measure.timing import (
-    NotCapturedError,
     captured,
     quantile,
     summarise,
@@ -206,7 +205,7 @@ def test_draws_of_dropout_and_noise_are_noticed():
 def test_without_a_gpu_there_is_no_graph():
     import torch
 
-    with pytest.raises(NotCapturedError, match="no CUDA graphs on cpu"):
+    with pytest.raises(UnsupportedError, match="no CUDA graphs on cpu"):
         captured(lambda: None, torch.device("cpu"))
     results, failed = measure(config([]))
     assert not failed

@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 import torch
 
+from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
 from profiling import cli
 from profiling.studies import ddp_overhead, fish_memory, layouts, study
-from profiling.studies.study import STUDIES, TIMED, Report, command, flag, measure_sides, shown
+from profiling.studies.study import STUDIES, TIMED, Report, command, measure_sides, shown
 from tests.support.paths import CONFIGS, ROOT
 
 
@@ -52,12 +53,12 @@ def test_the_schedule_of_the_recipe_fits_into_the_least_steps(capsys):
     for measurement in (layouts, ddp_overhead):
         with pytest.raises(SystemExit):
             measurement.main(["--steps", str(recipe["warmup_steps"])])
-        assert f"--steps: expected at least {recipe['warmup_steps'] + 1}" in capsys.readouterr().err
+        assert f"--steps must be at least {recipe['warmup_steps'] + 1}" in capsys.readouterr().err
 
 
 def test_flags_take_the_type_of_their_default():
     seen = []
-    flags = {"rates": flag([0.5], "rates"), "count": flag(3, "count", least=2), **TIMED}
+    flags = (Flag("rates", "rates", [0.5]), Flag("count", "count", 3, least=2), *TIMED)
     made = Report("A", pd.DataFrame({"x": [1]}), {})
     main = command("a", "text", lambda options: seen.append(options) or made, flags)
     assert main(["--rates", "1", "2", "--count", "2"]) == 0

@@ -10,15 +10,12 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.call import HeadLayout
 from lit_probattn.attention.core import Core
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.interop.swap.settings import Settings
 from lit_probattn.interop.weights import HeadWeights, RotaryPairs
 
 # Batch and tokens of the random input that errors are measured on.
 PROBE = (2, 16)
-
-
-class CannotSwap(Exception):
-    """Says in one line why a layer cannot be swapped."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class Host(ABC):
         """Return the layer's sizes; changes nothing.
 
         Raises:
-            CannotSwap: the layer does something that a swap would lose.
+            UnsupportedError: the layer does something that a swap would lose.
         """
 
     @abstractmethod
@@ -108,11 +105,11 @@ def plain_linear(name: str, module: object) -> nn.Linear:
     """Return a projection if it is an ordinary linear layer.
 
     Raises:
-        CannotSwap: it is not: quantised, wrapped by an adapter, missing.
+        UnsupportedError: it is not: quantised, wrapped by an adapter, missing.
     """
     if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
         return module
-    raise CannotSwap(f"{name} is {type(module).__name__}, expected torch.nn.Linear")
+    raise UnsupportedError(f"{name} is {type(module).__name__}, expected torch.nn.Linear")
 
 
 def replace_everywhere(model: nn.Module, old: nn.Module, new: nn.Module) -> None:

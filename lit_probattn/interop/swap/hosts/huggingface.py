@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.call import with_dropout
 from lit_probattn.attention.core import Core
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.interop.swap.core import (
     documents_mask,
     head_call,
@@ -30,7 +31,6 @@ from lit_probattn.interop.swap.core import (
 )
 from lit_probattn.interop.swap.hosts.base import (
     PROBE,
-    CannotSwap,
     Host,
     Place,
     Sizes,
@@ -254,12 +254,12 @@ class HuggingFaceHost(Host):
         """Return the sizes of a layer of which we keep everything."""
         old: Any = place.module
         if getattr(old, "core", None) is not None:
-            raise CannotSwap("it is swapped already")
+            raise UnsupportedError("it is swapped already")
         for name, reason in _LOST.items():
             if getattr(old, name, None) is not None:
-                raise CannotSwap(reason)
+                raise UnsupportedError(reason)
         if type(old).__name__ not in CLASSES:
-            raise CannotSwap(
+            raise UnsupportedError(
                 f"{type(old).__name__} is not among the classes that are known: "
                 f"{', '.join(CLASSES)}"
             )

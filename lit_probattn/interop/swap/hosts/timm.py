@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from lit_probattn.attention.call import with_dropout
 from lit_probattn.attention.core import Core
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.interop.swap.core import head_call, mean_of_groups, scaled
 from lit_probattn.interop.swap.hosts.base import (
-    CannotSwap,
     Host,
     Place,
     Sizes,
@@ -236,7 +236,7 @@ class TimmHost(Host):
         """Return the sizes of a layer of which we keep everything."""
         old: Any = place.module
         if isinstance(old, Swapped):
-            raise CannotSwap("it is one of our layers already")
+            raise UnsupportedError("it is one of our layers already")
         for name in ("qkv", "q_proj", "k_proj", "v_proj", "proj"):
             if getattr(old, name, None) is not None:
                 plain_linear(name, getattr(old, name))

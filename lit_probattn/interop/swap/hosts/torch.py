@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from lit_probattn.attention.core import Core
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.interop.multihead import MultiheadForm, as_multihead_attention
-from lit_probattn.interop.swap.hosts.base import CannotSwap, Host, Place, Sizes, random_input
+from lit_probattn.interop.swap.hosts.base import Host, Place, Sizes, random_input
 from lit_probattn.interop.swap.settings import Settings
 from lit_probattn.interop.weights import HeadWeights, Rows, linear, projection, read_heads
 
@@ -29,15 +30,21 @@ class TorchHost(Host):
         """Return the sizes of a layer of which we keep everything."""
         old: Any = place.module
         if isinstance(old, MultiheadForm):
-            raise CannotSwap("it is one of our layers already")
+            raise UnsupportedError("it is one of our layers already")
         if type(old) is not nn.MultiheadAttention:
-            raise CannotSwap(f"{type(old).__name__} changes nn.MultiheadAttention, unknown how")
+            raise UnsupportedError(
+                f"{type(old).__name__} changes nn.MultiheadAttention, unknown how"
+            )
         if old.bias_k is not None:
-            raise CannotSwap("add_bias_kv=True adds a learned key, for which we have no place")
+            raise UnsupportedError(
+                "add_bias_kv=True adds a learned key, for which we have no place"
+            )
         if old.add_zero_attn:
-            raise CannotSwap("add_zero_attn=True adds a key of zeros, for which we have no place")
+            raise UnsupportedError(
+                "add_zero_attn=True adds a key of zeros, for which we have no place"
+            )
         if old.kdim != old.vdim:
-            raise CannotSwap(f"kdim={old.kdim} and vdim={old.vdim}: expected the same")
+            raise UnsupportedError(f"kdim={old.kdim} and vdim={old.vdim}: expected the same")
         return Sizes(old.num_heads, old.num_heads, old.head_dim, old.head_dim)
 
     def read(self, place: Place, sizes: Sizes) -> HeadWeights:

@@ -13,7 +13,7 @@ import pytest
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.processes import end_with_parent
-from lit_probattn.compare.launch import Shard, submit
+from lit_probattn.experiments.launch import Shard, submit
 from lit_probattn.reproduce.__main__ import main
 from tests.compare.test_runner import arguments
 from tests.support.forks import fork_module

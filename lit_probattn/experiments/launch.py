@@ -1,4 +1,4 @@
-"""Starts processes: the commands of cells, and shards of a whole command through submitit."""
+"""Starts processes: the steps of jobs, and shards of a whole command through submitit."""
 
 from __future__ import annotations
 

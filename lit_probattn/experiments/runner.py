@@ -1,0 +1,351 @@
+"""Runs jobs: several at a time, each once, and on from where it was interrupted.
+
+A job is a run with a name that depends on everything that decides its result: a training with its
+evaluation, a study of it, a comparison of studies. It waits for the jobs that it begins with, and
+is skipped where these do not come about. Commands that share a folder share the jobs: each holds
+the lock of what it works on.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lit_probattn.base.errors import ChildError
+from lit_probattn.base.locks import claim
+from lit_probattn.base.progress import Progress
+from lit_probattn.experiments.launch import child_environment, start
+
+_POLL_SECONDS = 0.1
+# How long to wait for a job whose process was just killed and may still be ending.
+GRACE_SECONDS = 5.0
+PROGRESS_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Command:
+    """A step of a job: a program of ours with its arguments.
+
+    Args:
+        arguments: the command line after the program's name.
+        module: the program.
+        launch: words in place of `python`; they may need what the scheduler says.
+    """
+
+    arguments: Sequence[str]
+    module: str = "lit_probattn"
+    launch: Sequence[str] = ()
+
+
+# The steps of a job in turn, each answered by its exit status; what is said of the result.
+Work = Generator[Command, int, str]
+
+
+class Job(ABC):
+    """A run.
+
+    Attributes:
+        name: of its lock and log, below `folder`; depends on all that decides the result.
+        label: what it is called.
+        folder: of locks and logs.
+        after: jobs that it begins with.
+        kind: jobs of one kind take about as long for a unit of their size.
+        size: units of work, such as optimiser steps.
+    """
+
+    after: Sequence[Job] = ()
+    kind: Hashable = None
+    size: int = 1
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What tells it from other jobs of its folder."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """What it is called in lines about it."""
+
+    @property
+    @abstractmethod
+    def folder(self) -> Path:
+        """Folder of locks and logs."""
+
+    @property
+    def log_path(self) -> Path:
+        """File that the steps write to."""
+        return self.folder / "logs" / f"{self.name}.log"
+
+    @property
+    def lock_path(self) -> Path:
+        """File that is locked while the job is worked on."""
+        return self.folder / "locks" / f"{self.name}.lock"
+
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Whether the result is there."""
+
+    @abstractmethod
+    def work(self) -> Work:
+        """Yield the steps in turn; keep the result, and return a line about it.
+
+        Raises:
+            ChildError: a status is not what it should be.
+        """
+
+    def begins(self) -> tuple[str, int]:
+        """Return what is said of its beginning, and how many units were done before."""
+        return "starts", 0
+
+    def position(self) -> int:
+        """Return how many units are done, as far as it has said."""
+        return 0
+
+    def seconds(self) -> float | None:
+        """Return how long a finished job took for all its units, None if that is not known."""
+        return None
+
+
+@dataclass
+class Outcome:
+    """What became of the jobs of a command.
+
+    Args:
+        finished: jobs with a result, in order; those finished before included.
+        ran: number of jobs that this command finished.
+        failed: label and reason.
+        elsewhere: labels of jobs that another process is working on.
+        skipped: label and reason of jobs that begin with one that is not finished.
+    """
+
+    finished: list[Any] = field(default_factory=list)
+    ran: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    elsewhere: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Slot:
+    """A job that is being worked on."""
+
+    title: str
+    job: Job
+    claim: AbstractContextManager[int | None]
+    lock: int
+    work: Work
+    first: int
+    process: Any = None
+    begin: float = field(default_factory=time.monotonic)
+
+    def pace(self) -> float | None:
+        """Seconds per unit so far."""
+        done = self.job.position() - self.first
+        return (time.monotonic() - self.begin) / done if done > 0 else None
+
+
+class Pace:
+    """Seconds per unit of every kind of job, from finished and from running ones."""
+
+    def __init__(self) -> None:
+        self._finished: dict[Hashable, list[float]] = {}
+
+    def learn(self, job: Job) -> None:
+        """Learn from a finished job."""
+        seconds = job.seconds()
+        if seconds is not None:
+            self._finished.setdefault(job.kind, []).append(seconds / max(1, job.size))
+
+    def seconds_left(
+        self, waiting: Sequence[Job], slots: Sequence[Slot], num_slots: int
+    ) -> float | None:
+        """Return about how long the rest takes, None while nothing is known.
+
+        Kinds of which nothing is known yet are taken for the mean of the others.
+        """
+        known = {kind: statistics.fmean(found) for kind, found in self._finished.items()}
+        for slot in slots:
+            pace = slot.pace()
+            if pace is not None:
+                known.setdefault(slot.job.kind, pace)
+        if not known:
+            return None
+        mean = statistics.fmean(known.values())
+
+        def rest(job: Job, done: int) -> float:
+            return known.get(job.kind, mean) * max(0, job.size - done)
+
+        running = [rest(slot.job, max(slot.first, slot.job.position())) for slot in slots]
+        total = sum(running) + sum(rest(job, 0) for job in waiting)
+        return max([total / num_slots, *running])
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM raise KeyboardInterrupt, so that jobs are asked to save before the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Runner:
+    """Runs jobs.
+
+    Args:
+        num_slots: jobs at a time.
+        devices: CUDA devices that the slots share in turn; empty leaves them as they are.
+        attempts: how often a job that fails is tried, the others first.
+        say: receives a line for everything that happens.
+        what: what the jobs are called.
+    """
+
+    def __init__(
+        self,
+        num_slots: int = 1,
+        devices: Sequence[str] = (),
+        attempts: int = 2,
+        say: Callable[[str], None] = lambda line: print(line, flush=True),
+        what: str = "jobs",
+    ) -> None:
+        self.num_slots, self.devices, self.say = num_slots, devices, say
+        self.attempts, self.what = attempts, what
+
+    def run(self, jobs: Sequence[Job], after: Callable[[], object] = lambda: None) -> Outcome:
+        """Run what is not finished.
+
+        Args:
+            jobs: the jobs, in order.
+            after: called whenever a job was finished.
+        """
+        self.outcome, self.tries, self.pace = Outcome(), Counter[str](), Pace()
+        self.waiting = deque(
+            (f"[{i}/{len(jobs)}] {job.label}", job) for i, job in enumerate(jobs, 1)
+        )
+        self.slots: list[Slot | None] = [None] * self.num_slots
+        self.progress = Progress(len(jobs), self.what, self.say, PROGRESS_SECONDS)
+        with stopped_by_sigterm():
+            try:
+                while self.waiting or any(self.slots):
+                    self._turn(after)
+            finally:
+                for slot in filter(None, self.slots):
+                    slot.process.terminate()
+                for slot in filter(None, self.slots):
+                    slot.process.wait()
+        return self.outcome
+
+    def _turn(self, after: Callable[[], object]) -> None:
+        """Look at every slot once."""
+        blocked = False
+        for index, slot in enumerate(self.slots):
+            if slot is None and self.waiting:
+                found = self._next()
+                blocked |= found is None
+                if found is not None:
+                    self.slots[index] = self._begin(index, *found)
+            elif slot is not None and slot.process.poll() is not None:
+                self.slots[index] = self._go_on(index, slot, after)
+        if self.progress.due():
+            self._tell()
+        if all(slot is not None for slot in self.slots) or blocked or not self.waiting:
+            time.sleep(_POLL_SECONDS)
+
+    def _next(self) -> tuple[str, Job] | None:
+        """Take the first waiting job that can begin; skip those that never will."""
+        coming = {job.name for _, job in self.waiting}
+        coming |= {slot.job.name for slot in self.slots if slot is not None}
+        for entry in list(self.waiting):
+            title, job = entry
+            missing = [] if job.is_done() else [one for one in job.after if not one.is_done()]
+            if not missing:
+                self.waiting.remove(entry)
+                return entry
+            never = next((one for one in missing if one.name not in coming), None)
+            if never is not None:
+                self.waiting.remove(entry)
+                coming.discard(job.name)
+                reason = f"it begins with {never.label}, which {self._fate(never)}"
+                self.say(f"{title}: skipped: {reason}")
+                self.outcome.skipped[job.label] = reason
+        return None
+
+    def _fate(self, job: Job) -> str:
+        if job.label in self.outcome.elsewhere:
+            return "another process is working on"
+        return "failed" if job.label in self.outcome.failed else "is not finished"
+
+    def _tell(self) -> None:
+        """Say how far all jobs are."""
+        slots = [slot for slot in self.slots if slot is not None]
+        waiting = [job for _, job in self.waiting]
+        steps = [f"{s.job.position()} of {s.job.size}" for s in slots if s.job.size > 1]
+        note = f"running: step {', '.join(steps)}" if steps else ""
+        left = self.pace.seconds_left(waiting, slots, self.num_slots) if waiting or slots else None
+        self.progress.show(len(self.outcome.finished), left, note)
+
+    def _begin(self, index: int, title: str, job: Job) -> Slot | None:
+        claimed = claim(job.lock_path, GRACE_SECONDS)
+        lock = claimed.__enter__()
+        if job.is_done():
+            self.say(f"{title}: finished before, not run again")
+            self.outcome.finished.append(job)
+            self.pace.learn(job)
+        elif lock is None:
+            self.say(f"{title}: another process is working on it")
+            self.outcome.elsewhere.append(job.label)
+        else:
+            told, first = job.begins()
+            self.say(f"{title}: {told}; log {job.log_path}")
+            self.tries[job.name] += 1
+            slot = Slot(title, job, claimed, lock, job.work(), first)
+            self._start(index, slot, next(slot.work))
+            return slot
+        claimed.__exit__(None, None, None)
+        return None
+
+    def _start(self, index: int, slot: Slot, step: Command) -> None:
+        environment = child_environment(index, self.num_slots, self.devices, step.launch)
+        words, log = step.arguments, slot.job.log_path
+        slot.process = start(step.launch, words, log, environment, slot.lock, step.module)
+
+    def _go_on(self, index: int, slot: Slot, after: Callable[[], object]) -> Slot | None:
+        try:
+            self._start(index, slot, slot.work.send(slot.process.returncode))
+            return slot
+        except StopIteration as done:
+            self._finish(slot, done.value)
+            after()
+        except (ChildError, OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
+            again = not isinstance(error, ChildError) or error.again
+            if again and self.tries[slot.job.name] < self.attempts:
+                self.say(f"{slot.title}: failed: {error}; it is tried again after the others")
+                self.waiting.append((slot.title, slot.job))
+            else:
+                self.say(f"{slot.title}: failed: {error}")
+                self.outcome.failed[slot.job.label] = str(error)
+        slot.claim.__exit__(None, None, None)
+        return None
+
+    def _finish(self, slot: Slot, told: str) -> None:
+        self.say(f"{slot.title}: {told}")
+        self.outcome.finished.append(slot.job)
+        self.outcome.ran += 1
+        self.pace.learn(slot.job)
+        self.slots[self.slots.index(slot)] = None
+        self._tell()

@@ -1,0 +1,95 @@
+"""Jobs of any kind: they wait for each other, decide on the status of their steps, run once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lit_probattn.base.errors import ChildError
+from lit_probattn.experiments.runner import Command, Job, Runner
+
+PROGRAM = """
+import sys
+from pathlib import Path
+place, status = Path(sys.argv[1]), int(sys.argv[2])
+with (place.parent / "order").open("a") as file:
+    file.write(f"{place.name}\\n")
+if not status:
+    place.touch()
+sys.exit(status)
+"""
+
+
+@dataclass(frozen=True)
+class Made(Job):
+    """A job that makes a file, unless its program ends with a status."""
+
+    place: Path
+    called: str
+    after: tuple[Job, ...] = ()
+    status: int = 0
+
+    @property
+    def folder(self):
+        return self.place
+
+    @property
+    def name(self):
+        return self.called
+
+    @property
+    def label(self):
+        return f"job {self.name}"
+
+    def is_done(self):
+        return (self.folder / self.name).is_file()
+
+    def work(self):
+        status = yield Command([str(self.folder / self.name), str(self.status)], "makes")
+        if status:
+            raise ChildError(f"status {status}", again=status != 2)
+        return "made"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "makes.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def order(folder):
+    return (folder / "order").read_text().split()
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_a_job_waits_for_all_that_it_begins_with(folder, num_slots):
+    first, second = Made(folder, "first"), Made(folder, "second")
+    last = Made(folder, "last", (first, second))
+    lines = []
+    outcome = Runner(num_slots, say=lines.append).run([last, first, second])
+    assert (outcome.ran, outcome.failed, outcome.skipped) == (3, {}, {})
+    assert order(folder)[-1] == "last"
+    assert any(line.endswith("job last: made") for line in lines)
+    again = Runner(num_slots, say=lines.append).run([last, first, second])
+    assert (again.ran, len(again.finished), len(order(folder))) == (0, 3, 3)
+
+
+def test_what_waits_for_a_job_that_failed_is_skipped(folder):
+    refused, broken = Made(folder, "refused", status=2), Made(folder, "broken", status=3)
+    left, other = Made(folder, "left", (refused,)), Made(folder, "other")
+    outcome = Runner(say=lambda line: None).run([left, refused, broken, other])
+    assert outcome.failed == {"job refused": "status 2", "job broken": "status 3"}
+    assert outcome.skipped == {"job left": "it begins with job refused, which failed"}
+    assert outcome.finished == [other]
+    # What a user got wrong stays wrong; the others are tried again after all.
+    assert order(folder) == ["refused", "broken", "other", "broken"]
+
+
+def test_a_job_without_what_it_begins_with_is_skipped(folder):
+    left = Made(folder, "left", (Made(folder, "elsewhere"),))
+    outcome = Runner(say=lambda line: None).run([left])
+    assert outcome.skipped == {"job left": "it begins with job elsewhere, which is not finished"}
+    assert not (folder / "order").exists()
