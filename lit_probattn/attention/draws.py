@@ -99,7 +99,7 @@ def _keep_pairs(
         shape = (batch_size, num_heads, len(rows), len(cols))
         return torch.empty(shape, dtype=torch.bool, device=device)
     if _plain(device):
-        from lit_probattn.kernels.cpu import rows as native
+        from lit_probattn.kernels.cpu import draws as native
         from lit_probattn.kernels.cpu.selftest import failure
 
         if failure() is None:
@@ -127,7 +127,7 @@ def _normal_noise(
     if device.type == "meta":
         return torch.empty((batch_size, num_maps, len(rows), len(cols)), dtype=dtype, device=device)
     if dtype == torch.float32 and _plain(device):
-        from lit_probattn.kernels.cpu import rows as native
+        from lit_probattn.kernels.cpu import draws as native
         from lit_probattn.kernels.cpu.selftest import draws_noise
 
         if draws_noise():

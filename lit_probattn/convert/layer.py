@@ -29,7 +29,7 @@ from torch import Tensor
 from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.mgk.annealing import NormOptions
 from lit_probattn.attention.mgk.functions import MGK, Score, component_scores
-from lit_probattn.attention.mgk.priors import KeyOptions
+from lit_probattn.attention.mgk.options import KeyOptions
 from lit_probattn.interop.algebra import (
     best_groups,
     cosine_distances,

@@ -33,7 +33,8 @@ from typing import Any
 from lit_probattn.attention import Attention
 from lit_probattn.attention.fish.layer import FiSHAttention
 from lit_probattn.attention.mgk.annealing import DOT_PRODUCTS
-from lit_probattn.attention.mgk.layer import MGKAttention, MGKOptions
+from lit_probattn.attention.mgk.layer import MGKAttention
+from lit_probattn.attention.mgk.options import MGKOptions
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import find

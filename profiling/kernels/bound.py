@@ -17,7 +17,7 @@ import torch
 from lit_probattn.attention import HeadCall
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.variant import Layers, MapFunction, Scores, wide_heads
-from lit_probattn.kernels.cpu import library, rows
+from lit_probattn.kernels.cpu import draws, library
 from lit_probattn.randomness import RandomKey
 
 _SECONDS = 0.05  # that one measurement of a rate takes
@@ -137,7 +137,7 @@ def measured_rates() -> Rates:
 
     def draw(rounds: int) -> int:
         for _ in range(rounds):
-            rows.normal_noise(key, 1, 8, range(48), range(128))
+            draws.normal_noise(key, 1, 8, range(48), range(128))
         return rounds * 8 * 48 * 128
 
     return Rates(

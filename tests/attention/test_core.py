@@ -14,7 +14,8 @@ from lit_probattn.attention.backends import GPU_BACKENDS, attend, engines_of, re
 from lit_probattn.attention.fish.layer import FiSHCore, FiSHOptions
 from lit_probattn.attention.linear.layer import LinearAttention
 from lit_probattn.attention.masks import make_masks
-from lit_probattn.attention.mgk.layer import MGKCore, MGKOptions
+from lit_probattn.attention.mgk.core import MGKCore
+from lit_probattn.attention.mgk.options import MGKOptions
 from lit_probattn.attention.softmax import Softmax, SoftmaxCore
 
 B, H, N, L, E, E_V, K = 2, 6, 7, 13, 5, 3, 2

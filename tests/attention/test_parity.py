@@ -9,7 +9,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.backends import GPU_BACKENDS, engines_of
-from lit_probattn.attention.mgk.layer import MGKCore
+from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.attention.softmax import SoftmaxCore
 from lit_probattn.randomness import RandomKey
 from tests.attention.mgk.oracles import mgk_oracle, softmax_oracle

@@ -11,7 +11,7 @@ from lit_probattn.attention.core import HeadLayout
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import LinearForm
 from lit_probattn.attention.linear.mlk import MLKCore
-from lit_probattn.attention.mgk.layer import MGKCore
+from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.interop.swap.core import head_call
 from tests.attention.variants import EMBED, examples, layers
 

@@ -14,7 +14,7 @@ from lit_probattn.attention.draws import keep_pairs, normal_noise
 from lit_probattn.attention.engines.native import by_tiles
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.variant import Scores
-from lit_probattn.kernels.cpu import library, rows, selftest
+from lit_probattn.kernels.cpu import draws, library, selftest
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from lit_probattn.randomness import normal_noise as torch_noise
 
@@ -56,7 +56,7 @@ needs_library = pytest.mark.skipif(
 def test_keep_decisions_have_the_bits_of_torch(p, row, col):
     dropout = AttentionDropout(p, KEY)
     expected = dropout.keep(2, 3, row, col, CPU)
-    assert torch.equal(rows.keep(dropout, 2, 3, row, col), expected)
+    assert torch.equal(draws.keep(dropout, 2, 3, row, col), expected)
     assert torch.equal(keep_pairs(dropout, 2, 3, row, col, CPU), expected)
     some = dropout.keep(2, 2, row, col, CPU, first_head=1)
     assert torch.equal(some, expected[:, 1:])
@@ -121,17 +121,15 @@ def test_any_number_of_threads_agrees_with_the_equation(threads, queries, nan_fi
 @needs_library
 @pytest.mark.parametrize("threads", [3, 4, 6])
 def test_rows_that_threads_do_not_divide_are_computed_too(threads, nan_filled_empties):
-    maps = torch.randn(1, 1001, 13)
-    out = torch.empty_like(maps)
-    block = rows.Block(heads=1, count=1, rows=1001, cols=13, all_rows=1001, all_cols=13)
-    block.components = 1
+    query, key = torch.randn(1, 1, 1001, 4), torch.randn(1, 1, 13, 4)
+    value = torch.randn(1, 1, 13, 4)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        rows.rows_forward(block, [maps], out)
+        out = in_c(query, key[:, :, None], value, Masks(1001, 13), None)
     finally:
         torch.set_num_threads(before)
-    assert (out - maps.softmax(-1)).abs().max() < 1e-6
+    assert (out - (query @ key.mT).softmax(-1) @ value).abs().max() < 1e-6
 
 
 def biases(queries, keys):
@@ -218,16 +216,15 @@ def test_components_that_share_a_map_may_be_far_apart(row_spread, col_spread):
 
 @needs_library
 def test_nan_stays_nan_and_infinite_scores_do_not_spread():
-    maps = torch.randn(1, 3, 9)
-    maps[0, 0, 4] = float("nan")
-    maps[0, 1, 2] = float("-inf")
-    maps[0, 2] = float("-inf")
-    out = torch.empty_like(maps)
-    block = rows.Block(heads=1, count=1, rows=3, cols=9, all_rows=3, all_cols=9, components=1)
-    rows.rows_forward(block, [maps], out)
-    assert out[0, 0].isnan().all()
-    assert torch.allclose(out[0, 1], maps[0, 1].softmax(-1), atol=1e-7)
-    assert (out[0, 2] == 0).all()
+    bias = torch.randn(1, 1, 3, 9)
+    bias[..., 0, 4] = float("nan")
+    bias[..., 1, 2] = float("-inf")
+    bias[..., 2, :] = float("-inf")
+    query, key = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 1, 9, 4)
+    out = in_c(query, key, torch.eye(9)[None, None], Masks(3, 9, bias=bias), None)[0, 0]
+    assert out[0].isnan().all()
+    assert torch.allclose(out[1], bias[0, 0, 1].softmax(-1), atol=1e-7)
+    assert (out[2] == 0).all()
 
 
 @needs_library

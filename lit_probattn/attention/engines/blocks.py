@@ -25,7 +25,6 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import keep_pairs
-from lit_probattn.attention.engines.block_rows import softmax_rows, softmax_rows_backward
 from lit_probattn.attention.engines.loop import block_ranges, device_budget
 from lit_probattn.attention.masks import Block, Masks, slice_block
 from lit_probattn.attention.numerics import autocast_off, grouped_values, masked_softmax
@@ -43,11 +42,8 @@ BLOCK_SCORES = {"cpu": 1 << 20, "cuda": 1 << 25}
 ScoreFunction = Callable[..., Tensor]
 
 
-def by_blocks(call: HeadCall, scores: Scores, native: bool = False) -> Tensor:
-    """Block by block, gradients of the scores by autograd, O(N · block) memory.
-
-    Weights of a block come from the C library if `native`.
-    """
+def by_blocks(call: HeadCall, scores: Scores) -> Tensor:
+    """Block by block, gradients of the scores by autograd, O(N · block) memory."""
     reduce, noise = scores.reduce, scores.noise
     named: dict[str, tuple[Tensor | None, Axis]] = {
         "query": (scores.query * scores.scale, "row"),
@@ -88,7 +84,6 @@ def by_blocks(call: HeadCall, scores: Scores, native: bool = False) -> Tensor:
         call.masks,
         call.dropout,
         num_heads=heads,
-        native=native,
         normaliser=scores.normaliser,
     )
 
@@ -104,7 +99,6 @@ class _Plan:
     block_rows: int
     has_bias: bool
     num_heads: int
-    native: bool
     normaliser: Normaliser | None
 
     def blocks(self) -> list[Block]:
@@ -161,14 +155,10 @@ class _Blockwise(torch.autograd.Function):
         for block in blocks:
             parts = [plan.slices(x, a, block) for x, a in zip(inputs, plan.axes, strict=True)]
             scores = plan.scores(parts, block)
-            if plan.native:
-                weights = scores.contiguous()
-                softmax_rows(weights, block, plan.masks, plan.dropout)
-            else:
-                weights = plan.weights(scores, parts, block)
-                keep = plan.keep(weights, block)
-                if keep is not None and plan.dropout is not None:
-                    weights = weights.mul_(keep).mul_(plan.dropout.scale)
+            weights = plan.weights(scores, parts, block)
+            keep = plan.keep(weights, block)
+            if keep is not None and plan.dropout is not None:
+                weights = weights.mul_(keep).mul_(plan.dropout.scale)
             outs.append(grouped_values(weights, plan.slices(value, "col", block)))
         ctx.plan = plan
         ctx.save_for_backward(value, *inputs)
@@ -185,12 +175,22 @@ class _Blockwise(torch.autograd.Function):
         plan: _Plan = ctx.plan
         value, *inputs = ctx.saved_tensors
         needed = ctx.needs_input_grad[2:]
-        grad_value = torch.zeros_like(value) if ctx.needs_input_grad[1] else None
-        grads = [torch.zeros_like(x) if n else None for x, n in zip(inputs, needed, strict=True)]
+        grad_value = _zeros_like(value, "col") if ctx.needs_input_grad[1] else None
+        grads = [
+            _zeros_like(x, axis) if n else None
+            for x, axis, n in zip(inputs, plan.axes, needed, strict=True)
+        ]
         for block in plan.blocks():
             rows = grad_out[..., block.rows.start : block.rows.stop, :]
             _backward_block(plan, block, value, inputs, needed, grad_value, grads, rows)
         return (None, grad_value, *grads)
+
+
+def _zeros_like(tensor: Tensor, axis: Axis) -> Tensor:
+    """Return zeros; those of keys and values lie transposed, as blocks' products give them."""
+    if axis != "col":
+        return torch.zeros_like(tensor)
+    return torch.zeros_like(tensor.mT, memory_format=torch.contiguous_format).mT
 
 
 def _backward_block(
@@ -217,27 +217,17 @@ def _backward_block(
     kv_heads = value.shape[1]
     grouped_rows = (batch, kv_heads, heads // kv_heads * num_rows)
     grad_rows = grad_out.reshape(*grouped_rows, -1)
-    if plan.native:
-        grad_scores = (grad_rows @ value_part.mT).view(scores.shape)
-        weights = torch.empty_like(grad_scores)
-        given = scores.detach().contiguous(), weights, grad_scores
-        softmax_rows_backward(*given, block, plan.masks, plan.dropout)
-        if grad_value is not None:
-            update = weights.reshape(*grouped_rows, num_keys).mT @ grad_rows
-            plan.slices(grad_value, "col", block).add_(update)
-        if any(needed):
-            _add_gradients(plan, block, parts, needed, grads, scores, grad_scores)
-        return
     weights = result.detach()
     if plan.normaliser is None:
         weights = plan.weights(scores.detach(), parts, block)
     keep = plan.keep(weights, block)
     if grad_value is not None:
         dropped = weights if keep is None or plan.dropout is None else weights * keep
-        update = dropped.reshape(*grouped_rows, num_keys).mT @ grad_rows
+        # Transposed, as few columns of a product are slow: weights.mT @ grad_rows has E_v.
+        update = grad_rows.mT @ dropped.reshape(*grouped_rows, num_keys)
         if plan.dropout is not None:
             update *= plan.dropout.scale
-        plan.slices(grad_value, "col", block).add_(update)
+        plan.slices(grad_value, "col", block).add_(update.mT)
     if not any(needed):
         return
     grad_weights = (grad_rows @ value_part.mT).view(weights.shape)
@@ -277,7 +267,6 @@ def blockwise_attention(
     dropout: AttentionDropout | None,
     *,
     num_heads: int | None = None,
-    native: bool = False,
     normaliser: Normaliser | None = None,
 ) -> Tensor:
     """Attend block by block, with recomputation in backward; (B, H, N, E).
@@ -292,7 +281,6 @@ def blockwise_attention(
         masks: what each query may see; a bias gets its gradient.
         dropout: drawn again in backward.
         num_heads: H. None means as many as the first input has.
-        native: weights and their gradients are computed by the C library.
         normaliser: what makes weights of scores; None means the softmax.
     """
     all_inputs, all_axes = list(inputs), list(axes)
@@ -313,7 +301,6 @@ def blockwise_attention(
         block_rows=block_length(row_scores, masks.num_queries, value.device),
         has_bias=masks.bias is not None,
         num_heads=heads,
-        native=native,
         normaliser=normaliser,
     )
     if written() == "compiled":

@@ -13,7 +13,7 @@ from lit_probattn.attention.packing import Group, gather, scatter
 from lit_probattn.base.torch_internals import outside_graphs
 
 
-def call_of(call: HeadCall, group: Group, key_mask: Tensor | None) -> HeadCall:
+def call_of(group: Group, call: HeadCall, key_mask: Tensor | None) -> HeadCall:
     """Return the call of a group's documents, one in a row, with the draws each has alone."""
     packing, dropout = call.packing, call.dropout
     assert packing is not None
@@ -63,7 +63,7 @@ def attend_to_documents(
     exact = not pads or (masks.is_causal and not packing.is_self)
     groups = packing.groups(call.query.device, exact=exact)
     hidden = masks.is_causal and has_scores
-    parts = [compute(call_of(call, g, g.key_mask(masks.key_mask, hidden))) for g in groups]
+    parts = [compute(call_of(g, call, g.key_mask(masks.key_mask, hidden))) for g in groups]
     batch_size, num_queries = call.query.shape[0], call.query.shape[2]
     if not parts:  # no queries
         return call.value.new_zeros(batch_size, num_heads, num_queries, call.value.shape[-1])
@@ -90,7 +90,7 @@ def weights_of_documents(
         rows, key_rows = group.queries[:, 0] // num_queries, group.keys // max(1, num_keys)
         if bool((key_rows != rows[:, None]).any()):
             raise ValueError("no map has queries and keys of a document that are in different rows")
-        found = weights(call_of(call, group, group.key_mask(call.masks.key_mask)))
+        found = weights(call_of(group, call, group.key_mask(call.masks.key_mask)))
         maps = maps.to(found.dtype)
         if not group.keys.shape[1]:
             continue

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import philox_words
-from lit_probattn.attention.engines.blocks import by_blocks
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
-from lit_probattn.attention.variant import Layers, MapFunction, Scores, Variant, lowered
+from lit_probattn.attention.variant import Layers, MapFunction, Scores, Variant
 from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT
 
-
-def by_library(call: HeadCall, variant: Variant) -> Tensor:
-    """Tile by tile, forward and backward one call of C each.
-
-    Where tiles do not hold a form, block by block with the softmax of a block in C.
-    """
-    compute = by_tiles if tiles_hold(call, variant) else partial(by_blocks, native=True)
-    return lowered(compute, precise=True)(call, variant)
+# Whose scores a tile holds at a time, of functions of maps and of noise per head; as in tiles.c.
+MOST_HEADS = 16
 
 
 def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
@@ -78,23 +69,6 @@ def _layers(scores: Scores) -> Layers | None:
     return Layers(scores.coef, None, None, noise)
 
 
-def tiles_hold(call: HeadCall, variant: Variant) -> bool:
-    """Whether tiles hold what a variant needs; else the library serves blocks."""
-    from lit_probattn.kernels.cpu.tiles import MOST
-
-    needs, sizes = variant.needs().keys(), variant.sizes(call)
-    drawn = "map noise" in needs or "head noise" in needs
-    if "function without layers" in needs or "one map" in needs:
-        return False
-    if "function" in needs and "map noise" in needs:
-        return False
-    if drawn and not (compute_dtype(call.query) == torch.float32 and _draws_noise()):
-        return False
-    if ("function" in needs or "head noise" in needs) and call.value.shape[1] > MOST:
-        return False
-    return all(sizes.get(name, 0) <= MOST for name in ("components", "global maps", "hidden units"))
-
-
 @constant_in_graphs
 def _draws_noise() -> bool:
     """Whether tiles draw the noise that torch draws on this machine; they do so in float32."""
@@ -104,10 +78,27 @@ def _draws_noise() -> bool:
 
 
 def missing_library(call: HeadCall, variant: Variant) -> str | None:
-    """Return why the library cannot serve here: no CPU, no compiler, or no operator of a graph."""
-    if call.graph == "compiled" and not tiles_hold(call, variant):
-        return "cannot be compiled: its scores are no operator of a graph"
-    return native_refusal(call.device)
+    """Return why the library cannot serve here: no CPU, no compiler, or what tiles do not hold."""
+    refusal = native_refusal(call.device)
+    if refusal is not None:
+        return refusal
+    needs = variant.needs()
+    drawn = next((needs[n] for n in ("map noise", "head noise") if n in needs), None)
+    if drawn is None and "function" not in needs:
+        return None
+    if "function" in needs and "map noise" in needs:
+        return f"cannot add noise to maps before a function of them ({drawn})"
+    per_head = "function" in needs or "head noise" in needs
+    if per_head and call.value.shape[1] > MOST_HEADS:
+        return f"cannot hold the scores of {call.value.shape[1]} heads: at most {MOST_HEADS}"
+    if drawn is None:
+        return None
+    dtype = compute_dtype(call.query)
+    if dtype != torch.float32:
+        return f"cannot draw noise in {str(dtype).removeprefix('torch.')} ({drawn})"
+    if not _draws_noise():
+        return f"cannot draw the noise of PyTorch on this processor ({drawn})"
+    return None
 
 
 @constant_in_graphs

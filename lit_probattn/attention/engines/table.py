@@ -11,7 +11,7 @@ from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.blocks import by_blocks
 from lit_probattn.attention.engines.flex import by_flex, missing_gpu
 from lit_probattn.attention.engines.kernels import WIDEST_IN_KERNEL, by_kernels, kernel_refusal
-from lit_probattn.attention.engines.native import by_library, missing_library
+from lit_probattn.attention.engines.native import by_tiles, missing_library
 from lit_probattn.attention.engines.sdpa import by_sdpa
 from lit_probattn.attention.numerics import reference_output
 from lit_probattn.attention.variant import Engine, lowered
@@ -42,6 +42,7 @@ LACKS_OF_CROSS_ATTENTION = {
 
 _ROW_EPS = "cannot add row_eps to the sums of rows"
 _NORMALISER = "cannot normalise rows by another function than the softmax ({})"
+_NO_LAYERS = "cannot take this function of several maps ({})"
 # What PyTorch's own kernels of softmax attention lack.
 _LACKS_OF_PYTORCH = {
     "transform": LACKS_OF_BLOCKS["transform"],
@@ -63,8 +64,14 @@ NORMAL_FORM: Mapping[str, Engine] = {
         lowered(by_blocks, precise=True), lacks={**LACKS_OF_BLOCKS, "row_eps": _ROW_EPS}
     ),
     "native": Engine(
-        by_library,
-        lacks={**LACKS_OF_OPERATORS, "row_eps": _ROW_EPS, "normaliser": _NORMALISER},
+        lowered(by_tiles, precise=True),
+        lacks={
+            **LACKS_OF_OPERATORS,
+            "function without layers": _NO_LAYERS,
+            "row_eps": _ROW_EPS,
+            "normaliser": _NORMALISER,
+        },
+        limits={"components": 16, "global maps": 16, "hidden units": 16},
         missing=missing_library,
     ),
     "flex": Engine(
@@ -79,7 +86,7 @@ NORMAL_FORM: Mapping[str, Engine] = {
         lowered(by_kernels, fused=True, widest=WIDEST_IN_KERNEL),
         lacks={
             **LACKS_OF_OPERATORS,
-            "function without layers": "cannot take this function of several maps ({})",
+            "function without layers": _NO_LAYERS,
             "row_eps": _ROW_EPS,
             "normaliser": _NORMALISER,
         },

@@ -106,8 +106,6 @@ class FiSH(Variant):
             found["function"] = mixer
             if self.mixing.mixer == "relu_sum" or len(self.mixing.weights) > 2:
                 found["function without layers"] = f"{mixer}, {len(self.mixing.weights)} matrices"
-        if self.mixing.mixer == "shared":
-            found["one map"] = mixer
         if self.noise is not None:
             kind = self.noise.kind
             found["map noise" if kind == "global" else "head noise"] = f"noise={kind}"

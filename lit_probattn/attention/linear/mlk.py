@@ -24,7 +24,8 @@ from lit_probattn.attention.linear.layer import (
     LinearCore,
     LinearOptions,
 )
-from lit_probattn.attention.mgk.priors import MixtureOptions, MixturePrior
+from lit_probattn.attention.mgk.core import MixturePrior
+from lit_probattn.attention.mgk.options import MixtureOptions
 from lit_probattn.attention.numerics import check_choice, compute_dtype
 from lit_probattn.base.arguments import by_name
 

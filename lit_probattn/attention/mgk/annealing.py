@@ -49,6 +49,7 @@ class KeyNorms(nn.Module):
     """The weight λ of a core's key norms: a buffer, where the core is made with one."""
 
     start_norm_weight: float | None = None
+    key_norm_weight: Tensor | None
 
     def keep_norms(self, options: NormOptions) -> None:
         """Make the buffer."""
@@ -58,8 +59,7 @@ class KeyNorms(nn.Module):
     @property
     def norm_weight(self) -> Tensor | None:
         """λ, (); None for the Gaussian."""
-        weight: Tensor | None = getattr(self, _NAME)
-        return weight
+        return self.key_norm_weight
 
     def set_norm_weight(self, weight: float) -> None:
         """Set λ; for training, which anneals it.

@@ -16,9 +16,10 @@ from torch.nn.functional import linear
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.mgk.core import MGKCore, MixturePrior
 from lit_probattn.attention.mgk.functions import MGK, component_scores
-from lit_probattn.attention.mgk.layer import MGKArguments, MGKAttention, MGKCore, MGKOptions
-from lit_probattn.attention.mgk.priors import PRIOR_FLOOR, MixturePrior
+from lit_probattn.attention.mgk.layer import MGKArguments, MGKAttention
+from lit_probattn.attention.mgk.options import PRIOR_FLOOR, MGKOptions
 from lit_probattn.attention.numerics import check_choice, compute_dtype
 from lit_probattn.base.arguments import by_name
 from lit_probattn.base.torch_internals import in_backward

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention import MGKAttention
-from lit_probattn.attention.mgk.priors import variance_multipliers
+from lit_probattn.attention.mgk.options import variance_multipliers
 from lit_probattn.convert.files import find_layers
 from lit_probattn.convert.layer import LayerInputs
 

@@ -11,7 +11,7 @@ import torch
 from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.call import HeadLayout
 from lit_probattn.attention.core import Core
-from lit_probattn.attention.mgk.layer import MGKCore
+from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.attention.softmax import SoftmaxCore
 from lit_probattn.base.errors import nearest
 

@@ -32,18 +32,15 @@ from lit_probattn.base.files import digest, replacing
 logger = logging.getLogger("lit_probattn")
 
 _FOLDER = Path(__file__).parent
-_HEADERS = ("philox.h", "rows.h", "vectors.h", "keep.h", "mixing.h")
+_HEADERS = ("philox.h", "vectors.h", "keep.h", "mixing.h", "layers.h")
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 # -O3 would write a copy of every loop for every switch: three times the time, none of the speed.
 _COMMON = (
     *("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic"),
     *("-fopenmp-simd", "-fno-signed-zeros"),
 )
-# -ffast-math only where it is compiled, never where it is linked: linked with it, a library sets
-# flush-to-zero for the whole process.
 _SOURCES = {
-    "rows.o": ("rows.c", *_COMMON),
-    "noise.o": ("noise.c", "-ffast-math"),
+    "draws.o": ("draws.c", *_COMMON, "-DDOUBLE"),
     "tiles_float.o": ("tiles.c", *_COMMON),
     "tiles_double.o": ("tiles.c", *_COMMON, "-DDOUBLE"),
     "peak.o": ("peak.c", *_COMMON),
@@ -278,12 +275,6 @@ def _open(handle: int, path: Path) -> Library:
         raise OSError(str(error).replace(address, path.name)) from error
     pointer, size, word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32
     try:
-        for real in ("float", "double"):
-            forward, backward = found[f"rows_forward_{real}"], found[f"rows_backward_{real}"]
-            forward.argtypes = [pointer, pointer, pointer, size, size]
-            backward.argtypes = [pointer] * 8 + [size, size]
-            setattr(found, f"rows_forward_{real}", forward)
-            setattr(found, f"rows_backward_{real}", backward)
         found.keep_block.argtypes = [pointer, pointer, *[size] * 7, word, word, ctypes.c_int32]
         found.keep_block.restype = None
         found.noise_tile.argtypes = [pointer, *[size] * 7, word, word, word]

@@ -1,31 +1,46 @@
-/* Philox4x32-10 over a row of counters (c0, first + n, c2, c3); see lit_probattn/randomness.py. */
+/* Vectors of Philox4x32-10; see lit_probattn/randomness.py. */
 #ifndef LIT_PROBATTN_PHILOX
 #define LIT_PROBATTN_PHILOX
-#include <stdint.h>
-#include <string.h>
+#include "vectors.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define CHUNK 64 /* counters in flight: their words stay in the first-level cache */
+#define LANES (BYTES / 8) /* counters in a vector: each word in the low half of 64 bits, the high half holds anything */
+typedef uint64_t words __attribute__((vector_size(BYTES)));
 
-/* out[4 n + w] is word w of counter n. */
-INLINE void philox_words(uint32_t c0, uint32_t first, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1,
-                         int count, uint32_t *restrict out) {
-    for (int n = 0; n < count; n++) {
-        uint32_t a = c0, b = first + (uint32_t)n, c = c2, d = c3, x = k0, y = k1;
-#pragma GCC unroll 10
-        for (int round = 0; round < 10; round++) {
-            uint64_t p = (uint64_t)a * 0xD2511F53u, q = (uint64_t)c * 0xCD9E8D57u;
-            a = (uint32_t)(q >> 32) ^ b ^ x;
-            c = (uint32_t)(p >> 32) ^ d ^ y;
-            b = (uint32_t)q;
-            d = (uint32_t)p;
-            x += 0x9E3779B9u;
-            y += 0xBB67AE85u;
+enum { PHILOX_X = 0x9E3779B9u, PHILOX_Y = 0xBB67AE85u };
+static const uint64_t PHILOX_FIRST = 0xD2511F53u, PHILOX_SECOND = 0xCD9E8D57u;
+
+INLINE words all_words(uint64_t x) { return x - (words){0}; }
+
+INLINE words lane_numbers(void) {
+    words lane;
+    for (int i = 0; i < LANES; i++) lane[i] = (uint64_t)i;
+    return lane;
+}
+
+/* Products of low halves. */
+INLINE words product(words a, words b) {
+#if BYTES == 64
+    return (words)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif BYTES == 32
+    return (words)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+    return (words)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+    return (a & 0xFFFFFFFF) * (b & 0xFFFFFFFF);
+#endif
+}
+
+/* Rounds `from` to the tenth of n vectors in step; x and y are the key's words in round `from`. */
+INLINE void philox_rounds(int n, int from, words *a, words *b, words *c, words *d, uint32_t x, uint32_t y) {
+    UNROLL for (int round = from; round < 10; round++) {
+        UNROLL for (int w = 0; w < n; w++) {
+            const words p = product(a[w], all_words(PHILOX_FIRST)), q = product(c[w], all_words(PHILOX_SECOND));
+            a[w] = (q >> 32) ^ b[w] ^ all_words(x);
+            c[w] = (p >> 32) ^ d[w] ^ all_words(y);
+            b[w] = q;
+            d[w] = p;
         }
-        out[4 * n] = a;
-        out[4 * n + 1] = b;
-        out[4 * n + 2] = c;
-        out[4 * n + 3] = d;
+        x += PHILOX_X, y += PHILOX_Y;
     }
 }
 #endif

@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import outside_modes
-from lit_probattn.kernels.cpu import rows, tiles
+from lit_probattn.kernels.cpu import draws, tiles
 from lit_probattn.kernels.cpu.library import load, obstacle
 from lit_probattn.randomness import AttentionDropout, RandomKey, normal_noise
 
@@ -64,7 +64,7 @@ def draws_noise() -> bool:
     with outside_modes():
         return all(
             torch.equal(
-                rows.normal_noise(_key(), 2, maps, row, col),
+                draws.normal_noise(_key(), 2, maps, row, col),
                 normal_noise(_key(), 2, maps, row, col, cpu),
             )
             for maps, row, col in blocks
@@ -84,10 +84,10 @@ def _checks() -> list[tuple[str, bool]]:
     dropout = AttentionDropout(0.3, _key())
     row, col = range(4, 9), range(3, 600)
     expected = dropout.keep(2, 3, row, col, torch.device("cpu"))
-    same_bits = torch.equal(rows.keep(dropout, 2, 3, row, col), expected)
-    found = [("dropout", same_bits), ("softmax", _softmax_error() < _ERROR)]
+    same_bits = torch.equal(draws.keep(dropout, 2, 3, row, col), expected)
     forms = [(kind, _tiles_error(kind)) for kind in range(len(tiles.KINDS))]
-    return found + [(f"tiles, {tiles.KINDS[kind]}", error < _ERROR) for kind, error in forms]
+    found = [(f"tiles, {tiles.KINDS[kind]}", error < _ERROR) for kind, error in forms]
+    return [("dropout", same_bits), *found]
 
 
 def _tiles_error(kind: int) -> float:
@@ -135,21 +135,3 @@ def _tiles_error(kind: int) -> float:
     wanted = torch.autograd.grad(expected, list(exact.values()), weight.double())
     pairs = [(out, expected), *zip(found, wanted, strict=True)]
     return max(float((a - b).detach().norm() / b.detach().norm()) for a, b in pairs)
-
-
-def _softmax_error() -> float:
-    """Return the largest error of a softmax with two components and of its gradients."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (3, 1, 6, 37)
-    drawn = torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
-    maps, grad = [drawn[0] * 3.0, drawn[1] * 3.0], drawn[2]
-    block = rows.Block(heads=1, count=1, rows=6, cols=37, all_rows=6, all_cols=37, components=2)
-    out, weights = torch.empty_like(grad), torch.empty_like(grad)
-    rows.rows_forward(block, maps, out)
-    exact: list[Tensor] = [m.double().requires_grad_() for m in maps]
-    expected = torch.logsumexp(torch.stack(exact), 0).softmax(-1)
-    wanted = torch.autograd.grad(expected, exact, grad.double())
-    found = [m.clone() for m in maps]
-    rows.rows_backward(block, maps, weights, grad.clone(), rows.RowGrads(found))
-    pairs = [(out, expected), (weights, expected), *zip(found, wanted, strict=True)]
-    return max(float((a - b).detach().abs().max()) for a, b in pairs)

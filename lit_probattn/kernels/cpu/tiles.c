@@ -256,7 +256,7 @@ static void row_terms(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, i
     }
     m->factored = m->divides && (m->spread < FAR || spread < FAR);
     for (int64_t r = 0; r < K && m->factored; r++)
-        for (int n = 0; n < count; n++) m->a[r][n] = exp(m->a[r][n] - m->shift[n]);
+        for (int n = 0; n < TALL; n += VL) store(m->a[r] + n, exponential(load(m->a[r] + n) - load(m->shift + n)));
 }
 
 /* Pair terms of a tile of a head: bias, and -inf where a pair is hidden; whether there are any. */
@@ -300,6 +300,7 @@ enum { ONE, OWN, SHARED, LARGEST, FACTORED, SUMMED };
 
 typedef struct {
     int kind, K, shared, terms, pairs, dropped; /* whether there are row terms, pair terms, dropout */
+    int plain;                                  /* no coefficients, row terms or pair terms beside what the kind says */
     const real *coef;
     real *maps[MOST]; /* what ONE reads may be made from the maps */
 } Form;
@@ -314,11 +315,12 @@ static Form form_of(const Room *m, const Call *f, int64_t h, int pairs) {
     else if (form.K == 1) form.kind = ONE;
     else if (f->kind == HARD) form.kind = LARGEST;
     else form.kind = m->factored ? FACTORED : form.shared ? SHARED : OWN;
+    form.plain = !pairs && !f->grad_bias && (form.kind == SUMMED || (!form.coef && (form.kind == FACTORED || !form.terms)));
     return form;
 }
 
 /* t_r, or l of a sum. */
-INLINE vec term(const Room *m, const Form *g, int kind, int K, int r, int n, int c, int64_t j) {
+INLINE vec term(const Room *m, const Form *g, int kind, int K, int plain, int r, int n, int c, int64_t j) {
     const int at = n * STRIDE + c;
     vec t;
     if (kind == SUMMED) {
@@ -328,11 +330,11 @@ INLINE vec term(const Room *m, const Form *g, int kind, int K, int r, int n, int
         t = load(g->maps[0] + at) + load(m->summit + j + c) + all(m->shift[n]);
     else {
         t = load(g->maps[r] + at);
-        if (g->coef) t *= all(g->coef[r]);
+        if (!plain && g->coef) t *= all(g->coef[r]);
         t += load(m->col[r] + j + c);
-        if (g->terms) t += all(m->a[r][n]);
+        if (!plain && g->terms) t += all(m->a[r][n]);
     }
-    return g->pairs ? t + load(m->pairs + at) : t;
+    return !plain && g->pairs ? t + load(m->pairs + at) : t;
 }
 
 INLINE vec factors(const Room *m, int K, int n, int64_t j) {
@@ -342,7 +344,7 @@ INLINE vec factors(const Room *m, int K, int n, int64_t j) {
 }
 
 /* Weights of a tile, not yet divided by their sum; o is what was gathered before. */
-INLINE void weigh_rows(Room *m, const Form *g, int kind, int K, real *tops, real *totals, int64_t j, int count, real *o, long width) {
+INLINE void weigh_rows(Room *m, const Form *g, int kind, int K, int plain, real *tops, real *totals, int64_t j, int count, real *o, long width) {
     const int several = kind == OWN || kind == SHARED;
     for (int n = 0; n < count; n++) {
         real *restrict w = m->w + n * STRIDE;
@@ -350,14 +352,14 @@ INLINE void weigh_rows(Room *m, const Form *g, int kind, int K, real *tops, real
         for (int c = 0; c < WIDE; c += VL) {
             if (several)
                 for (int r = 0; r < K; r++) {
-                    const vec t = term(m, g, kind, K, r, n, c, j);
+                    const vec t = term(m, g, kind, K, plain, r, n, c, j);
                     store(m->parts[r] + n * STRIDE + c, t);
                     high = larger(high, t);
                 }
             else {
-                vec t = term(m, g, kind, K, 0, n, c, j);
+                vec t = term(m, g, kind, K, plain, 0, n, c, j);
                 if (kind == LARGEST)
-                    for (int r = 1; r < K; r++) t = larger(t, term(m, g, kind, K, r, n, c, j));
+                    for (int r = 1; r < K; r++) t = larger(t, term(m, g, kind, K, plain, r, n, c, j));
                 store(w + c, t);
                 high = larger(high, t);
             }
@@ -398,7 +400,7 @@ typedef struct {
 } Sums;
 
 /* w holds gradients of the dropped weights and gets these weights; maps get their gradients, sums are added to. */
-INLINE void spread_rows(Room *m, const Form *g, int kind, int K, const Sums *s, int64_t j, int count) {
+INLINE void spread_rows(Room *m, const Form *g, int kind, int K, int plain, const Sums *s, int64_t j, int count) {
     const int several = kind == OWN || kind == SHARED, own = several || kind == LARGEST ? K : 1;
     const vec scale = all(s->scale);
     vec coefs[MOST];
@@ -410,7 +412,7 @@ INLINE void spread_rows(Room *m, const Form *g, int kind, int K, const Sums *s, 
         for (int c = 0; c < WIDE; c += VL) {
             const int at = n * STRIDE + c;
             vec t[MOST], p, many = all(1), best = all(0), dp = load(m->w + at);
-            for (int r = 0; r < own; r++) t[r] = term(m, g, kind, K, r, n, c, j) - top;
+            for (int r = 0; r < own; r++) t[r] = term(m, g, kind, K, plain, r, n, c, j) - top;
             if (kind == LARGEST) {
                 best = t[0];
                 for (int r = 1; r < K; r++) best = larger(best, t[r]);
@@ -433,7 +435,7 @@ INLINE void spread_rows(Room *m, const Form *g, int kind, int K, const Sums *s, 
             }
             store(m->w + at, dropped);
             const vec rest = dp - delta, dl = p * rest;
-            if (s->pairs) store(m->dl + at, dl);
+            if (!plain && s->pairs) store(m->dl + at, dl);
             if (kind == SUMMED) {
                 for (int r = 0; r < K; r++) {
                     coefs[r] += dl * load(g->maps[r] + at);
@@ -464,7 +466,7 @@ INLINE void spread_rows(Room *m, const Form *g, int kind, int K, const Sums *s, 
                     mine = t[r] * rest;
                 if (s->cols) store(m->grad_cols[r] + c, load(m->grad_cols[r] + c) + mine);
                 sums[r] += mine;
-                if (g->coef) {
+                if (!plain && g->coef) {
                     coefs[r] += mine * (g->shared ? map : load(g->maps[r] + at));
                     mine *= all(g->coef[r]);
                 }
@@ -478,28 +480,39 @@ INLINE void spread_rows(Room *m, const Form *g, int kind, int K, const Sums *s, 
     for (int r = 0; s->coef && r < K; r++) s->coef[r] += (double)added(coefs[r]);
 }
 
-#define EVERY_FORM(pass)                                             \
-    switch (g->kind * 4 + (g->K == 2)) {                             \
-    case ONE * 4: pass(ONE, 1); break;                               \
-    case OWN * 4 + 1: pass(OWN, 2); break;                           \
-    case OWN * 4: pass(OWN, g->K); break;                            \
-    case SHARED * 4 + 1: case SHARED * 4: pass(SHARED, g->K); break; \
-    case LARGEST * 4 + 1: pass(LARGEST, 2); break;                   \
-    case LARGEST * 4: pass(LARGEST, g->K); break;                    \
-    case FACTORED * 4 + 1: pass(FACTORED, 2); break;                 \
-    case FACTORED * 4: pass(FACTORED, g->K); break;                  \
-    case SUMMED * 4 + 1: pass(SUMMED, 2); break;                     \
-    default: pass(SUMMED, g->K);                                     \
+/* The papers' forms are compiled by themselves: two components or maps, and nothing added to them. */
+#ifdef DOUBLE
+#define PLAIN_FORMS(pass)
+#else
+#define PLAIN_FORMS(pass)                                       \
+    if (g->plain && (g->K == 2 || g->kind == ONE)) switch (g->kind) { \
+        case ONE: pass(ONE, 1, 1); return;                      \
+        case OWN: pass(OWN, 2, 1); return;                      \
+        case LARGEST: pass(LARGEST, 2, 1); return;              \
+        case FACTORED: pass(FACTORED, 2, 1); return;            \
+        case SUMMED: pass(SUMMED, 2, 1); return;                \
+        default: break;                                         \
+        }
+#endif
+#define EVERY_FORM(pass)                               \
+    PLAIN_FORMS(pass)                                  \
+    switch (g->kind) {                                 \
+    case ONE: pass(ONE, 1, 0); break;                  \
+    case OWN: pass(OWN, g->K, 0); break;               \
+    case SHARED: pass(SHARED, g->K, 0); break;         \
+    case LARGEST: pass(LARGEST, g->K, 0); break;       \
+    case FACTORED: pass(FACTORED, g->K, 0); break;     \
+    default: pass(SUMMED, g->K, 0);                    \
     }
 
 static void weigh(Room *m, const Form *g, real *tops, real *totals, int64_t j, int count, real *o, long width) {
-#define PASS(kind, K) weigh_rows(m, g, kind, K, tops, totals, j, count, o, width)
+#define PASS(kind, K, plain) weigh_rows(m, g, kind, K, plain, tops, totals, j, count, o, width)
     EVERY_FORM(PASS)
 #undef PASS
 }
 
 static void spread(Room *m, const Form *g, const Sums *s, int64_t j, int count) {
-#define PASS(kind, K) spread_rows(m, g, kind, K, s, j, count)
+#define PASS(kind, K, plain) spread_rows(m, g, kind, K, plain, s, j, count)
     EVERY_FORM(PASS)
 #undef PASS
 }

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lit_probattn.base.graphs import once_differentiable, written
 from lit_probattn.base.memory import only_shapes
+from lit_probattn.kernels.cpu.jobs import run_jobs
 from lit_probattn.kernels.cpu.library import load
-from lit_probattn.kernels.cpu.rows import run_jobs
 from lit_probattn.kernels.operator import define_operators, new_gradients
 
 Reduction = Literal["soft", "hard", "sum", "layers"]

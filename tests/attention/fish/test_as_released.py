@@ -137,7 +137,7 @@ def test_linear_mixing_of_the_language_model(name):
     assert_same(layer, [x], lambda leaves: causal(layer, leaves), written)
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_mixture_follows_the_sums(backend):
     """One local map per head and its own draw; the sums are written out map by map."""
     layer = make("lm_mish").double().eval()

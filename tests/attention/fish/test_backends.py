@@ -46,6 +46,8 @@ CASES = [
     for backend in cpu_backends(FiSHAttention(4, 2, noise="none"))
     if backend != "sdpa"
     or (noise == "none" and options.get("mixer", "linear") in ("linear", "shared"))
+    if backend != "native"  # draws noise in float32 alone, and takes layers alone
+    or (noise == "none" and name not in ("gfish, three layers", "gfish as written"))
 ]
 NAMES = {id(options): name for name, options in VARIANTS.items()}
 
@@ -131,7 +133,7 @@ def test_backend_equals_the_sums(options, noise, backend, share):
             assert found[1]["core.noise_scale.theta"].abs().min() > 0 or min(rows, cols) == 1
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
 @pytest.mark.parametrize("name", ["fish", "mish", "gfish", "gfish as written"])
 def test_dropout_and_noise_draw_the_same_pairs(name, backend):
     layer = make_layer(VARIANTS[name], noise="global", dropout=0.3)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention import HeadCall, MGKAttention
+from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.attention.mgk.functions import MGK
-from lit_probattn.attention.mgk.layer import MGKCore
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
 from lit_probattn.attention.variant import Scores
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.attention.mgk.layer import MGKCore
+from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.attention.own.contract import CHECKS, serving
 from tests.attention.own.alibi import ALiBiMGKAttention, ramp
 

@@ -168,7 +168,7 @@ def test_nothing_is_compiled_to_answer(monkeypatch):
     def load():
         raise AssertionError("the library was loaded")
 
-    for place in ("kernels.cpu.rows", "kernels.cpu.selftest"):
+    for place in ("kernels.cpu.draws", "kernels.cpu.selftest"):
         monkeypatch.setattr(f"lit_probattn.{place}.load", load)
     failure.cache_clear()
     assert answer("smgk", SMALL).problem is None

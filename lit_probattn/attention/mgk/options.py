@@ -1,0 +1,163 @@
+"""Options of MGK and sMGK: keys, priors with their three settings, variances, densities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lit_probattn.attention.mgk.annealing import NormOptions
+from lit_probattn.attention.mgk.functions import Score
+from lit_probattn.attention.numerics import check_choice
+from lit_probattn.attention.rotary import RotaryShift
+
+EStep = Literal["learned", "soft", "hard"]
+PriorShare = Literal["layer", "head", "head_position"]
+PriorParam = Literal["clamp", "softmax"]
+VariancePreset = Literal["equal", "paper_main", "code_lm"]
+
+PRIOR_FLOOR = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyOptions:
+    """Options of keys that are mixtures.
+
+    Args:
+        num_components: K.
+        shifted_keys: False (MGK, MLK): K key projections. True (sMGK, sMLK): one projection and K
+            learned shifts, key[j, r] = key[j] + b_r.
+
+    Raises:
+        ValueError: fewer than one component.
+    """
+
+    num_components: int = 2
+    shifted_keys: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_components < 1:
+            raise ValueError(f"num_components must be at least 1, received {self.num_components}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureOptions(KeyOptions):
+    """Options of keys that are mixtures, of their priors and shifts: all that MLK has.
+
+    Args:
+        prior_share: one prior per layer, per head, or per head and key position.
+        prior_param: setting A keeps clamped values (the paper) or logits.
+        max_positions: longest key sequence, for `head_position`.
+        shift_init_std: standard deviation of the shifts at the start (paper 1, code 0.5).
+    """
+
+    prior_share: PriorShare = "head"
+    prior_param: PriorParam = "clamp"
+    max_positions: int | None = None
+    shift_init_std: float = 1.0
+
+
+def variance_multipliers(
+    variance: VariancePreset | list[float], num_components: int
+) -> tuple[float, ...]:
+    """Return c_r with σ²_r = c_r √E for every component.
+
+    Source: MGK, ICML 2022, section 3.4 and appendix A.1 (`equal`, `paper_main`); the released
+    language-modelling code (`code_lm`: 1, 1/3). For more than two components `paper_main`
+    continues as 1, 3, 5, …, an extension of ours.
+
+    Raises:
+        ValueError: unknown preset, wrong number of values, or a value that is not positive.
+    """
+    if isinstance(variance, str):
+        if variance == "equal":
+            return (1.0,) * num_components
+        if variance == "paper_main":
+            return tuple(2.0 * r + 1.0 for r in range(num_components))
+        if variance == "code_lm":
+            if num_components != 2:
+                raise ValueError(
+                    f"variance preset code_lm is for 2 components, received {num_components}; "
+                    "give a list of multipliers instead"
+                )
+            return (1.0, 1.0 / 3.0)
+        raise ValueError(
+            f"unknown variance preset {variance!r}; expected equal, paper_main, code_lm or a list "
+            f"of {num_components} positive multipliers of √head_dim"
+        )
+    values = tuple(float(v) for v in variance)
+    if len(values) != num_components:
+        raise ValueError(
+            f"variance has {len(values)} multipliers, expected one per component: {num_components}"
+        )
+    if not all(0.0 < v < float("inf") for v in values):
+        raise ValueError(f"variance multipliers must be positive and finite, received {values}")
+    return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class DensityOptions(KeyOptions):
+    """Options of the densities of MGK's components, and of how they become one score.
+
+    Args:
+        e_step: `learned` (setting A, prior by gradient), `soft` (B, prior by the M-step),
+            `hard` (C, maximum over components, no prior).
+        score: `gaussian`, or `dot` ("Softmax MGK").
+        variance: multipliers c_r or a preset: `equal` (1, …), `paper_main` (1, 3), `code_lm`
+            (1, 1/3).
+        learn_variance: make σ² a parameter per head and component.
+        m_step_variance: let σ² per head and component follow the M-step of setting B, Σ_ij P_ijr
+            ‖query[i] − key[j, r]‖² / (E Σ_ij P_ijr) with P the joint posterior; needs
+            `em_weighting="posterior"` and `include_log_det`. An update of priors and variances
+            never makes the queries less likely under these keys.
+    """
+
+    e_step: EStep = "learned"
+    score: Score = "gaussian"
+    variance: VariancePreset | list[float] = "equal"
+    learn_variance: bool = False
+    m_step_variance: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MGKOptions(NormOptions, MixtureOptions, DensityOptions):
+    """Options of MGK and sMGK; those of its bases come first.
+
+    Args:
+        include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
+        em_weighting: pairs count equally in the M-step (the paper), or by their attention weight.
+        rotary_shift: shifted keys with rotary positions: shift `before` rotation (relative
+            positions, K products per pair), `after` it (one product where a kernel uses that, but
+            absolute positions enter), or in `unrotated` dimensions only (both; recommended where
+            `rotary_dim` < E).
+    """
+
+    include_log_det: bool = False
+    em_weighting: Literal["uniform", "posterior"] = "uniform"
+    rotary_shift: RotaryShift = "before"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_norms(self.score)
+        check_choice("e_step", self.e_step, ("learned", "soft", "hard"))
+        check_choice("score", self.score, ("gaussian", "dot"))
+        check_choice("em_weighting", self.em_weighting, ("uniform", "posterior"))
+        check_choice("rotary_shift", self.rotary_shift, ("before", "after", "unrotated"))
+        if self.m_step_variance:
+            self._check_m_step_variance()
+
+    def _check_m_step_variance(self) -> None:
+        """Raise a ValueError where σ² of an M-step is not what makes the queries likeliest."""
+        needed = {
+            "e_step": "soft",
+            "em_weighting": "posterior",
+            "score": "gaussian",
+            "include_log_det": True,
+            "learn_variance": False,
+            "key_norm_weight": None,
+        }
+        for name, wanted in needed.items():
+            if getattr(self, name) != wanted:
+                raise ValueError(
+                    f"m_step_variance needs {name}={wanted}, received {getattr(self, name)}: its "
+                    "σ² is the likeliest only of Gaussian densities, weighted by the posterior"
+                )

@@ -1,0 +1,113 @@
+/* Draws by themselves: keep decisions of a block, and standard normal noise by Box-Muller, evaluated in double.
+
+   Compiled with -DDOUBLE: `vec` holds doubles. */
+#include "keep.h"
+
+/* kept[b, h, i, j] of heads from `head` on, rows [row, row + rows) and columns [col, col + cols), dense. */
+void keep_block(uint8_t *kept, const int64_t *samples, int64_t batch, int64_t head, int64_t heads, int64_t row, int64_t rows, int64_t col,
+                int64_t cols, uint32_t k0, uint32_t k1, int32_t threshold) {
+    enum { PART = 256 };
+    int16_t keep[PART];
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t h = head; h < head + heads; h++)
+            for (int64_t i = row; i < row + rows; i++, kept += cols)
+                for (int64_t j = col / 64 * 64; j < col + cols; j += PART) {
+                    const int64_t from = j < col ? col - j : 0, to = col + cols - j < PART ? col + cols - j : PART;
+                    keep_tile(keep, i, 1, j, PART, (uint32_t)h, (uint32_t)samples[b], k0, k1, (int16_t)threshold);
+                    for (int64_t n = from; n < to; n++) kept[j - col + n] = keep[n] != 0;
+                }
+}
+
+INLINE vec chosen(vint where, vec a, vec b) { return (vec)(((vint)a & where) | ((vint)b & ~where)); }
+
+/* Low halves as numbers: exact, through the last bits of 2^52. */
+INLINE vec number(words x) { return (vec)((x & 0xFFFFFFFF) | 0x4330000000000000) - all(0x1p52); }
+
+INLINE vec root(vec x) {
+#if BYTES == 64
+    return (vec)_mm512_sqrt_pd((__m512d)x);
+#elif BYTES == 32
+    return (vec)_mm256_sqrt_pd((__m256d)x);
+#elif defined(__aarch64__)
+    return (vec)vsqrtq_f64((float64x2_t)x);
+#else
+    return (vec)_mm_sqrt_pd((__m128d)x);
+#endif
+}
+
+/* Natural logarithm of x in [2^-32, 1], as fdlibm has it: below one unit in the last place. */
+INLINE vec logarithm(vec x) {
+    static const double c[] = {1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,
+                               2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01};
+    const uint64_t half = 0x3FE6A09E00000000; /* x = m 2^k with m in [0.707, 1.414) */
+    const words bits = (words)x + all_words(0x3FF0000000000000 - half);
+    const vec k = (vec)((bits >> 52) | 0x4330000000000000) - all(0x1p52 + 1023);
+    const vec f = (vec)((bits & 0x000FFFFFFFFFFFFF) + all_words(half)) - all(1), s = f / (f + all(2));
+    const vec z = s * s, square = f * f * all(0.5);
+    vec r = all(c[0]);
+    UNROLL for (int n = 1; n < 7; n++) r = r * z + all(c[n]);
+    const vec t = s * (square + r * z) + k * all(1.90821492927058770002e-10);
+    return k * all(6.93147180369123816490e-01) - ((square - t) - f);
+}
+
+/* cos and sin of an angle in [0, 2 pi]. */
+INLINE void turn(vec angle, vec *cosine, vec *sine) {
+    static const double odd[] = {1.58969099521155010221e-10, -2.50507602534068634195e-08, 2.75573137070700676789e-06,
+                                 -1.98412698298579493134e-04, 8.33333333332248946124e-03, -1.66666666666666324348e-01};
+    static const double even[] = {-1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.75573143513906633035e-07,
+                                  2.48015872894767294178e-05,  -1.38888888888741095749e-03, 4.16666666666666019037e-02};
+    const vec magic = all(0x1.8p52), t = angle * all(0.63661977236758134308) + magic, q = t - magic; /* quarter turns, in the low bits of t */
+    vec r = angle - q * all(1.57079632679489655800), s = all(odd[0]), c = all(even[0]);
+    r = r - q * all(6.12323399573676603587e-17);
+    const vec z = r * r;
+    UNROLL for (int n = 1; n < 6; n++) s = s * z + all(odd[n]), c = c * z + all(even[n]);
+    s = s * z * r + r;
+    c = c * z * z + (all(1) - z * all(0.5));
+    const words turns = (words)t;
+    const vint swap = -(vint)(turns & 1);
+    *sine = (vec)((words)chosen(swap, c, s) ^ ((turns >> 1) << 63));
+    *cosine = (vec)((words)chosen(swap, s, c) ^ (((turns + 1) >> 1) << 63));
+}
+
+typedef float singles __attribute__((vector_size(BYTES / 2)));
+
+INLINE void put(float *to, vec x, int64_t some) {
+    const singles y = __builtin_convertvector(x, singles);
+    if (some >= LANES) memcpy(to, &y, sizeof y);
+    else memcpy(to, &y, sizeof(float) * (size_t)some);
+}
+
+/* Two normals of each pair of words: `some` numbers to x, and to y unless it is null. */
+INLINE void normal_pair(words one, words two, float *x, float *y, int64_t some) {
+    const vec u = (number(one) + all(1)) * all(0x1p-32);
+    const vec radius = root(logarithm(u) * all(-2)), angle = number(two) * all(0x1p-32 * 2.0 * 3.14159265358979323846);
+    vec cosine, sine;
+    turn(angle, &cosine, &sine);
+    put(x, radius * cosine, some);
+    if (y) put(y, radius * sine, some);
+}
+
+/* out: maps x rows x cols of one sample; `plane` numbers from map to map, `stride` from row to row. */
+void noise_tile(float *out, int64_t plane, int64_t stride, int64_t maps, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                uint32_t sample, uint32_t k0, uint32_t k1) {
+    enum { AT_ONCE = 2 };
+    for (int64_t g = 0; 4 * g < maps; g++)
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < cols; j += AT_ONCE * LANES) {
+                words a[AT_ONCE], b[AT_ONCE], c[AT_ONCE], d[AT_ONCE];
+                UNROLL for (int w = 0; w < AT_ONCE; w++) {
+                    a[w] = all_words((uint64_t)(row + i));
+                    b[w] = lane_numbers() + all_words((uint64_t)(col + j + w * LANES));
+                    c[w] = all_words((uint64_t)g);
+                    d[w] = all_words(sample);
+                }
+                philox_rounds(AT_ONCE, 0, a, b, c, d, k0, k1);
+                UNROLL for (int w = 0; w < AT_ONCE; w++) {
+                    const int64_t left = cols - j - w * LANES;
+                    float *at = out + 4 * g * plane + i * stride + j + w * LANES;
+                    if (left <= 0) break;
+                    normal_pair(a[w], b[w], at, 4 * g + 1 < maps ? at + plane : 0, left);
+                    if (4 * g + 2 < maps) normal_pair(c[w], d[w], at + 2 * plane, 4 * g + 3 < maps ? at + 3 * plane : 0, left);
+                }
+            }
+}
