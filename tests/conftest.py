@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -67,6 +68,20 @@ def pytest_configure(config) -> None:
         raise pytest.UsageError(late)
 
 
+def pytest_collection_finish() -> None:
+    """Keep modules and tests, which stay to the end, out of every later garbage collection.
+
+    Forked processes then leave their memory shared, too.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let what was kept go with the process."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
@@ -85,6 +100,18 @@ def kernels_on_cpu(monkeypatch) -> None:
     """Let kernels serve CPU tensors, in Triton's interpreter, where there is no GPU."""
     if not torch.cuda.is_available():
         monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def sketches(monkeypatch) -> None:
+    """Spare the drawing, which takes most of a report's time: pictures of the right size, white."""
+    from PIL import Image
+
+    def blank(figure, dpi):
+        width, height = (int(dpi * inches) for inches in figure.get_size_inches())
+        return Image.new("RGB", (width, height), "white")
+
+    monkeypatch.setattr("lit_probattn.records.tables._drawn", blank)
 
 
 @pytest.fixture

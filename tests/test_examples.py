@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 
 import pytest
 
+from tests.support.forks import Forked
 from tests.support.paths import ROOT
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -16,14 +18,30 @@ MOST_LINES = 40
 
 
 def run(script: str, folder) -> str:
-    """Run a script in an empty folder; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / script)],
-        **{"cwd": folder, "capture_output": True, "text": True, "check": False},
+    """Run a script in an empty folder, in a forked process; return what it prints."""
+
+    def work() -> int:
+        os.chdir(folder)
+        sys.argv = [script]
+        runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+        return 0
+
+    log = folder / "printed.log"
+    status = Forked(work, os.environ, log).wait()
+    shown = log.read_text(encoding="utf-8")
+    assert status == 0, shown
+    return shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_examples_import_what_they_need(script, tmp_path):
+    """A forked process has what other tests imported; this one has nothing."""
+    subprocess.run(
+        [sys.executable, str(script)],
+        **{"cwd": tmp_path, "check": True},
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.lra import find_tables
+from datamodules.lra.arena import find_tables
 from lit_probattn.base.errors import DataError
 
 __all__ = ["MAX_TEXT_BYTES", "SPLIT_FILES", "Pair", "find_release", "read_pairs"]

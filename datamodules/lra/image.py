@@ -11,8 +11,14 @@ import numpy.typing as npt
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.lra import ArenaData, cifar
-from datamodules.lra.pixels import KeyMask, PixelCollate, pixel_split, write_pictures
+from datamodules.lra import cifar
+from datamodules.lra.arena import (
+    ArenaData,
+    KeyMask,
+    PixelCollate,
+    pixel_split,
+    write_pictures,
+)
 from lit_probattn.base.errors import DataError, require_at_least
 from lit_probattn.base.progress import progress
 

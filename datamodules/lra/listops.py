@@ -14,7 +14,8 @@ import numpy.typing as npt
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
-from datamodules.lra import ArenaData, listops_release
+from datamodules.lra import listops_release
+from datamodules.lra.arena import ArenaData
 from datamodules.lra.listops_generator import (
     GENERATOR_VERSION,
     TOKENS,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.lra import find_tables
+from datamodules.lra.arena import find_tables
 from datamodules.lra.listops_generator import CLOSE, FIRST_DIGIT, OPERATORS, TOKENS
 from lit_probattn.base.errors import DataError
 

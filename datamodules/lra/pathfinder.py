@@ -13,10 +13,15 @@ from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
 from datamodules.core.order import permutation
-from datamodules.lra import ArenaData
 from datamodules.lra import pathfinder_release as release
+from datamodules.lra.arena import (
+    ArenaData,
+    KeyMask,
+    PixelCollate,
+    pixel_split,
+    write_pictures,
+)
 from datamodules.lra.pathfinder_contours import GENERATOR_VERSION, GeneratorSettings
-from datamodules.lra.pixels import KeyMask, PixelCollate, pixel_split, write_pictures
 from lit_probattn.base.errors import DataError, require_at_least, require_one_of
 from lit_probattn.base.processes import num_useful
 from lit_probattn.base.progress import progress

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from PIL import Image as PilImage
 
 from datamodules.core.files import not_found
-from datamodules.lra import RELEASE
+from datamodules.lra.arena import RELEASE
 from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["FOLDERS", "Entry", "find_release", "list_metadata", "pictures", "read_entries"]

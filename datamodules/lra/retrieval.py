@@ -12,7 +12,8 @@ import numpy.typing as npt
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.sequences import PairSplit, Ragged, next_power_of_two
-from datamodules.lra import ArenaData, aan
+from datamodules.lra import aan
+from datamodules.lra.arena import ArenaData
 from lit_probattn.base.errors import DataError, require_at_least
 from lit_probattn.base.files import fingerprint
 from lit_probattn.base.progress import progress

@@ -12,7 +12,8 @@ from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.order import choose_per_class
 from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
-from datamodules.lra import ArenaData, imdb
+from datamodules.lra import imdb
+from datamodules.lra.arena import ArenaData
 from lit_probattn.base.errors import DataError, require_at_least
 from lit_probattn.base.progress import progress
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib
 import itertools
 import re
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jsonargparse import Namespace
+from jsonargparse._postponed_annotations import TypeCheckingVisitor
 
 from lit_probattn.attention import Attention
 from lit_probattn.base.errors import nearest
@@ -37,6 +39,30 @@ NOT_KEYS = re.compile(r"Unable to load config ['\"](.*?)['\"]")
 NOT_A_PATH = re.compile(r"Expected a dot import path string: (\S+)")
 BY_NUMBER = re.compile(r"^Does not validate.*dict\[int, .*^Given value: ({.*})$", re.M | re.S)
 NOT_A_SUBCLASS = re.compile(r"Expected '([\w.]+)' to be a subclass")
+
+
+@functools.cache
+def _imports(source: str) -> ast.Module:
+    """The top of a module that can hold an `if TYPE_CHECKING`: its imports and its conditions."""
+    tree = ast.parse(source)
+    kinds = (ast.Import, ast.ImportFrom, ast.If)
+    return ast.Module([node for node in tree.body if isinstance(node, kinds)], tree.type_ignores)
+
+
+def read_sources_once() -> None:
+    """Let the library parse the source of a module once, in place of once a signature.
+
+    It looks for names that are imported for type checkers only. A run has some fifty signatures
+    out of a dozen modules, PyTorch's longest among them: almost half a second at every start.
+    """
+
+    def update_aliases(
+        self: Any, module_source: str, module: str, aliases: dict[str, Any], logger: Any = None
+    ) -> None:
+        self.module, self.aliases, self.logger = module, aliases, logger
+        self.visit(_imports(module_source))
+
+    TypeCheckingVisitor.update_aliases = update_aliases  # type: ignore[method-assign]
 
 
 class Refused(ArgumentError):

@@ -19,7 +19,13 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.cli.errors import ConstructionError
 from lit_probattn.cli.files import NAMED
-from lit_probattn.cli.jsonargparse_internals import Refused, option_names, prefer_integers, readable
+from lit_probattn.cli.jsonargparse_internals import (
+    Refused,
+    option_names,
+    prefer_integers,
+    read_sources_once,
+    readable,
+)
 from lit_probattn.configs import (
     canonical,
     class_of,
@@ -29,6 +35,8 @@ from lit_probattn.configs import (
     types_of,
 )
 from lit_probattn.training.lightning_internals import ModuleInstantiator
+
+read_sources_once()
 
 
 class RunParser(LightningArgumentParser):

@@ -56,7 +56,7 @@ def _png_bytes(figure: Figure, note: str) -> bytes:
 
 def _drawn(figure: Figure, dpi: int) -> Image.Image:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
+    figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})  # read at once
     return Image.open(buffer).convert("RGB")
 
 

@@ -5,11 +5,13 @@ Every pattern over its wording meets the error that the library raises, from a p
 
 from __future__ import annotations
 
+from ast import parse
 from collections.abc import Callable
 from typing import Literal
 
 import pytest
 from jsonargparse import ArgumentParser
+from jsonargparse._postponed_annotations import TypeCheckingVisitor
 
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.base.errors import ConfigError
@@ -144,3 +146,26 @@ def test_a_whole_number_is_one_whatever_was_imported_before():
     given = made.parse_args(["--limits.first", "1", "--limits.second", "0.5"]).limits
     assert (type(given.first), type(given.second)) == (int, float)
     assert type(made.parse_args(["--limits.first", "1.0"]).limits.first) is float
+
+
+def test_the_source_of_a_module_is_parsed_once(monkeypatch):
+    """And what its conditions import for type checkers is found as the library finds it."""
+    parsed = []
+
+    def noted(source):
+        parsed.append(source)
+        return parse(source)
+
+    monkeypatch.setattr(internals.ast, "parse", noted)
+    source = (
+        "from typing import TYPE_CHECKING\nimport typing\n\n"
+        "if TYPE_CHECKING:\n    from decimal import Decimal\n"
+        "if typing.TYPE_CHECKING or 1:\n    import fractions\n"
+        f"if 0:\n    import colorsys\n# {id(parsed)}\n"
+    )
+    for _ in range(2):
+        found: dict[str, object] = {}
+        TypeCheckingVisitor().update_aliases(source, "a_module", found)
+        assert {"Decimal", "fractions"} <= set(found)
+        assert "colorsys" not in found
+    assert parsed.count(source) == 1

@@ -222,7 +222,7 @@ def test_the_report_has_the_starts_too(tmp_path):
 
 def test_the_command_runs_chains(tmp_path, capsys):
     write_tables(tmp_path / "tables", CHAINED, CHAIN)
-    places = ["--runs", str(tmp_path / "runs"), "--launch", " ".join(program(tmp_path))]
+    places = ["--runs", str(tmp_path / "runs"), "--launch", shlex.join(program(tmp_path))]
     words = ["tiny", "--tables", str(tmp_path / "tables"), *places, "--data_dir", str(tmp_path)]
     words += ["--seeds", "3"]
     (tmp_path / "FAIL").write_text("first-softmax")

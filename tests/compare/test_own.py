@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -111,7 +112,7 @@ def test_settings_beside_the_attention_are_told_apart():
 def test_variants_run_over_seeds_and_are_reported(tmp_path, monkeypatch, capsys):
     """With a program that stands in for training; its accuracy is 25 + seed, mixtures + 10."""
     monkeypatch.chdir(tmp_path)
-    launch = " ".join(program(tmp_path))
+    launch = shlex.join(program(tmp_path))
     (tmp_path / "own.yaml").write_text(
         yaml.safe_dump(
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 
 import pytest
@@ -23,7 +24,7 @@ def compare(tmp_path, monkeypatch, capsys):
     """A comparison on a CSV file, trained by a stand-in; returns status, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.csv").write_text(ROWS)
-    launch = " ".join(program(tmp_path))
+    launch = shlex.join(program(tmp_path))
 
     def run(*more, seeds=("0", "1"), data="mine.csv"):
         words = ["compare", "--task", "own_texts", "--attention", "softmax", "--seeds", *seeds]

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import time
 from contextlib import nullcontext
@@ -246,7 +247,7 @@ def test_environment_of_a_job(monkeypatch):
 
 def arguments(tmp_path, *more):
     tables = write_tables(tmp_path / "tables")
-    launch = " ".join(program(tmp_path))
+    launch = shlex.join(program(tmp_path))
     places = ["--tables", str(tables), "--runs", str(tmp_path / "runs"), "--launch", launch]
     return ["tiny", *places, "--data_dir", str(tmp_path), *more]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 
@@ -21,14 +22,20 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("golden")
 
 
+@pytest.fixture(scope="module")
+def of_a_run(folder):
+    """The losses of a run of each variant."""
+    return functools.cache(lambda variant: losses(variant, folder))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_losses_are_those_written_down(variant, folder):
+def test_losses_are_those_written_down(variant, of_a_run):
     assert len(GOLDEN[variant]) == STEPS
-    np.testing.assert_allclose(losses(variant, folder), GOLDEN[variant], rtol=TOLERANCE)
+    np.testing.assert_allclose(of_a_run(variant), GOLDEN[variant], rtol=TOLERANCE)
 
 
-def test_two_runs_on_one_machine_are_equal(folder):
-    assert losses("fish", folder) == losses("fish", folder)
+def test_two_runs_on_one_machine_are_equal(folder, of_a_run):
+    assert losses("fish", folder) == of_a_run("fish")
 
 
 def test_the_tolerance_tells_variants_and_seeds_apart(folder):

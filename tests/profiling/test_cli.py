@@ -110,6 +110,7 @@ def test_unreadable_files_are_one_line(capsys, tmp_path, text):
     assert len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.usefixtures("sketches")
 def test_sweep_and_report_by_command(capsys, tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(sweep().model_dump(mode="json", exclude_none=True)))
@@ -135,6 +136,7 @@ def test_sweep_and_report_by_command(capsys, tmp_path):
     assert "no results in" in err
 
 
+@pytest.mark.usefixtures("uncounted")
 def test_torchrun_ranks_share_the_points(capsys, tmp_path, monkeypatch):
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(sweep().model_dump(mode="json", exclude_none=True)))

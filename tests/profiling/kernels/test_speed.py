@@ -61,6 +61,12 @@ def parity_file(folder, passes):
     return ["test_parity.py"]
 
 
+@pytest.fixture
+def parity_passes(monkeypatch):
+    """Spare the process that runs the parity tests, where something else is asked."""
+    monkeypatch.setattr("profiling.kernels.speed.parity", lambda config, root: (True, "1 passed"))
+
+
 def test_green_tests_give_ratios_and_verdicts(tmp_path):
     page, passed = run_kernels(config(parity_file(tmp_path, True)), tmp_path)
     text = page.text()
@@ -298,9 +304,9 @@ def test_peak_memory_is_exact():
     assert cpu_peak_bytes(function) == 8000
 
 
-def test_measured_points_are_kept_and_not_measured_again(tmp_path, monkeypatch):
+def test_measured_points_are_kept_and_not_measured_again(tmp_path, monkeypatch, parity_passes):
     grid = {"tokens": 64, "seq_lens": [32, 64], "head_dims": [8], "num_threads": [1, 2]}
-    some = config(parity_file(tmp_path, True), grid=grid, repeats=1)
+    some = config(["test_parity.py"], grid=grid, repeats=1)
     some.sides["plain"].seq_lens = [32]
     before, measured = torch.get_num_threads(), []
 
@@ -344,9 +350,9 @@ def test_flags_narrow_every_grid_and_no_point_is_there_twice():
     assert [(p.seq_len, p.scope) for p in found] == [(7, "attention"), (7, "layer")]
 
 
-def test_the_picture_shows_the_comparisons_that_are_named(tmp_path):
+def test_the_picture_shows_the_comparisons_that_are_named(tmp_path, parity_passes):
     rows = {"MGK": {"reference": "a"}, "other": {"torch": "b"}}
-    made = config(parity_file(tmp_path, True), picture=rows)
+    made = config(["test_parity.py"], picture=rows)
     report, _ = run_kernels(made, tmp_path, tmp_path / "out")
     assert re.search(
         r"\n\nFinding: time .* plain or torch, at 1 place: a [\d.]+ to .*, b ", report.text()
@@ -360,7 +366,7 @@ def test_the_picture_shows_the_comparisons_that_are_named(tmp_path):
 
 
 def test_there_is_no_picture_without_ratios(tmp_path):
-    made = config(parity_file(tmp_path, False), picture={"MGK": {"reference": "a"}})
+    made = config([], picture={"MGK": {"reference": "a"}})
     page, _ = run_kernels(made, tmp_path, tmp_path / "out")
     assert not page.pictures
     assert "![" not in page.text()

@@ -57,6 +57,7 @@ def test_report_has_all_its_parts(results, tmp_path):
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
+@pytest.mark.usefixtures("sketches")
 def test_the_commands_are_those_that_were_given(results, tmp_path, monkeypatch):
     """Not a path made from the sweep's name."""
     config, folder = results
@@ -79,6 +80,7 @@ def test_the_commands_are_those_that_were_given(results, tmp_path, monkeypatch):
 MARKUP = "![x](/etc/hostname) [x](http://x) <img src=x>\n\n# Heading\n\n![y](y)"
 
 
+@pytest.mark.usefixtures("sketches")
 @pytest.mark.parametrize(
     "column", ["device_name", "versions", "git_revision", "backend", "backend_note", "dtype"]
 )
@@ -115,6 +117,7 @@ def test_names_of_variants_stay_text(tmp_path, results):
     assert "Heading" not in page.texts["h1"]
 
 
+@pytest.mark.usefixtures("sketches")
 def test_what_is_counted_is_not_called_measured(results, tmp_path):
     config, folder = results
     figure = Figure(title="A figure", paper=["it is less."])
@@ -125,9 +128,11 @@ def test_what_is_counted_is_not_called_measured(results, tmp_path):
     assert "measure" not in "\n".join(told).replace("counted or measured, ", "")
 
 
+@pytest.mark.usefixtures("sketches")
 def test_a_baseline_with_other_dropout_is_flagged_on_top(tmp_path):
     config = sweep(
-        variants={"softmax": attention(), "mgk": attention(MGK, num_heads=1, dropout=0.1)}
+        variants={"softmax": attention(), "mgk": attention(MGK, num_heads=1, dropout=0.1)},
+        grid={"embed_dim": [8], "seq_len": [8, 16]},
     )
     run_sweep(config, tmp_path, ROOT, stream=lambda _: None)
     write_report(config, tmp_path, tmp_path / "out")
@@ -199,6 +204,7 @@ def test_errors_are_relative_to_what_was_measured(results):
     )
 
 
+@pytest.mark.usefixtures("sketches")
 def test_a_sweep_of_memory_alone_has_a_report(tmp_path, monkeypatch):
     """A sweep on a GPU counts nothing, so no row has a note of a backend."""
     fork_workers(monkeypatch)
@@ -264,6 +270,7 @@ def test_no_baseline_row(results, tmp_path):
         write_report(config, tmp_path, tmp_path / "out")
 
 
+@pytest.mark.usefixtures("sketches")
 def test_failed_points_are_listed(tmp_path):
     config = sweep(
         model={"kind": "attention", "head_dim_divisor": 8},

@@ -15,11 +15,11 @@ from profiling.sweep.run import run_sweep
 from tests.profiling.helpers import MGK, attention, fork_workers, sweep
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.usefixtures("sketches")
 CHANGES = {
     "variants": {
         "softmax": attention(),
         "mgk": attention(MGK, num_heads=1),
-        "full": attention(MGK, num_heads=2),
     },
     "grid": {"embed_dim": [8], "seq_len": [8, 16], "mode": ["eval", "train"]},
     "measure": ["cost", "memory"],

@@ -164,6 +164,7 @@ def test_points_that_failed_are_tried_again(tmp_path, monkeypatch):
         assert calls[len(first) :] == calls[:1], "only what failed, once"
 
 
+@pytest.mark.usefixtures("uncounted")
 def test_shards_cover_the_plan_once(tmp_path):
     config = sweep()
     for index in range(3):
@@ -175,6 +176,7 @@ def test_shards_cover_the_plan_once(tmp_path):
     assert [len({row.point_id for row in part}) for part in parts] == [3, 3, 2]
 
 
+@pytest.mark.usefixtures("uncounted")
 def test_points_are_claimed_and_progress_is_said(tmp_path):
     config, lines = sweep(), []
     with claim(tmp_path / "rows.jsonl.lock") as lock:
@@ -194,6 +196,7 @@ def test_bad_shards(text):
         parse_shard(text)
 
 
+@pytest.mark.usefixtures("uncounted")
 def test_folder_of_another_sweep_is_refused(tmp_path):
     run(sweep(), tmp_path)
     with pytest.raises(ConfigError, match="another sweep"):

@@ -1,0 +1,165 @@
+"""What tasks of the Long Range Arena share: files, evaluation as published, pixels as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from datamodules.core.base import CachedDataModule
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.files import find_set, not_found
+from datamodules.core.loaders import EvaluationOrders
+from datamodules.core.order import EvaluationOrder, RotatingOrder
+from datamodules.core.sequences import Ragged, Sample, TokenSplit, batch_of
+from lit_probattn.base.errors import DataError, require_at_least
+
+__all__ = ["RELEASE", "ArenaData", "KeyMask", "PixelCollate", "find_tables"]
+__all__ += ["pixel_split", "write_pictures"]
+
+RELEASE = (
+    "the Long Range Arena release (github.com/google-research/long-range-arena, lra_release.gz)"
+)
+
+
+def find_tables(
+    title: str,
+    files: Mapping[str, str],
+    folders: Sequence[str],
+    data_dir: Path,
+    origin: str = "",
+    options: str = "",
+    otherwise: str = "",
+) -> dict[str, Path]:
+    """Return the path of each split's file in one of the folders, or raise a MissingDataError."""
+    found = find_set(title, (data_dir / folder for folder in folders), files)
+    if found is not None:
+        return found
+    what = f"the released files {', '.join(files.values())} are"
+    expected = f"in {data_dir} itself or in its {', '.join(folders[1:])}"
+    origin, command = f"They are part of {RELEASE}{origin}", title.lower() + options
+    raise not_found(title, what, expected, origin, command, data_dir, otherwise)
+
+
+class ArenaData(CachedDataModule):
+    """Base of the tasks of the Long Range Arena.
+
+    `parity_eval` evaluates as the authors' code does. A validation during training scores so many
+    batches of `batch_size` samples, and the next one goes on where it ended (`RotatingOrder`); the
+    incomplete last batch of the test split is left out. All batches having one size, an accuracy
+    over all these samples is the mean of the batches' accuracies. Which samples a validation sees
+    follows from the step, so that a resumed run sees the same. `validate` scores the whole split,
+    and `predict` reads it.
+
+    Source: `run_tasks.py` of MGK's code on the Long Range Arena.
+
+    Args:
+        parity_eval: Batches of one validation; published are 62 for ListOps, 781 for Text, 565 for
+            Retrieval, 20 for Image and 312 for Pathfinder. None scores whole splits.
+        **kwargs: Arguments of DataModule.
+
+    Raises:
+        DataError: The number is below 1.
+    """
+
+    def __init__(self, parity_eval: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require_at_least(1, parity_eval=parity_eval)
+        self.parity_eval = parity_eval
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What a result says of the way it was evaluated; nothing where whole splits are scored."""
+        if self.parity_eval is None:
+            return {}
+        left_out = len(self.split("test")) % self.batch_size
+        return {"parity_eval": self.parity_eval, "test_samples_left_out": left_out}
+
+    def _evaluation_order(self, name: str) -> EvaluationOrders:
+        whole = super()._evaluation_order(name)
+        assert isinstance(whole, EvaluationOrder)
+        command = None if self.trainer is None else self.trainer.state.fn
+        if self.parity_eval is None or command not in ("fit", "test"):
+            return whole
+        layout = whole.batch_size, whole.rank, whole.world_size
+        samples = len(self.split(name))
+        if name == "test":
+            complete = samples // self.batch_size * self.batch_size
+            if not complete:
+                raise DataError(
+                    f"parity_eval leaves out the incomplete last batch, but the test split of "
+                    f"{samples} samples has no other: lower batch_size={self.batch_size}, or leave "
+                    f"parity_eval out"
+                )
+            return EvaluationOrder(complete, *layout)
+        window = self.parity_eval * self.batch_size
+        return RotatingOrder(samples, window, self.seed, self._validations_before, *layout)
+
+    def _validations_before(self) -> int:
+        """How many validations of this training come before the present one, by the step.
+
+        One that ends a run between two intervals counts as the one of the interval it falls into.
+
+        Raises:
+            DataError: Validations are not counted in micro-batches.
+        """
+        assert self.trainer is not None
+        processed = self._processed()
+        if not processed:  # the check before training
+            return 0
+        interval = self.trainer.val_check_batch
+        if interval is None:
+            raise DataError(
+                "parity_eval needs validations that are counted: trainer.val_check_interval must "
+                f"be a number of micro-batches, received {self.trainer.val_check_interval!r}"
+            )
+        return max(0, int(-(-processed // interval)) - 1)
+
+
+# ---- grey pictures as sequences of pixels -------------------------------------------------------
+
+KeyMask = Literal["non_zero", "all"]
+
+
+def write_pictures(
+    writer: CacheWriter, name: str, pictures: Iterable[tuple[npt.NDArray[np.uint8], int]]
+) -> None:
+    """Add grey pictures of one size, and their classes, to a cache, one in memory at a time."""
+    targets: list[int] = []
+    with writer.stream(f"{name}_pixels", np.uint8) as append:
+        for picture, target in pictures:
+            append(picture)
+            targets.append(target)
+    writer.add(f"{name}_targets", np.array(targets, dtype=np.uint16))
+
+
+def pixel_split(
+    cache: Cache, name: str, num_pixels: int, rows: npt.NDArray[np.int64] | None = None
+) -> TokenSplit:
+    """Open pictures that `write_pictures` wrote; a sequence is row after row of `num_pixels`.
+
+    `rows` are the pictures that belong to the split; None means all.
+    """
+    targets = np.asarray(cache.array(f"{name}_targets"))
+    offsets = np.arange(len(targets) + 1, dtype=np.int64) * num_pixels
+    stored = Ragged(cache.array(f"{name}_pixels"), offsets)
+    return TokenSplit(stored, targets, num_pixels, rows=rows)
+
+
+@dataclass(frozen=True)
+class PixelCollate:
+    """Make a batch of pictures of one size; ids are grey values, `key_mask` is that of `Image`."""
+
+    key_mask: KeyMask
+
+    def __call__(self, samples: list[Sample]) -> dict[str, Tensor]:
+        """Return `inputs` and `key_mask` (B, N), `target` and `sample_ids` (B,)."""
+        inputs = torch.from_numpy(np.stack([sample.values for sample in samples]))
+        mask = inputs != 0 if self.key_mask == "non_zero" else torch.ones_like(inputs).bool()
+        return batch_of(samples, inputs, mask)

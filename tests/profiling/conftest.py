@@ -1,0 +1,16 @@
+"""What several tests of sweeps share."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiling.sweep.points import failed_rows
+
+
+@pytest.fixture
+def uncounted(monkeypatch) -> None:
+    """Spare the counting of points, where which of them run is asked: rows without numbers."""
+    monkeypatch.setattr(
+        "profiling.sweep.run.measure_point",
+        lambda point: failed_rows(point, "made up", status="ok"),
+    )
