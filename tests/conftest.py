@@ -37,7 +37,7 @@ def _import_kernels_for_the_interpreter() -> None:
     given = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
     for family, names in (
-        ("dense", ("forward", "backward")),
+        ("dense", ("forward", "backward", "lowering_kernels")),
         ("fish", ("forward", "backward")),
         ("linear", ("kernels",)),
     ):

@@ -222,7 +222,7 @@ def tokens_of_nested(*tensors: Tensor | None) -> tuple[list[Any], Packing]:
             tokens.append(None)
             continue
         jagged = tensor.is_nested and tensor.layout == torch.jagged and tensor.dim() == 3
-        if not jagged or tensor._ragged_idx != 1 or tensor.lengths() is not None:
+        if not jagged or isinstance(tensor.shape[1], int) or tensor.lengths() is not None:
             raise ValueError(
                 f"{name} is not a jagged tensor (documents, positions, width) without holes: make "
                 "all of query, key and value by torch.nested.nested_tensor(…, layout=torch.jagged)"

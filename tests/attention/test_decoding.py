@@ -65,6 +65,8 @@ def test_named_backends_decode_too(name):
     full = layer(x, key_mask=mask, is_causal=True)
     for backend in cpu_backends(layer):
         layer.backend = backend
+        if "noise" in name and backend == "native":  # which draws it in float32 alone
+            continue
         if ("row eps" in name and backend != "reference") or ("hard" in name and backend == "sdpa"):
             continue
         out = decode(layer, x, mask, layer.new_cache(), 4, 1)

@@ -54,12 +54,12 @@ def test_a_block_goes_with_what_is_below_it():
 
 @pytest.mark.skipif(COSINE.is_file(), reason="the variant is in the package already")
 def test_a_variant_is_three_files_and_one_line(copy):
-    before = {path: path.read_text() for path in copy.rglob("*.*") if path.is_file()}
+    before = {path: path.read_bytes() for path in copy.rglob("*.*") if path.is_file()}
     add(copy)
-    changed = [path for path, text in before.items() if path.read_text() != text]
+    changed = [path for path, text in before.items() if path.read_bytes() != text]
     added = {path for path in copy.rglob("*.*") if path.is_file()} - set(before)
     assert [path.name for path in changed] == ["__init__.pyi"]
-    assert changed[0].read_text().replace(LINE, "") == before[changed[0]]
+    assert changed[0].read_text().replace(LINE, "") == before[changed[0]].decode()
     assert len(added) == 3
 
 

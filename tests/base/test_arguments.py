@@ -168,7 +168,7 @@ def test_a_constructor_receives_the_record_of_its_arguments():
         (Layer, {}, r"^Layer.__init__\(\) missing a required argument: 'size'"),
         (Layer, {"size": 1, "wdth": 3}, "^Layer received .*'wdth'; did you mean 'width'"),
         (Layer, {"size": 1, "turns": 3}, "^Layer received .*'turns'; expected depth, width, rate"),
-        (Wide, {"size": 1, "lenght": 3}, "^Wide received .*'lenght'; did you mean 'length'"),
+        (Wide, {"size": 1, "leng": 3}, "^Wide received .*'leng'; did you mean 'length'"),
         (Wide, {"size": 1, "dept": 3}, "^Wide received .*'dept'; did you mean 'depth'"),
     ],
 )

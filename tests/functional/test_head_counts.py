@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from lit_probattn.attention.core import HeadLayout
-from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.linear.functions import LinearForm
-from lit_probattn.attention.linear.mlk import MLKCore
+from lit_probattn.attention.linear.mlk import MLKCore, MLKOptions
 from lit_probattn.attention.mgk.core import MGKCore
+from lit_probattn.attention.mgk.options import MGKOptions
 from lit_probattn.interop.swap.core import head_call
 from tests.attention.variants import EMBED, examples, layers
 
@@ -62,7 +61,6 @@ def test_a_swapped_layer_is_held_to_it_too():
 def test_components_and_the_layout_of_a_core_agree(shifted):
     """Keys per head are the components, or one where components are shifts of one key."""
     layout = HeadLayout(4, 4, 4, 4, 8, 8, keys_per_head=2 if shifted else 1)
-    linear = {"form": LinearForm(FeatureMap("elu"))}
-    for make, options in ((MGKCore, {}), (MLKCore, linear)):
+    for core, options in ((MGKCore, MGKOptions), (MLKCore, MLKOptions)):
         with pytest.raises(ValueError, match="keys_per_head"):
-            make(layout, num_components=2, shifted_keys=shifted, **options)
+            core(layout, options=options(num_components=2, shifted_keys=shifted))

@@ -87,7 +87,6 @@ TABLE = [
     Row(r"fit \$RUN --trainer\.precision", TEXT, refusal=NO_GPU),  # the small model
     Row(r"profiling (sweep|memory|kernels) .*_cuda\.yaml", refusal=NO_GPU),
     Row(r"profiling kernels --tune", refusal=NO_GPU),
-    Row(r"profiling report .*_cuda\.yaml", refusal=r"^error: "),  # nothing was measured
     Row(r"reproduce .*--accelerator gpu", refusal=NO_GPU),
     # published tables and figures whose data are not here
     Row(r"reproduce low_rank_table.*--dry-run", "--shortened"),

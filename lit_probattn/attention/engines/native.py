@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
     from lit_probattn.kernels.cpu.tiles import KINDS, Inputs, attend
 
     query, masks, dropout = scores.query, call.masks, call.dropout
-    layers, coef = _layers(scores), scores.coef
+    layers, coef = _layers(scores, call.value.shape[1]), scores.coef
     noise = scores.noise if layers is None else layers.noise
     key, heads = scores.key, query.shape[1]
     if scores.shares_maps:
@@ -59,14 +61,18 @@ def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
     )
 
 
-def _layers(scores: Scores) -> Layers | None:
-    """Return what tiles mix through units: two layers, or one whose units have noise."""
+def _layers(scores: Scores, num_heads: int) -> Layers | None:
+    """Return what tiles mix through units: two layers, or one whose units have noise.
+
+    Each of these units is a head: weights and a scale that all heads share are repeated.
+    """
     if isinstance(scores.reduce, MapFunction):
         return scores.reduce.layers
     noise = scores.noise
     if scores.coef is None or noise is None or not noise.per_head:
         return None
-    return Layers(scores.coef, None, None, noise)
+    scale = noise.scale.expand(num_heads)
+    return Layers(scores.coef.expand(num_heads, -1), None, None, replace(noise, scale=scale))
 
 
 @constant_in_graphs

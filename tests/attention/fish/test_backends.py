@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import FiSHAttention
+from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.randomness import RandomKey
 from tests.attention.fish.oracle import fish_oracle
 from tests.support.helpers import (
@@ -131,6 +132,34 @@ def test_backend_equals_the_sums(options, noise, backend, share):
         assert grad < TOLERANCE * 10, (rows, cols, masks, is_causal)
         if noise != "none":
             assert found[1]["core.noise_scale.theta"].abs().min() > 0 or min(rows, cols) == 1
+
+
+@pytest.mark.skipif(native_refusal("cpu") is not None, reason="no C library here")
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("noise", NOISES[1:])
+@pytest.mark.parametrize("name", ["fish", "fish, simplex", "mish", "gfish", "gfish, scale before"])
+def test_tiles_draw_the_noise_of_the_equation(name, noise, p):
+    """In float32, the only precision that they draw it in; or they refuse it."""
+    layer = make_layer(VARIANTS[name], noise=noise, dropout=p).float()
+    x = torch.randn(2, 37, EMBED)
+    if noise == "global" and "gfish" in name:
+        layer.backend = "native"
+        with pytest.raises(NotImplementedError, match="noise to maps before a function"):
+            layer(x)
+        return
+    results = {}
+    for backend in ("reference", "native"):
+        layer.backend = backend
+        layer.zero_grad()
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf, is_causal=True, rng=RandomKey(3, 5, torch.tensor([41, 7])))
+        out.square().sum().backward()
+        grads = {n: p.grad for n, p in layer.named_parameters() if p.grad is not None}
+        results[backend] = {"out": out.detach(), "x": leaf.grad, **grads}
+    for part, expected in results["reference"].items():
+        size = expected.abs().max().clamp(min=1.0)
+        found = results["native"][part]
+        torch.testing.assert_close(found / size, expected / size, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])

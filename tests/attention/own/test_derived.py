@@ -151,7 +151,7 @@ def test_scores_over_keys_break_named_promises_and_are_not_cut():
         except AssertionError:
             broken.append(name)
     masks = ["causality", "padding", "masks of pairs"]
-    assert broken == [*masks, "backends", "cross-attention", "cache"]
+    assert broken == [*masks, "backends", "cross-attention", "cache", "documents"]
     OverKeys.pairwise = False
     try:
         with pytest.raises(NotImplementedError, match="cannot cut the scores of OverKeys"):
