@@ -60,30 +60,30 @@ def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:
 
 
 # What `auto` takes: the first from the left that the variant has and that serves the call.
-# `name>n` is for n keys or more. `store` is the reference, up to STORE_UP_TO scores.
+# `name>n` is for n queries and keys or more. `store` is the reference, up to STORE_UP_TO scores.
 #
-# CPU, float32, forward and backward, head sizes 8 to 64, N from 64 to 4096: of softmax and of MGK
-# without dropout the fused reduction was the fastest, of everything else the C library's rows. Of
+# CPU, forward and backward of a layer, one thread, head sizes 8 to 64, N from 128 to 1024: the C
+# library took 0.5 to 0.9 of the time of PyTorch's fused attention for soft MGK from 128 tokens on,
+# in float32 and bfloat16, and 0.6 to 0.95 for softmax from 512 on (up to 1.1 in bfloat16, heads of
+# 64); for one query beside a cache it was slower. Of everything else it was the fastest. Of
 # what neither serves the reference was the fastest up to about 4 million scores, and two to three
 # times slower than blocks from 16 million on. Where one product serves all components (shifted)
-# the library needs fewer products than the fused reduction over K·N keys; with heads of 8 entries
-# it was not faster. Concatenated heads (maps, by sdpa) cost G times the products of the global
-# maps; the library took 0.5 to 0.9 of the time of blocks from 512 keys on for Hard FiSH and global
-# noise, 2 global heads of 8. For 4 of 8, other mixings and local noise it was equal to blocks. Maps
-# of windows take memory linear in the picture, so nothing needs blocks, and the position bias wants
-# a gradient in training.
+# the library needs fewer products than the fused reduction over K·N keys. Concatenated heads
+# (maps, by sdpa) cost G times the products of the global maps; the library takes less than blocks
+# from 256 keys on. Maps of windows take memory linear in the picture, so nothing needs blocks, and
+# the position bias wants a gradient in training.
 # CUDA: not measured here. Kernels come first: by count of products and exponentials they beat the
 # reductions (docs/kernels.md); softmax prefers PyTorch's own fused attention where that serves. The
 # reference is left out of short calls too, for its memory.
 AUTO: dict[str, tuple[str, str, str]] = {
     # kind:    CPU without dropout, CPU with dropout, CUDA
     "softmax": (
-        "sdpa native store blockwise reference",
+        "native>512 sdpa native store blockwise reference",
         "native store blockwise reference",
         "sdpa triton blockwise reference",
     ),
     "mixture": (
-        "sdpa native store blockwise reference",
+        "native>128 sdpa native store blockwise reference",
         "native store blockwise reference",
         "triton sdpa blockwise reference",
     ),
@@ -182,7 +182,7 @@ def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> s
         stores = name == "store"
         if stores:
             name = "reference"
-        if name not in engines:
+        if name not in engines or (least and _is_shorter(call, int(least))):
             continue
         reason = reason_against(engines[name], call, variant)
         if reason is not None:
@@ -191,7 +191,12 @@ def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> s
             most = STORE_UP_TO if call.graph is None else TRACE_UP_TO
             if call.is_dynamic or call.num_scores * variant.score_maps <= most:
                 return name
-        elif not least or call.num_keys >= int(least):
+        else:
             return name
     told = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
     raise NotImplementedError(f"{variant.name}: no backend serves this call: {told}")
+
+
+def _is_shorter(call: HeadCall, least: int) -> bool:
+    """Whether a call has fewer queries or keys; never where their number is dynamic."""
+    return not call.is_dynamic and min(call.query.shape[2], call.num_keys) < least

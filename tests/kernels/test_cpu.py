@@ -255,18 +255,20 @@ def test_without_a_compiler_torch_serves_and_native_says_why(fresh, monkeypatch)
 MGK_HARD, SMGK = {"e_step": "hard"}, {"shifted_keys": True}
 FISH = {"num_global_heads": 1, "noise": "none"}
 AUTO = [
-    (SoftmaxAttention, {}, False, 4096, "sdpa", "sdpa"),
+    (SoftmaxAttention, {}, False, 4096, "native", "sdpa"),
+    (SoftmaxAttention, {}, False, 511, "sdpa", "sdpa"),
     (SoftmaxAttention, {}, True, 4096, "native", "blockwise"),
     (SoftmaxAttention, {}, True, 1023, "native", "reference"),
     (SoftmaxAttention, {}, True, 64, "native", "reference"),
-    (MGKAttention, {}, False, 4096, "sdpa", "sdpa"),
+    (MGKAttention, {}, False, 4096, "native", "sdpa"),
+    (MGKAttention, {}, False, 127, "sdpa", "sdpa"),
     (MGKAttention, {}, True, 4096, "native", "blockwise"),
     (MGKAttention, MGK_HARD, False, 4096, "native", "blockwise"),
     (MGKAttention, MGK_HARD, False, 256, "native", "reference"),
     (MGKAttention, MGK_HARD, False, 255, "native", "reference"),
     (MGKAttention, SMGK, False, 4096, "native", "sdpa"),
     (MGKAttention, SMGK | {"head_dim": 16}, False, 4096, "native", "sdpa"),
-    (MGKAttention, SMGK | {"head_dim": 8}, False, 4096, "sdpa", "sdpa"),
+    (MGKAttention, SMGK | {"head_dim": 8}, False, 4096, "native", "sdpa"),
     (MGKAttention, SMGK | {"head_dim": 8}, True, 4096, "native", "blockwise"),
     (FiSHAttention, FISH, False, 4096, "native", "blockwise"),
     (FiSHAttention, FISH, False, 256, "native", "reference"),
