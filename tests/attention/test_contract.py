@@ -190,4 +190,6 @@ def test_auto_takes_what_serves_the_call(monkeypatch):
     layer(torch.randn(1, big, C))
     assert recorded_choices()[dropped] == (native or "blockwise")
     layer.eval()(torch.randn(1, big, C))
+    assert recorded_choices()["softmax under test (cpu, float32)"] == (native or "sdpa")
+    layer(torch.randn(1, 3, C))
     assert recorded_choices()["softmax under test (cpu, float32)"] == "sdpa"
