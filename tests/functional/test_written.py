@@ -14,6 +14,7 @@ import torch
 import lit_probattn
 from lit_probattn import functional as LF
 from lit_probattn.randomness import RandomKey
+from tests.attention.deletion_proof import left
 from tests.functional.written_table import (
     FAST,
     FORMS,
@@ -33,7 +34,7 @@ from tests.support.slow import mostly_slow
 
 CELLS = [(form, name, size) for form, name, size in product(FORMS, PUBLIC, SIZES)]
 CELLS = [cell for cell in CELLS if cell[2] <= LARGEST.get(cell[:2], cell[2])]
-CELLS += [(form, "ast", 160) for form in ("export", "compile")]  # some blocks, for fast tests
+CELLS += left((form, "ast", 160) for form in ("export", "compile"))  # some blocks, for fast tests
 CELLS += [(form, name, 512) for form, name in product(FORMS, PRESETS)]
 # One fast cell of each form and name, except ONNX, which takes seconds.
 FAST_CELLS = [
@@ -41,6 +42,7 @@ FAST_CELLS = [
     for form, name in product(("export", "compile"), FAST)
 ]
 FAST_CELLS += [("export_dynamic", name, 32) for name in FAST if "/" not in name]
+FAST_CELLS = left(FAST_CELLS)
 FAST_CELLS += [("onnx", "smgk", 32), ("compile", "as_released/fish/lm_fish", 512)]  # noise
 
 
@@ -55,8 +57,8 @@ def test_a_graph_computes_what_the_layer_does(form, name, size):
 @pytest.mark.parametrize(
     ("name", "train"),
     mostly_slow(
-        product(["smgk", "fish", "ast", "mgk_hard_e", "favor"], [False, True]),
-        [("smgk", True), ("fish", True), ("ast", True), ("mgk_hard_e", True), ("favor", False)],
+        product(left(["smgk", "fish", "ast", "mgk_hard_e", "favor"]), [False, True]),
+        left([(name, name != "favor") for name in ("smgk", "fish", "ast", "mgk_hard_e", "favor")]),
     ),
 )
 def test_an_exported_program_holds_pytorchs_operators_only(name, train):
@@ -102,7 +104,7 @@ def test_traces(trace):
         torch.testing.assert_close(graph(inputs(64, 1)), layer(inputs(64, 1)), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", mostly_slow(PUBLIC, ["smgk", "ast", "favor"]))
+@pytest.mark.parametrize("name", mostly_slow(PUBLIC, left(["smgk", "ast", "favor"])))
 def test_training_with_dropout_in_one_graph(name):
     """Draws and gradients are those of the layer."""
     layer, x = layer_of(name, dropout=0.3).train(), inputs(48, 1)
@@ -126,7 +128,7 @@ def test_a_backend_that_is_no_operation_of_pytorch_is_refused():
         FORMS["export_dynamic"](layer, 32)
 
 
-@pytest.mark.parametrize("name", mostly_slow(PUBLIC, ["smgk", "mgk_hard_e", "ast", "linear"]))
+@pytest.mark.parametrize("name", mostly_slow(PUBLIC, left(["smgk", "mgk_hard_e", "ast", "linear"])))
 def test_transforms_of_torch_func(name):
     layer, x = layer_of(name).double(), inputs(10, 1).double()
     tangent = inputs(10, 2).double()
@@ -152,7 +154,7 @@ def test_nested_heads_are_refused():
         LF.softmax_attention(heads, heads, heads)
 
 
-@pytest.mark.parametrize("name", mostly_slow(PUBLIC, ["smgk", "mgk_hard_e", "fish", "ast"]))
+@pytest.mark.parametrize("name", mostly_slow(PUBLIC, left(["smgk", "mgk_hard_e", "fish", "ast"])))
 def test_second_derivatives_are_right_or_refused(name):
     layer, x = layer_of(name).double(), inputs(10, 1).double()
     direction = inputs(10, 2).double()
