@@ -51,7 +51,7 @@ class ArenaData(CachedDataModule):
     """Base of the tasks of the Long Range Arena.
 
     `parity_eval` evaluates as the authors' code does. A validation during training scores so many
-    batches of `batch_size` samples, and the next one goes on where it ended (`RotatingOrder`); the
+    batches of `batch_size` samples, and the next one resumes where it ended (`RotatingOrder`); the
     incomplete last batch of the test split is left out. All batches having one size, an accuracy
     over all these samples is the mean of the batches' accuracies. Which samples a validation sees
     follows from the step, so that a resumed run sees the same. `validate` scores the whole split,

@@ -123,7 +123,7 @@ class _Unpickler(pickle.Unpickler):
         self.place = place
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name of the file stands for; a DataError refuses all others."""
+        """Resolve a name in the pickle; raise a DataError for names not in `_KNOWN_NAMES`."""
         try:
             return _KNOWN_NAMES[module, name]
         except KeyError:
