@@ -79,7 +79,7 @@ def packing_of_documents(
     if written() is not None:
         return None
     _check_ends(query, key, bounds)
-    packing = Packing(bounds[0], None if bounds[1] is bounds[0] else bounds[1])
+    packing = Packing(bounds[0], None if torch.equal(*bounds) else bounds[1])
     try:
         packing.check(query.shape[0], query.shape[2], key.shape[2])
     except ValueError:
