@@ -422,7 +422,7 @@ def split_values(out: Tensor, wide: int) -> Tensor:
 def lowered(
     compute: Callable[[HeadCall, Scores], Tensor],
     *,
-    precise: bool = False,
+    precise: bool | Callable[[HeadCall], bool] = False,
     own_keys: bool = False,
     fused: bool = False,
     widest: int | None = None,
@@ -431,14 +431,15 @@ def lowered(
 
     Args:
         compute: attends by scores in normal form.
-        precise: heads come in the dtype of scores and sums.
+        precise: heads come in the dtype of scores and sums; of calls that it says this of.
         own_keys: every component has its key, and there are no coefficients.
         fused: see `HeadCall`.
         widest: see `wide_heads`.
     """
 
     def engine(call: HeadCall, variant: Any) -> Tensor:
-        call = replace(call.precise() if precise else call, fused=fused)
+        converts = precise(call) if callable(precise) else precise
+        call = replace(call.precise() if converts else call, fused=fused)
         scores = variant.lower(call, own_keys=own_keys)
         wide = wide_heads(scores, call, widest)
         out = compute(replace(call, value=merge_values(call.value, wide)), scores)
