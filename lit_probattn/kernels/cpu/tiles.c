@@ -124,8 +124,9 @@ static void fill(const Call *f, real *to, const real *from, long stride, int cou
         for (int n = 0; n < TALL; n++) {
             real *restrict at = to + n * STRIDE;
             if (low(f)) {
-                memset(at, 0, sizeof(uint16_t) * (size_t)full);
-                if (n < count) memcpy(at, place(f, from, n * stride + e), sizeof(uint16_t) * (size_t)some);
+                const size_t given = n < count ? sizeof(uint16_t) * (size_t)some : 0, whole = sizeof(uint16_t) * (size_t)full;
+                if (given) memcpy(at, place(f, from, n * stride + e), given);
+                if (given < whole) memset((char *)at + given, 0, whole - given);
                 continue;
             }
             const real *restrict row = from + n * stride + e;
@@ -137,47 +138,64 @@ static void fill(const Call *f, real *to, const real *from, long stride, int cou
 
 /* Keys of a tile to panels of PANEL keys each, zeros behind the last. */
 static void pack(const Call *f, real *panels, const real *keys, long stride, int cols, long size) {
-    for (int j = 0; j < WIDE; j += PANEL, panels += entries(f, size) * PANEL)
+    const long count = entries(f, size);
+    for (int j = 0; j < WIDE; j += PANEL, panels += count * PANEL)
         for (int n = 0; n < PANEL; n++) {
             const real *row = place(f, keys, (j + n) * stride);
-            if (low(f))
-                for (long e = 0; e < size; e += 2) {
-                    uint16_t pair[2] = {0, 0};
-                    if (j + n < cols) memcpy(pair, place(f, row, e), e + 1 < size ? sizeof pair : sizeof *pair);
-                    memcpy(panels + e / 2 * PANEL + n, pair, sizeof pair);
+            real *restrict to = panels + n;
+            if (j + n >= cols)
+                for (long e = 0; e < count; e++) to[e * PANEL] = 0;
+            else if (low(f)) {
+                for (long e = 0; e < size / 2; e++) memcpy(to + e * PANEL, place(f, row, 2 * e), sizeof(real));
+                if (size % 2) {
+                    const uint16_t last[2] = {((const uint16_t *)row)[size - 1], 0};
+                    memcpy(to + size / 2 * PANEL, last, sizeof last);
                 }
-            else
-                for (long e = 0; e < size; e++) panels[e * PANEL + n] = j + n < cols ? row[e] : 0;
+            } else
+                for (long e = 0; e < size; e++) to[e * PANEL] = row[e];
         }
+}
+
+/* Two rows of bfloat16, or one and zeros, as one of pairs; zeros from `size` to `full`. */
+static void zip(real *to, const uint16_t *first, const uint16_t *second, long size, long full) {
+    typedef uint16_t shorts __attribute__((vector_size(2 * VL)));
+    typedef uint32_t longs __attribute__((vector_size(4 * VL)));
+    long e = 0;
+    for (; e + VL <= size; e += VL) {
+        shorts a, b = {0};
+        memcpy(&a, first + e, sizeof a);
+        if (second) memcpy(&b, second + e, sizeof b);
+        const longs pairs = __builtin_convertvector(a, longs) | __builtin_convertvector(b, longs) << 16;
+        memcpy(to + e, &pairs, sizeof pairs);
+    }
+    for (; e < full; e++) {
+        const uint16_t pair[2] = {e < size ? first[e] : 0, second && e < size ? second[e] : 0};
+        memcpy(to + e, pair, sizeof pair);
+    }
 }
 
 /* Rows side by side, of `full` entries; `low`: two rows in pairs. */
 static void copy_rows(const Call *f, real *to, long full, const real *from, long stride, int count, long size) {
-    typedef uint32_t __attribute__((may_alias)) pair;
-    for (int n = 0; n < count; n += low(f) ? 2 : 1) {
+    for (int n = 0; n < count; n += low(f) ? 2 : 1, to += full) {
         const real *row = place(f, from, n * stride);
-        memset(to + size, 0, sizeof(real) * (size_t)(full - size));
-        if (low(f)) {
-            const uint16_t *restrict first = (const uint16_t *)row, *restrict second = first + stride;
-            pair *restrict at = (pair *)to;
-            for (long e = 0; n + 1 < count && e < size; e++) at[e] = first[e] | (uint32_t)second[e] << 16;
-            for (long e = 0; n + 1 == count && e < size; e++) at[e] = first[e];
-        } else
+        if (low(f)) zip(to, (const uint16_t *)row, n + 1 < count ? (const uint16_t *)row + stride : 0, size, full);
+        else {
             memcpy(to, row, sizeof(real) * (size_t)size);
-        to += full;
+            memset(to + size, 0, sizeof(real) * (size_t)(full - size));
+        }
     }
 }
 
 /* As `fill`, for transposed products; numbers serve as they are. */
 static void fill_pairs(const Call *f, real *to, const real *from, long stride, int count, long size) {
-    for (long e = 0; low(f) && e < size; e += LONG, to += TALL * STRIDE) {
-        const int some = least(size - e, LONG);
-        for (int n = 0; n < count; n += 2) /* rows of a tile are further apart than their entries */
-            copy_rows(f, to + n / 2 * STRIDE, upto(some, 16), place(f, from, n * stride + e), stride, least(count - n, 2), some);
-    }
+    for (long e = 0; low(f) && e < size; e += LONG, to += TALL * STRIDE)
+        for (int n = 0; n < count; n += 2) {
+            const uint16_t *row = (const uint16_t *)from + n * stride + e;
+            zip(to + n / 2 * STRIDE, row, n + 1 < count ? row + stride : 0, least(size - e, LONG), upto(least(size - e, LONG), 16));
+        }
 }
 
-/* A tile of weights for `scatter`, and in place for `gather`. */
+/* A tile of numbers for `scatter`, and in place for `gather`. */
 static const real *down(const Room *m, const Call *f, const real *x, int count) {
     if (!low(f)) return x;
     for (int n = 0; n < count; n += 2)
@@ -304,18 +322,18 @@ static int room_make(Room *m, const Call *f, int backward, size_t heads) {
     return 1;
 }
 
-/* Column terms of a head, -inf for hidden keys and behind the last; the last real key. */
-static void columns(Room *m, const Call *f, int64_t b, int64_t h) {
-    const int64_t L = f->cols, all = upto(L, WIDE), K = f->common ? 1 : f->components;
+/* Column terms of a head for the keys [from, to), -inf for hidden keys and behind the last; the last real key. */
+static void columns(Room *m, const Call *f, int64_t b, int64_t h, int64_t from, int64_t until) {
+    const int64_t L = f->cols, K = f->common ? 1 : f->components, stop = until < L ? until : L;
     const uint8_t *real_keys = f->key_mask ? f->key_mask + b * f->key_stride : 0;
     m->length = L;
     while (real_keys && m->length > 0 && !real_keys[m->length - 1]) m->length--;
     for (int64_t r = 0; r < K; r++) {
         const real *beta = f->col ? f->col + ((b * f->col_heads + h * f->col_heads / f->heads) * K + r) * L : 0;
         real *restrict to = m->col[r];
-        for (int64_t j = 0; j < L; j++) to[j] = beta ? beta[j] : 0;
-        for (int64_t j = 0; real_keys && j < L; j++) to[j] = real_keys[j] ? to[j] : (real)-INFINITY;
-        for (int64_t j = L; j < all; j++) to[j] = (real)-INFINITY;
+        for (int64_t j = from; j < stop; j++) to[j] = beta ? beta[j] : 0;
+        for (int64_t j = from; real_keys && j < stop; j++) to[j] = real_keys[j] ? to[j] : (real)-INFINITY;
+        for (int64_t j = stop; j < until; j++) to[j] = (real)-INFINITY;
     }
 }
 
@@ -399,7 +417,7 @@ INLINE real dropout_scale(const Call *f) { return f->draw ? (real)(65536.0 / (32
 enum { ONE, OWN, SHARED, LARGEST, FACTORED, SUMMED };
 
 typedef struct {
-    int kind, K, shared, terms, pairs, dropped; /* whether there are row terms, pair terms, dropout */
+    int kind, K, shared, terms, pairs, dropped, low; /* whether there are row terms, pair terms, dropout; bfloat16 */
     int plain;                                  /* no coefficients, row terms or pair terms beside what the kind says */
     const real *coef;
     real *maps[MOST]; /* what ONE reads may be made from the maps */
@@ -407,7 +425,7 @@ typedef struct {
 } Form;
 
 static Form form_of(const Room *m, const Call *f, int64_t h, int pairs) {
-    Form form = {.K = (int)f->components, .shared = f->maps == 1, .terms = f->row != 0, .pairs = pairs, .dropped = f->draw != 0};
+    Form form = {.K = (int)f->components, .shared = f->maps == 1, .terms = f->row != 0, .pairs = pairs, .dropped = f->draw != 0, .low = low(f)};
     form.scale = low(f) && !f->common ? (real)f->scale : 1;
     form.coef = f->coef ? f->coef + h * f->components : 0;
     for (int r = 0; r < form.K; r++) form.maps[r] = m->maps[form.shared ? 0 : r];
@@ -445,7 +463,7 @@ INLINE vec factors(const Room *m, int K, int n, int64_t j) {
     return sum;
 }
 
-/* Weights of a tile, not yet divided by their sum; o is what was gathered before. */
+/* Weights of a tile as `gather` takes them, not yet divided by their sum; o is what was gathered before. */
 INLINE void weigh_rows(Room *m, const Form *g, int kind, int K, int plain, real *tops, real *totals, int64_t j, int count, real *o, long width) {
     const int several = kind == OWN || kind == SHARED;
     for (int n = 0; n < count; n++) {
@@ -485,8 +503,10 @@ INLINE void weigh_rows(Room *m, const Form *g, int kind, int K, int plain, real 
             UNROLL for (int x = 0; x < 2; x++) {
                 if (kind == FACTORED) p[x] *= factors(m, K, n, j + c + x * VL);
                 sum += p[x];
-                store(w + c + x * VL, g->dropped ? kept(p[x], m->keep + n * WIDE + c + x * VL) : p[x]);
+                if (g->dropped) p[x] = kept(p[x], m->keep + n * WIDE + c + x * VL);
             }
+            if (g->low) store(w + c / 2, rounded(p[0], p[1]));
+            else store(w + c, p[0]), store(w + c + VL, p[1]);
         }
         store(totals + n * VL, sum);
     }
@@ -664,7 +684,7 @@ int FORWARD(const Call *f, int64_t from, int64_t to) {
         const int64_t z = item / tiles, b = f->common ? z : z / H, h = f->common ? 0 : z % H, i = item % tiles * TALL;
         const int64_t key_head = b * f->key_heads + h * f->key_heads / H, value_head = b * f->value_heads + h * f->value_heads / H;
         const int count = least(N - i, TALL), height = (int)upto(count, 12);
-        if (z != owner) columns(m, f, b, h), divide_columns(m, f, 0, upto(L, WIDE));
+        if (z != owner) columns(m, f, b, h, 0, upto(L, WIDE)), divide_columns(m, f, 0, upto(L, WIDE));
         owner = z;
         row_terms(m, f, b, h, i, count);
         for (int64_t j = 0; j < L && key_head != packed; j += WIDE)
@@ -691,7 +711,7 @@ int FORWARD(const Call *f, int64_t from, int64_t to) {
                 if (f->draw) keep_pairs(m, f, b, h + x, i, j, count);
                 weigh(m, &form, m->top + x * TALL, m->total + x * TALL * VL, j, count, o, V);
                 const real *values = m->values + (x * (f->common ? f->value_heads : 0) / H * upto(L, WIDE) + (low(f) ? j / 2 : j)) * V;
-                gather(f, across(f, m->w, count), values, V, o, height, cols);
+                gather(f, m->w, values, V, o, height, cols);
             }
         }
         for (int x = 0; x < heads; x++)
@@ -762,7 +782,7 @@ int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, 
         for (int64_t h = from; h < to; h += heads) {
             const int64_t key_head = h * f->key_heads / H, value_head = h * f->value_heads / H, col_head = h * f->col_heads / H;
             const int last = h + heads >= to; /* then what is added up over heads is written */
-            columns(m, f, b, h);
+            columns(m, f, b, h, j, j + WIDE);
             if (j >= m->length) break; /* gradients begin as zeros */
             divide_columns(m, f, j, j + WIDE);
             for (int r = 0; r < R && key_head != packed; r++) {
