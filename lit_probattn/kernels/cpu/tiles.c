@@ -124,9 +124,12 @@ static void fill(const Call *f, real *to, const real *from, long stride, int cou
         for (int n = 0; n < TALL; n++) {
             real *restrict at = to + n * STRIDE;
             if (low(f)) {
-                const size_t given = n < count ? sizeof(uint16_t) * (size_t)some : 0, whole = sizeof(uint16_t) * (size_t)full;
-                if (given) memcpy(at, place(f, from, n * stride + e), given);
-                if (given < whole) memset((char *)at + given, 0, whole - given);
+                const real *row = place(f, from, n * stride + e);
+                int x = 0;
+                for (; n < count && x + 2 * VL <= some; x += 2 * VL) store(at + x / 2, load(row + x / 2));
+                if (n < count && x < some) memcpy(at + x / 2, row + x / 2, sizeof(uint16_t) * (size_t)(some - x));
+                x = n < count ? some : 0;
+                if (x < full) memset((uint16_t *)at + x, 0, sizeof(uint16_t) * (size_t)(full - x));
                 continue;
             }
             const real *restrict row = from + n * stride + e;

@@ -100,8 +100,8 @@ INLINE real largest(vec x) {
         vec v;
         real lane[VL];
     } u = {x};
-    for (int half = VL / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) u.lane[i] = u.lane[i] > u.lane[i + half] ? u.lane[i] : u.lane[i + half];
+    UNROLL for (int half = VL / 2; half; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) u.lane[i] = u.lane[i] > u.lane[i + half] ? u.lane[i] : u.lane[i + half];
     return u.lane[0];
 }
 
@@ -110,8 +110,8 @@ INLINE real added(vec x) {
         vec v;
         real lane[VL];
     } u = {x};
-    for (int half = VL / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) u.lane[i] += u.lane[i + half];
+    UNROLL for (int half = VL / 2; half; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) u.lane[i] += u.lane[i + half];
     return u.lane[0];
 }
 
