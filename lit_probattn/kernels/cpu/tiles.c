@@ -248,7 +248,11 @@ INLINE void scatter_of(int low, const real *p, const real *x, long width, real *
         long c = 0;
         for (; c + PANEL <= some; c += PANEL) {
             real *at = to + e + c;
-            for (int j = 0; j < WHOLE; j += SIDE) block(low, SIDE, ACROSS, count, p + j, 1, STRIDE, x + c, STRIDE, at + j * width, width, 1);
+            for (int j = 0; j < WHOLE; j += SIDE) {
+                UNROLL for (int r = SIDE; low && r < 2 * SIDE; r++) /* so short a product waits for its sums */
+                    __builtin_prefetch(at + (j + r) * width, 1), __builtin_prefetch(at + (j + r) * width + VL, 1);
+                block(low, SIDE, ACROSS, count, p + j, 1, STRIDE, x + c, STRIDE, at + j * width, width, 1);
+            }
             for (int j = WHOLE; j < WIDE; j += 4) block(low, 4, ACROSS, count, p + j, 1, STRIDE, x + c, STRIDE, at + j * width, width, 1);
         }
         for (; c < some; c += VL)

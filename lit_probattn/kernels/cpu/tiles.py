@@ -276,9 +276,9 @@ def _backward(
     wanted = [n for n in grads if getattr(call, n) is not None and n not in skipped]
     if only_shapes(out):
         return made
-    for name in wanted:
-        grads[name].zero_()
     if not out.numel() or not call.key.shape[3]:
+        for name in wanted:
+            grads[name].zero_()
         return made
     grad = _dense_rows(grad)
     block, alive = _describe(call, out, sums)
@@ -293,14 +293,18 @@ def _backward(
             owners = (slots, call.query.shape[0], *((call.heads,) if name == "coef" else ()))
             own = place.shape[1:] if name == "coef" else place.shape
             place = parts[name] = place.new_zeros(*owners, *own, dtype=torch.float64)
+        elif name not in ("key", "value", "col") or call.key_mask is not None:
+            place.zero_()  # added to, or left as it is for keys behind the last real one
         _put(block, f"grad_{name}", place[0] if name == "query" and name in parts else place)
         if name == "bias":
             grads[name] = place
     function = _function("backward", call)
     run_jobs(lambda n: function(ctypes.byref(block), *jobs[n]), range(len(jobs)), "bias" in wanted)
     for name, part in parts.items():
-        total = part.sum(0) if name in ("query", "row") else part.sum((0, 1))
-        grads[name].copy_(total)
+        if name in ("query", "row"):
+            grads[name].copy_(part.sum(0) if slots > 1 else part[0])
+        else:
+            grads[name].copy_(part.sum((0, 1)))
     del alive
     return made
 
