@@ -91,7 +91,14 @@ class MaskedText(WikiText103):
             effect.
     """
 
-    sets = ("batching", "val_stride", "test_stride", "prompts", "num_prompts", "prompt_len")
+    sets: tuple[str, ...] = (
+        "batching",
+        "val_stride",
+        "test_stride",
+        "prompts",
+        "num_prompts",
+        "prompt_len",
+    )
 
     def __init__(self, *, tokenizer: str | None = None, **kwargs: Any) -> None:
         super().__init__(

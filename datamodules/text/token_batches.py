@@ -31,7 +31,7 @@ class TokenBatches(DataModule):
         **kwargs: Arguments of the next base.
     """
 
-    sets = ("batch_size", "eval_batch_size", "pad_to")
+    sets: tuple[str, ...] = ("batch_size", "eval_batch_size", "pad_to")
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class WikiText103(TextStream):
 
     task = "wikitext103"
     title = "WikiText"
-    sets = ("units",)
+    sets: tuple[str, ...] = ("units",)
     units: TokenChoice
 
     def __init__(

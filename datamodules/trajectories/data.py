@@ -92,7 +92,7 @@ class TrajectoryModule(HeldOut):
             trained on, and validation reads these.
     """
 
-    sets = ("pad_to", "pad_multiple")
+    sets: tuple[str, ...] = ("pad_to", "pad_multiple")
     may_hold_out_none = True
 
     def __init__(

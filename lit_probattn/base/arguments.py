@@ -128,14 +128,15 @@ def with_defaults(**defaults: Any) -> Callable[[type[_Class]], type[_Class]]:
     """
 
     def decorate(cls: type[_Class]) -> type[_Class]:
-        inherited = cls.__init__
+        inherited: Any = getattr(cls, "__init__")  # noqa: B009
         signature = _whole_signature(cls, defaults)
 
         @functools.wraps(inherited)
         def construct(self: Any, *args: Any, **given: Any) -> None:
             inherited(self, *args, **(defaults | given))
 
-        cls.__init__ = _shown(construct, inherited, signature, (cls,))  # type: ignore[misc]
+        made: Any = cls
+        made.__init__ = _shown(construct, inherited, signature, (cls,))
         return cls
 
     return decorate
@@ -149,7 +150,8 @@ def _whole_signature(cls: type, defaults: Mapping[str, Any]) -> Signature:
         hidden |= {*vars(base).get("sets", ())}
         if "__init__" not in vars(base):
             continue
-        parameters = _typed(base.__init__, inspect.signature(base.__init__).parameters)
+        constructor: Any = vars(base)["__init__"]
+        parameters = _typed(constructor, inspect.signature(constructor).parameters)
         handed_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         named = {n: p for n, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
         found |= {n: p for n, p in named.items() if n not in found and n not in hidden}

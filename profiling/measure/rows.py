@@ -103,7 +103,7 @@ class ProfileRow(BaseModel):
     @classmethod
     def of(cls, known: dict[str, Any]) -> ProfileRow:
         """Return a row; what was not measured becomes None."""
-        return cls(**(dict.fromkeys(cls.model_fields) | known))
+        return cls.model_validate(dict.fromkeys(cls.model_fields) | known)
 
 
 def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:

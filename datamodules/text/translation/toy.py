@@ -41,7 +41,7 @@ class ToyTranslation(Generated, Translation):
     task = "toy_translation"
     title = "toy translation"
     default_tokens: Method = "words"
-    sets = ("path", "source_language", "target_language")
+    sets: tuple[str, ...] = ("path", "source_language", "target_language")
 
     def __init__(
         self, *, num_words: int = 12, max_clauses: int = 3, data_seed: int = 0, **kwargs: Any

@@ -22,7 +22,7 @@ class PublishedTranslation(Translation):
     """
 
     default_tokens: Method = "moses_bpe"
-    sets = ("path", "empty_lines")
+    sets: tuple[str, ...] = ("path", "empty_lines")
     release: Release
 
     def __init__(self, **kwargs: Any) -> None:
