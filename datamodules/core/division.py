@@ -55,7 +55,7 @@ class Divided(HeldOut):
 
     def __init__(self, *, test_fraction: float = 0.1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_shares(val_fraction=self.val_fraction, test_fraction=test_fraction)
+        check_shares(test_fraction=test_fraction, val_fraction=self.val_fraction)
         self.shares = {"test": test_fraction, "val": self.val_fraction}
 
 
