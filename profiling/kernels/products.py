@@ -61,16 +61,16 @@ def _of_chunks(
         row, col, value, _ = part
         torch.bmm(col.mT, value, out=later[: len(row)])
         torch.bmm(row, col.mT, out=kept)
-        torch.bmm(kept, value, out=out).baddbmm_(row, state)
+        _two(out, kept, value, row, state)
 
     def backward(part: list[Tensor], state: Tensor, kept: Tensor, grads: Tensor) -> None:
         row, col, value, grad = part
         here, after = pairs[: len(row)], later[: len(row)]
         torch.bmm(grad, value.mT, out=here)
-        torch.bmm(here, col, out=grads[0]).baddbmm_(grad, state.mT)
+        _two(grads[0], here, col, grad, state.mT)
         torch.bmm(row.mT, grad, out=after)
-        torch.bmm(here.mT, row, out=grads[1]).baddbmm_(value, after.mT)
-        torch.bmm(kept.mT, grad, out=grads[2]).baddbmm_(col, after)
+        _two(grads[1], here.mT, row, value, after.mT)
+        _two(grads[2], kept.mT, grad, col, after)
 
     def run() -> list[Tensor]:
         results = [torch.empty(4, *part[0].shape) for part in parts]
@@ -81,3 +81,8 @@ def _of_chunks(
         return results
 
     return run
+
+
+def _two(out: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> None:
+    """Write a b + c d."""
+    torch.baddbmm(torch.bmm(a, b, out=out), c, d, out=out)
