@@ -231,6 +231,8 @@ def _own_layer(
 
 def side_work(side: Side, config: KernelsConfig) -> Work | None:
     """Return the counted work of a side, attention alone; None where there is no count."""
+    if side.torch_products is not None or side.torch_layer is not None:
+        return None
     train, device = config.mode == "train", torch.device("meta")
     rows, cols = _num_queries(config), config.seq_len
     if side.torch_sdpa is not None:
