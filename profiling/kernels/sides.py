@@ -160,7 +160,7 @@ def _own_heads(
 
 def _inner(tokens: Tensor) -> Tensor:
     """Return tokens that are no leaf: counters of FLOP hang a hook on inputs of modules."""
-    return tokens.view_as(tokens)
+    return tokens.view_as(tokens) if torch.is_grad_enabled() else tokens.detach()
 
 
 def _multihead_attention(given: TorchLayer, config: KernelsConfig, make: Make) -> _Prepared:

@@ -95,3 +95,9 @@ def test_products_alone_are_those_of_linear_attention(is_causal):
     assert torch_flops(run) == 2 * heads * products
     sizes = {x.numel() for x in run()}
     assert sizes == {heads * 64 * size * (4 if is_causal else 1)}
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "decode"])
+def test_flops_of_a_layer_can_be_counted_in_every_mode(mode):
+    run = side_function(side("torch"), point(scope="layer", mode=mode))
+    assert torch_flops(run) > 0
