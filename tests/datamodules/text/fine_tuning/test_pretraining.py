@@ -39,7 +39,7 @@ def made(folder: Path, **options) -> PretrainingText:
     if not path.exists():
         written(folder)
     settings = {"vocab_limit": 400, "max_length": 40, "batch_size": 4, "bucket": 1, **options}
-    data = PretrainingText(str(path), cache_dir=str(folder / "cache"), **settings)
+    data = PretrainingText(path=str(path), cache_dir=str(folder / "cache"), **settings)
     data.prepare_data()
     data.setup("fit")
     return data
@@ -82,7 +82,7 @@ def test_text_that_is_missing_is_named(tmp_path):
     with pytest.raises(DataError, match="path must name a text file"):
         _ = PretrainingText().folder
     with pytest.raises(DataError, match="documents must be one of line, blank_line"):
-        PretrainingText("x", documents="page")
+        PretrainingText(path="x", documents="page")
 
 
 # ---- sequences ---------------------------------------------------------------------------------
@@ -189,7 +189,11 @@ def test_sizes_are_told(data):
 def test_the_cache_serves_other_lengths_and_tasks(data, tmp_path):
     """Its tokeniser is read by other data; another length makes no new cache."""
     longer = PretrainingText(
-        data._path, cache_dir=str(data.cache_dir), vocab_limit=400, max_length=60, bucket=1
+        path=data.given_path,
+        cache_dir=str(data.cache_dir),
+        vocab_limit=400,
+        max_length=60,
+        bucket=1,
     )
     assert longer.cache_spec.name == data.cache_spec.name
 
