@@ -18,8 +18,8 @@ from lit_probattn.randomness import AttentionDropout, RandomKey, normal_noise
 
 logger = logging.getLogger("lit_probattn")
 
-# Of weights and gradients of a few rows in float32; they are about 1e-7.
-_ERROR = 1e-5
+# Of weights and gradients of a few rows in float32 and bfloat16; they are about 1e-7 and 5e-3.
+_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 0.03}
 
 
 def _key() -> RandomKey:
@@ -92,12 +92,15 @@ def _checks() -> list[tuple[str, bool]]:
     row, col = range(4, 9), range(3, 600)
     expected = dropout.keep(2, 3, row, col, torch.device("cpu"))
     same_bits = torch.equal(draws.keep(dropout, 2, 3, row, col), expected)
-    forms = [(kind, _tiles_error(kind)) for kind in range(len(tiles.KINDS))]
-    found = [(f"tiles, {tiles.KINDS[kind]}", error < _ERROR) for kind, error in forms]
-    return [("dropout", same_bits), *found]
+    found = [("dropout", same_bits)]
+    for dtype in [torch.float32, *([torch.bfloat16] if load().has_low else [])]:
+        for kind, name in enumerate(tiles.KINDS):
+            right = _tiles_error(kind, dtype) < _ERRORS[dtype]
+            found.append((f"tiles, {name}, {str(dtype).removeprefix('torch.')}", right))
+    return found
 
 
-def _tiles_error(kind: int) -> float:
+def _tiles_error(kind: int, dtype: torch.dtype) -> float:
     """Return the largest error of attention by tiles of two maps, and of its gradients."""
     generator = torch.Generator().manual_seed(kind)
 
@@ -122,6 +125,7 @@ def _tiles_error(kind: int) -> float:
         "components": 1 if "first" in given else 2,
     }
     switches |= {"is_causal": True, "threshold": 0, "first_row": 0, "scale": 0.5}
+    given |= {n: given[n].detach().to(dtype).requires_grad_() for n in ("query", "key", "value")}
     exact = {name: x.detach().double().requires_grad_() for name, x in given.items()}
     query, key = exact["query"], exact["key"]
     maps = 0.5 * (query @ key[:, 0].mT if common else query[:, :, None] @ key.mT)
@@ -137,7 +141,7 @@ def _tiles_error(kind: int) -> float:
     hidden = torch.ones(rows, cols, dtype=torch.bool, device="cpu").triu(cols - rows + 1)
     expected = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ exact["value"]
     out = tiles.attend(tiles.Inputs(**{**names, **given, **switches}))
-    weight = torch.linspace(-1.0, 1.0, out.numel(), device="cpu").view(out.shape)
+    weight = torch.linspace(-1.0, 1.0, out.numel(), device="cpu").view(out.shape).to(dtype)
     found = torch.autograd.grad(out, list(given.values()), weight)
     wanted = torch.autograd.grad(expected, list(exact.values()), weight.double())
     pairs = [(out, expected), *zip(found, wanted, strict=True)]

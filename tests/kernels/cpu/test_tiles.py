@@ -2,6 +2,7 @@
 
 import os
 import platform
+import random
 import subprocess
 import sys
 
@@ -39,7 +40,7 @@ def equation(call, masks, dropout, key):
         if call.noise is not None:
             count = call.noise_scale.numel()
             drawn = normal_noise(key, BATCH, count, range(rows), range(cols), CPU)
-            noise = call.noise_scale[:, None, None] * drawn
+            noise = call.noise_scale[:, None, None] * drawn.to(call.noise_scale.dtype)
         if KINDS[call.kind] == "sum":
             scores = torch.einsum("hr,brnl->bhnl", call.coef, maps + noise)
         else:
@@ -127,8 +128,9 @@ def made(form, rows, cols, seed, dtype, **options):
     return call, masks, dropout
 
 
-def compared(call, masks, dropout):
+def compared(call, masks, dropout, eager=None):
     """Return (error, that of eager code, size) of the output and of every gradient."""
+    eager = eager or call
     double = call._replace(
         **{
             name: x.detach().double().requires_grad_()
@@ -140,7 +142,7 @@ def compared(call, masks, dropout):
     for one, run in (
         (double, lambda c: equation(c, masks, dropout, KEY)),
         (call, attend),
-        (call, lambda c: equation(c, masks, dropout, KEY)),
+        (eager, lambda c: equation(c, masks, dropout, KEY)),
     ):
         leaves = [x for x in one if torch.is_tensor(x) and x.requires_grad]
         out = run(one)
@@ -148,7 +150,7 @@ def compared(call, masks, dropout):
         weight[:, :, out.shape[2] // 2 :: 3] = 0.0  # queries without a gradient
         found.append([out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)])
     return [
-        (float((b - a).norm()), float((c - a).norm()), float(a.norm()))
+        (float((b.double() - a).norm()), float((c.double() - a).norm()), float(a.norm()))
         for a, b, c in zip(*found, strict=True)
     ]
 
@@ -233,6 +235,45 @@ def test_forms_of_the_papers_are_within_twice_eager(form):
         parts = torch.stack([squares[0], squares[1:].sum(0)])
         ours, eager = ours + parts[:, 0], eager + parts[:, 1]
     assert (ours.sqrt() <= 2.0 * eager.sqrt()).all()
+
+
+@pytest.mark.skipif(not selftest.multiplies_low(), reason="tiles multiply no bfloat16 here")
+@pytest.mark.parametrize("form", FORMS)
+def test_heads_in_bfloat16_are_at_most_as_wrong_as_plain_code(form):
+    """Beside the equation with everything in bfloat16: sizes of odd numbers, edges, every mask."""
+    low, squares = torch.bfloat16, torch.zeros(2, 2, dtype=torch.float64)
+    for seed in range(12):
+        choose = random.Random(seed).choice
+        options = {"heads": 4, "groups": choose([1, 2, 4]), "many": choose([1, 2, 3])}
+        options |= {"size": choose([5, 32, 33, 130, 259]), "wide": choose([7, 32, 49, 129])}
+        options["padded"] = choose([None, "some", "all"])
+        names = ("shared", "coef", "terms", "noise", "pairs", "dropped", "causal")
+        options |= {name: choose([True, False]) for name in names}
+        rows, cols = choose([49, 61, 97]), choose([127, 129, 140, 260])
+        call, masks, dropout = made(form, rows, cols, seed, torch.float32, **options)
+        call = call._replace(scale=options["size"] ** -0.5)
+        given = {n: x for n, x in call._asdict().items() if torch.is_tensor(x) and x.requires_grad}
+        rounded = {n: x.detach().to(low).requires_grad_() for n, x in given.items()}
+        heads = ("query", "key", "value")
+        ours = {
+            n: x if n in heads else x.detach().float().requires_grad_() for n, x in rounded.items()
+        }
+        found = compared(call._replace(**ours), masks, dropout, call._replace(**rounded))
+        for error, plain, size in found:
+            assert error <= max(2.0 * plain, 2.0**-7 * size)  # single draws
+        parts = torch.tensor(found, dtype=torch.float64)[:, :2].square()
+        squares += torch.stack([parts[0], parts[1:].sum(0)])
+    assert (squares[:, 0] <= squares[:, 1]).all()
+
+
+def test_dtypes_that_do_not_go_together_are_refused():
+    options = dict.fromkeys(("noise", "pairs", "padded", "shared", "causal", "dropped"), False)
+    options |= {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 2}
+    call, *_ = made("soft", 3, 4, 0, torch.float32, coef=True, terms=True, **options)
+    with pytest.raises(
+        TypeError, match=r"expected coef in torch\.float32, received torch\.bfloat16"
+    ):
+        attend(call._replace(coef=call.coef.to(torch.bfloat16)))
 
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
