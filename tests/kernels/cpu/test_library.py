@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 NAMES = ("peak_products", "peak_exponentials", "keep_block", "noise_tile", "tiles_forward_float")
-NAMES += ("tiles_forward_double", "tiles_backward_float", "tiles_backward_double")
+NAMES += ("tiles_forward_double", "tiles_backward_float", "tiles_backward_double", "has_pairs")
 
 # A compiler in no time: copies a library that lies beside it to where -o says, and counts.
 FAKE = """#!/bin/sh
