@@ -13,7 +13,7 @@ from lit_probattn.attention import FiSHAttention, HeadCall, HeadLayout, MGKAtten
 from lit_probattn.attention.backends import GPU_BACKENDS, attend, engines_of, reason_against
 from lit_probattn.attention.fish.layer import FiSHCore, FiSHOptions
 from lit_probattn.attention.linear.layer import LinearAttention
-from lit_probattn.attention.masks import make_masks
+from lit_probattn.attention.masks import make_masks, span
 from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.attention.mgk.options import MGKOptions
 from lit_probattn.attention.softmax import Softmax, SoftmaxCore
@@ -130,6 +130,34 @@ def test_grouped_heads_and_masks_of_heads():
     masks = make_masks(B, H, N, L, attn_mask=pairs)
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=pairs, enable_gqa=True)
     torch.testing.assert_close(core(HeadCall(query, key, value, masks)), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "bias"])
+def test_masks_of_fewer_dimensions_are_aligned_on_the_right(name):
+    for given in ((N, L), (H, N, L), (B, 1, N, L)):
+        pairs = torch.rand(given)
+        masks = make_masks(B, H, N, L, **{name: pairs < 0.7 if name == "attn_mask" else pairs})
+        assert getattr(masks, name).shape == (1,) * (4 - len(given)) + given
+    for given in ((L, N), (N + 1, L), (H + 1, N, L), (L,), (1, B, H, N, L)):
+        pairs = torch.zeros(given, dtype=torch.bool if name == "attn_mask" else torch.float32)
+        with pytest.raises(ValueError, match=f"{name} has shape"):
+            make_masks(B, H, N, L, **{name: pairs})
+
+
+@pytest.mark.parametrize("end", ["start", "stop"])
+def test_a_dynamic_span_stays_dynamic(end):
+    """A number in its place would fix the size with which the program was recorded."""
+
+    class Cut(torch.nn.Module):
+        def forward(self, x, y):
+            found = span(y.shape[0], 40) if end == "start" else span(0, y.shape[0])
+            return x[found.start : found.stop]
+
+    size = torch.export.Dim("size", min=2, max=38)
+    x, y = torch.arange(64), torch.zeros(7)
+    program = torch.export.export(Cut(), (x, y), dynamic_shapes={"x": None, "y": {0: size}})
+    found = program.module()(x, torch.zeros(11))
+    assert torch.equal(found, x[11:40] if end == "start" else x[:11])
 
 
 def test_an_m_step_is_gathered_by_the_core_alone():

@@ -64,14 +64,19 @@ def test_fish_sees_real_keys_beyond_the_1024th():
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("rows", [ROWS, 1100], ids=["one part", "69 parts"])
-def test_components_far_apart_are_found_in_every_part(rows, monkeypatch):
-    """Row and key terms of opposite sign, at the last points only: F would underflow."""
-    monkeypatch.setattr(operators, "_ROWS", 16)
-    query, key, value = leaves = draw(1, 1, rows, E), draw(1, 1, KEYS, E), draw(1, 1, KEYS, E)
+@pytest.mark.parametrize(
+    ("rows", "keys", "part"), [(ROWS, KEYS, 16), (138, 138, 2)], ids=["one part", "69 parts"]
+)
+def test_components_far_apart_are_found_in_every_part(rows, keys, part, monkeypatch):
+    """Row and key terms of opposite sign, at the last points only: F would underflow.
+
+    64 parts are read at once; the last points are beyond them.
+    """
+    monkeypatch.setattr(operators, "_ROWS", part)
+    query, key, value = leaves = draw(1, 1, rows, E), draw(1, 1, keys, E), draw(1, 1, keys, E)
     far = 150.0
-    row, col = torch.zeros(1, 1, 2, rows, device=DEVICE), torch.zeros(1, 1, 2, KEYS, device=DEVICE)
-    row[..., 0, -5:], col[..., 1, 1060:] = far, far
+    row, col = torch.zeros(1, 1, 2, rows, device=DEVICE), torch.zeros(1, 1, 2, keys, device=DEVICE)
+    row[..., 0, -5:], col[..., 1, -10:] = far, far
     with forced(Launch(64, 64)):
         found = mixture_attention(
             *(query, key[:, :, None], value, None, row, col, None, None, None, None, 1.0),

@@ -14,6 +14,7 @@ from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.analyses.approximation import ApproximationTable
 from tests.reproduce.small_tables import write_small
 from tests.reproduce.test_analyses import trained
+from tests.support import forks
 from tests.support.paths import ROOT
 
 NAME = "value_aware_table2"
@@ -25,6 +26,12 @@ GAPS = {"exponential_8": 1.0, "elu_8": 5.0, "polynomial_8": 9.0}
 @pytest.fixture(autouse=True)
 def _root(monkeypatch):
     monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def _forked(monkeypatch):
+    """Comparisons need not import anything; that of the slow test is started as ever."""
+    monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
 
 
 def studied(study, cell, gap):
@@ -69,6 +76,7 @@ def test_its_studies_are_those_of_the_figure():
         assert part[key] == figure[key]
 
 
+@pytest.mark.usefixtures("_forked")
 def test_a_seed_is_compared_once_when_all_its_rows_are_studied(tmp_path, capsys):
     report = report_of(tmp_path, ["exponential_8", "elu_8"])
     assert report.complete([], 1, ()) == {}
@@ -86,6 +94,7 @@ def test_a_seed_is_compared_once_when_all_its_rows_are_studied(tmp_path, capsys)
     assert "approximate_compare of the rows of 0 of 2 seeds" in report.plan(report.cells, False)[1]
 
 
+@pytest.mark.usefixtures("_forked")
 def test_the_report_has_ovo_and_ova_of_every_kernel_and_judged_sentences(tmp_path):
     report = report_of(tmp_path, GAPS)
     assert report.complete(report.cells, 1, ()) == {}
@@ -123,6 +132,7 @@ def test_without_studies_the_models_are_compared_and_nothing_is_told(tmp_path):
     assert list(report.findings["verdict"])[:2] == ["cannot be told"] * 2
 
 
+@pytest.mark.usefixtures("_forked")
 def test_a_comparison_that_fails_is_told(tmp_path):
     report = report_of(tmp_path, GAPS, seeds=(0,))
     (tmp_path / "metrics.csv").unlink()

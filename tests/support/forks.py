@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lit_probattn.analysis.__main__ import main as analyse
 from lit_probattn.base.processes import end_with_parent
 from lit_probattn.cli.app import main
 
@@ -105,9 +106,10 @@ def start(
     module: str = "lit_probattn",
 ) -> Forked:
     """Stand in for `lit_probattn.experiments.launch.start`; the lock is inherited."""
-    assert (tuple(launch), module) == ((), "lit_probattn"), "others are started for themselves"
+    assert launch == (), "others are started for themselves"
+    run = {"lit_probattn": main, "lit_probattn.analysis": analyse}[module]
     log.parent.mkdir(parents=True, exist_ok=True)
-    return Forked(lambda: main(list(arguments)), environment, log)
+    return Forked(lambda: run(list(arguments)), environment, log)
 
 
 def fork_module(monkeypatch: Any, module: str, run: Callable[[list[str]], int]) -> None:
