@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_probattn.attention.call import with_dropout
 from lit_probattn.attention.core import Core
@@ -171,6 +171,28 @@ def register() -> None:
 
     AttentionInterface.register(NAME, attention_function)
     AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def use_in(model: nn.Module) -> list[tuple[Any, str]]:
+    """Let every part of a model that has the interface call our function; the rest keeps its own.
+
+    Returns:
+        The parts, and what they called before.
+    """
+    before = []
+    for module in reversed(list(model.modules())):
+        part: Any = module
+        if not hasattr(part, "set_attn_implementation"):
+            continue
+        parts: Any = [m for m in module.modules() if m is not module]
+        inner = [m for m in parts if hasattr(m, "set_attn_implementation")]
+        joins = inner and all(m.config._attn_implementation == NAME for m in inner)
+        known = hasattr(sys.modules.get(type(part).__module__), "ALL_ATTENTION_FUNCTIONS")
+        if (known or joins) and part.config._attn_implementation != NAME:
+            register()
+            before.append((part, part.config._attn_implementation))
+            part.set_attn_implementation(NAME)
+    return before
 
 
 @contextmanager

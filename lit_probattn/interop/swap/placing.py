@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.interop.swap.core import fitted_call
 from lit_probattn.interop.swap.cores import Cores, make_core
 from lit_probattn.interop.swap.example import Example
-from lit_probattn.interop.swap.interface import NAME, Swapped, register
+from lit_probattn.interop.swap.interface import Swapped, use_in
 from lit_probattn.interop.swap.plan import choose_layers, refuse, refuse_what_is_lost
 from lit_probattn.interop.swap.recipe import RecipeLayer
 from lit_probattn.interop.swap.report import LayerReport
@@ -37,20 +36,13 @@ class Prepared:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.interfaces: list[tuple[Any, str]] = []
+        self.interfaces = use_in(model)
         self.unfused: list[Any] = []
         for module in model.modules():
             part: Any = module
             if getattr(part, "fused_attn", None) is False:
                 self.unfused.append(part)
                 part.fused_attn = True
-            source = sys.modules.get(type(part).__module__)
-            known = hasattr(source, "ALL_ATTENTION_FUNCTIONS")
-            if known and hasattr(part, "set_attn_implementation"):
-                register()
-                if part.config._attn_implementation != NAME:
-                    self.interfaces.append((part, part.config._attn_implementation))
-                    part.set_attn_implementation(NAME)
 
     def put_back(self, kept: Callable[[nn.Module], bool] | None = None) -> None:
         """Put back what was set; of the modules that are kept where it is asked."""
@@ -234,7 +226,7 @@ def place(model: nn.Module, placing: Placing, settings: Settings) -> dict[str, l
         trains = any(p.requires_grad for p in site.module.parameters())
         if next(site.module.parameters(), None) is None:
             trains = like is None or like.requires_grad
-        part.requires_grad_(trains).train(site.module.training)
+        part.requires_grad_(trains)
         cores = given.setdefault(site.name, Cores(_MODES[site.way]))
         cores.append(part)
         number = sum(p.numel() for p in part.parameters())
@@ -243,6 +235,7 @@ def place(model: nn.Module, placing: Placing, settings: Settings) -> dict[str, l
     for site in placing.chosen:
         if site.index == 0:
             cores, holder = given[site.name], site.module
+            cores.train(holder.training)
             if cores.mode is None:
                 holder.cores, holder.swapped = cores, Swapped(None)  # type: ignore[assignment]
             else:

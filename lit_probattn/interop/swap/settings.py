@@ -55,10 +55,11 @@ class Settings:
         if not isinstance(self.variant, str):
             raise ValueError(f"variant must be a name, received {self.variant!r}")
         if not (self.has_own_core or self._has_maker):
-            names = sorted({*STARTED, *list_attention()})
+            near = nearest(self.variant, STARTED, lists=False)
+            near = near or nearest(self.variant, list_attention())
             raise ValueError(
-                f"unknown variant {self.variant!r}{nearest(self.variant, names)}; swap takes the "
-                "names of lit_probattn.list_attention(), the path of such a file, and classes"
+                f"unknown variant {self.variant!r}{near}; swap takes the names "
+                "of lit_probattn.list_attention(), the path of such a file, and classes"
             )
         self._check_kinds()
         if not 0.0 < self.heads <= 1.0 or abs(self.group_size * self.heads - 1.0) > 1e-6:

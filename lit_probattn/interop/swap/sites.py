@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -259,7 +260,7 @@ def misused_axes(site: Site) -> str:
 
 def caller() -> str:
     """Return file and line of the code of the model that is at work."""
-    frame: Any = sys._getframe(1)
+    frame: Any = inspect.currentframe()
     ours, torchs = str(Path(__file__).parent), str(Path(torch.__file__).parent)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((ours, torchs)):
         frame = frame.f_back
@@ -269,7 +270,7 @@ def caller() -> str:
 
 def in_checkpoint(owner: nn.Module) -> bool:
     """Whether a checkpoint stands between a module's forward and the present call."""
-    frame: Any = sys._getframe(1)
+    frame: Any = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
             return True
