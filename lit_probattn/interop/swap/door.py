@@ -175,7 +175,7 @@ def _place(
 
 def _are_known(model: nn.Module, sites: Sequence[Site], lost: Mapping[str, str]) -> bool:
     """Whether attention is written out, and all of it by classes whose layers can be exchanged."""
-    known = {found.place.name for found in find_layers(model) if found.host is not None}
+    known = {found.place.name for found in find_layers(model) if found.is_exchangeable}
     is_written = lost or any(site.way == "written" for site in sites)
     return bool(is_written) and {*lost, *(site.name for site in sites)} <= known
 

@@ -41,6 +41,14 @@ class Found:
     place: Place
     host: Host | None
 
+    @property
+    def is_exchangeable(self) -> bool:
+        """Whether a host knows its class and all that it does."""
+        try:
+            return self.host is not None and bool(self.host.sizes(self.place))
+        except UnsupportedError:
+            return False
+
 
 def check_model(model: nn.Module) -> None:
     """Refuse what is no module, and modules whose wrapper knows the parameters that there are.
