@@ -97,6 +97,8 @@ class Variant:
     kernels: ClassVar[tuple[str, ...]] = ()
     # Whether there are scores before a softmax.
     has_scores: ClassVar[bool] = True
+    # Whether a factor other than 1/√E has a place in them.
+    takes_scale: ClassVar[bool] = True
     # The implementation whose products `cost` states.
     stated_backend: ClassVar[Backend] = "reference"
 

@@ -7,6 +7,7 @@ a test of the package refuses such names anywhere else.
 from __future__ import annotations
 
 import socket
+import types
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -34,10 +35,13 @@ __all__ = [
     "is_proxied",
     "is_transformed",
     "loopback_store",
+    "open_multi_head_attention",
+    "outside_functions",
     "outside_graphs",
     "outside_modes",
     "packet_of",
     "peak_bytes",
+    "recomputation",
     "softmax_backward",
     "storage_key",
 ]
@@ -52,6 +56,29 @@ CPU_ATTENTION_OPERATORS = (  # forward and backward
 
 # `torch.compiler.disable`, but the compiler is imported when a function is first called.
 outside_graphs = torch._disable_dynamo
+
+# A context in which no mode sees torch's functions, nor does a subclass of tensors.
+outside_functions = torch._C.DisableTorchFunction
+
+
+def _opened(function: Any) -> Any:
+    """Return a copy of a function of torch that does not step aside for a mode."""
+    known = {**function.__globals__, "has_torch_function": lambda _: False}
+    made = types.FunctionType(
+        function.__code__, known, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+# `F.multi_head_attention_forward` hands itself to a mode as a whole; in this copy the mode sees the
+# functions inside. Made once, as the compiler does not go into what is made in a call.
+open_multi_head_attention = _opened(nn.functional.multi_head_attention_forward)
+
+
+def recomputation() -> Any:
+    """Return what the innermost checkpoint around a call keeps tensors with, or None."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def constant_in_graphs(function: _Function) -> _Function:

@@ -34,6 +34,7 @@ HOMES = {
     "datamodules/core/loaders.py",
     "lit_probattn/interop/swap/hosts/huggingface.py",
     "lit_probattn/interop/swap/hosts/timm.py",
+    "lit_probattn/interop/swap/interface.py",
 }
 BASES = (
     *(nn.Module, torch.utils.data.Dataset, torch.utils.data.Sampler, torch.autograd.Function),

@@ -229,6 +229,7 @@ class LinearFiSH(Variant):
     kind = "chunks"
     kernels = ("linear/linear_fish",)
     has_scores = False
+    takes_scale = False
 
     form: LinearFiSHForm
     mixing: MixingValues

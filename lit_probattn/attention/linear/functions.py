@@ -79,6 +79,7 @@ class Linear(Variant):
     kind = "chunks"
     kernels = ("linear/linear",)
     has_scores = False
+    takes_scale = False
     stated_backend = "blockwise"  # the O(N) form; the reference stores the maps
 
     form: LinearForm

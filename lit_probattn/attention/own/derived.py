@@ -106,6 +106,7 @@ class OwnVariant(Variant):
         positions: whether the function takes positions.
     """
 
+    takes_scale: ClassVar[bool] = False
     own_engines: ClassVar[Mapping[str, Engine]] = {
         "blockwise": Engine(
             in_blocks,

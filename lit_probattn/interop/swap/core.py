@@ -1,6 +1,8 @@
-"""One call of our core from inside another library's layer: its masks, its scale."""
+"""One call of our core from inside another library's layer: its heads, its masks, its scale."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,6 +10,7 @@ from torch import Tensor
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.masks import make_masks
+from lit_probattn.attention.numerics import repeat_heads
 from lit_probattn.attention.packing import Packing
 from lit_probattn.base.graphs import written
 from lit_probattn.functional.call import split_mask
@@ -107,6 +110,7 @@ def head_call(
     is_causal: bool = False,
     scale: float | None = None,
     packing: Packing | None = None,
+    look: bool = False,
 ) -> HeadCall:
     """Return a call of a core with the masks of another library.
 
@@ -119,13 +123,59 @@ def head_call(
         is_causal: query i sees keys up to i + L − N.
         scale: factor on products. None means 1/√E.
         packing: documents, each of which attends to itself alone.
+        look: whether to look at the values of masks: zeros are no bias, and equal rows are a mask
+            of keys.
     """
     allowed, added = split_mask(mask)
-    if added is not None:
+    if added is not None and not (look and _is_zero(added)):
         bias = added if bias is None else bias + added
     if bias is not None:
         bias = bias.to(query.dtype)
-    masks = make_masks(
-        *(*query.shape[:3], value.shape[2]), attn_mask=allowed, bias=bias, is_causal=is_causal
-    )
+    keys = None
+    if allowed is not None and allowed.dim() == 4 and allowed.shape[-1] == value.shape[2]:
+        first = allowed[:, :1, :1]
+        if first.shape == allowed.shape or (look and bool((allowed == first).all())):
+            keys, allowed = first[:, 0, 0].expand(query.shape[0], -1), None
+    sizes = (*query.shape[:3], value.shape[2])
+    masks = make_masks(*sizes, key_mask=keys, attn_mask=allowed, bias=bias, is_causal=is_causal)
     return HeadCall(query, key, value, masks, scale=scale, packing=packing)
+
+
+def _is_zero(added: Tensor) -> bool:
+    return not added.requires_grad and not bool(added.any())
+
+
+def fitted_call(
+    core: Core,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float | None = None,
+    **masks: Any,
+) -> HeadCall:
+    """Return a call of a core with the heads that a host gives it.
+
+    Keys and values that query heads share are repeated where the core does not share them. A scale
+    other than 1/√E goes, half of it each, into queries and keys where scores have no place for it.
+
+    Args:
+        core: its layout has the host's query heads.
+        query: (B, H, N, E), or (1, H, N, E) for all samples alike.
+        key: (B, H_k, L, E), H_k a divisor of the core's key heads.
+        value: (B, H_v, L, E_v), likewise.
+        scale: of the host. None means 1/√E.
+        masks: as `head_call` takes them.
+    """
+    layout, size = core.layout, query.shape[-1]
+    key = repeat_heads(key, layout.key * layout.keys_per_head)
+    value = repeat_heads(value, layout.value)
+    if scale is not None and abs(scale * size**0.5 - 1.0) < 1e-6:
+        scale = None
+    if scale is not None and not core.makes.takes_scale:
+        root = (scale * size**0.5) ** 0.5
+        query, key, scale = query * root, key * root, None
+    if query.shape[0] != value.shape[0]:
+        query = query.expand(value.shape[0], -1, -1, -1)
+    look = not core.makes.has_scores and not torch.compiler.is_compiling()
+    return head_call(query, key, value, scale=scale, look=look, **masks)

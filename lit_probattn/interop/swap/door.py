@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lit_probattn.interop.swap.hosts.base import Host, Place, replace_everywhere
+from lit_probattn.attention import Attention
+from lit_probattn.interop.swap.example import runner
+from lit_probattn.interop.swap.exchange import convert, exchange, first_weight
+from lit_probattn.interop.swap.placing import (
+    find_sites,
+    place,
+    plan_sites,
+    prepared,
+    sites_of_multihead,
+    sites_of_recipe,
+)
 from lit_probattn.interop.swap.plan import (
-    Planned,
     check_model,
+    check_patterns,
     choose_layers,
     find_layers,
     plan_layers,
@@ -26,16 +35,16 @@ from lit_probattn.interop.swap.recipe import (
 )
 from lit_probattn.interop.swap.report import LayerReport, Report
 from lit_probattn.interop.swap.settings import Settings
-from lit_probattn.interop.weights import HeadWeights, group_heads, merge_heads, widen_keys
+from lit_probattn.interop.swap.sites import Site
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-@torch.no_grad()
 def swap(
     model: Model,
-    variant: str | Mapping[str, Any] = "mgk",
+    variant: str | Mapping[str, Any] | Callable[..., Attention] = "mgk",
     *,
+    example: Any = None,
     heads: float = 1.0,
     num_components: int | None = None,
     score: str | None = None,
@@ -43,12 +52,19 @@ def swap(
     layers: Sequence[str] | None = None,
     keep: Sequence[str] = (),
     seed: int = 0,
+    written_out: bool = False,
     **options: Any,
 ) -> tuple[Model, Report]:
-    """Exchange the attention layers of a model of torch, timm or transformers, in place.
+    """Let the attention of a model be a variant of this package, in place.
 
+        model, report = lit_probattn.swap(model, "smgk")
         model, report = lit_probattn.swap(model, "mgk", heads=0.5)
         print(report)
+
+    Where a model computes softmax(Q Kᵀ) V is found by one run of an example. A variant with the
+    host's heads is put there, as `cores` of the module that makes the call, and all weights stay
+    what they were. Components of keys and fewer heads need projections of other widths: then those
+    of the layers are exchanged.
 
     Every layer is planned before one is touched: if one of them cannot be swapped, the model is
     left as it was. Do this before an optimiser is made and before the model is wrapped. A layer
@@ -61,8 +77,12 @@ def swap(
 
     Args:
         model: any module that holds attention layers.
-        variant: `mgk`, `smgk` or `softmax`; or a recipe, `report.recipe`, which builds the same
-            model again, so that `model.load_state_dict` fits. A recipe takes no other argument.
+        variant: a name of `lit_probattn.list_attention()`, the path of such a file, or a class of
+            layers; or a recipe, `report.recipe`, which builds the same model again, so that
+            `model.load_state_dict` fits. A recipe takes no other argument.
+        example: one batch that the model takes: a tensor, a tuple of arguments, a mapping of named
+            ones, or a function of the model. None means what transformers or timm say that the
+            model takes.
         heads: share of the heads that stays: 1, 1/2, 1/3, …
         num_components: K, a multiple of 1/heads. None means 2, or 1/heads where that is more.
         score: `dot`, which starts at the old scores, or `gaussian`, which does so only where all
@@ -73,7 +93,9 @@ def swap(
         layers: names or patterns (`encoder.layer.*.attention.self`) of the layers to swap. None
             means all.
         keep: names or patterns of layers to leave as they are.
-        seed: of the differences between components.
+        seed: of the differences between components, and of what a variant draws at its start.
+        written_out: whether to swap attention whose softmax the model writes out itself, by
+            following its products; about three times the memory of its maps.
         options: other arguments of the variant, such as `learn_variance=True` or `e_step="hard"`.
 
     Returns:
@@ -81,139 +103,148 @@ def swap(
 
     Raises:
         ValueError: an argument is unknown or does not fit; the model is wrapped for several
-            processes or has no attention layers; or layers cannot be swapped, all of them named
-            with the reason.
+            processes or has no attention layers; there is no example, or it does not run; or layers
+            cannot be swapped, all of them named with the reason.
     """
     check_model(model)
-    found = find_layers(model)
+    check_patterns(layers=layers, keep=keep)
     recipe: dict[str, RecipeLayer] | None = None
     if isinstance(variant, Mapping):
-        given = (heads, num_components, score, spread, layers, tuple(keep), seed, options)
-        if given != (1.0, None, None, 0.1, None, (), 0, {}):
+        given = (example, heads, num_components, score, spread, layers, tuple(keep), seed, options)
+        if given != (None, 1.0, None, None, 0.1, None, (), 0, {}) or written_out:
             raise ValueError("a recipe says everything: give no other argument beside it")
         settings, recipe = read_recipe(variant)
-        check_layers(recipe, found)
-        chosen, kept = choose_layers(found, list(recipe), ())
+        check_layers(recipe, model)
     else:
-        settings = Settings(variant, heads, num_components, score, spread, seed, options)
-        chosen, kept = choose_layers(found, layers, keep)
-    planned = plan_layers(chosen, settings)
-    if recipe is None and any(_first(plan.place).device.type == "meta" for plan in planned):
-        raise ValueError("the model has no weights: give a recipe, or load them first")
-    if recipe is not None:
-        check_sizes(recipe, planned)
+        settings = Settings(
+            *(_name(variant), heads, num_components, score, spread, seed, options),
+            factory=None if isinstance(variant, str) else variant,
+        )
     state = torch.get_rng_state()
     try:
-        made, groups = _convert(planned, settings, recipe)
-        done = _exchange(model, planned, made, settings)
+        if recipe is not None and any(layer.calls for layer in recipe.values()):
+            return _place(model, settings, recipe=recipe)
+        if settings.keys_per_head == 1:
+            return _place(model, settings, example, layers, keep, written_out)
+        return _exchange(model, settings, layers, keep, recipe)
     finally:
         torch.set_rng_state(state)
+
+
+def _name(variant: Any) -> Any:
+    """Return a name for what makes layers; what is no name and makes none is returned as it is."""
+    if isinstance(variant, str) or not callable(variant):
+        return variant
+    return f"{getattr(variant, '__module__', '')}.{getattr(variant, '__qualname__', repr(variant))}"
+
+
+def _place(
+    model: Model,
+    settings: Settings,
+    example: Any = None,
+    layers: Sequence[str] | None = None,
+    keep: Sequence[str] = (),
+    written_out: bool = False,
+    recipe: Mapping[str, RecipeLayer] | None = None,
+) -> tuple[Model, Report]:
+    """Put cores at the calls of attention."""
+    run = None if recipe is not None else runner(model, example)
+    with prepared(model) as state:
+        lost: dict[str, str] = {}
+        if recipe is not None:
+            sites = sites_of_recipe(model, recipe)
+        elif run is not None:
+            sites, lost = find_sites(model, run, written_out)
+            if settings.has_own_core and not written_out and _are_known(model, sites, lost):
+                state.put_back()
+                return _exchange(model, settings, layers, keep, None)
+        else:
+            sites = _without_example(model)
+        placing = plan_sites(model, sites, settings, layers, keep, lost)
+        done = place(model, placing, settings)
+        state.put_back(lambda module: not hasattr(module, "cores"))
     reports = []
-    for each in found:
-        name, kind = each.place.name, type(each.place.module).__name__
-        reports.append(done.get(name) or LayerReport(name, kind, f"kept: {kept[name]}"))
-    recipe_out = write_recipe(settings, planned, groups)
-    return model, Report(reports, recipe_out, _summary(settings, reports))
+    for name in dict.fromkeys([*(s.name for s in sites), *placing.kept]):
+        kind = type(model.get_submodule(name)).__name__
+        kept = f"kept: {placing.kept.get(name)}"
+        reports.extend(done.get(name) or [LayerReport(name, kind, kept)])
+    entries = recipe or {name: _entry(placing.chosen, name, settings) for name in done}
+    out = write_recipe(settings, entries)
+    return model, Report(reports, out, _summary(settings, reports))
 
 
-def _convert(
-    planned: list[Planned], settings: Settings, recipe: Mapping[str, RecipeLayer] | None
-) -> tuple[list[HeadWeights], dict[str, list[list[int]] | None]]:
-    """Return the new weights of every layer, in its dtype; the model is only read."""
-    made: list[HeadWeights] = []
-    groups: dict[str, list[list[int]] | None] = {}
-    for index, plan in enumerate(planned):
-        weights = plan.host.read(plan.place, plan.sizes)
-        dtype = _first(plan.place).dtype
-        size, name = settings.group_size, plan.place.name
-        groups[name] = None
-        if size > 1:
-            joined = group_heads(weights, size) if recipe is None else recipe[name].groups
-            assert joined is not None  # a recipe with fewer heads was checked for it
-            weights, groups[name] = merge_heads(weights, joined, plan.sizes.rotary), joined
-        times = settings.keys_per_head // size
-        seed = settings.seed * 100_003 + index
-        made.append(widen_keys(weights, times, settings.spread, seed).to(dtype))
-    return made, groups
+def _are_known(model: nn.Module, sites: Sequence[Site], lost: Mapping[str, str]) -> bool:
+    """Whether attention is written out, and all of it by classes whose layers can be exchanged."""
+    known = {found.place.name for found in find_layers(model) if found.is_exchangeable}
+    is_written = lost or any(site.way == "written" for site in sites)
+    return bool(is_written) and {*lost, *(site.name for site in sites)} <= known
+
+
+def _entry(sites: Sequence[Site], name: str, settings: Settings) -> RecipeLayer:
+    """Return what a recipe says of a module with cores."""
+    own = [site for site in sites if site.name == name]
+    calls = []
+    for site in own:
+        h = site.layout
+        numbers = [h.query, h.key, h.value, h.head_dim, h.value_head_dim]
+        calls.append({"way": site.way, "heads": numbers, "cross": site.is_cross})
+    first = own[0].layout
+    heads = [first.query, first.key, first.head_dim]
+    return RecipeLayer(name, type(own[0].module).__name__, heads, None, calls, settings.group_size)
+
+
+def _without_example(model: nn.Module) -> list[Site]:
+    """Return the calls of a model that nobody can run, if all its attention is torch's.
+
+    Raises:
+        ValueError: other layers attend too, or none is known.
+    """
+    sites = sites_of_multihead(model)
+    known = {site.name for site in sites}
+    if sites and all(found.place.name in known for found in find_layers(model)):
+        return sites
+    raise ValueError(
+        "give example=, one batch that the model takes: where it attends is found by running it"
+    )
 
 
 def _exchange(
-    model: nn.Module, planned: list[Planned], made: list[HeadWeights], settings: Settings
-) -> dict[str, LayerReport]:
-    """Exchange all layers; return what became of each."""
-    before = [_measure(plan.host, plan.place) for plan in planned]
-    counts = [_count(plan.host, plan.place) for plan in planned]
-    places = []
-    for plan, weights in zip(planned, made, strict=True):
-        core = plan.core.to(_first(plan.place).device, _first(plan.place).dtype)
-        owned = plan.host.owned(plan.place)
-        core.requires_grad_(any(p.requires_grad for m in owned for p in m.parameters()))
-        new = plan.host.put(plan.place, weights, core, settings)
-        module = plan.place.module if new is None else new
-        if new is not None:
-            replace_everywhere(model, plan.place.module, new)
-        places.append(Place(plan.place.name, module, plan.place.parent, model))
-    for host in {plan.host for plan in planned}:
-        host.finish(model)
-    done = {}
-    for plan, place, old, count, weights in zip(planned, places, before, counts, made, strict=True):
-        error, note = _error(old, _measure(plan.host, place))
-        s, layout = plan.sizes, plan.core.layout
-        components, bytes_each = settings.components, _first(place).element_size()
-        done[place.name] = LayerReport(
-            name=place.name,
-            kind=type(plan.place.module).__name__,
-            action="swapped",
-            heads=(s.num_heads, layout.out),
-            kv_heads=(s.num_kv_heads, layout.key),
-            components=(1, components),
-            parameters=(count, _count(plan.host, place)),
-            cache_bytes=(
-                s.num_kv_heads * (s.head_dim + s.value_head_dim) * bytes_each,
-                layout.key * (layout.keys_per_head * s.head_dim + s.value_head_dim) * bytes_each,
-            ),
-            error=error,
-            groups=weights.groups,
-            note=note,
+    model: Model,
+    settings: Settings,
+    layers: Sequence[str] | None,
+    keep: Sequence[str],
+    recipe: Mapping[str, RecipeLayer] | None,
+) -> tuple[Model, Report]:
+    """Exchange the projections of layers of known classes."""
+    found = find_layers(model)
+    if not found:
+        raise ValueError(
+            "the model has no attention layer that swap knows: torch.nn.MultiheadAttention, or the "
+            "attention classes of timm and transformers; models whose blocks attend by themselves "
+            "have none"
         )
-    return done
-
-
-def _first(place: Place) -> Tensor:
-    return next(place.module.parameters())
-
-
-def _count(host: Host, place: Place) -> int:
-    owned = {id(p): p.numel() for m in host.owned(place) for p in m.parameters()}
-    return sum(owned.values())
-
-
-def _measure(host: Host, place: Place) -> Tensor | str:
-    """Return what a layer makes of a random input in evaluation, or why it cannot be asked."""
-    if _first(place).device.type == "meta":
-        return "not measured: no weights"
-    with _evaluation(*host.owned(place)):
-        return host.probe(place).double()
-
-
-def _error(old: Tensor | str, new: Tensor | str) -> tuple[float | None, str]:
-    if isinstance(old, str) or isinstance(new, str):
-        return None, str(old)
-    return float((new - old).norm() / old.norm()), ""
-
-
-@contextmanager
-def _evaluation(*modules: nn.Module) -> Any:
-    """Switch modules to evaluation for a while."""
-    every = [m for module in modules for m in module.modules()]
-    modes = [m.training for m in every]
-    for m in every:
-        m.training = False
-    try:
-        yield
-    finally:
-        for m, mode in zip(every, modes, strict=True):
-            m.training = mode
+    names = [each.place.name for each in found]
+    chosen, kept = choose_layers(names, layers if recipe is None else list(recipe), keep)
+    planned = plan_layers([each for each in found if each.place.name in chosen], settings)
+    if recipe is None and any(first_weight(plan.place).device.type == "meta" for plan in planned):
+        raise ValueError("the model has no weights: give a recipe, or load them first")
+    sizes = {
+        plan.place.name: [plan.sizes.num_heads, plan.sizes.num_kv_heads, plan.sizes.head_dim]
+        for plan in planned
+    }
+    if recipe is not None:
+        check_sizes(recipe, sizes)
+    made, groups = convert(planned, settings, recipe)
+    done = exchange(model, planned, made, settings)
+    reports = [
+        done.get(name) or LayerReport(name, type(each.place.module).__name__, f"kept: {kept[name]}")
+        for name, each in zip(names, found, strict=True)
+    ]
+    kinds = {plan.place.name: type(plan.place.module).__name__ for plan in planned}
+    size = settings.group_size
+    entries = {n: RecipeLayer(n, kinds[n], sizes[n], groups[n], None, size) for n in kinds}
+    out = write_recipe(settings, entries)
+    return model, Report(reports, out, _summary(settings, reports))
 
 
 def _summary(settings: Settings, reports: list[LayerReport]) -> list[str]:
@@ -226,6 +257,8 @@ def _summary(settings: Settings, reports: list[LayerReport]) -> list[str]:
         f"  parameters {before} -> {after}, keys and values of a token {cache[0]} -> {cache[1]} "
         "bytes"
     )
+    if not settings.has_own_core:
+        return lines
     if settings.chosen_score == "gaussian":
         lines.append("  score gaussian: starts at the old scores only where all keys have one norm")
     else:

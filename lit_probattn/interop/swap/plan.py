@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from lit_probattn.attention.core import Core
 from lit_probattn.base.errors import UnsupportedError, nan_among, nearest
+from lit_probattn.interop.swap.cores import Cores
 from lit_probattn.interop.swap.hosts.base import Host, Place, Sizes
 from lit_probattn.interop.swap.hosts.huggingface import HuggingFaceHost
 from lit_probattn.interop.swap.hosts.timm import TimmHost
@@ -39,6 +40,14 @@ class Found:
 
     place: Place
     host: Host | None
+
+    @property
+    def is_exchangeable(self) -> bool:
+        """Whether a host knows its class and all that it does."""
+        try:
+            return self.host is not None and bool(self.host.sizes(self.place))
+        except UnsupportedError:
+            return False
 
 
 def check_model(model: nn.Module) -> None:
@@ -100,28 +109,18 @@ def _lies_in(name: str, others: Any) -> bool:
 
 
 def choose_layers(
-    found: list[Found], layers: Sequence[str] | None, keep: Sequence[str]
-) -> tuple[list[Found], dict[str, str]]:
+    names: Sequence[str], layers: Sequence[str] | None, keep: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
     """Return the layers to swap, and why each of the others is kept.
 
     Args:
-        found: all layers.
+        names: all layers.
         layers: names or patterns (`*` stands for anything) of those to swap. None means all.
         keep: names or patterns of those to leave as they are.
 
     Raises:
-        ValueError: there are no layers, a pattern fits none of them, or nothing is left.
+        ValueError: a pattern fits none of them, or nothing is left.
     """
-    for name, given in (("layers", layers), ("keep", keep)):
-        if isinstance(given, str):
-            raise ValueError(f"{name} is a text, expected a list of names: [{given!r}]")
-    names = [f.place.name for f in found]
-    if not found:
-        raise ValueError(
-            "the model has no attention layer that swap knows: torch.nn.MultiheadAttention, or the "
-            "attention classes of timm and transformers; models whose blocks attend by themselves "
-            "have none"
-        )
     for pattern in (*(layers or ()), *keep):
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(f"no attention layer is called {pattern!r}{nearest(pattern, names)}")
@@ -131,10 +130,41 @@ def choose_layers(
             kept[name] = "not among `layers`"
         elif any(fnmatchcase(name, p) for p in keep):
             kept[name] = "as asked by `keep`"
-    chosen = [f for f in found if f.place.name not in kept]
+    chosen = [name for name in names if name not in kept]
     if not chosen:
         raise ValueError(f"nothing is left to swap: all of {', '.join(names)} are kept")
     return chosen, kept
+
+
+def check_patterns(**given: Sequence[str] | None) -> None:
+    """Refuse a text where a list of names is expected.
+
+    Raises:
+        ValueError: it names the argument.
+    """
+    for name, patterns in given.items():
+        if isinstance(patterns, str):
+            raise ValueError(f"{name} is a text, expected a list of names: [{patterns!r}]")
+
+
+def refuse(refused: Sequence[tuple[str, nn.Module, str]], count: int) -> None:
+    """Refuse a model as a whole if there are layers that cannot be swapped.
+
+    Args:
+        refused: name, module and reason of each.
+        count: of all layers that were to be swapped.
+
+    Raises:
+        ValueError: it names every one of them.
+    """
+    if not refused:
+        return
+    lines = [f"  {n or '(the model)'} ({type(m).__name__}): {reason}" for n, m, reason in refused]
+    raise ValueError(
+        f"{len(refused)} of {count} attention layers cannot be swapped; the model is unchanged:\n"
+        + "\n".join(lines)
+        + "\n`keep` takes names and patterns of layers to leave as they are"
+    )
 
 
 def plan_layers(chosen: list[Found], settings: Settings) -> list[Planned]:
@@ -148,14 +178,8 @@ def plan_layers(chosen: list[Found], settings: Settings) -> list[Planned]:
         try:
             planned.append(_plan(found, settings))
         except UnsupportedError as error:
-            kind = type(found.place.module).__name__
-            refused.append(f"  {found.place.name or '(the model)'} ({kind}): {error}")
-    if refused:
-        raise ValueError(
-            f"{len(refused)} of {len(chosen)} attention layers cannot be swapped; the model is "
-            "unchanged:\n" + "\n".join(refused) + "\n`keep` takes names and patterns of layers to "
-            "leave as they are"
-        )
+            refused.append((found.place.name, found.place.module, str(error)))
+    refuse(refused, len(chosen))
     return planned
 
 
@@ -163,6 +187,8 @@ def _plan(found: Found, settings: Settings) -> Planned:
     place, host = found.place, found.host
     if host is None:
         raise UnsupportedError("the class is not known")
+    if isinstance(getattr(place.module, "cores", None), Cores):
+        raise UnsupportedError("it is swapped already: it is one of our layers")
     if place.module is place.model:
         raise UnsupportedError("it is the whole model, so nothing holds it; put it into a module")
     sizes = host.sizes(place)
@@ -174,9 +200,7 @@ def _plan(found: Found, settings: Settings) -> Planned:
             f"{sizes.num_kv_heads} key heads cannot be joined in groups of {size} (heads="
             f"{settings.heads})"
         )
-    if settings.variant == "smgk" and sizes.rotary is not None:
-        raise UnsupportedError("its keys are rotated before the shifts of smgk; use mgk")
-    _refuse_what_is_lost(place, host.owned(place))
+    refuse_what_is_lost(place.model, place.name, host.owned(place))
     try:
         core = settings.make_core(sizes.layout(settings))
     except ValueError as error:
@@ -184,32 +208,44 @@ def _plan(found: Found, settings: Settings) -> Planned:
     return Planned(place, host, sizes, core)
 
 
-def _refuse_what_is_lost(place: Place, owned: list[nn.Module]) -> None:
+def refuse_what_is_lost(
+    model: nn.Module, own: str, owned: Sequence[nn.Module], *, replaced: bool = True
+) -> None:
     """Refuse weights that new ones could not stand in for.
+
+    Args:
+        model: the model.
+        own: name of the layer, for messages.
+        owned: modules that the swap changes.
+        replaced: whether their weights are replaced; else they may be tied to each other, and
+            hold tensors that are no weights.
 
     Raises:
         UnsupportedError: a weight is another's too, is computed from others, or is no number.
     """
-    inside = {id(m) for module in owned for m in module.modules()}
+    parts = {id(m) for module in owned for m in module.modules()}
     ours: dict[int, list[str]] = {}
     others: dict[int, list[str]] = {}
-    for prefix, module in place.model.named_modules():
+    for prefix, module in model.named_modules():
         dot = f"{prefix}." if prefix else ""
-        holders = ours if id(module) in inside else others
+        holders = ours if id(module) in parts else others
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             holders.setdefault(id(parameter), []).append(dot + name)
         computed = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+        if not replaced:
+            kept_by = ("_orig", "_g")  # prunings, and norms that are hooks
+            computed = [n for n in computed if any(hasattr(module, n + end) for end in kept_by)]
         computed += list(module.parametrizations) if is_parametrized(module) else []
-        if id(module) in inside and computed:
-            path = f"{dot}{computed[0]}".removeprefix(f"{place.name}.")
+        if id(module) in parts and computed:
+            path = f"{dot}{computed[0]}".removeprefix(f"{own}.")
             raise UnsupportedError(
                 f"{path} is computed from others (a parametrization, a mask, a norm), which would "
                 "be lost; make it a plain weight first"
             )
     for identity, names in ours.items():
-        own, *more = [*names, *others.get(identity, [])]
+        first, *more = [*names[: None if replaced else 1], *others.get(identity, [])]
         if more:
-            path = own.removeprefix(f"{place.name}.")
+            path = first.removeprefix(f"{own}.")
             raise UnsupportedError(f"its {path} is {more[0]} too (tied), which a swap would undo")
     bad = next(filter(None, (nan_among(module.named_parameters()) for module in owned)), None)
     if bad is not None:

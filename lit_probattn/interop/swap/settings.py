@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,9 +16,11 @@ from lit_probattn.attention.call import HeadLayout
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.mgk.core import MGKCore
 from lit_probattn.attention.softmax import SoftmaxCore
+from lit_probattn.base.config_files import list_attention
 from lit_probattn.base.errors import nearest
 
-VARIANTS = ("softmax", "mgk", "smgk")
+# Variants whose cores start at the weights of a host; the others are made by their names.
+STARTED = ("softmax", "mgk", "smgk")
 # Most keys per head, and largest seed: what no model needs takes minutes, or overflows.
 MOST_COMPONENTS, MOST_SEED = 256, 2**40
 # Options of the cores that the swap sets itself, or that need a training loop of ours.
@@ -44,12 +49,17 @@ class Settings:
     spread: float = 0.1
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    factory: Callable[..., Attention] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.variant not in VARIANTS:
+        if not isinstance(self.variant, str):
+            raise ValueError(f"variant must be a name, received {self.variant!r}")
+        if not (self.has_own_core or self._has_maker):
+            near = nearest(self.variant, STARTED, lists=False)
+            near = near or nearest(self.variant, list_attention())
             raise ValueError(
-                f"unknown variant {self.variant!r}{nearest(str(self.variant), VARIANTS)}; swap has "
-                f"{', '.join(VARIANTS)}"
+                f"unknown variant {self.variant!r}{near}; swap takes the names "
+                "of lit_probattn.list_attention(), the path of such a file, and classes"
             )
         self._check_kinds()
         if not 0.0 < self.heads <= 1.0 or abs(self.group_size * self.heads - 1.0) > 1e-6:
@@ -61,6 +71,10 @@ class Settings:
                 f"heads={self.heads} needs several keys per head, which {self.variant} has not; "
                 "use mgk, or heads=1"
             )
+        if not self.has_own_core:
+            if self.spread != 0.1:
+                raise ValueError(f"spread is for mgk and smgk; {self.variant} has no such start")
+            return
         if not 1 <= self.components <= MOST_COMPONENTS:
             raise ValueError(
                 f"num_components must be from 1 to {MOST_COMPONENTS}, received {self.components}"
@@ -86,6 +100,18 @@ class Settings:
                 "e_step=soft needs the M-step of our training loop; use learned or hard"
             )
 
+    @property
+    def has_own_core(self) -> bool:
+        """Whether the variant starts at the weights of a host, by a core that is made here."""
+        return self.variant in STARTED and self.factory is None
+
+    @property
+    def _has_maker(self) -> bool:
+        """Whether the variant is a class, a path of a file, or the name of one."""
+        if self.factory is not None or self.variant in list_attention():
+            return True
+        return "." in self.variant
+
     def _check_kinds(self) -> None:
         """Raise a ValueError where a value is of another kind, as in a recipe that was edited."""
         for name, kinds, word in (
@@ -107,9 +133,9 @@ class Settings:
 
     @property
     def components(self) -> int:
-        """K."""
-        if self.variant == "softmax":
-            return 1
+        """K, of mixtures."""
+        if self.variant not in ("mgk", "smgk"):
+            return self.num_components or 1
         return max(2, self.group_size) if self.num_components is None else self.num_components
 
     @property
@@ -143,14 +169,35 @@ class Settings:
             return self.core_class(layout, options=options)
 
     def make_layer(self, embed_dim: int, num_heads: int, **common: Any) -> Attention:
-        """Return a whole layer, projections included, where a host's are replaced too."""
-        made = SoftmaxAttention if self.variant == "softmax" else MGKAttention
+        """Return a whole layer, projections included.
+
+        Raises:
+            ValueError: the variant does not fit the arguments.
+        """
+        made: Callable[..., Attention]
+        if self.has_own_core:
+            made = SoftmaxAttention if self.variant == "softmax" else MGKAttention
+            common |= self.arguments()
+        else:
+            made = self._maker()
+            named = {"num_components": self.num_components, "score": self.score}
+            common = {**{n: v for n, v in named.items() if v is not None}, **common}
         with _own_generator(self.seed):
-            return made(embed_dim, num_heads, **common, **self.arguments())
+            return made(embed_dim, num_heads, **common)
+
+    def _maker(self) -> Callable[..., Attention]:
+        """Return the class, or what makes a layer by a name."""
+        if self.factory is not None:
+            return self.factory
+        configs: Any = import_module("lit_probattn.configs")
+        if self.variant in list_attention() or self.variant.endswith((".yaml", ".yml")):
+            return partial(configs.create, self.variant)
+        found: Callable[..., Attention] = configs.class_of(self.variant)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return them as JSON can hold them."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "factory"}
 
 
 class _own_generator:

@@ -30,7 +30,19 @@ def model_of(**sizes) -> nn.ModuleDict:
     ("arguments", "options", "message"),
     [
         (("mkg",), {}, "unknown variant 'mkg'; did you mean 'mgk'"),
-        (("fish",), {}, "swap has softmax, mgk, smgk"),
+        (("mlkk",), {}, "swap takes the names of lit_probattn.list_attention()"),
+        (
+            ("mlk",),
+            {},
+            "mlk takes 4 query, 4 x 2 key and 4 value heads of 6, the host gives 4 query",
+        ),
+        (
+            ("fish",),
+            {"mixing": 2},
+            "one (MultiheadAttention): attention lit_probattn.attention.FiSHAttention: mixing",
+        ),
+        (("fish",), {"spread": 0.2}, "spread is for mgk and smgk"),
+        ((3,), {}, "variant must be a name, received 3"),
         ((), {"heads": 0.3}, "1, 1/2, 1/3, …; received 0.3"),
         ((), {"heads": 0}, "received 0"),
         ((), {"heads": 2.0}, "received 2.0"),
@@ -155,7 +167,7 @@ def test_what_is_frozen_stays_frozen(variant):
     other = model_of()
     other["one"].requires_grad_(False)
     lit_probattn.swap(other, variant)
-    cores = {n: p.requires_grad for n, p in other.named_parameters() if ".core." in n}
+    cores = {n: p.requires_grad for n, p in other.named_parameters() if ".core" in n}
     assert cores
     assert all(trained is n.startswith("two") for n, trained in cores.items())
 
@@ -285,9 +297,9 @@ def test_shifted_keys():
     torch.testing.assert_close(call(new), call(model), rtol=1e-4, atol=1e-4)
     shifts = [p for n, p in new.named_parameters() if n.endswith("core.key_shift")]
     assert len(shifts) == len(report.layers)
-    rotary, _ = timm_model("EVA02")
-    with pytest.raises(ValueError, match="rotated before the shifts"):
-        lit_probattn.swap(rotary, "smgk")
+    rotary, _ = timm_model("EVA02")  # shifts come after the rotation, the same for all places
+    _, report = lit_probattn.swap(rotary, "smgk")
+    assert all(layer.swapped for layer in report.layers)
 
 
 # ---------------------------------------------------------------------- recipes

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import lit_probattn
-from lit_probattn.interop.swap.hosts import huggingface
-from lit_probattn.interop.swap.hosts.huggingface import NAME
+from lit_probattn.interop.swap import interface
+from lit_probattn.interop.swap.interface import NAME
 from tests.interop.swap.checks import (
     TIGHT,
     assert_same_model,
@@ -113,7 +113,7 @@ def case(name):
 def test_the_model_stays_the_same_function(name, variant):
     """Padding, causality and windows too: a lost mask would change the real tokens."""
     model, call = case(name)
-    new, report = swapped(model, variant, spread=0.0)
+    new, report = swapped(model, variant, spread=0.0, example=call)
     assert len(report.layers) == LAYERS.get(name, 2)
     assert all(layer.swapped and layer.error < 1e-12 for layer in report.layers)
     assert new.config._attn_implementation == NAME
@@ -243,7 +243,7 @@ def test_packed_documents_do_not_see_each_other(name, layers):
 
 def test_documents_are_regrouped_where_bounds_alone_keep_them_apart(monkeypatch):
     """Without the library's own mask there is none of ours: time goes with squared lengths."""
-    monkeypatch.setattr(huggingface, "documents_mask", pytest.fail)
+    monkeypatch.setattr(interface, "documents_mask", pytest.fail)
     model, _ = case("Llama")
     new, _ = swapped(model, "mgk")
     ids = torch.randint(3, 53, (1, 9))

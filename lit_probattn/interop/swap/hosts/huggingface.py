@@ -1,34 +1,20 @@
 """Attention of Hugging Face transformers, by exchanging projections under the host's own forward.
 
 Their attention layers find the number of heads from the widths of their projections. So a swap
-exchanges the projections, hangs our core on the layer as `core`, and registers an attention
-function that uses it. Rotation, norms of queries and keys, caches, masks, biases of positions,
-checkpointing and `generate` stay the library's code; the components of a key pass through it as
-further key heads, side by side. A layer without a core goes to the library's own function, so that
-partly swapped models work.
-
-Registering the attention function alone would lose every mask, without a word: the name must be
-registered for masks too.
+exchanges the projections and hangs our core on the layer as `core`; the components of a key pass
+through the library's code as further key heads, side by side, to `interface.attention_function`.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.call import with_dropout
 from lit_probattn.attention.core import Core
 from lit_probattn.base.errors import UnsupportedError
-from lit_probattn.interop.swap.core import (
-    documents_mask,
-    head_call,
-    mean_of_groups,
-    packing_of_documents,
-)
 from lit_probattn.interop.swap.hosts.base import (
     PROBE,
     Host,
@@ -37,6 +23,7 @@ from lit_probattn.interop.swap.hosts.base import (
     plain_linear,
     random_input,
 )
+from lit_probattn.interop.swap.interface import NAME, Swapped, pack_cache, register
 from lit_probattn.interop.swap.settings import Settings
 from lit_probattn.interop.weights import (
     HeadWeights,
@@ -47,8 +34,6 @@ from lit_probattn.interop.weights import (
     read_heads,
 )
 
-# The name under which our function and its masks are registered.
-NAME = "lit_probattn"
 # Names of query, key, value and output projections by class; a dot leads into the parent.
 _LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj")
 _BERT = ("query", "key", "value", "..output.dense")
@@ -74,163 +59,6 @@ _LOST = {
     "softcap": "it caps its scores (soft cap), which our scores have no place for",
     "sinks": "it has attention sinks, which our sums have no place for",
 }
-# Arguments of an attention call that change scores in a way that we have no place for.
-_LOST_ARGUMENTS = ("softcap", "s_aux", "cache")
-
-
-def attention_function(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    position_bias: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Attend as transformers' `AttentionInterface` asks for it.
-
-    Args:
-        module: the attention layer; without a `core` it is attended to as the library does.
-        query: (B, H, N, E).
-        key: (B, H_kv·K, L, E), or from a cache (B, H_kv, L, K·E).
-        value: (B, H_kv, L, E_v).
-        attention_mask: True where a pair may attend, or floats to add. None with a causal layer
-            means the causal mask.
-        dropout: probability, 0 in evaluation.
-        scaling: factor on products.
-        is_causal: in place of the layer's own.
-        position_bias: added to the scores, (1, H, N, L) of the former heads.
-        kwargs: what else the library passes; maps are returned if `output_attentions` is among it,
-            and `cu_seq_lens_q`, `cu_seq_lens_k` are bounds of packed documents.
-
-    Returns:
-        (B, N, H, E_v), and the maps (B, H, N, L) if they are asked for.
-
-    Raises:
-        ValueError: bounds of documents are not those of the tokens.
-        NotImplementedError: the call changes scores in a way that we have no place for.
-    """
-    own = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    bounds: Tensor | None = kwargs.get("cu_seq_lens_q")
-    core, packing = getattr(module, "core", None), None
-    if bounds is not None:  # the library's mask knows of documents only where it has positions
-        ends = bounds, kwargs.get("cu_seq_lens_k", bounds)
-        if core is not None and attention_mask is None and position_bias is None:
-            packing = packing_of_documents(query, value, ends)
-        if packing is None:
-            causal = attention_mask is None and bool(own)
-            attention_mask = documents_mask(query, value, ends, attention_mask, causal)
-    if core is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        return sdpa_attention_forward(
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=dropout,
-            scaling=scaling,
-            is_causal=is_causal,
-            position_bias=position_bias,
-            **kwargs,
-        )
-    for name in _LOST_ARGUMENTS:
-        if kwargs.get(name) is not None:
-            raise NotImplementedError(f"{type(module).__name__}: {name} is not supported by a swap")
-    key = unpacked(core, key, query.shape[-1])
-    causal = query.shape[2] > 1 and attention_mask is None and own
-    rows = query.shape[2]
-    if causal and key.shape[2] > rows:  # the rest of a static cache is empty
-        key, value = key[:, :, :rows], value[:, :, :rows]
-    if position_bias is not None:
-        position_bias = position_bias[..., : value.shape[2]]
-        position_bias = mean_of_groups(position_bias, module.swapped.groups)
-    call = head_call(
-        *(query, key, value),
-        mask=attention_mask,
-        bias=position_bias,
-        is_causal=causal,
-        scale=scaling,
-        packing=packing,
-    )
-    out = core(with_dropout(call, dropout))
-    weights = core.weights(call) if kwargs.get("output_attentions") else None
-    return out.transpose(1, 2).contiguous(), weights
-
-
-def unpacked(core: Core, key: Tensor, head_dim: int) -> Tensor:
-    """Return keys of a cache, (B, H_kv, L, K·E), as (B, H_kv·K, L, E)."""
-    if key.shape[-1] == head_dim:
-        return key
-    return key.unflatten(-1, (-1, head_dim)).transpose(2, 3).flatten(1, 2)
-
-
-def register() -> None:
-    """Make our function known to the library, for attention and for masks."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(NAME, attention_function)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-
-
-class Swapped:
-    """Marks a layer; a process that reads it from a pickle comes to know our function.
-
-    Args:
-        groups: the former query heads of every head. None means that all stayed.
-    """
-
-    def __init__(self, groups: list[list[int]] | None) -> None:
-        self.groups = groups
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        register()
-
-
-class PackedCache:
-    """A cache as one layer sees it: the K components of a key side by side.
-
-    A static cache makes room for as many values as there are key heads. Packed as (B, H_kv, L, K·E)
-    keys have as many heads as values; the sizes of keys and values may differ.
-
-    Args:
-        cache: the library's.
-        num_heads: H_kv.
-    """
-
-    def __init__(self, cache: Any, num_heads: int) -> None:
-        self.cache, self.num_heads = cache, num_heads
-
-    def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Append packed keys; return all keys, packed, and values."""
-        packed = key.unflatten(1, (self.num_heads, -1)).transpose(2, 3).flatten(3)
-        return self.cache.update(packed, value, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("cache", "num_heads"):  # not there yet while a copy is made
-            raise AttributeError(name)
-        return getattr(self.cache, name)
-
-
-def pack_cache(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Wrap the cache of a call, before the forward of a layer whose keys have components."""
-    cache = kwargs.get("past_key_values")
-    if cache is not None:
-        heads = module.core.layout.key
-        if hasattr(cache, "cross_attention_cache"):
-            both = copy.copy(cache)  # shares what has been seen, and the layers
-            both.self_attention_cache = PackedCache(cache.self_attention_cache, heads)
-            both.cross_attention_cache = PackedCache(cache.cross_attention_cache, heads)
-            kwargs = {**kwargs, "past_key_values": both}
-        else:
-            kwargs = {**kwargs, "past_key_values": PackedCache(cache, heads)}
-    return args, kwargs
 
 
 class HuggingFaceHost(Host):

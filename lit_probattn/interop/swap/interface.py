@@ -1,0 +1,266 @@
+"""The attention function of ours that transformers calls, its masks, and caches of several keys.
+
+Rotation, norms of queries and keys, caches, masks, biases of positions, checkpointing and
+`generate` stay the library's code. A layer without a core goes to the library's own function, so
+that partly swapped models work.
+
+Registering the attention function alone would lose every mask, without a word: the name must be
+registered for masks too.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention.call import with_dropout
+from lit_probattn.attention.core import Core
+from lit_probattn.base.torch_internals import outside_functions
+from lit_probattn.interop.swap.core import (
+    documents_mask,
+    fitted_call,
+    mean_of_groups,
+    packing_of_documents,
+)
+from lit_probattn.interop.swap.cores import Cores
+
+# The name under which our function and its masks are registered.
+NAME = "lit_probattn"
+# Arguments of a call that change scores in a way that we have no place for.
+LOST = {
+    "softcap": "it caps its scores (soft cap), which our scores have no place for",
+    "s_aux": "it has attention sinks, which our sums have no place for",
+    "cache": "it reads a paged cache, which our layers have no place for",
+}
+
+
+def attention_function(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend as transformers' `AttentionInterface` asks for it.
+
+    Args:
+        module: the attention layer; without a `core` it is attended to as the library does.
+        query: (B, H, N, E).
+        key: (B, H_kv·K, L, E), or from a cache (B, H_kv, L, K·E).
+        value: (B, H_kv, L, E_v).
+        attention_mask: True where a pair may attend, or floats to add. None with a causal layer
+            means the causal mask.
+        dropout: probability, 0 in evaluation.
+        scaling: factor on products.
+        is_causal: in place of the layer's own.
+        position_bias: added to the scores, (1, H, N, L) of the former heads.
+        kwargs: what else the library passes; maps are returned if `output_attentions` is among it,
+            and `cu_seq_lens_q`, `cu_seq_lens_k` are bounds of packed documents.
+
+    Returns:
+        (B, N, H, E_v), and the maps (B, H, N, L) if they are asked for.
+
+    Raises:
+        ValueError: bounds of documents are not those of the tokens.
+        NotImplementedError: the call changes scores in a way that we have no place for.
+    """
+    own = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    bounds: Tensor | None = kwargs.get("cu_seq_lens_q")
+    core, packing = core_of(module), None
+    if core is not None and not torch.compiler.is_compiling():
+        _check_registered()
+    if bounds is not None:  # the library's mask knows of documents only where it has positions
+        ends = bounds, kwargs.get("cu_seq_lens_k", bounds)
+        if core is not None and attention_mask is None and position_bias is None:
+            packing = packing_of_documents(query, value, ends)
+        if packing is None:
+            causal = attention_mask is None and bool(own)
+            attention_mask = documents_mask(query, value, ends, attention_mask, causal)
+    if core is None:
+        given: Any = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+        given |= {"position_bias": position_bias, **kwargs}
+        return as_the_library(module, query, key, value, attention_mask, **given)
+    for name in LOST:
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"{type(module).__name__}: {name} is not supported by a swap")
+    key = unpacked(core, key, query.shape[-1])
+    causal = query.shape[2] > 1 and attention_mask is None and own
+    rows = query.shape[2]
+    if causal and key.shape[2] > rows:  # the rest of a static cache is empty
+        key, value = key[:, :, :rows], value[:, :, :rows]
+    if position_bias is not None:
+        position_bias = position_bias[..., : value.shape[2]]
+        groups = getattr(getattr(module, "swapped", None), "groups", None)
+        position_bias = mean_of_groups(position_bias, groups)
+    masks = {"mask": attention_mask, "bias": position_bias, "is_causal": bool(causal)}
+    call = fitted_call(core, query, key, value, scale=scaling, packing=packing, **masks)
+    with outside_functions():  # our own calls are no sites of a module around this one
+        out = core(with_dropout(call, dropout))
+        weights = core.weights(call) if kwargs.get("output_attentions") else None
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def core_of(module: Any) -> Core | None:
+    """Return the core of a layer that was swapped, or None."""
+    cores = getattr(module, "cores", None)
+    if isinstance(cores, Cores):
+        return cores.core(0)
+    return module.core if isinstance(getattr(module, "swapped", None), Swapped) else None
+
+
+def as_the_library(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **given: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Attend as the library does without us, by masks of our name: True where a pair may attend."""
+    own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if own is not None and any(given.get(name) is not None for name in LOST):
+        # Only its eager function caps scores and has sinks. It adds its masks.
+        if mask is not None and mask.dtype == torch.bool:
+            low = torch.finfo(query.dtype).min
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, low)
+        known = {name: value for name, value in given.items() if value is not None}
+        result: tuple[Tensor, Tensor | None] = own(module, query, key, value, mask, **known)
+        return result
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return sdpa_attention_forward(module, query, key, value, mask, **given)
+
+
+def unpacked(core: Core, key: Tensor, head_dim: int) -> Tensor:
+    """Return keys of a cache, (B, H_kv, L, K·E), as (B, H_kv·K, L, E)."""
+    if key.shape[-1] == head_dim:
+        return key
+    return key.unflatten(-1, (-1, head_dim)).transpose(2, 3).flatten(1, 2)
+
+
+def _check_registered() -> None:
+    """Refuse to attend by masks that nobody made: without the mask function there is none at all.
+
+    Raises:
+        RuntimeError: the library does not know masks of our name.
+    """
+    from transformers import AttentionMaskInterface
+
+    if NAME not in AttentionMaskInterface():
+        raise RuntimeError(
+            f"transformers knows no masks by the name {NAME!r}, so that causality and padding "
+            "would be lost: call lit_probattn.register()"
+        )
+
+
+def register() -> None:
+    """Make the name `lit_probattn` known to transformers, for attention and for masks.
+
+    Then `model.set_attn_implementation("lit_probattn")` is possible without a swap, and layers
+    attend by the library's own function until they have a core. `swap` does it, and so does reading
+    a pickle.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attention_function)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def use_in(model: nn.Module) -> list[tuple[Any, str]]:
+    """Let every part of a model that has the interface call our function; the rest keeps its own.
+
+    Returns:
+        The parts, and what they called before.
+    """
+    before = []
+    for module in reversed(list(model.modules())):
+        part: Any = module
+        if not hasattr(part, "set_attn_implementation"):
+            continue
+        parts: Any = [m for m in module.modules() if m is not module]
+        inner = [m for m in parts if hasattr(m, "set_attn_implementation")]
+        joins = inner and all(m.config._attn_implementation == NAME for m in inner)
+        known = hasattr(sys.modules.get(type(part).__module__), "ALL_ATTENTION_FUNCTIONS")
+        if (known or joins) and part.config._attn_implementation != NAME:
+            register()
+            before.append((part, part.config._attn_implementation))
+            part.set_attn_implementation(NAME)
+    return before
+
+
+@contextmanager
+def replaced(function: Callable[..., Any]) -> Iterator[None]:
+    """Let transformers call another function under our name for a while."""
+    if "transformers" not in sys.modules:
+        yield
+        return
+    from transformers import AttentionInterface
+
+    register()
+    AttentionInterface.register(NAME, function)
+    try:
+        yield
+    finally:
+        register()
+
+
+class Swapped:
+    """Marks a layer; a process that reads it from a pickle comes to know our function.
+
+    Args:
+        groups: the former query heads of every head. None means that all stayed.
+    """
+
+    def __init__(self, groups: list[list[int]] | None) -> None:
+        self.groups = groups
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        register()
+
+
+class PackedCache:
+    """A cache as one layer sees it: the K components of a key side by side.
+
+    A static cache makes room for as many values as there are key heads. Packed as (B, H_kv, L, K·E)
+    keys have as many heads as values; the sizes of keys and values may differ.
+
+    Args:
+        cache: the library's.
+        num_heads: H_kv.
+    """
+
+    def __init__(self, cache: Any, num_heads: int) -> None:
+        self.cache, self.num_heads = cache, num_heads
+
+    def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Append packed keys; return all keys, packed, and values."""
+        packed = key.unflatten(1, (self.num_heads, -1)).transpose(2, 3).flatten(3)
+        return self.cache.update(packed, value, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("cache", "num_heads"):  # not there yet while a copy is made
+            raise AttributeError(name)
+        return getattr(self.cache, name)
+
+
+def pack_cache(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Wrap the cache of a call, before the forward of a layer whose keys have components."""
+    cache = kwargs.get("past_key_values")
+    if cache is not None:
+        heads = module.core.layout.key
+        if hasattr(cache, "cross_attention_cache"):
+            both = copy.copy(cache)  # shares what has been seen, and the layers
+            both.self_attention_cache = PackedCache(cache.self_attention_cache, heads)
+            both.cross_attention_cache = PackedCache(cache.cross_attention_cache, heads)
+            kwargs = {**kwargs, "past_key_values": both}
+        else:
+            kwargs = {**kwargs, "past_key_values": PackedCache(cache, heads)}
+    return args, kwargs

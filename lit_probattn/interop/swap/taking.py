@@ -1,0 +1,215 @@
+"""Calls of `F.scaled_dot_product_attention` inside a module go to the module's cores.
+
+A torch-function mode stands around the forward of the module that owns the call: however the
+function is reached, from `nn.MultiheadAttention` too, its queries, keys and values come to us. The
+module's weights, what is done to its heads, and its state dict stay what they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from lit_probattn.attention.call import key_or_fresh, with_dropout
+from lit_probattn.base.torch_internals import (
+    open_multi_head_attention,
+    outside_functions,
+    recomputation,
+)
+from lit_probattn.interop.swap.core import fitted_call
+from lit_probattn.interop.swap.cores import Cores, heads_of
+
+SDPA, MULTI_HEAD = F.scaled_dot_product_attention, F.multi_head_attention_forward
+# What follows the weights among the arguments of MULTI_HEAD, if they are given by place.
+_AFTER_WEIGHTS = ("training", "key_padding_mask", "need_weights", "attn_mask")
+
+
+class Seeing(TorchFunctionMode):
+    """Sees every call of attention, in whichever way it is reached."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is SDPA:
+            return self.take(*args, **kwargs)
+        if func is MULTI_HEAD:  # it would step aside for the mode, and attend outside of it
+            return self.multi_head(args, kwargs)
+        return self.other(func, args, kwargs)
+
+    def take(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the result of a call of attention."""
+        return SDPA(query, key, value, *args, **kwargs)
+
+    def multi_head(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the result of multi-head attention, whose inner call is seen."""
+        kwargs = {**kwargs, **dict(zip(_AFTER_WEIGHTS, args[13:], strict=False))}
+        with self:
+            return open_multi_head_attention(*args[:13], **{**kwargs, "need_weights": False})
+
+    def other(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of another function."""
+        return func(*args, **kwargs)
+
+
+class Attending(Seeing):
+    """Gives the calls inside one forward of one module to its cores, in their order.
+
+    Args:
+        module: with `cores`, a list of cores.
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module, self.count = module, 0
+        self.wants_weights = False
+        self.weights: Tensor | None = None
+        self.around = None if torch.compiler.is_compiling() else recomputation()
+
+    @property
+    def kind(self) -> str:
+        """Class of the module."""
+        return type(self.module).__name__
+
+    def next_core(self) -> Any:
+        """Return the core of the next call.
+
+        Raises:
+            RuntimeError: there is none, or the call will be repeated without us.
+        """
+        cores: Cores = self.module.cores
+        if self.count >= len(cores):
+            raise RuntimeError(
+                f"{self.kind} attends {self.count + 1} times in one forward; the example showed "
+                f"{len(cores)}"
+            )
+        if not torch.compiler.is_compiling() and recomputation() is not self.around:
+            raise RuntimeError(
+                f"{self.kind} attends inside of a checkpoint of its own, which would attend as "
+                "before the swap when it is repeated: put the whole layer into the checkpoint"
+            )
+        self.count += 1
+        return cores.core(self.count - 1)
+
+    def finish(self) -> None:
+        """Check that every core was called.
+
+        Raises:
+            RuntimeError: the forward attended less often than the example.
+        """
+        if self.count != len(self.module.cores):
+            raise RuntimeError(
+                f"{self.kind} attended {self.count} times in one forward; the example showed "
+                f"{len(self.module.cores)}"
+            )
+
+    def take(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Attend by a core; arguments are those of `F.scaled_dot_product_attention`.
+
+        Raises:
+            RuntimeError: the call is not one that the example showed.
+        """
+        core = self.next_core()
+        heads, masks = heads_and_masks(query, key, value, attn_mask, is_causal)
+        layout = core.layout
+        if heads[0].shape[1] != layout.query or layout.key % heads[1].shape[1]:
+            raise RuntimeError(
+                f"{self.kind} attends with {heads[0].shape[1]} query and {heads[1].shape[1]} key "
+                f"heads; the example showed {heads_of(layout)}"
+            )
+        with outside_functions():  # our own calls are no sites of a module around this one
+            call = with_dropout(fitted_call(core, *heads, scale=scale, **masks), dropout_p)
+            if self.wants_weights:
+                call = replace(call, rng=key_or_fresh(call.rng))
+                self.weights = core.weights(call)
+            out: Tensor = core(call)
+            return out.reshape(*query.shape[:-1], value.shape[-1])
+
+    def multi_head(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return output and maps of multi-head attention."""
+        kwargs = {**kwargs, **dict(zip(_AFTER_WEIGHTS, args[13:], strict=False))}
+        self.wants_weights = kwargs.get("need_weights", True)
+        out, _ = super().multi_head(args[:13], kwargs)
+        weights, self.weights, self.wants_weights = self.weights, None, False
+        if weights is not None:
+            weights = weights.mean(1) if kwargs.get("average_attn_weights", True) else weights
+            weights = weights if args[0].dim() == 3 else weights[0]
+        return out, weights
+
+
+def heads_and_masks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
+) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+    """Return heads with four dimensions, and masks as `head_call` takes them.
+
+    Without heads, (B, N, E), there is one; what comes before heads, as windows, is the batch.
+    """
+    if mask is not None and query.dim() != 4:
+        mask = as_heads(mask.expand(*query.shape[:-1], key.shape[-2]))
+    rows, cols = query.shape[-2], key.shape[-2]
+    if is_causal and rows != cols:  # torch aligns at the first query and key
+        mask, is_causal = query.new_ones(rows, cols, dtype=torch.bool).tril(), False
+    heads = as_heads(query), as_heads(key), as_heads(value)
+    return heads, {"mask": mask, "is_causal": is_causal}
+
+
+def as_heads(x: Tensor) -> Tensor:
+    """Return (B, H, N, E) of heads with fewer or more dimensions."""
+    if x.dim() < 4:
+        return x.reshape(-1, 1, *x.shape[-2:])
+    return x.flatten(0, -4) if x.dim() > 4 else x
+
+
+class Taken:
+    """Mixed into the class of a module whose calls of attention go to its cores."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward."""
+        calls: Attending = self.cores.mode(self)  # type: ignore[attr-defined]
+        with calls:
+            out = super().forward(*args, **kwargs)  # type: ignore[misc]
+        calls.finish()
+        return out
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Name the class that it was: the mixed one is made at run time."""
+        return _again, (type(self).__mro__[2],), self.__dict__
+
+
+@cache
+def taken(cls: type) -> type:
+    """Return a class with `Taken` mixed in, of the same name."""
+    return type(cls.__name__, (Taken, cls), {"__module__": cls.__module__})
+
+
+def _again(cls: type) -> Any:
+    made: Any = taken(cls)
+    return made.__new__(made)
+
+
+def no_fast_path(*_: Any) -> None:
+    """As a hook, keep `nn.TransformerEncoderLayer` from passing by the forward of its attention."""
+
+
+def give_cores(module: nn.Module, cores: Cores) -> None:
+    """Let a module own cores, and its calls of attention go to them."""
+    holder: Any = module
+    holder.cores = cores
+    cls: Any = type(module)
+    holder.__class__ = taken(cls)
+    if isinstance(module, nn.MultiheadAttention):
+        module.register_forward_pre_hook(no_fast_path)
