@@ -74,10 +74,11 @@ def _of_chunks(
 
     def run() -> list[Tensor]:
         results = [torch.empty(4, *part[0].shape) for part in parts]
-        for part, kept, result in zip(parts, held, results, strict=True):
-            forward(part, *kept, result[0])
-        for part, kept, result in reversed(list(zip(parts, held, results, strict=True))):
-            backward(part, *kept, result[1:])
+        together = list(zip(parts, held, results, strict=True))
+        for part, (state, kept), result in together:
+            forward(part, state, kept, result[0])
+        for part, (state, kept), result in reversed(together):
+            backward(part, state, kept, result[1:])
         return results
 
     return run

@@ -263,16 +263,16 @@ def _causal_average(given: HeadCall, arguments: Linear) -> Tensor:
     """Return `linear_blockwise` with feature maps inside where they act on single entries."""
     query, key, value, masks, dropout = given.heads
     form, features = arguments.form, arguments.form.features
-    maps = [features.name] * 2 if features.name in ("elu", "relu") else ["none"] * 2
-    if features.norm != "none" or maps[0] == "none":
-        maps = ["none"] * 2
+    inside = features.name if features.name in ("elu", "relu") else "none"
+    row_map = col_map = inside if features.norm == "none" else "none"
+    if row_map == "none":
         rows, cols, _ = mixed_features(given, arguments)
     elif arguments.prior is None and masks.key_mask is None:
         rows, cols = query, key
     else:
-        maps[1], rows, cols = "none", query, _mixed_keys(given, arguments)[0]
+        col_map, rows, cols = "none", query, _mixed_keys(given, arguments)[0]
     factor = 1.0 if form.output_scale == "one" else query.shape[-1] ** -0.5
-    value, given_maps = drop_values(value, dropout), Average(*maps, form.eps, factor)
+    value, given_maps = drop_values(value, dropout), Average(row_map, col_map, form.eps, factor)
     return causal_average(rows, real_keys(cols, masks), value, given_maps)
 
 
