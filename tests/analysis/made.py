@@ -54,7 +54,7 @@ def checkpoint(
         seed: of the weights.
         attention: the class's arguments; `num_heads` is 4 unless given.
     """
-    config = yaml.safe_load((ROOT / f"configs/tasks/tiny/{FILES[task]}.yaml").read_text())
+    config = read_yaml(ROOT / f"configs/tasks/tiny/{FILES[task]}.yaml")
     options = {"num_heads": 4, **attention}
     entry = {"class_path": f"lit_probattn.attention.{cls}", "init_args": options}
     config["model"]["init_args"]["attention"] = entry

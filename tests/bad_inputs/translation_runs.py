@@ -66,7 +66,7 @@ def _translate(lines: bytes, *more: str) -> Callable[[Path], str]:
 
 def _other_data(folder: Path) -> str:
     """The task of translation on labelled texts."""
-    config = yaml.safe_load(Path(TEXT).read_text(encoding="utf-8"))
+    config = read_yaml(TEXT)
     config["model"] = {"class_path": "lit_probattn.tasks.Translation"}
     (folder / "task.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     files = ["--config", str(folder / "task.yaml"), "--config", write_attention(folder)]

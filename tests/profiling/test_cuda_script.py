@@ -57,7 +57,7 @@ def test_every_command_exists_and_has_a_time_limit(script):
             load = load_kernels if options.command == "kernels" else load_sweep
             assert load(config).device == "cuda"
     measured = {shlex.split(call)[5] for _, call in calls if " --config " in call}
-    assert measured == {path.stem for path in (ROOT / "configs/profiling").glob("*_cuda.yaml")} - {
+    assert measured == {path.stem for path in shipped("measurement") if path.stem.endswith("_cuda")} - {
         "mgk_table7_cuda"
     }, "reproduce mgk_table7 runs that one"
 

@@ -46,8 +46,8 @@ from tests.support.slow import every_nth
 pytestmark = pytest.mark.usefixtures("root")
 FITS = sorted(
     path.stem
-    for path in (ROOT / "configs/reproduce").glob("*.yaml")
-    if yaml.safe_load(path.read_text()).get("kind") == "fits"
+    for path in shipped("table")
+    if read_yaml(path).get("kind") == "fits"
 )
 # MGK: 10 tables, its variances and the text; FiSH: 13, two sections and the text; fixed head size:
 # 4; value-aware: 3.
