@@ -375,8 +375,8 @@ class Attention(RenamingModule):
         masks = make_masks(
             *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]), key_mask=key_mask, **pairs
         )
-        call = HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
-        return replace(call, packing=packing)
+        said: dict[str, Any] = {"cache": cache, "query_mask": query_mask, "packing": packing}
+        return HeadCall(q, k, v, masks, rng=rng, **said)
 
     def project_values(self, value: Tensor, *, of_self: bool) -> Tensor:
         """Return values before they are split; `of_self` says whether they are the queries' own."""

@@ -27,7 +27,8 @@ FLOOR = 1e-12
 
 def log_power(products: Tensor, degree: int) -> Tensor:
     """Return log((products² + 1e-12)^(degree / 2)), the logarithm of the kernel."""
-    return torch.log(products.square() + FLOOR) * (degree / 2)
+    logs = torch.log(products.square() + FLOOR)
+    return logs if degree == 2 else logs * (degree / 2)
 
 
 def polynomial_scores(query: Tensor, key: Tensor, *, degree: int) -> Tensor:

@@ -16,8 +16,8 @@ from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core, Gaussians
 from lit_probattn.attention.cost import mgk as costs
 from lit_probattn.attention.cost.counting import Cost
-from lit_probattn.attention.engines.kernels import lower_points
 from lit_probattn.attention.layer import Attention, LayerOptions
+from lit_probattn.attention.mgk.functions import MGK
 from lit_probattn.attention.numerics import (
     compute_dtype,
     repeat_heads,
@@ -54,24 +54,15 @@ class Softmax(Variant):
         return -squared_distance(query, key) / (2.0 * root)
 
     def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
-        """Return the scores in normal form.
-
-        −‖q − k‖²/2 = q·k − ‖k‖²/2 − ‖q‖²/2, and the last term is constant in a row. Norms are those
-        of vectors that are moved by the mean key, where all keys are there, and rounded.
-        """
-        query, key, dtype = call.query, call.key, compute_dtype(call.query)
+        """Return the scores in normal form; Gaussian ones are MGK's of one component, σ² = √E."""
+        query, key = call.query, call.key
         scale = query.shape[-1] ** -0.5 * call.scale_ratio()
         if self.score == "dot":
             return Scores(query, key[:, :, None], scale)
-        if call.fused and call.first_key is None:
-            precision = torch.full((key.shape[1], 1), scale, dtype=dtype, device=key.device)
-            return lower_points(query, key[:, :, None], precision, equal=True)
-        if call.first_key is None:
-            centre = key.detach().to(dtype).mean(-2, keepdim=True)
-            key = (key.to(dtype) - centre).to(query.dtype)
-            query = (query.to(dtype) - repeat_heads(centre, query.shape[1])).to(query.dtype)
-        norm = key[:, :, call.num_terms :].to(dtype).square().sum(-1) * (scale / -2.0)
-        return Scores(query, key[:, :, None], scale, col=norm[:, :, None])
+        variance = torch.full(
+            (key.shape[1], 1), 1.0 / scale, dtype=compute_dtype(query), device=key.device
+        )
+        return MGK(None, variance, equal_variance=True).lower(call, own_keys=own_keys)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -354,6 +354,8 @@ class Scores:
         assert self.reduce == "soft", "the table of engines keeps other forms away"
         assert self.coef is None
         assert self.row is None or self.scale == 1.0
+        if self.col is None and self.row is None:
+            return self.query, self.key
         rows, cols = [self.query], [self.key]
         if self.col is not None:
             parts = split_precision(self.col[..., None] / self.scale, self.key.dtype)
@@ -438,9 +440,12 @@ def lowered(
     """
 
     def engine(call: HeadCall, variant: Any) -> Tensor:
-        call = replace(call.precise() if precise else call, fused=fused)
+        call = call.precise() if precise else call
+        call = replace(call, fused=True) if fused else call
         scores = variant.lower(call, own_keys=own_keys)
         wide = wide_heads(scores, call, widest)
+        if wide == 1:
+            return compute(call, scores)
         out = compute(replace(call, value=merge_values(call.value, wide)), scores)
         return split_values(out, wide)
 

@@ -1,7 +1,7 @@
 """A variant owns all that is said of it: remove it from a copy of the repository; the tests pass.
 
     python -m tests.attention.deletion_proof polynomial
-    python -m tests.attention.deletion_proof ast --tests tests/attention -n 2
+    python -m tests.attention.deletion_proof ast --tests "tests/attention -n 2"
 
 Clones the last commit to a temporary folder, prints what it removes, removes exactly that, edits
 nothing else, looks for mentions that are left, and runs the tests.

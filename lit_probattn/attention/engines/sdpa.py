@@ -41,10 +41,13 @@ def by_sdpa(call: HeadCall, scores: Scores) -> Tensor:
     """
     query, key = scores.as_dots()
     components, value = key.shape[2], call.value
-    if components > 1:
+    if components == 1:
+        key = key[:, :, 0]
+    else:
+        key = key.transpose(2, 3).flatten(2, 3)
         value = repeat_heads(value, key.shape[1]).repeat_interleave(components, 2)
     return fused_attention(
-        *(query, key.transpose(2, 3).flatten(2, 3), value),
+        *(query, key, value),
         masks=call.masks,
         scale=scores.scale,
         keys_per_position=components,
