@@ -11,7 +11,7 @@ from torch import Tensor
 
 from datamodules.lra.listops_generator import TOKENS, GeneratorSettings, generate_chunk
 
-SETTINGS = GeneratorSettings(min_length=6, max_length=25, max_depth=3, max_args=4)
+SETTINGS = GeneratorSettings(min_length=6, max_length=25, max_depth=3, max_args=4, seed=0)
 MAX_LEN = SETTINGS.max_length - 1
 NUM_CLASSES = 10
 NUM_TEST = 400

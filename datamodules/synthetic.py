@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.core.base import DataModule, Split
+from datamodules.core.base import Generated, Split
 from datamodules.core.order import hashes
 from datamodules.core.sequences import Ragged, TokenSplit
 from lit_probattn.base.errors import DataError, require_at_least
@@ -14,7 +14,7 @@ from lit_probattn.base.errors import DataError, require_at_least
 __all__ = ["Synthetic"]
 
 
-class Synthetic(DataModule):
+class Synthetic(Generated):
     """Sequences of random tokens in which one of `num_classes` marker tokens occurs.
 
     The markers are the ids 1..num_classes; the target is the index of the one that occurs. It
@@ -23,15 +23,12 @@ class Synthetic(DataModule):
     split, i). Everything is made in memory; there is no cache.
 
     Args:
-        num_train: Training samples.
-        num_val: Validation samples.
-        num_test: Test samples.
         min_length: Smallest sequence length.
         max_length: Largest sequence length, and max_seq_len.
         vocab_size: Number of ids, padding included.
         num_classes: Number of classes.
         data_seed: Seed of the samples.
-        **kwargs: Arguments of DataModule.
+        **kwargs: Arguments of Generated (samples of the splits) and DataModule.
     """
 
     task = "synthetic"
@@ -41,9 +38,7 @@ class Synthetic(DataModule):
 
     def __init__(
         self,
-        num_train: int = 512,
-        num_val: int = 128,
-        num_test: int = 128,
+        *,
         min_length: int = 32,
         max_length: int = 64,
         vocab_size: int = 32,
@@ -52,7 +47,6 @@ class Synthetic(DataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, num_train=num_train, num_val=num_val, num_test=num_test)
         require_at_least(1, min_length=min_length, num_classes=num_classes)
         if max_length < min_length:
             raise DataError(f"max_length={max_length} is below min_length={min_length}")
@@ -61,7 +55,6 @@ class Synthetic(DataModule):
                 f"vocab_size must be at least num_classes + 2 = {num_classes + 2} (padding, one "
                 f"marker per class, one other token), received {vocab_size}"
             )
-        self._num_samples = {"train": num_train, "val": num_val, "test": num_test}
         self._min_length, self.max_seq_len = min_length, max_length
         self.vocab_size, self.num_classes = vocab_size, num_classes
         self._data_seed = data_seed
@@ -70,7 +63,7 @@ class Synthetic(DataModule):
         """Draw the three splits."""
         return {
             name: self._draw(number, count)
-            for number, (name, count) in enumerate(self._num_samples.items())
+            for number, (name, count) in enumerate(self.num_samples.items())
         }
 
     def _draw(self, number: int, count: int) -> TokenSplit:

@@ -26,7 +26,7 @@ with open("reviews.csv", "w", newline="") as file:
         label = random.choice(list(words))
         table.writerow([f"film {number} was {random.choice(words[label])} to see", label])
 
-data = LabelledTexts("reviews.csv", tokens="words", max_length=32, batch_size=16)
+data = LabelledTexts(path="reviews.csv", tokens="words", max_length=32, batch_size=16)
 data.prepare_data()
 data.setup()
 print(*outline(data), sep="\n")

@@ -138,10 +138,10 @@ def test_the_commands_make_sets_that_data_read(tmp_path, capsys):
         assert main([name, "--text", str(text), "--out", str(tmp_path / name)]) == 0
     assert "samples of" in capsys.readouterr().out
     common = {"vocab_limit": 200, "cache_dir": str(tmp_path / "cache"), "max_length": 96}
-    questions = QuestionAnswering(str(tmp_path / "cloze_questions"), **common)
+    questions = QuestionAnswering(path=str(tmp_path / "cloze_questions"), **common)
     questions.setup()
     assert questions.split("train").num_questions > 40
-    labelled = TextPairs(str(tmp_path / "shuffled_sentences"), **common)
+    labelled = TextPairs(path=str(tmp_path / "shuffled_sentences"), **common)
     labelled.setup()
     assert labelled.classes == ["next", "other"]
     assert main(

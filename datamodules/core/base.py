@@ -37,7 +37,7 @@ from datamodules.core.order import EvaluationOrder, TrainingOrder
 from datamodules.core.sequences import PadCollate
 from lit_probattn.base.errors import DataError, MissingDataError, require_at_least
 
-__all__ = ["CachedDataModule", "DataModule", "Published", "Split"]
+__all__ = ["CachedDataModule", "DataModule", "Generated", "Published", "Split"]
 
 _log = logging.getLogger("datamodules")
 
@@ -292,6 +292,24 @@ class DataModule(pl.LightningDataModule):
         overfit = getattr(self.trainer, "overfit_batches", 0)
         counter: Any = progress.current if overfit else progress.total
         return counter.processed
+
+
+class Generated(DataModule):
+    """Data that are made, as many as are asked for.
+
+    Args:
+        num_train: Training samples that are made.
+        num_val: Validation samples that are made.
+        num_test: Test samples that are made.
+        **kwargs: Arguments of the next base.
+    """
+
+    def __init__(
+        self, *, num_train: int = 512, num_val: int = 128, num_test: int = 128, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        require_at_least(1, num_train=num_train, num_val=num_val, num_test=num_test)
+        self.num_samples = {"train": num_train, "val": num_val, "test": num_test}
 
 
 class CachedDataModule(DataModule):

@@ -8,13 +8,55 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from datamodules.core.base import DataModule
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 
-__all__ = ["check_shares", "divide"]
+__all__ = ["Divided", "HeldOut", "check_shares", "divide"]
+
+
+class HeldOut(DataModule):
+    """Data of which a share is held out for validation.
+
+    Args:
+        val_fraction: Share that is held out or divided off for validation.
+        split_seed: Seed of the choice.
+        **kwargs: Arguments of the next base.
+
+    Raises:
+        DataError: The share is not between 0 and 1.
+    """
+
+    may_hold_out_none = False
+
+    def __init__(self, *, val_fraction: float = 0.1, split_seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if self.may_hold_out_none and not 0 <= val_fraction < 1:
+            raise DataError(f"val_fraction must be at least 0 and below 1, received {val_fraction}")
+        if not self.may_hold_out_none:
+            check_shares(val_fraction=val_fraction)
+        self.val_fraction, self.split_seed = val_fraction, split_seed
+
+
+class Divided(HeldOut):
+    """Data of which shares are divided off for validation and test, where these have no files.
+
+    Args:
+        test_fraction: Share that is divided off for the test.
+        **kwargs: Arguments of HeldOut and of the next base.
+
+    Raises:
+        DataError: The shares leave nothing for training.
+    """
+
+    def __init__(self, *, test_fraction: float = 0.1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_shares(test_fraction=test_fraction, val_fraction=self.val_fraction)
+        self.shares = {"test": test_fraction, "val": self.val_fraction}
 
 
 def check_shares(**shares: float) -> None:

@@ -14,14 +14,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.core.base import CachedDataModule
+from datamodules.core.base import CachedDataModule, DataModule
 from datamodules.core.cache import CacheWriter
-from datamodules.core.division import check_shares, divide
+from datamodules.core.division import Divided, check_shares, divide
 from datamodules.core.files import expand
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import fingerprint
 
-__all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "beginning", "by_split", "class_lines"]
+__all__ = [
+    "AtPath",
+    "ClassMap",
+    "OwnFiles",
+    "OwnSamples",
+    "Rows",
+    "beginning",
+    "by_split",
+    "class_lines",
+]
 __all__ += ["length_line", "required_path", "split_of", "told_ignored"]
 
 _log = logging.getLogger("datamodules")
@@ -189,6 +198,27 @@ def told_ignored(folder: Path, names: Iterable[str], used: Iterable[str]) -> Non
         _log.warning("%s: %s is no split by its name and is not read", folder, ", ".join(others))
 
 
+class AtPath(DataModule):
+    """Data at a path; caches are by default those of the folder where it lies.
+
+    Args:
+        path: A file or a folder of the kinds that the class reads.
+        **kwargs: Arguments of the next base.
+    """
+
+    def __init__(self, path: str = "", **kwargs: Any) -> None:
+        place = self.folder_of(path)
+        if kwargs.get("data_dir") is None and place is not None:
+            kwargs["data_dir"] = str(place)
+        self.given_path = path
+        super().__init__(**kwargs)
+
+    def folder_of(self, path: str) -> Path | None:
+        """Return the folder of the data; None where another argument says where they are."""
+        place = required_path(path)
+        return place if place.is_dir() else place.parent
+
+
 class Rows(NamedTuple):
     """Labelled samples of a file.
 
@@ -205,22 +235,20 @@ class Rows(NamedTuple):
     notes: list[str]
 
 
-class OwnSamples(ClassMap, CachedDataModule):
+class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
     """Labelled samples in files of the user's own; base of texts and series.
 
     Classes are numbered in the order of their labels, numbers by value. Samples without a file for
     their split are divided by a hash of their content: see `datamodules.core.division`.
 
+    `path` is a file; or a folder with one, or with one for each split (train, val, test in any of
+    their usual spellings).
+
     Args:
-        path: A file; or a folder with one, or with one for each split (train, val, test in any of
-            their usual spellings).
         val_path: File of the validation split. None divides it off the training file.
         test_path: The same of the test split.
-        val_fraction: Share that is divided off for validation.
-        test_fraction: Share that is divided off for the test.
-        split_seed: Seed of the hash that divides.
         allow_overlap: Whether equal samples may be in two files; they are refused otherwise.
-        **kwargs: Arguments of DataModule.
+        **kwargs: Arguments of AtPath, Divided and DataModule.
     """
 
     what = "samples"
@@ -229,25 +257,22 @@ class OwnSamples(ClassMap, CachedDataModule):
 
     def __init__(
         self,
-        path: str = "",
+        *,
         val_path: str | None = None,
         test_path: str | None = None,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.1,
-        split_seed: int = 0,
         allow_overlap: bool = False,
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("data_dir") is None:  # which decides where caches go by default
-            place = required_path(path)
-            kwargs["data_dir"] = str(place if place.is_dir() else place.parent)
         super().__init__(**kwargs)
-        shares = {"test": test_fraction, "val": val_fraction}
-        given = (path, val_path, test_path)
-        self._find = partial(OwnFiles.find, *given, self.suffixes, shares, split_seed)
+        given = (self.given_path, val_path, test_path)
+        self._find = partial(OwnFiles.find, *given, self.suffixes, self.shares, self.split_seed)
         self.allow_overlap = allow_overlap
         if not self.is_release:
             _ = self.files  # what is wrong with a path is told at once
+
+    def folder_of(self, path: str) -> Path | None:
+        """Return the folder of own files; files of a release are looked for elsewhere."""
+        return None if self.is_release else super().folder_of(path)
 
     @cached_property
     def files(self) -> OwnFiles:

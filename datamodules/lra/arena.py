@@ -17,10 +17,16 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import find_set, not_found
 from datamodules.core.loaders import EvaluationOrders
 from datamodules.core.order import EvaluationOrder, RotatingOrder
-from datamodules.core.sequences import Ragged, Sample, TokenSplit, batch_of
+from datamodules.core.sequences import (
+    Ragged,
+    Sample,
+    TokenSplit,
+    batch_of,
+    next_power_of_two,
+)
 from lit_probattn.base.errors import DataError, require_at_least
 
-__all__ = ["RELEASE", "ArenaData", "KeyMask", "PixelCollate", "find_tables"]
+__all__ = ["RELEASE", "ArenaData", "ArenaPixels", "ArenaTokens", "PixelCollate", "find_tables"]
 __all__ += ["pixel_split", "write_pictures"]
 
 RELEASE = (
@@ -62,16 +68,23 @@ class ArenaData(CachedDataModule):
     Args:
         parity_eval: Batches of one validation; published are 62 for ListOps, 781 for Text, 565 for
             Retrieval, 20 for Image and 312 for Pathfinder. None scores whole splits.
+        vocab_size: Rows of the model's embedding table, at least the ids that there are.
         **kwargs: Arguments of DataModule.
 
     Raises:
-        DataError: The number is below 1.
+        DataError: A number is too small.
     """
 
-    def __init__(self, parity_eval: int | None = None, **kwargs: Any) -> None:
+    num_ids: int  # padding included
+    vocab_size: int
+
+    def __init__(
+        self, *, parity_eval: int | None = None, vocab_size: int = 512, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         require_at_least(1, parity_eval=parity_eval)
-        self.parity_eval = parity_eval
+        require_at_least(self.num_ids, vocab_size=vocab_size)
+        self.parity_eval, self.vocab_size = parity_eval, vocab_size
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -122,6 +135,25 @@ class ArenaData(CachedDataModule):
         return max(0, int(-(-processed // interval)) - 1)
 
 
+class ArenaTokens(ArenaData):
+    """Sequences of different lengths; base of ListOps, Text and Retrieval.
+
+    Args:
+        max_length_tokens: Longer sequences are cut off; max_seq_len is this number rounded up to a
+            power of two: 4000 gives 4096, 1000 gives 1024.
+        **kwargs: Arguments of ArenaData and DataModule.
+    """
+
+    num_ids = 257  # bytes and the padding
+    max_seq_len: int
+
+    def __init__(self, *, max_length_tokens: int = 4000, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require_at_least(1, max_length_tokens=max_length_tokens)
+        self._max_length_tokens = max_length_tokens
+        self.max_seq_len = next_power_of_two(max_length_tokens)
+
+
 # ---- grey pictures as sequences of pixels -------------------------------------------------------
 
 KeyMask = Literal["non_zero", "all"]
@@ -163,3 +195,24 @@ class PixelCollate:
         inputs = torch.from_numpy(np.stack([sample.values for sample in samples]))
         mask = inputs != 0 if self.key_mask == "non_zero" else torch.ones_like(inputs).bool()
         return batch_of(samples, inputs, mask)
+
+
+class ArenaPixels(ArenaData):
+    """Grey pictures, pixel by pixel; base of Image and Pathfinder.
+
+    Args:
+        key_mask: `non_zero`, as in both published pipelines, takes black pixels for padding: they
+            are neither attended to nor pooled. `all` keeps every pixel.
+        **kwargs: Arguments of ArenaData and DataModule; pictures have one size, so padding does
+            not apply.
+    """
+
+    num_ids = 256
+
+    def __init__(self, *, key_mask: KeyMask = "non_zero", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.key_mask: KeyMask = key_mask
+
+    def collate(self) -> PixelCollate:
+        """Return the function that makes a batch of pictures."""
+        return PixelCollate(self.key_mask)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,8 @@ import numpy.typing as npt
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.lra import cifar
-from datamodules.lra.arena import (
-    ArenaData,
-    KeyMask,
-    PixelCollate,
-    pixel_split,
-    write_pictures,
-)
-from lit_probattn.base.errors import DataError, require_at_least
+from datamodules.lra.arena import ArenaPixels, pixel_split, write_pictures
+from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
 __all__ = ["Image", "to_grey"]
@@ -39,7 +32,7 @@ def to_grey(pictures: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return (luma * np.float32(255.5)).astype(np.uint8)
 
 
-class Image(ArenaData):
+class Image(ArenaPixels):
     """CIFAR-10 in grey: 1024 pixels row after row, ten classes.
 
     Ids: the grey value 0..255. The first 90 % of the training pictures, in the order of the files,
@@ -50,35 +43,21 @@ class Image(ArenaData):
     10 % are other pictures.
 
     Args:
-        key_mask: `non_zero`, as in both published pipelines, takes black pixels for padding: they
-            are neither attended to nor pooled. `all` keeps every pixel.
-        vocab_size: Rows of the model's embedding table, at least 256.
-        **kwargs: Arguments of ArenaData (`parity_eval`) and DataModule; pictures have one size,
-            so padding does not apply.
+        **kwargs: Arguments of ArenaPixels, ArenaData and DataModule.
     """
 
     task = "image"
     num_classes = cifar.NUM_CLASSES
     max_seq_len = cifar.SIDE**2
-    vocab_size: int
 
-    def __init__(
-        self, key_mask: KeyMask = "non_zero", vocab_size: int = 512, **kwargs: Any
-    ) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require_at_least(256, vocab_size=vocab_size)
-        self.key_mask: KeyMask = key_mask
-        self.vocab_size = vocab_size
         self.published = {
             "train": Published(45000),
             "val": Published(5000),
             "train+val": Published(50000, per_class=5000),
             "test": Published(10000, per_class=1000),
         }
-
-    def collate(self) -> Callable[[list[Any]], dict[str, Any]]:
-        """Return the function that makes a batch of pictures."""
-        return PixelCollate(self.key_mask)
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache: the release alone."""

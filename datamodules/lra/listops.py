@@ -11,17 +11,18 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import Published, Split
+from datamodules.core.base import Generated, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
+from datamodules.core.sequences import TokenSplit, write_sequences
 from datamodules.lra import listops_release
-from datamodules.lra.arena import ArenaData
+from datamodules.lra.arena import ArenaTokens
 from datamodules.lra.listops_generator import (
     GENERATOR_VERSION,
     TOKENS,
     GeneratorSettings,
     generate_chunks,
 )
+from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError, require_at_least
 from lit_probattn.base.files import fingerprint
 from lit_probattn.base.processes import num_useful
@@ -35,7 +36,8 @@ _BARREN_CHUNKS = 64
 _SAMPLES_PER_PROCESS = 5000
 
 
-class ListOps(ArenaData):
+@with_defaults(num_train=96000, num_val=2000, num_test=2000, max_length_tokens=2000, vocab_size=32)
+class ListOps(Generated, ArenaTokens):
     """ListOps, generated or as released.
 
     Ids: 0 padding; 1..4 `[MIN [MAX [MED [SM`; 5 `]`; 6..15 the digits 0..9; 16 unknown (never in
@@ -52,67 +54,51 @@ class ListOps(ArenaData):
     Args:
         source: Generate the data, or read the release in `data_dir` (or its folders listops-1000,
             lra_release/lra_release/listops-1000).
-        num_train: Generated training samples.
-        num_val: Generated validation samples.
-        num_test: Generated test samples.
         min_length: Generated samples have more tokens than this.
         max_length: Generated samples have fewer tokens than this.
         max_depth: Depth at which every node is a digit; the root has depth 1.
         max_args: Largest number of arguments of an operator.
         generator_seed: Seed of the generator.
         num_processes: Generating processes; None means as many as are useful. Changes nothing else.
-        max_length_tokens: Longer sequences are cut off (none is, with the defaults); max_seq_len is
-            this number rounded up to a power of two.
-        vocab_size: Rows of the model's embedding table, at least 17.
-        **kwargs: Arguments of ArenaData (`parity_eval`) and DataModule.
+        **kwargs: Arguments of Generated (samples of the splits), ArenaTokens, ArenaData and
+            DataModule.
     """
 
     task = "listops"
     num_classes = 10  # the values
-    vocab_size: int
-    max_seq_len: int
+    num_ids = len(TOKENS) + 1
 
     def __init__(
         self,
         source: Literal["generated", "released"] = "generated",
-        num_train: int = 96000,
-        num_val: int = 2000,
-        num_test: int = 2000,
         min_length: int = 500,
         max_length: int = 2000,
         max_depth: int = 10,
         max_args: int = 10,
         generator_seed: int = 0,
         num_processes: int | None = None,
-        max_length_tokens: int = 2000,
-        vocab_size: int = 32,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, num_train=num_train, num_val=num_val, num_test=num_test)
         require_at_least(1, max_depth=max_depth, num_processes=num_processes)
-        require_at_least(1, max_length_tokens=max_length_tokens)
         require_at_least(2, max_args=max_args)
         require_at_least(0, min_length=min_length, generator_seed=generator_seed)
-        require_at_least(len(TOKENS) + 1, vocab_size=vocab_size)
         if max_length < min_length + 2:
             raise DataError(
                 f"both bounds are exclusive: max_length must be at least min_length + 2 = "
                 f"{min_length + 2}, received {max_length}"
             )
-        if source == "generated" and max_length - 1 > max_length_tokens:
+        if source == "generated" and max_length - 1 > self._max_length_tokens:
             raise DataError(
                 f"generated expressions have up to max_length - 1 = {max_length - 1} tokens, but "
-                f"max_length_tokens={max_length_tokens} would cut them off; raise max_length_tokens"
+                f"max_length_tokens={self._max_length_tokens} would cut them off; raise "
+                "max_length_tokens"
             )
         self.source = source
-        self.num_samples = {"train": num_train, "val": num_val, "test": num_test}
         self.generator = GeneratorSettings(
             min_length, max_length, max_depth, max_args, generator_seed
         )
         self._num_processes = num_processes
-        self.vocab_size, self._max_length_tokens = vocab_size, max_length_tokens
-        self.max_seq_len = next_power_of_two(max_length_tokens)
         sizes = {"train": 96000, "val": 2000, "test": 2000}
         self.published = {name: Published(size) for name, size in sizes.items()}
 

@@ -32,13 +32,13 @@ GENERATOR_VERSION = 1
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """What decides the expressions, as in `ListOps`; the defaults are the Long Range Arena's."""
+    """What decides the expressions, as in `ListOps`."""
 
-    min_length: int = 500
-    max_length: int = 2000
-    max_depth: int = 10
-    max_args: int = 10
-    seed: int = 0
+    min_length: int
+    max_length: int
+    max_depth: int
+    max_args: int
+    seed: int
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,13 +13,7 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
 from datamodules.core.order import permutation
 from datamodules.lra import pathfinder_release as release
-from datamodules.lra.arena import (
-    ArenaData,
-    KeyMask,
-    PixelCollate,
-    pixel_split,
-    write_pictures,
-)
+from datamodules.lra.arena import ArenaPixels, pixel_split, write_pictures
 from datamodules.lra.pathfinder_contours import GENERATOR_VERSION, GeneratorSettings
 from lit_probattn.base.errors import DataError, require_at_least, require_one_of
 from lit_probattn.base.processes import num_useful
@@ -31,7 +24,7 @@ __all__ = ["Pathfinder"]
 _NUM_PUBLISHED = 200_000
 
 
-class Pathfinder(ArenaData):
+class Pathfinder(ArenaPixels):
     """Pictures of dashed contours with two markers; 1 if one contour joins them, else 0.
 
     Ids: the grey value 0..255 of each pixel, row after row: 1024 of them at resolution 32,
@@ -58,16 +51,11 @@ class Pathfinder(ArenaData):
             cuts after a shuffle, a pure function of split_seed (as MGK's base code does);
             `in_order` cuts in the order of the files (as the benchmark's pipeline does).
         split_seed: Seed of the shuffle.
-        key_mask: `non_zero`, as in both published pipelines, takes black pixels for padding: they
-            are neither attended to nor pooled. `all` keeps every pixel.
-        vocab_size: Rows of the model's embedding table, at least 256.
-        **kwargs: Arguments of ArenaData (`parity_eval`) and DataModule; pictures have one size,
-            so padding does not apply.
+        **kwargs: Arguments of ArenaPixels, ArenaData and DataModule.
     """
 
     task = "pathfinder"
     num_classes = 2  # not joined and joined
-    vocab_size: int
     max_seq_len: int
 
     def __init__(
@@ -81,8 +69,6 @@ class Pathfinder(ArenaData):
         num_processes: int | None = None,
         split: Literal["shuffled", "in_order"] = "shuffled",
         split_seed: int = 0,
-        key_mask: KeyMask = "non_zero",
-        vocab_size: int = 512,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -91,7 +77,6 @@ class Pathfinder(ArenaData):
         require_at_least(10, num_images=num_images)
         require_at_least(1, num_processes=num_processes)
         require_at_least(0, generator_seed=generator_seed)
-        require_at_least(256, vocab_size=vocab_size)
         self.difficulty, self.resolution, self.source = difficulty, resolution, source
         self.num_images = num_images
         self.generator = GeneratorSettings.published(resolution, difficulty, generator_seed)
@@ -99,13 +84,8 @@ class Pathfinder(ArenaData):
         self.generated_dir = expand(generated_dir) if generated_dir else self.cache_dir / default
         self._num_processes = num_processes
         self.protocol, self.split_seed = split, split_seed
-        self.key_mask: KeyMask = key_mask
-        self.vocab_size, self.max_seq_len = vocab_size, resolution**2
+        self.max_seq_len = resolution**2
         self.published = _published(_NUM_PUBLISHED)
-
-    def collate(self) -> Callable[[list[Any]], dict[str, Any]]:
-        """Return the function that makes a batch of pictures."""
-        return PixelCollate(self.key_mask)
 
     def must_name(self) -> dict[str, Any]:
         """The difficulty has no default."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,30 @@ __all__ = ["Canvas", "Contour", "Draws", "GeneratorSettings", "marker", "paddle"
 GENERATOR_VERSION = 1
 
 CONTOUR_LENGTHS = {"easy": 6, "intermediate": 9, "hard": 14}
+_SIZES: dict[int, dict[str, Any]] = {
+    32: {
+        "seed_distance": 7,
+        "marker_radius": 1.5,
+        "paddle_length": 2,
+        "paddle_thickness": 0.5,
+        "paddle_margins": (1,),
+        "continuity": 1.0,
+        "distractor_paddles": 20,
+        "snake_contrast": 2.0,
+        "paddle_contrast": 0.75,
+    },
+    128: {
+        "seed_distance": 20,
+        "marker_radius": 3.0,
+        "paddle_length": 5,
+        "paddle_thickness": 1.5,
+        "paddle_margins": (2, 3),
+        "continuity": 1.8,
+        "distractor_paddles": 35,
+        "snake_contrast": 0.9,
+        "paddle_contrast": 1.0,
+    },
+}
 IntArray = npt.NDArray[np.int64]
 Point = tuple[int, int]
 Window = tuple[slice, slice]
@@ -28,7 +53,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """What decides the pictures; lengths in pixels, defaults those of Pathfinder32.
+    """What decides the pictures; lengths in pixels.
 
     Args:
         contour_length: Paddles of a target.
@@ -42,40 +67,27 @@ class GeneratorSettings:
         antialias: How much finer the grid is on which shapes are drawn.
     """
 
-    contour_length: int = 14
-    side: int = 32
-    padding: int = 1
-    seed_distance: int = 7
-    marker_radius: float = 1.5
-    paddle_length: int = 2
-    paddle_thickness: float = 0.5
-    paddle_margins: tuple[int, ...] = (1,)
-    continuity: float = 1.0
-    distractor_paddles: int = 20
-    snake_contrast: float = 2.0
-    paddle_contrast: float = 0.75
-    antialias: int = 2
-    seed: int = 0
+    contour_length: int
+    side: int
+    padding: int
+    seed_distance: int
+    marker_radius: float
+    paddle_length: int
+    paddle_thickness: float
+    paddle_margins: tuple[int, ...]
+    continuity: float
+    distractor_paddles: int
+    snake_contrast: float
+    paddle_contrast: float
+    antialias: int
+    seed: int
 
     @classmethod
     def published(cls, side: int, difficulty: str, seed: int) -> GeneratorSettings:
         """Return the parameters of Pathfinder32 or Pathfinder128 (Path-X)."""
         length = CONTOUR_LENGTHS[difficulty]
-        if side == 32:
-            return cls(contour_length=length, seed=seed)
         return cls(
-            contour_length=length,
-            side=128,
-            seed_distance=20,
-            marker_radius=3.0,
-            paddle_length=5,
-            paddle_thickness=1.5,
-            paddle_margins=(2, 3),
-            continuity=1.8,
-            distractor_paddles=35,
-            snake_contrast=0.9,
-            paddle_contrast=1.0,
-            seed=seed,
+            contour_length=length, side=side, padding=1, antialias=2, seed=seed, **_SIZES[side]
         )
 
     @property

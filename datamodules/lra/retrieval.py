@@ -11,17 +11,17 @@ import numpy.typing as npt
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.sequences import PairSplit, Ragged, next_power_of_two
+from datamodules.core.sequences import PairSplit, Ragged
 from datamodules.lra import aan
-from datamodules.lra.arena import ArenaData
-from lit_probattn.base.errors import DataError, require_at_least
+from datamodules.lra.arena import ArenaTokens
+from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 from lit_probattn.base.progress import progress
 
 __all__ = ["Retrieval"]
 
 
-class Retrieval(ArenaData):
+class Retrieval(ArenaTokens):
     """Pairs of papers of the ACL Anthology Network as bytes; 1 if they are linked, else 0.
 
     Ids: 0 padding, byte + 1 otherwise. Quotes and bytes that are not UTF-8 are tokens like all
@@ -32,28 +32,20 @@ class Retrieval(ArenaData):
     MGK's base code) prepare it. Departs from the source: nothing.
 
     Args:
-        max_length_tokens: Longer texts are cut off; max_seq_len is this number rounded up to a
-            power of two: 4000 gives 4096. At most 10000.
-        vocab_size: Rows of the model's embedding table, at least 257.
-        **kwargs: Arguments of ArenaData (`parity_eval`) and DataModule.
+        **kwargs: Arguments of ArenaTokens (`max_length_tokens` at most 10000), ArenaData and
+            DataModule.
     """
 
     task = "retrieval"
     num_classes = 2  # not linked and linked
-    vocab_size: int
-    max_seq_len: int
 
-    def __init__(self, max_length_tokens: int = 4000, vocab_size: int = 512, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, max_length_tokens=max_length_tokens)
-        require_at_least(257, vocab_size=vocab_size)
-        if max_length_tokens > aan.MAX_TEXT_BYTES:
+        if self._max_length_tokens > aan.MAX_TEXT_BYTES:
             raise DataError(
                 f"max_length_tokens must be at most {aan.MAX_TEXT_BYTES}, the part of a text that "
-                f"the published pipelines read, received {max_length_tokens}"
+                f"the published pipelines read, received {self._max_length_tokens}"
             )
-        self.vocab_size, self._max_length_tokens = vocab_size, max_length_tokens
-        self.max_seq_len = next_power_of_two(max_length_tokens)
         sizes = {"train": 147086, "val": 18090, "test": 17437}
         self.published = {name: Published(size) for name, size in sizes.items()}
 

@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.division import HeldOut
 from datamodules.core.order import choose_per_class
-from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
+from datamodules.core.sequences import TokenSplit, write_sequences
 from datamodules.lra import imdb
-from datamodules.lra.arena import ArenaData
-from lit_probattn.base.errors import DataError, require_at_least
+from datamodules.lra.arena import ArenaTokens
+from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
 __all__ = ["Text"]
@@ -22,7 +23,7 @@ __all__ = ["Text"]
 _NUM_REVIEWS = 50000  # in the release; for the progress bar and the comparison with it
 
 
-class Text(ArenaData):
+class Text(HeldOut, ArenaTokens):
     """IMDB reviews as bytes, negative (0) or positive (1).
 
     Ids: 0 padding, byte + 1 otherwise; bytes that are not UTF-8 are tokens like all others. Reviews
@@ -35,42 +36,22 @@ class Text(ArenaData):
     Args:
         split: `held_out` keeps val_fraction of each class of the training split for validation, a
             pure function of split_seed. `test_as_val` validates on the test split.
-        val_fraction: Part of the training split that is held out, between 0 and 1.
-        split_seed: Seed of the choice.
-        max_length_tokens: Longer reviews are cut off; max_seq_len is this number rounded up to a
-            power of two: 4000 gives 4096, 1000 gives 1024.
-        vocab_size: Rows of the model's embedding table, at least 257.
-        **kwargs: Arguments of ArenaData (`parity_eval`) and DataModule.
+        **kwargs: Arguments of HeldOut, ArenaTokens, ArenaData and DataModule.
     """
 
     task = "text"
     num_classes = 2  # negative and positive
-    vocab_size: int
-    max_seq_len: int
 
     def __init__(
-        self,
-        split: Literal["held_out", "test_as_val"] = "held_out",
-        val_fraction: float = 0.1,
-        split_seed: int = 0,
-        max_length_tokens: int = 4000,
-        vocab_size: int = 512,
-        **kwargs: Any,
+        self, split: Literal["held_out", "test_as_val"] = "held_out", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, max_length_tokens=max_length_tokens)
-        require_at_least(257, vocab_size=vocab_size)
-        if not 0 < val_fraction < 1:
-            raise DataError(f"val_fraction must be between 0 and 1, received {val_fraction}")
         self.protocol = split
         self.select_on_test = split == "test_as_val"
         half = Published(_NUM_REVIEWS // 2, per_class=_NUM_REVIEWS // 4)
         self.published = {"train+val": half, "test": half}
         if self.select_on_test:
             self.published = {"train": half, "val": half, "test": half}
-        self.val_fraction, self.split_seed = val_fraction, split_seed
-        self.vocab_size, self._max_length_tokens = vocab_size, max_length_tokens
-        self.max_seq_len = next_power_of_two(max_length_tokens)
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache: the release alone."""

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.core.division import check_shares, divide
+from datamodules.core.division import Divided, divide
+from datamodules.core.files import expand
 from datamodules.core.own import (
     SHOWN_SAMPLES,
+    AtPath,
     by_split,
     class_lines,
     required_path,
@@ -20,13 +22,15 @@ from datamodules.core.own import (
 from datamodules.pictures.files import SUFFIXES, PictureFiles, pictures_of_classes, subfolders
 from datamodules.pictures.imagenet import ImageNet
 from datamodules.pictures.samples import open_picture
+from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 
 __all__ = ["PictureFolder"]
 
 
-class PictureFolder(ImageNet):
+@with_defaults(image_size=64, augmentation="none", mixup=0.0, cutmix=0.0)
+class PictureFolder(AtPath, Divided, ImageNet):
     """Pictures and their class in folders: `train/CLASS/*.jpg` and so on, or `CLASS/*.jpg`.
 
     Folders of splits may have any of their usual names (train, val, valid, test, …). What has no
@@ -34,42 +38,23 @@ class PictureFolder(ImageNet):
     files are in one split. Pictures of any size and colours are read as RGB.
 
     Args:
-        path: The folder.
-        val_fraction: Share that is divided off for validation, without a folder for it.
-        test_fraction: Share that is divided off for the test, likewise.
-        split_seed: Seed of the hash that divides.
-        image_size: S, pixels of a side; the model's too.
-        augmentation: `none`, or `recipe`, ImageNet's.
-        mixup: Parameter of mixup; 0 for none.
-        cutmix: Parameter of cutmix; 0 for none.
-        **kwargs: Arguments of ImageNet.
+        **kwargs: Arguments of AtPath, Divided and ImageNet.
     """
 
     task = "own_pictures"
     classes_of = "the folders"
 
-    def __init__(
-        self,
-        path: str = "",
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.1,
-        split_seed: int = 0,
-        image_size: int = 64,
-        augmentation: Any = "none",
-        mixup: float = 0.0,
-        cutmix: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        self.root = required_path(path)
-        if not self.root.is_dir():
-            raise DataError(f"{self.root}: expected a folder with a folder for each class")
-        check_shares(val_fraction=val_fraction, test_fraction=test_fraction)
-        if kwargs.get("data_dir") is None:
-            kwargs["data_dir"] = str(self.root)
-        super().__init__(image_size, augmentation, mixup=mixup, cutmix=cutmix, **kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.root = expand(self.given_path)
         self.select_on_test, self.published = False, {}
-        self.shares = {"test": test_fraction, "val": val_fraction}
-        self.split_seed = split_seed
+
+    def folder_of(self, path: str) -> Path | None:
+        """Return the folder."""
+        root = required_path(path)
+        if not root.is_dir():
+            raise DataError(f"{root}: expected a folder with a folder for each class")
+        return root
 
     @property
     def _folders(self) -> dict[str, PictureFiles]:

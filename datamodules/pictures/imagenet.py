@@ -24,6 +24,7 @@ from lit_probattn.base.files import digest, replace_text
 
 __all__ = ["ImageNet"]
 
+_CROP_SCALE = (0.08, 1.0)  # smallest and largest share of a picture in a random crop
 _PER_LINE = 8  # classes on a line of the report
 
 
@@ -49,7 +50,6 @@ class ImageNet(ClassMap, DataModule):
             there is one.
         color_jitter: Strength of brightness, contrast and saturation jitter.
         erase: Probability that a rectangle is replaced by noise.
-        crop_scale: Smallest and largest share of a picture in a random crop.
         flip: Probability of a horizontal flip.
         mixup: Parameter of mixup; 0 for none.
         cutmix: Parameter of cutmix; 0 for none.
@@ -74,7 +74,6 @@ class ImageNet(ClassMap, DataModule):
         auto_augment: str | None = "rand-m9-mstd0.5-inc1",
         color_jitter: float = 0.4,
         erase: float = 0.25,
-        crop_scale: tuple[float, float] = (0.08, 1.0),
         flip: float = 0.5,
         mixup: float = 0.8,
         cutmix: float = 1.0,
@@ -112,7 +111,7 @@ class ImageNet(ClassMap, DataModule):
                 color_jitter=color_jitter,
                 re_prob=erase,
                 re_mode="pixel",
-                scale=tuple(crop_scale),
+                scale=_CROP_SCALE,
                 hflip=flip,
             )
         self._files: dict[str, PictureFiles] = {}

@@ -18,22 +18,21 @@ from datamodules.core.files import DAMAGED
 from datamodules.core.own import OwnSamples, Rows
 from datamodules.core.sequences import write_sequences
 from datamodules.core.tables import TABLES, Table, labels_of, read_table
-from datamodules.series.samples import Normalization, Normalizer, SeriesSplit
+from datamodules.series.samples import Normalizer, SeriesData, SeriesSplit
 from datamodules.series.ts_file import read_ts
-from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.errors import DataError
 
 __all__ = ["OwnSeries"]
 
 _LABELS: tuple[str, ...] = ("label", "labels", "class", "target", "category", "activity", "y")
 _IDS: tuple[str, ...] = ("id", "series", "series_id", "case", "case_id", "sample", "sample_id")
 _TIMES: tuple[str, ...] = ("time", "t", "step", "timestamp", "index", "date")
-_NORMALIZATIONS = ("standardize", "minmax", "per_sample_std", "per_sample_minmax", "none")
 _MISSING = ("", "?", "nan", "na", "null", "none")
 
 Series = npt.NDArray[np.float32]
 
 
-class OwnSeries(OwnSamples):
+class OwnSeries(OwnSamples, SeriesData):
     """Series and their class, from `.ts`, CSV, TSV, JSON lines, Parquet or NumPy files.
 
     A table is long, a row for each step, if it has a column of ids; steps are put in the order of
@@ -49,9 +48,7 @@ class OwnSeries(OwnSamples):
             first usual name, if there is one.
         time_column: Column by which the steps of a long table are ordered. None takes the first
             usual name; without one, rows are in order.
-        normalization: As in `datamodules.UEA`.
-        max_length: Series are cut off after so many steps. None means the longest of training.
-        **kwargs: Arguments of OwnSamples.
+        **kwargs: Arguments of OwnSamples and SeriesData.
     """
 
     task = "own_series"
@@ -60,20 +57,14 @@ class OwnSeries(OwnSamples):
 
     def __init__(
         self,
-        path: str = "",
+        *,
         label_column: str | None = None,
         id_column: str | None = None,
         time_column: str | None = None,
-        normalization: Normalization = "standardize",
-        max_length: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(path, **kwargs)
-        require_at_least(1, max_length=max_length)
-        require_one_of(_NORMALIZATIONS, normalization=normalization)
+        super().__init__(**kwargs)
         self.label_column, self.id_column, self.time_column = label_column, id_column, time_column
-        self.normalization: Normalization = normalization
-        self._max_length = max_length
 
     @property
     def num_features(self) -> int:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from datamodules.core.base import DataModule
 from datamodules.core.sequences import SequenceSplit
+from lit_probattn.base.errors import require_at_least, require_one_of
 
-__all__ = ["Normalization", "Normalizer", "SeriesSplit", "fill_missing"]
+__all__ = ["Normalization", "Normalizer", "SeriesData", "SeriesSplit", "fill_missing"]
 
 Normalization = Literal["standardize", "minmax", "per_sample_std", "per_sample_minmax", "none"]
 _EPS = float(np.finfo(np.float64).eps)
@@ -88,6 +90,30 @@ def _shift_and_scale(
     mean = np.asarray(total) / count
     squares = sum(((case.astype(np.float64) - mean) ** 2).sum(axis=0) for case in series())
     return mean, np.where(constant, np.inf, np.sqrt(squares / max(count - 1, 1)) + _EPS)
+
+
+class SeriesData(DataModule):
+    """What data sets of series share.
+
+    Args:
+        normalization: `standardize` and `minmax` by each feature's training statistics, or by
+            those of the series itself (`per_sample_std`, `per_sample_minmax`), or `none`.
+        max_length: Series are cut off after so many steps. None means the longest of training.
+        **kwargs: Arguments of the next base.
+    """
+
+    def __init__(
+        self,
+        *,
+        normalization: Normalization = "standardize",
+        max_length: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        require_at_least(1, max_length=max_length)
+        require_one_of(get_args(Normalization), normalization=normalization)
+        self.normalization: Normalization = normalization
+        self._max_length = max_length
 
 
 class SeriesSplit(SequenceSplit):

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.division import HeldOut
 from datamodules.core.order import choose_per_class
 from datamodules.core.sequences import Ragged, write_sequences
 from datamodules.series.archive import ARCHIVES, ArchiveSource, find_archive
-from datamodules.series.samples import Normalization, Normalizer, SeriesSplit
+from datamodules.series.samples import Normalizer, SeriesData, SeriesSplit
 from datamodules.series.ts_file import TsFile, read_ts
-from lit_probattn.base.errors import DataError, require_at_least, require_one_of
+from lit_probattn.base.arguments import with_defaults
+from lit_probattn.base.errors import DataError, require_one_of
 
 __all__ = ["UEA"]
 
 _READER_VERSION = 1  # part of the cache's name: what is stored, and how
 
 
-class UEA(CachedDataModule):
+@with_defaults(val_fraction=0.2, split_seed=1337)
+class UEA(HeldOut, SeriesData, CachedDataModule):
     """Series and their class; `inputs` are float32 (B, N, num_features).
 
     The archive's own training and test files stay what they are. Series may differ in length; they
@@ -46,14 +49,8 @@ class UEA(CachedDataModule):
         select_on: `val` keeps val_fraction of each class of the training file for validation, a
             pure function of split_seed. `test` trains on the whole training file and validates on
             the test file, as the papers do.
-        val_fraction: Part of the training file that is held out, between 0 and 1. A class with two
-            or more series keeps at least one on either side.
-        split_seed: Seed of the choice.
-        normalization: `standardize` and `minmax` by each feature's training statistics, or by
-            those of the series itself (`per_sample_std`, `per_sample_minmax`), or `none`.
-        max_length: Series are cut off after so many steps. None means the longest series of the
-            training file, as in the source: longer test series are cut off.
-        **kwargs: Arguments of DataModule.
+        **kwargs: Arguments of HeldOut, SeriesData and DataModule. A class with two or more series
+            keeps at least one on either side. As in the source, longer test series are cut off.
     """
 
     task = "uea"
@@ -63,23 +60,12 @@ class UEA(CachedDataModule):
         name: str,
         source: ArchiveSource = "released",
         select_on: Literal["val", "test"] = "val",
-        val_fraction: float = 0.2,
-        split_seed: int = 1337,
-        normalization: Normalization = "standardize",
-        max_length: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_at_least(1, max_length=max_length)
-        if not 0 < val_fraction < 1:
-            raise DataError(f"val_fraction must be between 0 and 1, received {val_fraction}")
         require_one_of(("released", "bundled"), source=source)
         require_one_of(("val", "test"), select_on=select_on)
-        require_one_of(get_args(Normalization), normalization=normalization)
         self.archive, self.source, self.select_on = name, source, select_on
-        self.val_fraction, self.split_seed = val_fraction, split_seed
-        self.normalization: Normalization = normalization
-        self._max_length = max_length
         cached = (self.cache_dir / self.cache_spec.name).is_dir()
         if name not in ARCHIVES and not cached:
             self.sources()  # tells an unknown name from files of the user's own

@@ -16,6 +16,7 @@ from datamodules.text.choice import of_running_text
 from datamodules.text.segments import IGNORE, StreamCollate, StreamSample, WindowSplit
 from datamodules.text.tokens import Tokens
 from datamodules.text.wikitext103 import WikiText103
+from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["MaskedSplit", "MaskedText"]
@@ -69,6 +70,7 @@ class MaskedSplit(WindowSplit):
         return StreamSample(inputs, target, index)
 
 
+@with_defaults(segment_len=512)
 class MaskedText(WikiText103):
     """Text for masked language models, from the files and the cache of `WikiText103`.
 
@@ -81,26 +83,26 @@ class MaskedText(WikiText103):
     instead of sub-words, unless `subwords`, `tokenizer_file` or `tokenizer` is set.
 
     Args:
-        segment_len: L, tokens of a sequence; the model's max_seq_len.
-        vocab_size: Rows of the model's embedding table, at least the vocabulary and three more.
-            None means just that.
         tokenizer: Folder or file of a pre-trained encoder's tokeniser, see `read_encoder`,
             or a cache that one was made for. Begin, end and mask are its own then, and its
             separator ends lines.
-        **kwargs: Arguments of WikiText103; pad_to and pad_multiple have no effect.
+        **kwargs: Arguments of WikiText103: `segment_len` is L, begin and end included, and
+            `vocab_size` at least the vocabulary and three more; pad_to and pad_multiple have no
+            effect.
     """
 
-    def __init__(
-        self,
-        segment_len: int = 512,
-        vocab_size: int | None = None,
-        tokenizer: str | None = None,
-        **kwargs: Any,
-    ) -> None:
+    sets: tuple[str, ...] = (
+        "batching",
+        "val_stride",
+        "test_stride",
+        "prompts",
+        "num_prompts",
+        "prompt_len",
+    )
+
+    def __init__(self, *, tokenizer: str | None = None, **kwargs: Any) -> None:
         super().__init__(
-            segment_len=segment_len,
             batching="segments",
-            vocab_size=vocab_size,
             # Of language models only: sequences do not overlap, and nothing is continued.
             val_stride=None,
             test_stride=None,
@@ -109,7 +111,7 @@ class MaskedText(WikiText103):
             prompt_len=32,
             **kwargs,
         )
-        require_at_least(_SPECIAL, segment_len=segment_len)
+        require_at_least(_SPECIAL, segment_len=self.segment_len)
         if tokenizer is not None:
             self._named["tokenizer"] = tokenizer
             self.units = of_running_text(**self._named)

@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from datamodules.core.division import check_shares, divide
+from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand
-from datamodules.core.own import SHOWN_SAMPLES, beginning, required_path, split_of
+from datamodules.core.own import SHOWN_SAMPLES, AtPath, beginning, split_of
 from datamodules.text.choice import TokenChoice, Unit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
@@ -104,24 +104,22 @@ def _fingerprint(source: TextSource) -> bytes:
     return fingerprint(block.text.encode() for block in source.blocks())
 
 
-class OwnText(TextStream):
+class OwnText(AtPath, Divided, TextStream):
     """Text of the user's own as one stream of tokens per split; every line ends with `<eos>`.
 
     Where tokens are bytes or characters, the newline is the `<eos>`. Words that the vocabulary has
     not become `<unk>`.
 
+    `path` is a text file, Parquet with a column `text`, or a folder of such files, searched to any
+    depth. Files called train, val and test are the splits. Otherwise text is divided by a hash:
+    whole files where there are 20 or more, pieces of some lines otherwise.
+
     Args:
-        path: A text file, Parquet with a column `text`, or a folder of such files, searched to any
-            depth. Files called train, val and test are the splits. Otherwise text is divided by a
-            hash: whole files where there are 20 or more, pieces of some lines otherwise.
         tokens: What a token is: bytes, characters, words (as blanks separate them), or subwords
             (byte-level pair encoding).
         vocab_limit: Most tokens of the vocabulary, the most frequent ones; the number of sub-words.
         min_count: Words that are rarer in the training text become `<unk>`.
-        val_fraction: Share of the pieces that is divided off for validation.
-        test_fraction: Share that is divided off for the test.
-        split_seed: Seed of the hash that divides.
-        **kwargs: Arguments of TextStream.
+        **kwargs: Arguments of AtPath, Divided and TextStream.
     """
 
     task = "own_text"
@@ -129,24 +127,15 @@ class OwnText(TextStream):
 
     def __init__(
         self,
-        path: str = "",
+        *,
         tokens: Unit = "bytes",
         vocab_limit: int = 8000,
         min_count: int = 2,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.1,
-        split_seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("data_dir") is None:
-            place = required_path(path)
-            kwargs["data_dir"] = str(place if place.is_dir() else place.parent)
         require_one_of(get_args(Unit), tokens=tokens)
-        super().__init__(TokenChoice(tokens, vocab_limit, min_count), **kwargs)
-        check_shares(val_fraction=val_fraction, test_fraction=test_fraction)
-        self.path, self.split_seed = expand(path), split_seed
-        self.shares = {"test": test_fraction, "val": val_fraction}
-        self.title = str(path)
+        super().__init__(units=TokenChoice(tokens, vocab_limit, min_count), **kwargs)
+        self.path, self.title = expand(self.given_path), self.given_path
         self._found: dict[str, TextSource] = {}
         self._files()  # names what is wrong with the path at once
 

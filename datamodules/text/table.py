@@ -208,7 +208,7 @@ class LabelledTexts(TextTable):
 
     def __init__(
         self,
-        path: str = "",
+        *,
         text_column: str | None = None,
         label_column: str | None = None,
         tokens: Unit = "bytes",
@@ -217,7 +217,7 @@ class LabelledTexts(TextTable):
         max_length: int = 1024,
         **kwargs: Any,
     ) -> None:
-        super().__init__(path, **kwargs)
+        super().__init__(**kwargs)
         require_at_least(1, max_length=max_length)
         require_one_of(get_args(Unit), tokens=tokens)
         self.columns = {"text_column": text_column, "label_column": label_column}

@@ -20,7 +20,7 @@ __all__ = ["TokenBatches"]
 class TokenBatches(DataModule):
     """A data module whose batches hold at most `max_tokens` tokens, padding included.
 
-    A subclass gives `batch_lengths`.
+    A subclass gives `batch_lengths`. Padded lengths are rounded up to multiples of `pad_multiple`.
 
     Args:
         max_tokens: Tokens of one optimiser step, over all ranks and accumulation steps, padding
@@ -31,8 +31,11 @@ class TokenBatches(DataModule):
         **kwargs: Arguments of the next base.
     """
 
+    sets: tuple[str, ...] = ("batch_size", "eval_batch_size", "pad_to")
+
     def __init__(
         self,
+        *,
         max_tokens: int = 4096,
         eval_max_tokens: int | None = None,
         pad_multiple: int = 1,

@@ -12,6 +12,7 @@ from datamodules.text.choice import TokenChoice, of_running_text
 from datamodules.text.releases import WIKITEXT
 from datamodules.text.source import ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
+from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["WikiText103", "find_release"]
@@ -21,6 +22,7 @@ _MEMBERS = {"train": "wiki.train.tokens", "val": "wiki.valid.tokens", "test": "w
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.parquet$")
 
 
+@with_defaults(test_stride=1)
 class WikiText103(TextStream):
     """Text as one stream of words per split, `<eos>` at every line end.
 
@@ -34,34 +36,31 @@ class WikiText103(TextStream):
     Args:
         corpus: Decides the folders that are looked in and the published numbers that are compared;
             `other` is any text in `data_dir`, compared with nothing.
-        segment_len: Tokens of a segment or window; the model's max_seq_len.
         vocab_file: Use this vocabulary, one word per line in the order of the ids, `<eos>` among
             them. Other words become `<unk>`. None makes it of the training text.
         subwords: Number of byte-level sub-words to train on the training text, in place of words.
         tokenizer_file: Use the sub-words of this tokenizer.json, `<eos>` among them.
-        test_stride: Tokens from one test window to the next. None means segment_len, which gives
-            independent segments; 1 is the sliding window of the papers.
-        **kwargs: Arguments of TextStream.
+        **kwargs: Arguments of TextStream; a `test_stride` of 1 is the sliding window of the papers.
     """
 
     task = "wikitext103"
     title = "WikiText"
+    sets: tuple[str, ...] = ("units",)
     units: TokenChoice
 
     def __init__(
         self,
+        *,
         corpus: Corpus = "wikitext-103",
-        segment_len: int = 256,
         vocab_file: str | None = None,
         subwords: int | None = None,
         tokenizer_file: str | None = None,
-        test_stride: int | None = 1,
         **kwargs: Any,
     ) -> None:
         self._named: dict[str, Any] = {"vocab_file": vocab_file, "subwords": subwords}
         self._named["tokenizer_file"] = tokenizer_file
         units = of_running_text(**self._named)
-        super().__init__(units, segment_len, test_stride=test_stride, **kwargs)
+        super().__init__(units=units, **kwargs)
         self.corpus = self.title = corpus
 
     def settings(self) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import CachedDataModule, DataModule, Split
+from datamodules.core.base import CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.division import HeldOut
 from datamodules.core.files import expand
 from datamodules.core.order import permutation
+from datamodules.core.own import AtPath
 from datamodules.trajectories.environments import (
     MAX_STEPS,
     QUALITIES,
@@ -30,6 +32,7 @@ from datamodules.trajectories.files import (
 )
 from datamodules.trajectories.minari_sets import MINARI, read_minari
 from datamodules.trajectories.segments import SegmentCollate, Segments
+from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError, MissingDataError, require_at_least, require_one_of
 
 __all__ = ["Evaluation", "Trajectories", "TrajectoryModule"]
@@ -70,7 +73,8 @@ class Evaluation:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
-class TrajectoryModule(DataModule):
+@with_defaults(val_fraction=0.05, batch_size=64)
+class TrajectoryModule(HeldOut):
     """Base of data sets of trajectories: segments, validation episodes, what checkpoints keep.
 
     Batches are described in `datamodules.trajectories.segments.SegmentCollate`. A segment begins at
@@ -84,30 +88,21 @@ class TrajectoryModule(DataModule):
     Args:
         context_length: Steps of a segment; three tokens each.
         return_scale: Returns-to-go are divided by this.
-        val_fraction: Share of the episodes that is held out for validation. With 0 all are trained
-            on, and validation reads these.
-        split_seed: Seed of the choice of these episodes.
-        batch_size: Segments of one optimiser step, over all ranks and accumulation steps.
-        **kwargs: Arguments of DataModule.
+        **kwargs: Arguments of HeldOut and DataModule. With a `val_fraction` of 0 all episodes are
+            trained on, and validation reads these.
     """
 
+    sets: tuple[str, ...] = ("pad_to", "pad_multiple")
+    may_hold_out_none = True
+
     def __init__(
-        self,
-        context_length: int = 20,
-        return_scale: float = 1000.0,
-        val_fraction: float = 0.05,
-        split_seed: int = 0,
-        batch_size: int = 64,
-        **kwargs: Any,
+        self, *, context_length: int = 20, return_scale: float = 1000.0, **kwargs: Any
     ) -> None:
-        super().__init__(batch_size=batch_size, pad_to="max", pad_multiple=1, **kwargs)
+        super().__init__(pad_to="max", pad_multiple=1, **kwargs)
         require_at_least(1, context_length=context_length)
         if not 0 < return_scale < float("inf"):
             raise DataError(f"return_scale must be positive, received {return_scale}")
-        if not 0 <= val_fraction < 1:
-            raise DataError(f"val_fraction must be at least 0 and below 1, received {val_fraction}")
         self.context_length, self.return_scale = context_length, float(return_scale)
-        self.val_fraction, self.split_seed = val_fraction, split_seed
 
     @property
     def environment(self) -> Environment:
@@ -251,34 +246,30 @@ class TrajectoryModule(DataModule):
             )
 
 
-class Trajectories(TrajectoryModule, CachedDataModule):
+class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
     """Trajectories in D4RL's format, for decision transformers.
 
     Files are D4RL's releases, as `hopper_medium-v2.hdf5`; those of gymnasium's environments, as
     `hopper_medium-v5.hdf5`; or any with `observations`, `actions`, `rewards`, `terminals` and
     `timeouts`. Observations are standardised by mean and standard deviation (+ 1e-6) of all steps.
 
+    `path` is the file, or `minari:NAME` for a data set that the package minari has on this machine.
+
     Args:
-        path: The file, or `minari:NAME` for a data set that the package minari has on this machine.
         env: HalfCheetah, Hopper or Walker2d. With `path`, None tells it by the name.
         quality: In place of `path`: random, medium, medium-replay, medium-expert or expert. The
             file is `<env>_<quality>-<version>.hdf5` of `data_dir`, a release (v2) before data of
             gymnasium's environment (v5).
-        **kwargs: Arguments of TrajectoryModule.
+        **kwargs: Arguments of AtPath and TrajectoryModule.
     """
 
     task = "trajectories"
 
     def __init__(
-        self,
-        path: str = "",
-        env: str | None = None,
-        quality: str | None = None,
-        **kwargs: Any,
+        self, *, env: str | None = None, quality: str | None = None, **kwargs: Any
     ) -> None:
-        if kwargs.get("data_dir") is None and path and not path.startswith(MINARI):
-            kwargs["data_dir"] = str(expand(path).parent)
         super().__init__(**kwargs)
+        path = self.given_path
         if path and quality is not None:
             raise DataError("path and quality both name a file; give one of them")
         if not path and (env is None or quality is None):
@@ -291,6 +282,10 @@ class Trajectories(TrajectoryModule, CachedDataModule):
         name = path if self._is_minari else Path(path).name
         self._environment = environment_named(env) if env else environment_of(name)
         self._episodes: Episodes | None = None
+
+    def folder_of(self, path: str) -> Path | None:
+        """Return the folder of a file that is named."""
+        return expand(path).parent if path and not path.startswith(MINARI) else None
 
     @property
     def environment(self) -> Environment:

@@ -11,11 +11,13 @@ from datamodules.trajectories.environments import Environment
 from datamodules.trajectories.episodes import Episodes
 from datamodules.trajectories.files import Steps
 from datamodules.trajectories.toy_environment import TOY, ToyEnvironment
+from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import require_at_least
 
 __all__ = ["ToyTrajectories"]
 
 
+@with_defaults(context_length=5, return_scale=10.0)
 class ToyTrajectories(TrajectoryModule):
     """Episodes of a point in the plane, pushed to the middle by policies from bad to good.
 
@@ -24,22 +26,13 @@ class ToyTrajectories(TrajectoryModule):
     Args:
         num_episodes: Episodes, of at most 31 steps.
         data_seed: Seed of the episodes.
-        context_length: Steps of a segment.
-        return_scale: Returns-to-go are divided by this.
         **kwargs: Arguments of TrajectoryModule.
     """
 
     task = "toy_trajectories"
 
-    def __init__(
-        self,
-        num_episodes: int = 64,
-        data_seed: int = 0,
-        context_length: int = 5,
-        return_scale: float = 10.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(context_length=context_length, return_scale=return_scale, **kwargs)
+    def __init__(self, *, num_episodes: int = 64, data_seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         require_at_least(1, num_episodes=num_episodes)
         require_at_least(0, data_seed=data_seed)
         self.num_episodes, self.data_seed = num_episodes, data_seed

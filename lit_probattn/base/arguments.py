@@ -38,6 +38,7 @@ Constructor = Callable[..., None]
 _Fields = ParamSpec("_Fields")
 _Record = TypeVar("_Record")
 _Self = TypeVar("_Self")
+_Class = TypeVar("_Class")
 
 
 def takes(
@@ -111,6 +112,57 @@ def by_name(
         return made
 
     return decorate
+
+
+def with_defaults(**defaults: Any) -> Callable[[type[_Class]], type[_Class]]:
+    """Give a class other defaults of arguments that it takes from its bases (`**kwargs`).
+
+        @with_defaults(merges=10000, lower=True)
+        class IWSLT14(Translation): ...
+
+    Parsers and `help` show them. Arguments that a class in between sets by itself are named in its
+    `sets`, and are not shown.
+
+    Raises:
+        TypeError: no base has an argument that is named here.
+    """
+
+    def decorate(cls: type[_Class]) -> type[_Class]:
+        inherited: Any = getattr(cls, "__init__")  # noqa: B009
+        signature = _whole_signature(cls, defaults)
+
+        @functools.wraps(inherited)
+        def construct(self: Any, *args: Any, **given: Any) -> None:
+            inherited(self, *args, **(defaults | given))
+
+        made: Any = cls
+        made.__init__ = _shown(construct, inherited, signature, (cls,))
+        return cls
+
+    return decorate
+
+
+def _whole_signature(cls: type, defaults: Mapping[str, Any]) -> Signature:
+    """Return the arguments of a class and of the bases that it hands arguments on to."""
+    found: dict[str, Parameter] = {}
+    hidden: set[str] = set()
+    for base in cls.__mro__[:-1]:
+        hidden |= {*vars(base).get("sets", ())}
+        if "__init__" not in vars(base):
+            continue
+        constructor: Any = vars(base)["__init__"]
+        parameters = _typed(constructor, inspect.signature(constructor).parameters)
+        handed_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        named = {n: p for n, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+        found |= {n: p for n, p in named.items() if n not in found and n not in hidden}
+        if not handed_on:
+            break
+    if absent := defaults.keys() - found.keys():
+        raise TypeError(f"{cls.__name__}: no base takes {', '.join(sorted(absent))}")
+    changed = {name: p.replace(default=defaults.get(name, p.default)) for name, p in found.items()}
+    own = {n for n in changed if n == "self"}
+    ordered = [p if name in own else p.replace(kind=p.KEYWORD_ONLY) for name, p in changed.items()]
+    return Signature(ordered)
 
 
 def _no_such_argument(cls: type, name: str) -> str:

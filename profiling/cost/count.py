@@ -43,13 +43,13 @@ class CostEntry:
     scope: Scope
     macs: int | None
     num_parameters: int | None
-    num_parameters_non_embedding: int | None = None
-    fvcore_operations: int | None = None
-    paper_operations: float | None = None
-    paper_operations_printed: float | None = None
-    backend_note: str | None = None
-    status: Status = "ok"
-    reason: str | None = None
+    num_parameters_non_embedding: int | None
+    fvcore_operations: int | None
+    paper_operations: float | None
+    paper_operations_printed: float | None
+    backend_note: str | None
+    status: Status
+    reason: str | None
 
 
 @dataclass(frozen=True)
@@ -184,18 +184,20 @@ def count_costs(setting: Setting) -> tuple[Attention, list[CostEntry]]:
             fvcore_operations=operations.products + operations.norms,
             num_parameters=parameters[scope],
             num_parameters_non_embedding=parameters["model"] - tables if scope == "model" else None,
+            paper_operations=None,
+            paper_operations_printed=None,
             backend_note=note,
+            status="ok",
+            reason=problem,
         )
         analytic = None if exact is None else exact[scope]
-        entries.append(_checked(found, operations, analytic, setting.train, problem))
+        entries.append(_checked(found, operations, analytic, setting.train))
         if analytic is not None:
             entries.append(analytic)
     return layer, entries
 
 
-def _checked(
-    found: CostEntry, fvcore: Macs, exact: CostEntry | None, train: bool, problem: str | None
-) -> CostEntry:
+def _checked(found: CostEntry, fvcore: Macs, exact: CostEntry | None, train: bool) -> CostEntry:
     """Compare a measurement with fvcore and the closed form; a difference changes its status."""
     differences = []
     if not train and _differ(found.macs, fvcore.products):
@@ -209,7 +211,7 @@ def _checked(
             )
     if differences:
         return replace(found, status="mismatch", reason="; ".join(differences))
-    return replace(found, reason=problem)
+    return found
 
 
 def _differ(first: int | None, second: int | None) -> bool:
@@ -290,6 +292,8 @@ def _exact(setting: Setting, layer: Attention) -> dict[Scope, CostEntry]:
             ),
             paper_operations=one.paper_flops * calls if is_attention else None,
             paper_operations_printed=printed * calls if is_attention else None,
+            backend_note=None,
+            status="ok",
             reason=reason,
         )
     return entries

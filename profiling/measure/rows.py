@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,6 +18,9 @@ Source = Literal["measured", "predicted", "analytic"]
 Status = Literal["ok", "failed", "skipped", "mismatch"]
 Quantity = Literal["cost", "memory", "time"]
 Scope = Literal["attention", "layers", "model"]
+Size = Annotated[int, Field(ge=1)]
+Count = Annotated[int | None, Field(ge=0)]
+Seconds = Annotated[float | None, Field(gt=0)]
 
 
 def describe(error: ValidationError, known: Collection[str]) -> str:
@@ -35,7 +38,7 @@ def describe(error: ValidationError, known: Collection[str]) -> str:
 
 
 class ProfileRow(BaseModel):
-    """One source's numbers for one scope of one grid point. What was not measured is None.
+    """One source's numbers for one scope of one grid point. Every row names every column.
 
     `macs` are multiply-adds in matrix products; `fvcore_operations` are fvcore's total, norms
     included; `paper_operations` follow the papers' rule (multiplications plus additions) for the
@@ -49,8 +52,8 @@ class ProfileRow(BaseModel):
     # which point
     sweep: str
     point_id: str
-    row_index: int = Field(ge=0)
-    rows_in_point: int = Field(ge=1)
+    row_index: Annotated[int, Field(ge=0)]
+    rows_in_point: Size
     quantity: Quantity
     source: Source
     scope: Scope
@@ -59,43 +62,48 @@ class ProfileRow(BaseModel):
     attention_class: str
     attention_args: str
     model: str
-    embed_dim: int = Field(ge=1)
-    seq_len: int = Field(ge=1)
+    embed_dim: Size
+    seq_len: Size
     grid_heads: int | None
     num_heads: int | None
     head_dim: int | None
     num_layers: int | None
     mlp_dim: int | None
-    batch_size: int = Field(ge=1)
+    batch_size: Size
     mode: Literal["train", "eval"]
     backend: str
     dtype: str
     device: str
     # what came of it
     status: Status
-    reason: str | None = None
-    macs: int | None = Field(default=None, ge=0)
-    flops: int | None = Field(default=None, ge=0)
-    fvcore_operations: int | None = Field(default=None, ge=0)
-    paper_operations: float | None = None
-    paper_operations_printed: float | None = None
-    num_parameters: int | None = Field(default=None, ge=0)
-    num_parameters_non_embedding: int | None = Field(default=None, ge=0)
-    resident_memory_bytes: int | None = Field(default=None, ge=0)
-    peak_memory_bytes: int | None = Field(default=None, ge=0)
-    peak_reserved_bytes: int | None = Field(default=None, ge=0)
-    nvml_memory_bytes: int | None = Field(default=None, ge=0)
-    time_median_s: float | None = Field(default=None, gt=0)
-    time_p20_s: float | None = Field(default=None, gt=0)
-    time_p80_s: float | None = Field(default=None, gt=0)
-    time_repeats: int | None = None
-    energy_j: float | None = None
+    reason: str | None
+    macs: Count
+    flops: Count
+    fvcore_operations: Count
+    paper_operations: float | None
+    paper_operations_printed: float | None
+    num_parameters: Count
+    num_parameters_non_embedding: Count
+    resident_memory_bytes: Count
+    peak_memory_bytes: Count
+    peak_reserved_bytes: Count
+    nvml_memory_bytes: Count
+    time_median_s: Seconds
+    time_p20_s: Seconds
+    time_p80_s: Seconds
+    time_repeats: int | None
+    energy_j: float | None
     # how it was made
-    backend_note: str | None = None
+    backend_note: str | None
     device_name: str
     versions: str
     git_revision: str
     command: str
+
+    @classmethod
+    def of(cls, known: dict[str, Any]) -> ProfileRow:
+        """Return a row; what was not measured becomes None."""
+        return cls.model_validate(dict.fromkeys(cls.model_fields) | known)
 
 
 def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:

@@ -161,7 +161,7 @@ def point_rows(
     }
     name = device_name("meta") if point.quantity == "cost" else _safe_device_name(point.device)
     return [
-        ProfileRow(**{**shared, "device_name": name, **entry, "row_index": index})
+        ProfileRow.of({**shared, "device_name": name, **entry, "row_index": index})
         for index, entry in enumerate(entries)
     ]
 

@@ -24,7 +24,7 @@ def texts(content: str | bytes, name: str = "mine.csv", **options: object) -> Ca
     def read(folder: Path) -> None:
         raw = content if isinstance(content, bytes) else content.encode()
         (folder / name).write_bytes(raw)
-        LabelledTexts(str(folder / name), **options).setup()  # type: ignore[arg-type]
+        LabelledTexts(path=str(folder / name), **options).setup()  # type: ignore[arg-type]
 
     return data_error(read)
 
@@ -32,18 +32,18 @@ def texts(content: str | bytes, name: str = "mine.csv", **options: object) -> Ca
 def _overlapping(folder: Path) -> None:
     (folder / "train.csv").write_text(HEADER + GOOD)
     (folder / "test.csv").write_text(HEADER + "".join(GOOD.splitlines(keepends=True)[:2]))
-    LabelledTexts(str(folder)).setup()
+    LabelledTexts(path=str(folder)).setup()
 
 
 def _unlearnable(folder: Path) -> None:
     (folder / "train.csv").write_text(HEADER + GOOD)
     (folder / "test.csv").write_text(HEADER + "another text,maybe\n")
-    LabelledTexts(str(folder)).setup()
+    LabelledTexts(path=str(folder)).setup()
 
 
 def _folder_without_a_table(folder: Path) -> None:
     (folder / "notes.doc").write_text("x")
-    LabelledTexts(str(folder)).setup()
+    LabelledTexts(path=str(folder)).setup()
 
 
 def _rows(*rows: dict[str, object]) -> str:
@@ -53,7 +53,7 @@ def _rows(*rows: dict[str, object]) -> str:
 def _texts_cases() -> Iterator[Case]:
     area = "Own texts with labels (CSV, TSV, JSON lines, Parquet)"
     yield Case(area, "no path", data_error(lambda folder: LabelledTexts()))
-    missing = data_error(lambda folder: LabelledTexts(str(folder / "mine.csv")))
+    missing = data_error(lambda folder: LabelledTexts(path=str(folder / "mine.csv")))
     yield Case(area, "no such file", missing)
     yield Case(area, "a folder without a table", data_error(_folder_without_a_table))
     yield Case(area, "another ending", texts(HEADER + GOOD, "mine.xlsx"))
@@ -100,7 +100,7 @@ def text(change: Callable[[Path], object], **options: object) -> Callable[[Path]
 
     def read(folder: Path) -> None:
         change(folder)
-        OwnText(str(folder), **{"batch_size": 2, **options}).setup()  # type: ignore[arg-type]
+        OwnText(path=str(folder), **{"batch_size": 2, **options}).setup()  # type: ignore[arg-type]
 
     return data_error(read)
 
@@ -145,7 +145,7 @@ def series(content: str, name: str = "mine.csv", **options: object) -> Callable[
 
     def read(folder: Path) -> None:
         (folder / name).write_text(content)
-        OwnSeries(str(folder / name), **options).setup()  # type: ignore[arg-type]
+        OwnSeries(path=str(folder / name), **options).setup()  # type: ignore[arg-type]
 
     return data_error(read)
 
@@ -153,7 +153,7 @@ def series(content: str, name: str = "mine.csv", **options: object) -> Callable[
 def _arrays(**arrays: object) -> Callable[[Path], str]:
     def read(folder: Path) -> None:
         np.savez(folder / "mine.npz", **arrays)  # type: ignore[arg-type]
-        OwnSeries(str(folder / "mine.npz")).setup()
+        OwnSeries(path=str(folder / "mine.npz")).setup()
 
     return data_error(read)
 
@@ -185,7 +185,7 @@ def pictures(*names: str, again: str = "", broken: str = "") -> Callable[[Path],
             shutil.copy(folder / names[0], folder / again)
         if broken:
             (folder / broken).write_bytes(b"\x89PNG broken")
-        made = PictureFolder(str(folder), image_size=16, batch_size=1)
+        made = PictureFolder(path=str(folder), image_size=16, batch_size=1)
         made.setup()
         for name in ("train", "val", "test"):
             list(map(made.split(name).__getitem__, range(len(made.split(name)))))

@@ -19,7 +19,7 @@ _COUNT = sum(made.LENGTHS)
 
 def _read(path: Path, **options: object) -> None:
     arguments = {"batch_size": 8, **options}
-    module = Trajectories(str(path), **arguments)  # type: ignore[arg-type]
+    module = Trajectories(path=str(path), **arguments)  # type: ignore[arg-type]
     module.prepare_data()
     module.setup()
 

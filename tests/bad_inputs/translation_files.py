@@ -19,7 +19,7 @@ def parallel(change: Callable[[Path], object], **options: object) -> Callable[[P
         made.write(folder / "text")
         change(folder / "text")
         arguments = {"tokens": "words", "max_tokens": 128, **options}
-        module = Translation(str(folder / "text"), **arguments)  # type: ignore[arg-type]
+        module = Translation(path=str(folder / "text"), **arguments)  # type: ignore[arg-type]
         module.prepare_data()
         module.setup()
         module._evaluation_order("test")
@@ -61,7 +61,7 @@ def _side_cases() -> Iterator[Case]:
     area = "Parallel text (folder or archive)"
     yield Case(area, "no path", data_error(lambda folder: Translation().prepare_data()))
     yield Case(
-        area, "no such folder", data_error(lambda f: Translation(str(f / "x")).prepare_data())
+        area, "no such folder", data_error(lambda f: Translation(path=str(f / "x")).prepare_data())
     )
     yield Case(area, "a file that is no archive", data_error(_no_archive))
     yield Case(area, "an archive that is cut off", data_error(_cut_archive))
@@ -131,12 +131,12 @@ def _release_cases() -> Iterator[Case]:
 
 def _no_archive(folder: Path) -> None:
     (folder / "text.doc").write_text("text")
-    Translation(str(folder / "text.doc")).prepare_data()
+    Translation(path=str(folder / "text.doc")).prepare_data()
 
 
 def _cut_archive(folder: Path) -> None:
     (folder / "text.tar.gz").write_bytes(b"\x1f\x8b\x08\x00")
-    Translation(str(folder / "text.tar.gz")).prepare_data()
+    Translation(path=str(folder / "text.tar.gz")).prepare_data()
 
 
 def _empty(folder: Path) -> None:
@@ -153,7 +153,7 @@ def _codes_for_subwords(folder: Path) -> None:
     made.write(folder / "text")
     (folder / "codes").write_text("#version: 0.2\ne n\n")
     options = {"tokens": "subwords", "codes_file": str(folder / "codes")}
-    Translation(str(folder / "text"), **options).prepare_data()  # type: ignore[arg-type]
+    Translation(path=str(folder / "text"), **options).prepare_data()  # type: ignore[arg-type]
 
 
 def _half_of_iwslt(folder: Path) -> None:

@@ -214,7 +214,7 @@ TABLE: dict[str, Data] = {
     "image": Data(
         {"batch_size": 4, "data_dir": HERE},
         options(
-            key_mask=Option("all", call="datamodules.lra.image.PixelCollate"),
+            key_mask=Option("all", call="datamodules.lra.arena.PixelCollate"),
             vocab_size=513,
             parity_eval=2,
         ),

@@ -10,9 +10,9 @@ import numpy as np
 
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.division import check_shares, divide
+from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand
-from datamodules.core.own import length_line
+from datamodules.core.own import AtPath, length_line
 from datamodules.core.sequences import ragged_writer
 from datamodules.text.fine_tuning.documents import (
     DIVISIONS,
@@ -23,6 +23,7 @@ from datamodules.text.fine_tuning.documents import (
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.sequences import DocumentSplit, MaskedCollate
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError, require_one_of
 from lit_probattn.base.progress import progress
 
@@ -32,7 +33,8 @@ _SPLITS = ("train", "val", "test")
 _AT_ONCE = 4096  # documents that are tokenised together
 
 
-class PretrainingText(EncodedTexts):
+@with_defaults(val_fraction=0.05, test_fraction=0.05)
+class PretrainingText(AtPath, Divided, EncodedTexts):
     """Documents of plain text for masked language models, with or without pairs of parts.
 
     Words are hidden by the task, anew in every epoch. Documents are divided by a hash of their
@@ -42,43 +44,35 @@ class PretrainingText(EncodedTexts):
     positions for both (`max_positions`). How sequences are made: see `DocumentSplit`.
 
     Args:
-        path: A text file in UTF-8, or a folder of them.
         documents: What a document is: a `line`, what stands between blank lines (`blank_line`),
             what stands under an article's `heading` in WikiText, or a `file`.
         next_sentence: Whether sequences have two parts, of which the second may be from elsewhere.
-        val_fraction: Share of the documents for validation.
-        test_fraction: The same for the test.
-        split_seed: Another number divides otherwise, and cuts pairs otherwise.
-        **kwargs: Arguments of EncodedTexts and DataModule.
+        **kwargs: Arguments of AtPath (a text file in UTF-8, or a folder of them), Divided
+            (split_seed cuts pairs too), EncodedTexts and DataModule.
     """
 
     task = "pretraining_text"
 
     def __init__(
-        self,
-        path: str = "",
-        documents: Division = "blank_line",
-        next_sentence: bool = True,
-        val_fraction: float = 0.05,
-        test_fraction: float = 0.05,
-        split_seed: int = 0,
-        **kwargs: Any,
+        self, *, documents: Division = "blank_line", next_sentence: bool = True, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         require_one_of(DIVISIONS, documents=documents)
-        self.shares = {"val": val_fraction, "test": test_fraction}
-        check_shares(val_fraction=val_fraction, test_fraction=test_fraction)
-        self._path, self.documents, self.next_sentence = path, documents, next_sentence
-        self.split_seed = split_seed
+        self.shares = {name: self.shares[name] for name in ("val", "test")}
+        self.documents, self.next_sentence = documents, next_sentence
+
+    def folder_of(self, path: str) -> Path | None:
+        """The path is that of the text alone."""
+        return None
 
     # ---- the cache ---------------------------------------------------------------------------
 
     @property
     def folder(self) -> Path:
         """The file or folder of the text."""
-        if not self._path:
+        if not self.given_path:
             raise DataError("path must name a text file or a folder of them; none is downloaded")
-        return expand(self._path)
+        return expand(self.given_path)
 
     def sources(self) -> list[Path]:
         """The text files, and those of a given tokeniser."""
@@ -86,14 +80,14 @@ class PretrainingText(EncodedTexts):
 
     def must_name(self) -> dict[str, Any]:
         """What a command must give to find the cache again."""
-        given = {"path": self._path or None, "documents": self.documents}
+        given = {"path": self.given_path or None, "documents": self.documents}
         named = {**given, "tokenizer": self.choice.file}
         return {name: value for name, value in named.items() if value is not None}
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache."""
         return {
-            "path": str(expand(self._path).resolve()) if self._path else "",
+            "path": str(expand(self.given_path).resolve()) if self.given_path else "",
             "documents": self.documents,
             "shares": self.shares,
             "split_seed": self.split_seed,

@@ -12,7 +12,7 @@ import numpy as np
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
-from datamodules.core.own import beginning, length_line
+from datamodules.core.own import AtPath, beginning, length_line
 from datamodules.core.report import compare_size
 from datamodules.core.sequences import ragged_writer
 from datamodules.text.fine_tuning.batches import WindowSplit
@@ -21,6 +21,7 @@ from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets,
 from datamodules.text.fine_tuning.windows import Windows, token_span
 from datamodules.text.releases import SQUAD
 from datamodules.text.tokens import Tokens
+from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import MissingDataError, require_at_least, require_one_of
 from lit_probattn.base.progress import progress
 
@@ -46,45 +47,44 @@ class Question(NamedTuple):
     answers: list[str]
 
 
-class QuestionAnswering(EncodedTexts):
+@with_defaults(max_length=384)
+class QuestionAnswering(AtPath, EncodedTexts):
     """Questions whose answer is a piece of a text, in the JSON of SQuAD.
 
     A sample is a window: see `datamodules.text.fine_tuning.windows`. In training the first of
     several answers counts. Without a test file, the test split is that of validation.
 
+    `path` is a folder with `train-v1.1.json` and `dev-v1.1.json` (or `-v2.0`), or with
+    `train.json`, `dev.json` and, if there is one, `test.json`; by default `squad` in data_dir.
+
     Source: SQuAD 1.1 (Rajpurkar et al., 2016) and 2.0 (Rajpurkar et al., 2018); windows as in BERT.
 
     Args:
-        path: Folder with `train-v1.1.json` and `dev-v1.1.json` (or `-v2.0`), or with `train.json`,
-            `dev.json` and, if there is one, `test.json`. Default: `squad` in data_dir.
         version: 1.1, where every question has an answer, or 2.0.
-        max_length: Tokens of a window.
         stride: Tokens from one piece of a text to the next.
         max_query_length: Longer questions are cut off.
         wrong_offsets: Whether answers that do not stand where they should are an error or left out.
-        **kwargs: Arguments of EncodedTexts and DataModule.
+        **kwargs: Arguments of AtPath, EncodedTexts (`max_length`: tokens of a window) and
+            DataModule.
     """
 
     task = "question_answering"
 
     def __init__(
         self,
-        path: str = "",
+        *,
         version: Version = "1.1",
-        max_length: int = 384,
         stride: int = 128,
         max_query_length: int = 64,
         wrong_offsets: WrongOffsets = "error",
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("data_dir") is None and path:
-            kwargs["data_dir"] = str(expand(path))
-        super().__init__(max_length=max_length, **kwargs)
+        super().__init__(**kwargs)
         require_one_of(get_args(Version), version=version)
         require_one_of(get_args(WrongOffsets), wrong_offsets=wrong_offsets)
         require_at_least(1, stride=stride, max_query_length=max_query_length)
-        self.folder = expand(path) if path else self.data_dir / "squad"
-        self._path = path
+        given = self.given_path
+        self.folder = expand(given) if given else self.data_dir / "squad"
         self.version: Version = version
         self.wrong_offsets: WrongOffsets = wrong_offsets
         self.stride, self.max_query_length = stride, max_query_length
@@ -92,9 +92,13 @@ class QuestionAnswering(EncodedTexts):
 
     # ---- files -------------------------------------------------------------------------------
 
+    def folder_of(self, path: str) -> Path | None:
+        """Return the folder; None where the release is looked for in data_dir."""
+        return expand(path) if path else None
+
     def files(self) -> dict[str, Path]:
         """Return the file of each split; a MissingDataError says what is missing."""
-        found = SQUAD[self.version].find(self.data_dir, self._path)
+        found = SQUAD[self.version].find(self.data_dir, self.given_path)
         return {name: paths[0] for name, paths in found.items()}
 
     @property
@@ -111,7 +115,11 @@ class QuestionAnswering(EncodedTexts):
 
     def must_name(self) -> dict[str, Any]:
         """What a command must give to find the cache again."""
-        given = {"path": self._path or None, "version": self.version, "tokenizer": self.choice.file}
+        given = {
+            "path": self.given_path or None,
+            "version": self.version,
+            "tokenizer": self.choice.file,
+        }
         sizes = {"max_length": self.max_length, "stride": self.stride}
         return {name: value for name, value in {**given, **sizes}.items() if value is not None}
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from datamodules.core.base import DataModule, Published, Split
+from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
 from datamodules.core.own import OwnFiles, Rows
@@ -36,9 +36,10 @@ class TextPairs(EncodedTexts, TextTable):
     split is the matched one, its test split the mismatched one; the labels of the other corpora's
     test sets are not published, so their test split is that of validation.
 
+    `path` is the folder of a corpus, by default that of its name in data_dir; or a table of one's
+    own: a CSV, TSV, JSON lines or Parquet file, or a folder with one for each split.
+
     Args:
-        path: Folder of a corpus, by default that of its name in data_dir; or a table of one's own:
-            a CSV, TSV, JSON lines or Parquet file, or a folder with one for each split.
         corpus: Which corpus, or `own`.
         first_column: Column of the first text, of `own`. None takes the first usual name.
         second_column: Column of the second text. None takes that of a usual pair of names, if
@@ -52,7 +53,7 @@ class TextPairs(EncodedTexts, TextTable):
 
     def __init__(
         self,
-        path: str = "",
+        *,
         corpus: CorpusChoice = "own",
         first_column: str | None = None,
         second_column: str | None = None,
@@ -63,7 +64,6 @@ class TextPairs(EncodedTexts, TextTable):
         self.columns = {"first_column": first_column, "second_column": second_column}
         self.columns["label_column"] = label_column
         self.corpus: CorpusChoice = corpus
-        self._asked = path
         if corpus != "own":
             for name, value in {**self.columns, **kwargs}.items():
                 if name in _OF_OWN and value != _OF_OWN[name]:
@@ -71,21 +71,25 @@ class TextPairs(EncodedTexts, TextTable):
                         f"{name} is for corpus own, but corpus is {corpus}; leave it out"
                     )
             self.is_release = kwargs["allow_overlap"] = True
-            if kwargs.get("data_dir") is None:
-                kwargs["data_dir"] = str(expand(path)) if path else str(DataModule().data_dir)
             self.select_on_test = "test" not in PAIRS[corpus].counts
             self.published = {k: Published(n) for k, n in PAIRS[corpus].counts.items()}
-        super().__init__(path=path, **kwargs)
+        super().__init__(**kwargs)
         self._left_out: dict[Path, int] = {}
 
     # ---- files -------------------------------------------------------------------------------
+
+    def folder_of(self, path: str) -> Path | None:
+        """Return the folder of own tables, or of a corpus if one is named."""
+        if self.corpus == "own":
+            return super().folder_of(path)
+        return expand(path) if path else None
 
     @cached_property
     def files(self) -> OwnFiles:
         """The file of each split; a MissingDataError says what a corpus lacks."""
         if self.corpus == "own":
             return super().files
-        found = PAIRS[self.corpus].find(self.data_dir, self._asked)
+        found = PAIRS[self.corpus].find(self.data_dir, self.given_path)
         files = {name: paths[0] for name, paths in found.items()}
         return OwnFiles({"test": files["val"], **files}, {}, 0)
 
@@ -99,7 +103,11 @@ class TextPairs(EncodedTexts, TextTable):
         named = {name: value for name, value in given.items() if value is not None}
         if self.corpus == "own":
             return {**super().must_name(), **named}
-        return {"corpus": self.corpus, **({"path": self._asked} if self._asked else {}), **named}
+        return {
+            "corpus": self.corpus,
+            **({"path": self.given_path} if self.given_path else {}),
+            **named,
+        }
 
     def read(self, path: Path) -> Rows:
         """Read a file."""

@@ -137,7 +137,7 @@ class LM1B(TokenBatches, TextStream):
     def _own(self) -> OwnText:
         """What finds and divides a text of one's own."""
         shares: dict[str, Any] = self._shares
-        return OwnText(str(self.data_dir), cache_dir=str(self.cache_dir), **shares)
+        return OwnText(path=str(self.data_dir), cache_dir=str(self.cache_dir), **shares)
 
     def sources(self) -> list[Path]:
         """The files of the text."""

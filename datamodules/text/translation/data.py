@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from datamodules.core.base import CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
-from datamodules.core.own import beginning, length_line, required_path
+from datamodules.core.own import AtPath, beginning, length_line, required_path
 from datamodules.core.report import compare_size
 from datamodules.core.token_order import Lengths
 from datamodules.text.releases import ARCHIVES, extract, is_archive
@@ -45,16 +45,16 @@ _SHOWN = 100  # characters of a sample
 _SHOWN_PAIRS = 3
 
 
-class Translation(TokenBatches, CachedDataModule):
+class Translation(AtPath, TokenBatches, CachedDataModule):
     """Parallel text in the layout of fairseq: `train.de`, `train.en`, `valid.*` and `test.*`.
 
     Line n of one file translates line n of the other. `dict.<language>.txt` and BPE codes (`code`)
     beside the text are used, if they are there. Ids: 0 `<s>`, 1 padding, 2 `</s>`, 3 `<unk>`, then
     pieces by falling count. Batches are counted in tokens (`datamodules.core.token_order`) and are
-    described in `datamodules.text.translation.batches.PairCollate`.
+    described in `datamodules.text.translation.batches.PairCollate`. `path` is a folder with these
+    files, or an archive of it (.tar.gz, .tgz, .tar.xz, .tar.bz2).
 
     Args:
-        path: Folder with these files, or an archive of it (.tar.gz, .tgz, .tar.xz, .tar.bz2).
         source_language: Code of the language that is translated, as files are called.
         target_language: Code of the language that it is translated to.
         tokens: `subwords` is byte-level pair encoding, which gives every line back; `moses_bpe`
@@ -72,8 +72,8 @@ class Translation(TokenBatches, CachedDataModule):
         empty_lines: Whether a pair with an empty side is an error or left out.
         max_length: Most tokens of a side, `</s>` included; the model's max_seq_len.
         too_long: Whether a longer sentence is an error or cut off.
-        **kwargs: Arguments of TokenBatches, where tokens are those of the larger side, and of
-            DataModule.
+        **kwargs: Arguments of AtPath, of TokenBatches, where tokens are those of the larger side,
+            and of DataModule.
     """
 
     task = "translation"
@@ -84,7 +84,7 @@ class Translation(TokenBatches, CachedDataModule):
 
     def __init__(
         self,
-        path: str = "",
+        *,
         source_language: str = "de",
         target_language: str = "en",
         tokens: Tokens = "auto",
@@ -100,9 +100,6 @@ class Translation(TokenBatches, CachedDataModule):
         too_long: Literal["error", "cut"] = "error",
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("data_dir") is None and path:
-            place = expand(path)
-            kwargs["data_dir"] = str(place if place.is_dir() else place.parent)
         super().__init__(**kwargs)
         require_one_of(get_args(Tokens), tokens=tokens)
         require_one_of(get_args(EmptyLines), empty_lines=empty_lines)
@@ -115,7 +112,7 @@ class Translation(TokenBatches, CachedDataModule):
                 f"source_language and target_language are both {source_language!r}; they name the "
                 f"files of two languages"
             )
-        self.path = path
+        self.path = self.given_path
         self.source_language, self.target_language = source_language, target_language
         self.tokens, self.merges, self.codes_file = tokens, merges, codes_file
         self.joint_dictionary, self.dictionary_limit = joint_dictionary, dictionary_limit
@@ -125,6 +122,11 @@ class Translation(TokenBatches, CachedDataModule):
         self._coder: TextCoder | None = None
 
     # ---- the files ---------------------------------------------------------------------------
+
+    def folder_of(self, path: str) -> Path | None:
+        """Return the folder of a path that is given, whether there is something or not."""
+        place = expand(path)
+        return (place if place.is_dir() else place.parent) if path else None
 
     def place(self) -> Path:
         """Return the folder or archive of the text; a MissingDataError if there is none."""

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from datamodules.core.base import Generated
 from datamodules.core.order import hashes
 from datamodules.text.translation.coder import Method
 from datamodules.text.translation.data import Translation
 from datamodules.text.translation.job import LineJob
+from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import require_at_least
 from lit_probattn.base.files import replace_text
 
@@ -20,7 +22,8 @@ _WORDS_PER_CLAUSE = 5
 _ENDINGS = {"n": "o", "a": "i", "v": "u"}  # of nouns, adjectives and verbs of the target language
 
 
-class ToyTranslation(Translation):
+@with_defaults(num_val=64, num_test=64, max_tokens=512, max_length=64)
+class ToyTranslation(Generated, Translation):
     """Clauses whose translation follows rules: a word for each word, in another order.
 
     A clause of the source is subject, verb, adjective, object, particle (`n3 v1 a0 n2 p`); the
@@ -29,48 +32,28 @@ class ToyTranslation(Translation):
     function of (data_seed, split, i), and no file is read.
 
     Args:
-        num_train: Training pairs.
-        num_val: Validation pairs.
-        num_test: Test pairs.
         num_words: Nouns, and half as many verbs and adjectives.
         max_clauses: Most clauses of a sentence.
         data_seed: Seed of the sentences.
-        **kwargs: Arguments of Translation.
+        **kwargs: Arguments of Generated (pairs of the splits) and Translation.
     """
 
     task = "toy_translation"
     title = "toy translation"
     default_tokens: Method = "words"
+    sets: tuple[str, ...] = ("path", "source_language", "target_language")
 
     def __init__(
-        self,
-        num_train: int = 512,
-        num_val: int = 64,
-        num_test: int = 64,
-        num_words: int = 12,
-        max_clauses: int = 3,
-        data_seed: int = 0,
-        max_tokens: int = 512,
-        max_length: int = 64,
-        **kwargs: Any,
+        self, *, num_words: int = 12, max_clauses: int = 3, data_seed: int = 0, **kwargs: Any
     ) -> None:
-        require_at_least(1, num_train=num_train, num_val=num_val, num_test=num_test)
         require_at_least(2, num_words=num_words)
         require_at_least(1, max_clauses=max_clauses)
-        super().__init__(
-            path="",
-            source_language="toy",
-            target_language="yot",
-            max_tokens=max_tokens,
-            max_length=max_length,
-            **kwargs,
-        )
-        self._num_pairs = {"train": num_train, "val": num_val, "test": num_test}
+        super().__init__(path="", source_language="toy", target_language="yot", **kwargs)
         self._sizes = [num_words, max_clauses, data_seed]
 
     def identity(self) -> dict[str, Any]:
         """What decides the sentences."""
-        return {"pairs": self._num_pairs, "sizes": self._sizes}
+        return {"pairs": self.num_samples, "sizes": self._sizes}
 
     def sources(self) -> list[Path]:
         """No file."""
@@ -87,7 +70,7 @@ class ToyTranslation(Translation):
 
     def _pairs_of(self, name: str) -> Iterator[tuple[str, str]]:
         num_words, max_clauses, data_seed = self._sizes
-        count, width = self._num_pairs[name], max_clauses * _WORDS_PER_CLAUSE + 1
+        count, width = self.num_samples[name], max_clauses * _WORDS_PER_CLAUSE + 1
         key = data_seed, list(_SPLITS).index(name)
         for row in hashes(count * width, *key).reshape(count, width).tolist():
             starts = range(1, 1 + (1 + row[0] % max_clauses) * _WORDS_PER_CLAUSE, _WORDS_PER_CLAUSE)

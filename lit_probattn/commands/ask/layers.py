@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -114,17 +114,23 @@ class Answer:
     name: str
     class_path: str
     options: dict[str, Any]
-    good_for: str = ""
-    num_heads: int | None = None
-    parameters: int | None = None
-    macs: int | None = None
-    training_bytes: int | None = None
-    inference_bytes: int | None = None
-    backends: tuple[str, str] | None = None
-    training_s: float | None = None
-    inference_s: float | None = None
-    problem: str | None = None
-    uses: dict[str, list[str]] = field(default_factory=dict)
+    good_for: str
+    num_heads: int | None
+    parameters: int | None
+    macs: int | None
+    training_bytes: int | None
+    inference_bytes: int | None
+    backends: tuple[str, str] | None
+    training_s: float | None
+    inference_s: float | None
+    problem: str | None
+    uses: dict[str, list[str]]
+
+    @classmethod
+    def of(cls, name: str, class_path: str, options: dict[str, Any], **known: Any) -> Answer:
+        """Return an answer of which this is known."""
+        unknown: dict[str, Any] = dict.fromkeys(each.name for each in fields(cls)[3:])
+        return cls(name, class_path, options, **(unknown | {"good_for": "", "uses": {}} | known))
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -185,7 +191,7 @@ def answer(name: str, question: Question) -> Answer:
     entry = attention_entry(file_named("attention", name))
     base = attention_entry(file_named("attention", BASELINE))["init_args"]["num_heads"]
     path, options = entry["class_path"], dict(entry["init_args"])
-    known = Answer(name, path, options, good_for(name))
+    known = Answer.of(name, path, options, good_for=good_for(name))
     try:
         options |= {**heads(options, question, base), "dropout": question.dropout}
         if options.get("num_kv_heads", 0) > options["num_heads"]:
@@ -193,7 +199,7 @@ def answer(name: str, question: Question) -> Answer:
         return _costs(known, question)
     except (ConfigError, ValueError, NotImplementedError) as error:
         text = " ".join(str(error).split())
-        return Answer(name, path, options, known.good_for, problem=text)
+        return replace(known, problem=text)
 
 
 def answers(chosen: Sequence[str], question: Question) -> list[Answer]:
@@ -208,11 +214,8 @@ def _costs(known: Answer, question: Question) -> Answer:
     for train in (True, False):
         chosen.append(choose(layer, question, train))
         peaks.append(memory(known, question, chosen[-1], train))
-    return Answer(
-        known.name,
-        known.class_path,
-        known.options,
-        known.good_for,
+    return replace(
+        known,
         num_heads=layer.num_heads,
         parameters=layer.count_parameters(),
         macs=question.batch_size * operations(layer, question.seq_len),

@@ -24,7 +24,7 @@ def questions(change: Callable[[Any], object], **options: Any) -> Callable[[Path
         changed = change(content)
         text = changed if isinstance(changed, str) else json.dumps(content)
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        _open(QuestionAnswering(str(folder / "squad"), **{**_SIZES, **options}))
+        _open(QuestionAnswering(path=str(folder / "squad"), **{**_SIZES, **options}))
 
     return data_error(read)
 
@@ -62,7 +62,7 @@ def _same_id(content: Any) -> None:
 def _squad_cases() -> Iterator[Case]:
     area = "Questions (the JSON of SQuAD)"
     nothing: Callable[[Any], object] = lambda content: None  # noqa: E731
-    yield Case(area, "no files", data_error(lambda f: _open(QuestionAnswering(str(f)))))
+    yield Case(area, "no files", data_error(lambda f: _open(QuestionAnswering(path=str(f)))))
     yield Case(area, "no dev file", data_error(_without_dev))
     yield Case(area, "not JSON", questions(lambda c: "{"))
     yield Case(area, "another JSON", questions(lambda c: '{"questions": []}'))
@@ -100,13 +100,13 @@ def _given(path: str) -> dict[str, Any]:
 
 def _without_dev(folder: Path) -> None:
     (made.write_squad(folder / "squad") / "dev.json").unlink()
-    _open(QuestionAnswering(str(folder / "squad"), **_SIZES))
+    _open(QuestionAnswering(path=str(folder / "squad"), **_SIZES))
 
 
 def _latin(folder: Path) -> None:
     path = made.write_squad(folder / "squad") / "dev.json"
     path.write_bytes("größer".encode("latin1"))
-    _open(QuestionAnswering(str(folder / "squad"), **_SIZES))
+    _open(QuestionAnswering(path=str(folder / "squad"), **_SIZES))
 
 
 # ---- pairs -------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def _row(**values: Any) -> Callable[[Path], str]:
         lines = path.read_text("utf-8").splitlines()
         lines[4] = json.dumps({**json.loads(lines[4]), **values})
         path.write_text("\n".join(lines), "utf-8")
-        _open(TextPairs(str(folder / "mnli"), "mnli", vocab_limit=200))
+        _open(TextPairs(path=str(folder / "mnli"), corpus="mnli", vocab_limit=200))
 
     return data_error(read)
 
@@ -131,7 +131,7 @@ def _glue(name: Any, text: str) -> Callable[[Path], str]:
     def read(folder: Path) -> None:
         place = (made.write_sst2 if name == "sst2" else made.write_qnli)(folder / name)
         (place / "dev.tsv").write_text(text, "utf-8")
-        _open(TextPairs(str(place), name, vocab_limit=200))
+        _open(TextPairs(path=str(place), corpus=name, vocab_limit=200))
 
     return data_error(read)
 
@@ -139,7 +139,7 @@ def _glue(name: Any, text: str) -> Callable[[Path], str]:
 def _own(text: str, **options: Any) -> Callable[[Path], str]:
     def read(folder: Path) -> None:
         (folder / "x.csv").write_text(text, "utf-8")
-        _open(TextPairs(str(folder / "x.csv"), vocab_limit=200, **options))
+        _open(TextPairs(path=str(folder / "x.csv"), vocab_limit=200, **options))
 
     return data_error(read)
 
@@ -149,7 +149,9 @@ def _pair_cases() -> Iterator[Case]:
     rows = "text1,text2,label\n" + "".join(f"one {n},two {n},{'ab'[n % 2]}\n" for n in range(20))
     yield Case(area, "no path", data_error(lambda f: TextPairs()))
     yield Case(
-        area, "a corpus that is not there", data_error(lambda f: _open(TextPairs(str(f), "mnli")))
+        area,
+        "a corpus that is not there",
+        data_error(lambda f: _open(TextPairs(path=str(f), corpus="mnli"))),
     )
     yield Case(area, "a file of a corpus missing", data_error(_without_mismatched))
     yield Case(area, "a label that is not of the corpus", _row(gold_label="contradicts"))
@@ -175,11 +177,11 @@ def _pair_cases() -> Iterator[Case]:
 
 def _without_mismatched(folder: Path) -> None:
     (made.write_mnli(folder / "mnli") / "multinli_1.0_dev_mismatched.jsonl").unlink()
-    _open(TextPairs(str(folder / "mnli"), "mnli"))
+    _open(TextPairs(path=str(folder / "mnli"), corpus="mnli"))
 
 
 def _split_of_corpus(folder: Path) -> None:
-    TextPairs(str(made.write_mnli(folder / "mnli")), "mnli", val_fraction=0.3)
+    TextPairs(path=str(made.write_mnli(folder / "mnli")), corpus="mnli", val_fraction=0.3)
 
 
 def cases() -> Iterator[Case]:

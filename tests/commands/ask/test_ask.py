@@ -176,10 +176,12 @@ def test_nothing_is_compiled_to_answer(monkeypatch):
 
 def test_the_order_is_that_of_the_numbers():
     made = [
-        Answer(name, "", {}, num_heads=1, parameters=p, macs=m, training_bytes=t, inference_bytes=1)
+        Answer.of(
+            name, "", {}, num_heads=1, parameters=p, macs=m, training_bytes=t, inference_bytes=1
+        )
         for name, p, m, t in (("a", 3, 1, 2), ("b", 1, 2, 3), ("c", 2, 3, 1))
     ]
-    made.append(Answer("lost", "", {}, problem="why"))
+    made.append(Answer.of("lost", "", {}, problem="why"))
     for by, expected in (("memory", "cab"), ("operations", "abc"), ("parameters", "bca")):
         assert [each.name for each in ranked(made, by)] == [*expected, "lost"]
     lines = table(ranked(made, "memory"))

@@ -111,7 +111,15 @@ def test_loaders_leave_the_global_generator_alone() -> None:
 
 
 def test_a_split_reopens_its_file_in_another_process(tmp_path: Path) -> None:
-    data = ListOps("generated", 9, 3, 2, 4, 30, data_dir=str(tmp_path))
+    data = ListOps(
+        source="generated",
+        num_train=9,
+        num_val=3,
+        num_test=2,
+        min_length=4,
+        max_length=30,
+        data_dir=str(tmp_path),
+    )
     data.setup()
     split = data.split("train")
     pickled = pickle.dumps(split)

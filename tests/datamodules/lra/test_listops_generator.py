@@ -22,6 +22,7 @@ from datamodules.lra.listops_generator import (
 from lit_probattn.base.errors import DataError
 
 GOLDEN_DIGEST = "645845bbb41a8676b1c9a54753927dd9b1e2271d9dac1d4b36f5ccf9dcb5ae3a"
+ARENA = GeneratorSettings(500, 2000, 10, 10, 0)  # the Long Range Arena's
 SMALL = GeneratorSettings(min_length=4, max_length=60, max_depth=5, max_args=4, seed=3)
 
 
@@ -77,7 +78,7 @@ def lengths_of(settings: GeneratorSettings, num_chunks: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("settings", "num_chunks"),
-    [(SMALL, 8), (GeneratorSettings(), 12), (GeneratorSettings(50, 300, 7, 6, 1), 8)],
+    [(SMALL, 8), (ARENA, 12), (GeneratorSettings(50, 300, 7, 6, 1), 8)],
     ids=["small", "long range arena", "medium"],
 )
 def test_lengths_follow_the_exact_distribution(
@@ -101,13 +102,13 @@ def test_lengths_follow_the_exact_distribution(
 
 def test_lengths_are_those_of_the_published_data() -> None:
     """1 of 12 trees; mean, median, 90th percentile near 1049, 969, 1643 (of 4000 trees)."""
-    lengths = lengths_of(GeneratorSettings(), 12)
+    lengths = lengths_of(ARENA, 12)
     assert 12 * CHUNK_TREES / len(lengths) == pytest.approx(12.08, rel=0.04)
     assert lengths.mean() == pytest.approx(1049, rel=0.02)
     assert np.quantile(lengths, [0.5, 0.9]) == pytest.approx([969, 1643], rel=0.025)
 
 
-@pytest.mark.parametrize("settings", [SMALL, GeneratorSettings()], ids=["small", "full"])
+@pytest.mark.parametrize("settings", [SMALL, ARENA], ids=["small", "full"])
 def test_values_equal_those_of_a_recursion(settings: GeneratorSettings) -> None:
     chunk = generate_chunk(settings, 2)
     words = expressions(chunk)
@@ -119,9 +120,7 @@ def test_values_equal_those_of_a_recursion(settings: GeneratorSettings) -> None:
 
 
 def test_tokens_are_uniform() -> None:
-    tokens = np.concatenate(
-        [generate_chunk(GeneratorSettings(), chunk).tokens for chunk in range(3)]
-    )
+    tokens = np.concatenate([generate_chunk(ARENA, chunk).tokens for chunk in range(3)])
     counts = dict(zip(TOKENS, np.bincount(tokens, minlength=len(TOKENS)), strict=True))
     assert counts["<pad>"] == 0
     for group in (["[MIN", "[MAX", "[MED", "[SM"], [str(digit) for digit in range(10)]):
@@ -133,7 +132,7 @@ def test_tokens_are_uniform() -> None:
 
 
 def test_depth_one_is_a_digit() -> None:
-    chunk = generate_chunk(GeneratorSettings(0, 3, 1, 2), 0)
+    chunk = generate_chunk(GeneratorSettings(0, 3, 1, 2, 0), 0)
     assert len(chunk.lengths) == CHUNK_TREES
     assert (chunk.tokens - 6 == chunk.targets).all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -157,4 +158,4 @@ def test_generation_is_taken_up_again_and_never_mixed(tmp_path: Path, monkeypatc
 def test_targets_that_cannot_fit_are_an_error(monkeypatch) -> None:
     monkeypatch.setattr("datamodules.lra.pathfinder_generator._MOST_ATTEMPTS", 5)
     with pytest.raises(DataError, match="two contours of 90 paddles do not fit into 32 x 32"):
-        draw_picture(GeneratorSettings(contour_length=90), 0)
+        draw_picture(replace(GeneratorSettings.published(32, "hard", 0), contour_length=90), 0)

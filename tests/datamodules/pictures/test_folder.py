@@ -31,7 +31,7 @@ def write(folder: Path, count: int = 20, seed: int = 0) -> Path:
 
 
 def data(folder: Path, **options: Any) -> PictureFolder:
-    made = PictureFolder(str(folder), **{"batch_size": 4, "image_size": 16, **options})
+    made = PictureFolder(path=str(folder), **{"batch_size": 4, "image_size": 16, **options})
     made.prepare_data()
     made.setup()
     return made

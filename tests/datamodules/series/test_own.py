@@ -36,7 +36,7 @@ def write_long(path: Path, content: dict[str, Any], shuffle: bool = True) -> Pat
 
 
 def data(path: Path, **options: Any) -> OwnSeries:
-    made = OwnSeries(str(path), **{"batch_size": 4, "normalization": "none", **options})
+    made = OwnSeries(path=str(path), **{"batch_size": 4, "normalization": "none", **options})
     made.setup()
     return made
 
@@ -104,7 +104,7 @@ def test_ts_files_of_ones_own(tmp_path):
     for name in ("TRAIN", "TEST"):
         text = GOOD if name == "TRAIN" else GOOD.replace("4,5,6", "4,5,7").replace("+7", "+8")
         (tmp_path / f"Mine_{name}.ts").write_text(text)
-    made = OwnSeries(str(tmp_path), batch_size=1, allow_overlap=True)
+    made = OwnSeries(path=str(tmp_path), batch_size=1, allow_overlap=True)
     assert [path.name for path in made.sources()] == ["Mine_TEST.ts", "Mine_TRAIN.ts"]
     assert made.files.shares == {"val": 0.1}
     rows = made.read(tmp_path / "Mine_TRAIN.ts")

@@ -35,31 +35,31 @@ from datamodules.core.base import DataModule
 KINDS: dict[str, Callable[[Path], DataModule]] = {
     **{
         f"running {unit}": lambda folder, unit=unit: OwnText(
-            str(folder / "running.txt"), tokens=unit, vocab_limit=4000
+            path=str(folder / "running.txt"), tokens=unit, vocab_limit=4000
         )
         for unit in ("bytes", "characters", "words", "subwords")
     },
     **{
         f"labelled {unit}": lambda folder, unit=unit: LabelledTexts(
-            str(folder / "labelled.csv"), tokens=unit, vocab_limit=4000
+            path=str(folder / "labelled.csv"), tokens=unit, vocab_limit=4000
         )
         for unit in ("bytes", "characters", "words", "subwords")
     },
     **{
         f"pairs {kind}": lambda folder, kind=kind: TextPairs(
-            str(folder / "pairs.csv"), tokens=kind, vocab_limit=4000
+            path=str(folder / "pairs.csv"), tokens=kind, vocab_limit=4000
         )
         for kind in ("wordpiece", "bpe")
     },
     **{
         f"pretraining {kind}": lambda folder, kind=kind: PretrainingText(
-            str(folder / "running.txt"), tokens=kind, vocab_limit=4000
+            path=str(folder / "running.txt"), tokens=kind, vocab_limit=4000
         )
         for kind in ("wordpiece", "bpe")
     },
     **{
         f"translation {tokens}": lambda folder, tokens=tokens: Translation(
-            str(folder / "de-en"), tokens=tokens, merges=2000
+            path=str(folder / "de-en"), tokens=tokens, merges=2000
         )
         for tokens in ("subwords", "words")
     },

@@ -45,7 +45,7 @@ def write(path: Path, content: list[tuple[str, Any]], names=("text", "label")) -
 
 
 def data(path: Path, **options: Any) -> LabelledTexts:
-    made = LabelledTexts(str(path), **{"batch_size": 4, **options})
+    made = LabelledTexts(path=str(path), **{"batch_size": 4, **options})
     made.setup()
     return made
 
@@ -188,7 +188,7 @@ def test_a_table_that_the_package_datasets_wrote(tmp_path):
     """Dataset.to_parquet of datasets 5.2: large strings, a ClassLabel, its metadata."""
     path = tmp_path / "train.parquet"
     path.write_bytes((Path(__file__).parent / "hub.parquet").read_bytes())
-    data = LabelledTexts(str(path), tokens="words", cache_dir=str(tmp_path / "cache"))
+    data = LabelledTexts(path=str(path), tokens="words", cache_dir=str(tmp_path / "cache"))
     data.prepare_data()
     data.setup()
     assert data.classes == ["0", "1"]

@@ -15,7 +15,7 @@ SPLITS = ("train", "val", "test")
 
 
 def data(path: Path, **options: Any) -> OwnText:
-    made = OwnText(str(path), **{"segment_len": 7, "batch_size": 4, **options})
+    made = OwnText(path=str(path), **{"segment_len": 7, "batch_size": 4, **options})
     made.setup()
     return made
 

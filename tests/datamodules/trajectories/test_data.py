@@ -33,7 +33,7 @@ def opened(path: Path, **options) -> Trajectories:
         "env": "hopper",
         **options,
     }
-    module = Trajectories(str(path), **options)
+    module = Trajectories(path=str(path), **options)
     module.prepare_data()
     module.setup()
     return module
@@ -254,7 +254,7 @@ class FakeMinari:
 def test_minari_gives_the_same_segments(path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "minari", FakeMinari)
     ours = opened(path)
-    theirs = Trajectories("minari:mujoco/hopper/medium-v0", context_length=K, return_scale=7.0)
+    theirs = Trajectories(path="minari:mujoco/hopper/medium-v0", context_length=K, return_scale=7.0)
     theirs.prepare_data()
     theirs.setup()
     assert theirs.environment.name == "Hopper"
@@ -262,7 +262,7 @@ def test_minari_gives_the_same_segments(path: Path, monkeypatch) -> None:
     for name in ("observations", "actions", "returns_to_go", "offsets", "moments"):
         assert np.array_equal(getattr(ours.episodes, name), getattr(theirs.episodes, name)), name
     with pytest.raises(MissingDataError, match="minari download mujoco/hopper/expert-v0"):
-        Trajectories("minari:mujoco/hopper/expert-v0").prepare_data()
+        Trajectories(path="minari:mujoco/hopper/expert-v0").prepare_data()
 
 
 # ---- toy -------------------------------------------------------------------------------------

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from datamodules.text import releases
 from datamodules.text.translation.files import ParallelText, find_plain
 from datamodules.text.translation.preparation import is_prepared
 from datamodules.text.translation.published.release import PublishedTranslation
+from lit_probattn.base.arguments import with_defaults
 
 __all__ = ["IWSLT14"]
 
 _HELD_OUT_EVERY = 23
 
 
+@with_defaults(merges=10000, lower=True, max_ratio=1.5, max_words=175)
 class IWSLT14(PublishedTranslation):
     """Talks of TED in German and English; lower-cased words of Moses, cut by joint BPE.
 
@@ -29,38 +30,12 @@ class IWSLT14(PublishedTranslation):
     fairseq makes; see `datamodules.text.releases.IWSLT14`.
 
     Args:
-        source_language: `de` or `en`.
-        target_language: The other one.
-        merges: Merges of pair encoding.
-        lower: Whether words are lower-cased.
-        max_ratio: See Translation.
-        max_words: See Translation.
         **kwargs: Arguments of Translation.
     """
 
     task = "iwslt14"
     title = releases.IWSLT14.title
     release = releases.IWSLT14
-
-    def __init__(
-        self,
-        source_language: str = "de",
-        target_language: str = "en",
-        merges: int = 10000,
-        lower: bool = True,
-        max_ratio: float | None = 1.5,
-        max_words: int | None = 175,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            source_language=source_language,
-            target_language=target_language,
-            merges=merges,
-            lower=lower,
-            max_ratio=max_ratio,
-            max_words=max_words,
-            **kwargs,
-        )
 
     def wanted(self, name: str) -> bool:
         """Whether a file of the archive is needed."""

@@ -22,6 +22,7 @@ class PublishedTranslation(Translation):
     """
 
     default_tokens: Method = "moses_bpe"
+    sets: tuple[str, ...] = ("path", "empty_lines")
     release: Release
 
     def __init__(self, **kwargs: Any) -> None:

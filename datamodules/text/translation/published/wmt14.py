@@ -10,12 +10,22 @@ from datamodules.core.report import compare_size
 from datamodules.text.releases import WMT14_CORPORA, WMT14_PIECES, wmt14
 from datamodules.text.translation.files import ParallelText
 from datamodules.text.translation.published.release import PublishedTranslation
+from lit_probattn.base.arguments import with_defaults
 
 __all__ = ["WMT14"]
 
 _TRAINING_PAIRS = 4_500_000
 
 
+@with_defaults(
+    source_language="en",
+    target_language="de",
+    merges=32000,
+    joint_dictionary=True,
+    dictionary_limit=32768,
+    max_ratio=1.5,
+    max_words=250,
+)
 class WMT14(PublishedTranslation):
     """News and parliament in English and German; words of Moses, cut by joint BPE.
 
@@ -31,42 +41,17 @@ class WMT14(PublishedTranslation):
     SGML; see `datamodules.text.releases.wmt14`.
 
     Args:
-        source_language: `en` or `de`.
-        target_language: The other one.
-        merges: Merges of pair encoding, for raw text.
-        joint_dictionary: Whether both languages have one dictionary.
-        dictionary_limit: Largest number of ids of a dictionary.
-        max_ratio: See Translation; of raw text, counted in pieces.
-        max_words: See Translation; of raw text, counted in pieces.
-        **kwargs: Arguments of Translation.
+        **kwargs: Arguments of Translation. `merges` are those of raw text, in which `max_ratio` and
+            `max_words` count pieces.
     """
 
     task = "wmt14"
     title = "WMT'14"
     cleaning_by_pieces = True
 
-    def __init__(
-        self,
-        source_language: str = "en",
-        target_language: str = "de",
-        merges: int = 32000,
-        joint_dictionary: bool = True,
-        dictionary_limit: int | None = 32768,
-        max_ratio: float | None = 1.5,
-        max_words: int | None = 250,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            source_language=source_language,
-            target_language=target_language,
-            merges=merges,
-            joint_dictionary=joint_dictionary,
-            dictionary_limit=dictionary_limit,
-            max_ratio=max_ratio,
-            max_words=max_words,
-            **kwargs,
-        )
-        self.release = wmt14(source_language)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.release = wmt14(self.source_language)
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
         """Yield a line for each published number; that of training pairs is a round one."""

@@ -14,7 +14,7 @@ from tests.datamodules.text.fine_tuning import made
 
 def data_of(folder, corpus="own", **options) -> TextPairs:
     options = {"cache_dir": str(folder / "cache"), "vocab_limit": 200, "batch_size": 4, **options}
-    data = TextPairs(str(folder), corpus, **options)
+    data = TextPairs(path=str(folder), corpus=corpus, **options)
     data.prepare_data()
     data.setup()
     return data
@@ -130,7 +130,7 @@ def test_missing_files_are_named(tmp_path):
     with pytest.raises(MissingDataError, match=r"but not .*dev_matched\.jsonl"):
         data_of(folder, "mnli")
     with pytest.raises(MissingDataError, match="SST-2: the release is not under"):
-        TextPairs(str(tmp_path / "nothing"), "sst2").prepare_data()
+        TextPairs(path=str(tmp_path / "nothing"), corpus="sst2").prepare_data()
 
 
 def test_a_column_that_is_there_twice_is_refused(tmp_path):
@@ -143,8 +143,8 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
 def test_tokens_of_running_text_are_no_tokeniser_of_an_encoder(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("text,label\n" + "".join(f"it rains {i},{'ab'[i % 2]}\n" for i in range(40)))
-    words = LabelledTexts(str(path), tokens="words", cache_dir=str(tmp_path / "words"))
+    words = LabelledTexts(path=str(path), tokens="words", cache_dir=str(tmp_path / "words"))
     words.prepare_data()
     folder = words.open().folder
     with pytest.raises(DataError, match=rf"{folder}: the tokens of this cache .* set tokenizer"):
-        TextPairs(str(path), tokenizer=str(folder), cache_dir=str(tmp_path)).prepare_data()
+        TextPairs(path=str(path), tokenizer=str(folder), cache_dir=str(tmp_path)).prepare_data()

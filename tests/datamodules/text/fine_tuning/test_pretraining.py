@@ -39,7 +39,7 @@ def made(folder: Path, **options) -> PretrainingText:
     if not path.exists():
         written(folder)
     settings = {"vocab_limit": 400, "max_length": 40, "batch_size": 4, "bucket": 1, **options}
-    data = PretrainingText(str(path), cache_dir=str(folder / "cache"), **settings)
+    data = PretrainingText(path=str(path), cache_dir=str(folder / "cache"), **settings)
     data.prepare_data()
     data.setup("fit")
     return data
@@ -82,7 +82,7 @@ def test_text_that_is_missing_is_named(tmp_path):
     with pytest.raises(DataError, match="path must name a text file"):
         _ = PretrainingText().folder
     with pytest.raises(DataError, match="documents must be one of line, blank_line"):
-        PretrainingText("x", documents="page")
+        PretrainingText(path="x", documents="page")
 
 
 # ---- sequences ---------------------------------------------------------------------------------

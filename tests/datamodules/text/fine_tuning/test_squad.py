@@ -21,7 +21,9 @@ def write(folder, content) -> object:
 
 
 def data_of(folder, **options) -> QuestionAnswering:
-    data = QuestionAnswering(str(folder), cache_dir=str(folder / "cache"), **{**SIZES, **options})
+    data = QuestionAnswering(
+        path=str(folder), cache_dir=str(folder / "cache"), **{**SIZES, **options}
+    )
     data.prepare_data()
     data.setup()
     return data

@@ -38,7 +38,7 @@ def made(folder, tokens, question="Which of them is it?", **options):
     sizes = {"max_length": 40, "stride": 7, "max_query_length": 9, "batch_size": 4, **options}
     limit = {"wordpiece": 150, "bpe": 300}[tokens]
     data = QuestionAnswering(
-        str(folder), tokens=tokens, vocab_limit=limit, cache_dir=str(folder / "cache"), **sizes
+        path=str(folder), tokens=tokens, vocab_limit=limit, cache_dir=str(folder / "cache"), **sizes
     )
     data.prepare_data()
     data.setup()

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path, **options) -> Translation:
-    module = Translation(str(folder), **{"merges": 60, "max_tokens": 128, **options})
+    module = Translation(path=str(folder), **{"merges": 60, "max_tokens": 128, **options})
     module.prepare_data()
     module.setup()
     return module
@@ -200,7 +200,7 @@ def test_an_interrupted_preparation_goes_on(folder: Path, monkeypatch) -> None:
         return original(self, name, source, total, stop, title)
 
     monkeypatch.setattr(LineJob, "lines", interrupted)
-    module = Translation(str(folder), tokens="moses_bpe", merges=60, max_tokens=128)
+    module = Translation(path=str(folder), tokens="moses_bpe", merges=60, max_tokens=128)
     with pytest.raises(KeyboardInterrupt):
         module.prepare_data()
     (partial,) = module.cache_dir.glob("*.partial")

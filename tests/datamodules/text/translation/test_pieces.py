@@ -96,7 +96,7 @@ def test_dictionary_file_of_fairseq() -> None:
 def test_everything_of_the_coder_is_stored(tmp_path: Path) -> None:
     folder = made.write(tmp_path / "text")
     for method in ("subwords", "moses_bpe", "words"):
-        module = Translation(str(folder), tokens=method, merges=40)
+        module = Translation(path=str(folder), tokens=method, merges=40)
         place = tmp_path / f"{method}.json"
         module.coder.save(place)
         coder = TextCoder.load(place)
