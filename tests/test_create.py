@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-import yaml
 
 import lit_probattn
 from lit_probattn.attention import Attention, MGKAttention

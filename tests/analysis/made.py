@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.configs import SIZES_OF_DATA, instantiate, link_sizes
+from lit_probattn.configs import SIZES_OF_DATA, instantiate, link_sizes, read_yaml
 from lit_probattn.training.checkpoints import save_checkpoint
 from tests.datamodules.lra.files import write_pairs
 from tests.datamodules.pictures.made import write_pictures

@@ -13,6 +13,7 @@ from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import kinds, read_table
+from lit_probattn.configs import read_yaml
 from lit_probattn.reproduce.__main__ import main as reproduce
 from lit_probattn.reproduce.figures.cells import CellFigure
 from profiling.cli import main as profiling_main
@@ -49,11 +50,11 @@ def _analysis(**change: object) -> Callable[[Path], str]:
     """FiSH's table 8 with other entries; None takes one away."""
 
     def tell(folder: Path) -> str:
-        shipped = ROOT / "configs/reproduce"
+        tables = ROOT / "configs/reproduce"
         for name in ("fish_table11", "mgk_table1", "mgk_table3", "tasks", "published"):
-            (source,) = shipped.glob(f"{name}.*")
+            (source,) = tables.glob(f"{name}.*")
             shutil.copy(source, folder)
-        content = {**read_yaml(shipped / "fish_table8.yaml"), **change}
+        content = {**read_yaml(tables / "fish_table8.yaml"), **change}
         kept = {key: value for key, value in content.items() if value is not None}
         (folder / "fish_table8.yaml").write_text(yaml.safe_dump(kept))
         folders = ["--tables", str(folder), "--runs", str(folder / "runs")]

@@ -14,6 +14,7 @@ from unittest import mock
 
 import yaml
 
+from lit_probattn.configs import read_yaml
 from tests.bad_inputs.cases import Case, command_error
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -22,6 +21,7 @@ from lit_probattn.analysis.head_size.ranks import (
     truncate,
 )
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.reproduce.head_size.__main__ import main
 from lit_probattn.reproduce.head_size.grid import Grid, perplexity_of
@@ -133,7 +133,9 @@ def test_study_of_a_checkpoint(tmp_path, capsys):
 # ---- the experiment ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [p for p in shipped("table") if p.stem.startswith("head_size")], ids=str)
+@pytest.mark.parametrize(
+    "path", [p for p in shipped("table") if p.stem.startswith("head_size")], ids=str
+)
 def test_shipped_grids_are_consistent(path):
     grid = Grid.read(path)
     assert is_there(ROOT / grid.task)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import yaml
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, HeadCall, SoftmaxAttention
 from lit_probattn.attention.masks import Masks
 from lit_probattn.base.config_files import run_stem
+from lit_probattn.configs import attention_entry
 from lit_probattn.randomness import RandomKey, normal_noise
 from tests.attention.fish.oracle import fish_oracle
 from tests.support.helpers import (
@@ -260,5 +260,7 @@ def test_every_file_is_tested():
     names |= {"swin_hard_gfish", "swin_affine", "swin_hard_fish", *MIXED_HEADS}
     folders = {name: path.parent.name for name, path in FILES.items()}
     files = {name for name, folder in folders.items() if folder == "fish"}
-    files |= {name for name, folder in folders.items() if folder == "translation" and "gfish" in name}
+    files |= {
+        name for name, folder in folders.items() if folder == "translation" and "gfish" in name
+    }
     assert files == names

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-import yaml
 from torch.nn.functional import elu
 
 from lit_probattn.attention import (
@@ -18,6 +15,8 @@ from lit_probattn.attention import (
     ReleasedMLKAttention,
 )
 from lit_probattn.base.config_files import run_stem
+from lit_probattn.configs import read_yaml
+from tests.support.paths import shipped
 
 FILES = {run_stem(path): path for path in shipped("attention") if "as_released" in path.parts}
 CLASSES = {
@@ -98,7 +97,10 @@ def test_every_file_is_tested():
     tested |= {"code_lm_intended_mgk_hard_e", "code_lm_intended_mlk_scaled"}
     assert {name for name, path in FILES.items() if path.parent.name in ("lra", "lm")} == tested
     others = {"gfish", "hard_gfish", "gfish_query", "gfish_key"}  # tests/attention/fish
-    assert {p.stem for p in FILES.values() if p.parent.name == "translation"} == {"mgk", "smgk"} | others
+    assert {p.stem for p in FILES.values() if p.parent.name == "translation"} == {
+        "mgk",
+        "smgk",
+    } | others
 
 
 @pytest.mark.parametrize("name", ["mgk", "smgk"])
