@@ -8,7 +8,8 @@ folders. Names are looked for in the folders only.
 A bundle, `NAME.bundle.yaml`, holds several small files of its folder. Each is an entry whose key is
 the file's path in that folder without the suffix, and the comment above the key is the file's:
 `tiny/uea:` in `tasks/tiny.bundle.yaml` is the file `tasks/tiny/uea.yaml`, and is found, named and
-read as that. Where there is such a file too, the file is meant. Two keys are no entries:
+read as that. A file stands in one place: beside a file of the same path, or in two bundles, it is
+refused. Two keys are no entries:
 
     under: model.init_args.attention  # where in each file what its entry says belongs
     shared: {sizes: &sizes {…}}       # anchors, to which all entries may refer
@@ -173,7 +174,8 @@ def comment_of(path: Path) -> list[str]:
     bundle, lines = bundle_of(path), []
     text = (bundle or path).read_text(encoding="utf-8", errors="replace").splitlines()
     if bundle is not None:
-        start = text.index(f"{_name_in(bundle, path)}:")
+        key = f"{_name_in(bundle, path)}:"
+        start = next(number for number, line in enumerate(text) if line.startswith(key))
         text = [*reversed(text[:start])]
     for line in text:
         if not line.startswith("#"):
@@ -191,14 +193,25 @@ def is_bundle(path: Path) -> bool:
 
 
 def bundle_of(path: Path) -> Path | None:
-    """Return the bundle that a file is an entry of; None if it is a file, or in no bundle."""
-    if path.suffix != ".yaml" or is_bundle(path) or path.exists():
+    """Return the bundle that a file is an entry of; None if it is a file, or in no bundle.
+
+    Raises:
+        ConfigError: there is such a file too, or two bundles hold it; or a bundle cannot be read.
+    """
+    if path.suffix != ".yaml" or is_bundle(path):
         return None
-    for folder in [*path.parents][:_DEEPEST]:
-        for bundle in sorted(folder.glob(f"*{_BUNDLE}")):
-            if _name_in(bundle, path) in names_in(bundle):
-                return bundle
-    return None
+    holding = [
+        bundle
+        for folder in [*path.parents][:_DEEPEST]
+        for bundle in sorted(folder.glob(f"*{_BUNDLE}"))
+        if _name_in(bundle, path) in names_in(bundle)
+    ]
+    places = [path, *holding] if path.exists() else holding
+    if len(places) > 1:
+        first, second, *_ = places
+        kind = "a file" if first == path else f"in {first}"
+        raise ConfigError(f"{path} stands twice, {kind} and in {second}; keep one")
+    return holding[0] if holding else None
 
 
 def names_in(bundle: Path) -> list[str]:
