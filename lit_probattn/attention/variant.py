@@ -424,7 +424,7 @@ def split_values(out: Tensor, wide: int) -> Tensor:
 def lowered(
     compute: Callable[[HeadCall, Scores], Tensor],
     *,
-    precise: bool = False,
+    precise: bool | Callable[[HeadCall], bool] = False,
     own_keys: bool = False,
     fused: bool = False,
     widest: int | None = None,
@@ -433,14 +433,15 @@ def lowered(
 
     Args:
         compute: attends by scores in normal form.
-        precise: heads come in the dtype of scores and sums.
+        precise: heads come in the dtype of scores and sums; of calls that it says this of.
         own_keys: every component has its key, and there are no coefficients.
         fused: see `HeadCall`.
         widest: see `wide_heads`.
     """
 
     def engine(call: HeadCall, variant: Any) -> Tensor:
-        call = call.precise() if precise else call
+        converts = precise(call) if callable(precise) else precise
+        call = call.precise() if converts else call
         call = replace(call, fused=True) if fused else call
         scores = variant.lower(call, own_keys=own_keys)
         wide = wide_heads(scores, call, widest)

@@ -2,14 +2,15 @@
 
 Products of heads, exponentials, multiply-adds between maps, and normal draws, forward and backward,
 as an implementation needs them that keeps no N × N map: backward computes the scores again. A lower
-bound of float32 on the CPU; nothing is added for memory, maxima, sums or Python.
+bound on the CPU; nothing is added for memory, maxima, sums or Python. In bfloat16 products of heads
+are at the rate of a large `torch.mm` in it, all else at those of float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import perf_counter
 
 import torch
@@ -18,10 +19,11 @@ from lit_probattn.attention import HeadCall
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.variant import Layers, MapFunction, Scores, wide_heads
 from lit_probattn.kernels.cpu import draws, library
+from lit_probattn.measure.timing import time_once
 from lit_probattn.randomness import RandomKey
 
 _SECONDS = 0.05  # that one measurement of a rate takes
-_OPERANDS = 1 << 14
+_OPERANDS, _SQUARE = 1 << 14, 1024
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,11 @@ class Work:
     mixing: int
     normals: int
 
-    def seconds(self, threads: int = 1) -> float:
-        """Return the bound on this processor."""
+    def seconds(self, threads: int = 1, dtype: torch.dtype = torch.float32) -> float:
+        """Return the bound on this processor; of bfloat16 products alone are in that dtype."""
         rates = measured_rates()
-        found = 2 * (self.products + self.mixing) / rates.products
+        products = rates.products if dtype == torch.float32 else max(rates.products, mm_rate(dtype))
+        found = 2 * (self.products / products + self.mixing / rates.products)
         found += self.exponentials / rates.exponentials
         return (found + self.normals / rates.normals) / threads
 
@@ -111,6 +114,19 @@ def work(call: HeadCall, scores: Scores, *, train: bool) -> Work:
 def _layer_mixing(layers: Layers) -> int:
     second = 0 if layers.second is None else layers.second.numel()
     return layers.first.numel() + second
+
+
+@lru_cache
+def mm_rate(dtype: torch.dtype) -> float:
+    """Return FLOP/s of a large product by `torch.mm` on one core, the best of seven tries."""
+    a, b = (torch.randn(_SQUARE, _SQUARE).to(dtype) for _ in range(2))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = [time_once(partial(torch.mm, a, b), a.device) for _ in range(8)]
+    finally:
+        torch.set_num_threads(threads)
+    return 2 * _SQUARE**3 / min(seconds[1:])
 
 
 @lru_cache(maxsize=1)

@@ -25,6 +25,22 @@ class TorchSdpa(Strict):
     backend: SdpaBackend = "any"
 
 
+class TorchLayer(Strict):
+    """`torch.nn.MultiheadAttention`, called without its weights; a layer, which has no cache."""
+
+    num_heads: int = Field(ge=1)
+
+
+class TorchProducts(Strict):
+    """The products of linear attention alone, forward and backward, by `torch.bmm`.
+
+    Without a mask these are 2 and 4; under a causal mask those of the form by chunks
+    (`lit_probattn.attention.linear.average`), with its chunks and spans: 4 and 8.
+    """
+
+    num_heads: int = Field(ge=1)
+
+
 class Grid(Strict):
     """Points at which all sides are measured; each value replaces that of the file."""
 
@@ -39,7 +55,7 @@ class Grid(Strict):
 
 
 class Side(Strict):
-    """One implementation: an attention variant on a backend, or PyTorch's fused softmax.
+    """One implementation: an attention variant on a backend, or one of PyTorch's.
 
     Args:
         seq_lens: lengths at which it runs, for what is too slow or too large at others; None: all.
@@ -49,6 +65,8 @@ class Side(Strict):
 
     attention: AttentionEntry | None = None
     torch_sdpa: TorchSdpa | None = None
+    torch_layer: TorchLayer | None = None
+    torch_products: TorchProducts | None = None
     backend: str = "reference"
     seq_lens: list[int] | None = None
     head_dims: list[int] | None = None
@@ -56,12 +74,17 @@ class Side(Strict):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Side:
-        if (self.attention is None) == (self.torch_sdpa is None):
-            raise ValueError("a side needs either attention or torch_sdpa")
+        kinds = ("attention", "torch_sdpa", "torch_layer", "torch_products")
+        if sum(getattr(self, kind) is not None for kind in kinds) != 1:
+            raise ValueError(f"a side needs one of {', '.join(kinds)}")
         return self
 
     def runs_at(self, point: KernelsConfig) -> bool:
         """Whether this side runs at a point."""
+        if self.torch_layer is not None and (point.scope != "layer" or point.mode == "decode"):
+            return False
+        if self.torch_products is not None and (point.scope, point.mode) != ("attention", "train"):
+            return False
         asked = ((self.seq_lens, point.seq_len), (self.head_dims, point.head_dim))
         return all(
             values is None or value in values

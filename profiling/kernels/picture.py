@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -31,7 +32,7 @@ def time_picture(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> Fi
     flat = [axis for line in axes for axis in line]
     for axis, place in zip(flat, places, strict=False):
         _panel(axis, picture, {name: row for (at, name), row in found.items() if at == place})
-        axis.set_title(place, fontsize=8)
+        axis.set_title(fill(place, 60), fontsize=8)
     flat[0].set_xlim(0.0, 1.05 * max(row["time_ratio_p80"] for row in found.values()))  # shared
     for axis in flat[len(places) :]:
         axis.set_visible(False)
@@ -47,7 +48,7 @@ def _panel(
 ) -> None:
     colours = list(dict.fromkeys(label for row in picture.values() for label in row))
     for number, label in enumerate(colours):
-        offset = 0.3 * (number - (len(colours) - 1) / 2)
+        offset = 0.25 * (number - (len(colours) - 1) / 2)
         shown = [
             (line + offset, found[row[label]])
             for line, row in enumerate(picture.values())

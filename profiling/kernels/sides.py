@@ -20,8 +20,9 @@ from lit_probattn.configs import build_attention
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.kernels.bound import Work, softmax_work, visible_pairs, work
 from profiling.kernels.cases import draw_heads
-from profiling.kernels.config import KernelsConfig, Side, TorchSdpa
+from profiling.kernels.config import KernelsConfig, Side, TorchLayer, TorchSdpa
 from profiling.kernels.parity import run_heads
+from profiling.kernels.products import linear_products
 
 _SDPA = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -77,8 +78,12 @@ def side_function(
     def make(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device=device, dtype=dtype)
 
-    if side.torch_sdpa is not None:
-        prepare = _torch_layer if config.scope == "layer" else _torch_heads
+    if side.torch_products is not None:
+        return linear_products(side.torch_products, config, make)
+    if side.torch_layer is not None:
+        made = _multihead_attention(side.torch_layer, config, make)
+    elif side.torch_sdpa is not None:
+        prepare = _projected_heads if config.scope == "layer" else _torch_heads
         made = prepare(side.torch_sdpa, config, make)
     else:
         layer = _layer(side, config).to(device=device, dtype=dtype).train(train)
@@ -155,10 +160,28 @@ def _own_heads(
 
 def _inner(tokens: Tensor) -> Tensor:
     """Return tokens that are no leaf: counters of FLOP hang a hook on inputs of modules."""
-    return tokens.view_as(tokens)
+    return tokens.view_as(tokens) if torch.is_grad_enabled() else tokens.detach()
 
 
-def _torch_layer(sdpa: TorchSdpa, config: KernelsConfig, make: Make) -> _Prepared:
+def _multihead_attention(given: TorchLayer, config: KernelsConfig, make: Make) -> _Prepared:
+    """PyTorch's own layer, whose head size is its width over the number of heads."""
+    width = config.layer_heads * config.head_dim
+    layer = nn.MultiheadAttention(width, given.num_heads, batch_first=True)
+    tokens = make(config.batch_size, config.seq_len, width).requires_grad_()
+    layer.to(tokens).train(config.mode == "train")
+    size = config.seq_len
+    hidden = nn.Transformer.generate_square_subsequent_mask(size).to(tokens)
+
+    def forward() -> Tensor:
+        x = _inner(tokens)
+        masks = {"attn_mask": hidden, "is_causal": True} if config.is_causal else {}
+        out: Tensor = layer(x, x, x, need_weights=False, **masks)[0]
+        return out
+
+    return _Prepared(forward, [tokens, *layer.parameters()])
+
+
+def _projected_heads(sdpa: TorchSdpa, config: KernelsConfig, make: Make) -> _Prepared:
     """Projections of one matrix product, PyTorch's attention, and the output's projection."""
     width, inner = config.layer_heads * config.head_dim, sdpa.num_heads * config.head_dim
     tokens = make(config.batch_size, _num_queries(config), width).requires_grad_()
@@ -208,6 +231,8 @@ def _own_layer(
 
 def side_work(side: Side, config: KernelsConfig) -> Work | None:
     """Return the counted work of a side, attention alone; None where there is no count."""
+    if side.torch_products is not None or side.torch_layer is not None:
+        return None
     train, device = config.mode == "train", torch.device("meta")
     rows, cols = _num_queries(config), config.seq_len
     if side.torch_sdpa is not None:

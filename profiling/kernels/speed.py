@@ -48,7 +48,7 @@ class SideResult:
         graph: seconds of replays of the same kernels; None where there is no graph.
         note: why there is none.
         bound: the least seconds that its counted work can take (`profiling.kernels.bound`), on a
-            CPU in float32.
+            CPU in float32 or bfloat16.
     """
 
     eager: list[float]
@@ -134,12 +134,15 @@ def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str
 
 
 def _bound(config: KernelsConfig, name: str) -> float | None:
-    if (config.device, config.dtype, config.scope) != ("cpu", "float32", "attention"):
+    if (config.device, config.scope) != ("cpu", "attention"):
+        return None
+    if config.dtype not in ("float32", "bfloat16"):
         return None
     work = side_work(config.sides[name], config)
     if work is None or selftest.failure() is not None:
         return None
-    return work.seconds(config.num_threads or torch.get_num_threads())
+    threads = config.num_threads or torch.get_num_threads()
+    return work.seconds(threads, getattr(torch, config.dtype))
 
 
 def _flops(function: Callable[[], object]) -> int | None:

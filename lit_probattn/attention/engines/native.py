@@ -41,7 +41,7 @@ def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
             coef=coef,
             row=scores.row,
             col=scores.col,
-            bias=None if masks.bias is None else masks.bias.to(query.dtype),
+            bias=None if masks.bias is None else masks.bias.to(compute_dtype(query)),
             noise_scale=None if noise is None else noise.scale,
             first=None if layers is None else layers.first,
             first_bias=None if layers is None else layers.bias,
@@ -73,6 +73,23 @@ def _layers(scores: Scores, num_heads: int) -> Layers | None:
         return None
     scale = noise.scale.expand(num_heads)
     return Layers(scores.coef.expand(num_heads, -1), None, None, replace(noise, scale=scale))
+
+
+def must_convert(call: HeadCall) -> bool:
+    """Whether heads go to the library in the dtype of scores: all but bfloat16 that it multiplies.
+
+    Heads in bfloat16 keep scores, sums, terms and the mixing of maps in float32. Weights, and the
+    gradients of maps, are rounded once for the products behind them, as PyTorch's kernel does.
+    """
+    same = call.query.dtype == call.key.dtype == call.value.dtype == torch.bfloat16
+    return not (same and _multiplies_low())
+
+
+@constant_in_graphs
+def _multiplies_low() -> bool:
+    from lit_probattn.kernels.cpu import selftest
+
+    return selftest.multiplies_low()
 
 
 @constant_in_graphs

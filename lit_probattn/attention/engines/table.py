@@ -11,7 +11,7 @@ from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.engines.blocks import by_blocks
 from lit_probattn.attention.engines.flex import by_flex, missing_gpu
 from lit_probattn.attention.engines.kernels import WIDEST_IN_KERNEL, by_kernels, kernel_refusal
-from lit_probattn.attention.engines.native import by_tiles, missing_library
+from lit_probattn.attention.engines.native import by_tiles, missing_library, must_convert
 from lit_probattn.attention.engines.sdpa import by_sdpa
 from lit_probattn.attention.numerics import reference_output
 from lit_probattn.attention.variant import Engine, lowered
@@ -64,7 +64,7 @@ NORMAL_FORM: Mapping[str, Engine] = {
         lowered(by_blocks, precise=True), lacks={**LACKS_OF_BLOCKS, "row_eps": _ROW_EPS}
     ),
     "native": Engine(
-        lowered(by_tiles, precise=True),
+        lowered(by_tiles, precise=must_convert),
         lacks={
             **LACKS_OF_OPERATORS,
             "function without layers": _NO_LAYERS,

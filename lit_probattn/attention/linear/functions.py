@@ -19,11 +19,13 @@ from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.engines.kernels import kernel_refusal
 from lit_probattn.attention.engines.table import LACKS_OF_BLOCKS, LACKS_OF_OPERATORS
+from lit_probattn.attention.linear.average import Average, causal_average
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.masks import Masks, span
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.variant import Engine, Variant
+from lit_probattn.base.graphs import is_transformed, written
 from lit_probattn.randomness import AttentionDropout
 
 Mix = Literal["after", "before"]
@@ -220,8 +222,16 @@ def mixed_features(given: HeadCall, arguments: Linear) -> tuple[Tensor, Tensor, 
 
     They are at least float32; with a state, its factor and the keys' become one.
     """
+    query, projection = given.query, arguments.projection
+    dtype = compute_dtype(query)
+    projection = None if projection is None else projection.to(dtype)
+    cols, scale = _mixed_keys(given, arguments)
+    return arguments.form.features.query(query.to(dtype), projection), cols, scale
+
+
+def _mixed_keys(given: HeadCall, arguments: Linear) -> tuple[Tensor, Tensor | None]:
     dtype, masks = compute_dtype(given.query), given.masks
-    query, key = given.query.to(dtype), given.key.to(dtype)
+    key = given.key.to(dtype)
     features, projection, prior = arguments.form.features, arguments.projection, arguments.prior
     key = arguments.components(key)
     projection = None if projection is None else projection.to(dtype)
@@ -236,7 +246,33 @@ def mixed_features(given: HeadCall, arguments: Linear) -> tuple[Tensor, Tensor, 
     else:
         cols = features.key(key, projection, None if scale is None else scale[:, :, None])
         cols = mix_keys(cols, prior)
-    return features.query(query, projection), cols, scale
+    return cols, scale
+
+
+def _divides_inside(given: HeadCall, arguments: Linear) -> bool:
+    """Whether the call is a whole causal sequence, run at once, for `causal_average`."""
+    masks, state = given.masks, arguments.state
+    whole = masks.is_causal and masks.num_queries == masks.num_keys and state is None
+    if not whole or arguments.form.denominator != "sum":
+        return False
+    return written() is None and not is_transformed()
+
+
+def _causal_average(given: HeadCall, arguments: Linear) -> Tensor:
+    """Return `linear_blockwise` with feature maps inside where they act on single entries."""
+    query, key, value, masks, dropout = given.heads
+    form, features = arguments.form, arguments.form.features
+    maps = [features.name] * 2 if features.name in ("elu", "relu") else ["none"] * 2
+    if features.norm != "none" or maps[0] == "none":
+        maps = ["none"] * 2
+        rows, cols, _ = mixed_features(given, arguments)
+    elif arguments.prior is None and masks.key_mask is None:
+        rows, cols = query, key
+    else:
+        maps[1], rows, cols = "none", query, _mixed_keys(given, arguments)[0]
+    factor = 1.0 if form.output_scale == "one" else query.shape[-1] ** -0.5
+    value, given_maps = drop_values(value, dropout), Average(*maps, form.eps, factor)
+    return causal_average(rows, real_keys(cols, masks), value, given_maps)
 
 
 def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:
@@ -246,6 +282,8 @@ def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:
     components commutes with the sum over keys). Sums and states are at least float32.
     """
     given = given.precise()
+    if _divides_inside(given, arguments):
+        return _causal_average(given, arguments)
     query, _, value, masks, dropout = given.heads
     form, state = arguments.form, arguments.state
     rows, cols, scale = mixed_features(given, arguments)

@@ -62,6 +62,8 @@ class Library(ctypes.CDLL):
     """The loaded library, and where it is kept."""
 
     path: str
+    # Whether the tiles take heads in bfloat16.
+    has_low: bool
 
 
 def cache_folders() -> list[Path]:
@@ -99,7 +101,7 @@ def obstacle() -> str | None:
     return None
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return what `-march=native` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -152,7 +154,7 @@ def _files() -> list[str]:
 def _digest(compiler: list[str]) -> str:
     texts = [(_FOLDER / name).read_text() for name in _files()]
     flags = repr((_FLAGS, _SOURCES, _WIDE))
-    parts = [*texts, flags, repr(compiler), _processor(), platform.machine()]
+    parts = [*texts, flags, repr(compiler), processor(), platform.machine()]
     return digest("\0".join(parts), 16)
 
 
@@ -284,6 +286,7 @@ def _open(handle: int, path: Path) -> Library:
             getattr(found, f"tiles_backward_{real}").argtypes = [pointer, *[size] * 6]
         for peak in (found.peak_products, found.peak_exponentials):
             peak.argtypes, peak.restype = [pointer, size], size
+        found.has_low = bool(found.has_pairs())
     except AttributeError as error:
         reason = str(error).replace(address, str(path))
         raise UnsupportedError(f"cannot be loaded: {reason}") from error

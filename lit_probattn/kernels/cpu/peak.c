@@ -7,9 +7,12 @@
 /* Multiply-adds of a block whose operands stay in the first-level cache; returns FLOP. */
 int64_t peak_products(real *operands, int64_t rounds) {
     real *x = operands, *y = x + DOWN * DEPTH, *to = y + DEPTH * PANEL;
-    for (int64_t n = 0; n < rounds; n++) block(DOWN, ACROSS, DEPTH, x, DEPTH, 1, y, PANEL, to, PANEL, 1);
+    for (int64_t n = 0; n < rounds; n++) block(0, DOWN, ACROSS, DEPTH, x, DEPTH, 1, y, PANEL, to, PANEL, 1);
     return 2 * rounds * DOWN * DEPTH * PANEL;
 }
+
+/* Whether the tiles multiply bfloat16. */
+int64_t has_pairs(void) { return PAIRS; }
 
 /* Exponentials of numbers in the first-level cache; returns their number. */
 int64_t peak_exponentials(real *operands, int64_t rounds) {

@@ -13,7 +13,7 @@ from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import outside_modes
 from lit_probattn.kernels.cpu import draws, tiles
-from lit_probattn.kernels.cpu.library import load, obstacle
+from lit_probattn.kernels.cpu.library import load, obstacle, processor
 from lit_probattn.randomness import AttentionDropout, RandomKey, normal_noise
 
 logger = logging.getLogger("lit_probattn")
@@ -69,6 +69,13 @@ def draws_noise() -> bool:
             )
             for maps, row, col in blocks
         )
+
+
+def multiplies_low() -> bool:
+    """Whether the library takes heads in bfloat16; in predictions, what the processor has."""
+    if is_predicting():
+        return "avx512_bf16" in processor()
+    return failure() is None and load().has_low
 
 
 def can_draw_noise() -> bool:

@@ -13,7 +13,11 @@
    coarse beside scores of 1e8; a tile of keys at a time, so that gradients of keys and values are written once.
    Left out, exactly: keys behind the last real one, tiles that a causal mask hides, in backward queries without a gradient.
 
-   An owner of maps is a head of a sample, or where heads have maps in common a sample. */
+   An owner of maps is a head of a sample, or where heads have maps in common a sample.
+
+   Where the processor multiplies bfloat16, heads may come in it (`low`).  Then products of heads take pairs of bfloat16 in the
+   place of numbers: queries and keys as they are, so that their scale is applied behind the product, the weights and the
+   gradients of maps rounded once.  Scores, exponentials, sums, terms, mixing and all their gradients stay in float. */
 #include "keep.h"
 #include <stdlib.h>
 
@@ -38,6 +42,7 @@ enum { SOFT, HARD, SUM, LAYERS };
 /* `_Call` in tiles.py mirrors it.  Strides count numbers; the last dimension is dense. */
 typedef struct {
     int64_t batch, heads, rows, cols, size, value_size, maps, components, kind, common;
+    int64_t low; /* query, key, value, out, grad_out and the gradients of key and value point to bfloat16 */
     int64_t key_heads, value_heads, col_heads;
     double scale;
     const real *query, *key, *value, *coef, *row, *col;
@@ -70,6 +75,7 @@ void noise_tile(float *out, int64_t plane, int64_t stride, int64_t maps, int64_t
 typedef struct {
     real *maps[MOST], *parts[MOST], *sums[MOST], *units[MOST], *w, *pairs, *dl, *noise; /* tiles, TALL x STRIDE */
     real *query[MOST], *here;               /* queries of a tile and rows of the output's gradient, LONG entries at a time */
+    real *queries[MOST], *there, *low;      /* the same for transposed products, and a tile for them; `low`: rows in pairs */
     real *panels[MOST], *key_rows[MOST];    /* keys for products, all of an owner or those of a tile; backward: as rows */
     real *values;                           /* forward: rows; backward: panels of a tile, for every head */
     real *col[MOST], *factor[MOST], *summit; /* column terms; factors of components that share a map, beside the largest term */
@@ -88,12 +94,44 @@ INLINE int least(long a, long b) { return (int)(a < b ? a : b); }
 
 /* ---- products ----------------------------------------------------------------------------------------------------------- */
 
+INLINE int low(const Call *f) { return PAIRS && f->low; }
+
+/* What products take of a row of `size` numbers. */
+INLINE long entries(const Call *f, long size) { return low(f) ? (size + 1) / 2 : size; }
+
+/* Where number `at` of a tensor lies that may be of bfloat16. */
+INLINE const real *place(const Call *f, const real *from, int64_t at) { return low(f) ? (const real *)((const uint16_t *)from + at) : from + at; }
+
+INLINE real number(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float found;
+    memcpy(&found, &bits, sizeof found);
+    return (real)found;
+}
+
+INLINE uint16_t nearest(real from) {
+    const float x = (float)from;
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return x != x ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
 /* Rows from memory to a tile of LONG entries at a time, zeros behind the last row and entry. */
-static void fill(real *to, const real *from, long stride, int count, long size, real scale) {
-    for (long e = 0; e < size; e += LONG, to += TALL * STRIDE) {
-        const int some = least(size - e, LONG), full = (int)upto(some, 16);
+static void fill(const Call *f, real *to, const real *from, long stride, int count, long size, real scale) {
+    const long long_row = low(f) ? 2 * LONG : LONG;
+    for (long e = 0; e < size; e += long_row, to += TALL * STRIDE) {
+        const int some = least(size - e, long_row), full = (int)upto(some, 16);
         for (int n = 0; n < TALL; n++) {
             real *restrict at = to + n * STRIDE;
+            if (low(f)) {
+                const real *row = place(f, from, n * stride + e);
+                int x = 0;
+                for (; n < count && x + 2 * VL <= some; x += 2 * VL) store(at + x / 2, load(row + x / 2));
+                if (n < count && x < some) memcpy(at + x / 2, row + x / 2, sizeof(uint16_t) * (size_t)(some - x));
+                x = n < count ? some : 0;
+                if (x < full) memset((uint16_t *)at + x, 0, sizeof(uint16_t) * (size_t)(full - x));
+                continue;
+            }
             const real *restrict row = from + n * stride + e;
             for (int x = 0; n < count && x < some; x++) at[x] = scale * row[x];
             for (int x = n < count ? some : 0; x < full; x++) at[x] = 0;
@@ -102,58 +140,139 @@ static void fill(real *to, const real *from, long stride, int count, long size, 
 }
 
 /* Keys of a tile to panels of PANEL keys each, zeros behind the last. */
-static void pack(real *panels, const real *keys, long stride, int cols, long size) {
-    for (int j = 0; j < WIDE; j += PANEL, panels += size * PANEL)
-        for (int n = 0; n < PANEL; n++)
-            for (long e = 0; e < size; e++) panels[e * PANEL + n] = j + n < cols ? keys[(j + n) * stride + e] : 0;
+static void pack(const Call *f, real *panels, const real *keys, long stride, int cols, long size) {
+    const long count = entries(f, size);
+    for (int j = 0; j < WIDE; j += PANEL, panels += count * PANEL)
+        for (int n = 0; n < PANEL; n++) {
+            const real *row = place(f, keys, (j + n) * stride);
+            real *restrict to = panels + n;
+            if (j + n >= cols)
+                for (long e = 0; e < count; e++) to[e * PANEL] = 0;
+            else if (low(f)) {
+                for (long e = 0; e < size / 2; e++) memcpy(to + e * PANEL, place(f, row, 2 * e), sizeof(real));
+                if (size % 2) {
+                    const uint16_t last[2] = {((const uint16_t *)row)[size - 1], 0};
+                    memcpy(to + size / 2 * PANEL, last, sizeof last);
+                }
+            } else
+                for (long e = 0; e < size; e++) to[e * PANEL] = row[e];
+        }
 }
 
-static void copy_rows(real *to, long full, const real *from, long stride, int count, long size) {
-    for (int n = 0; n < count; n++) {
-        memcpy(to + n * full, from + n * stride, sizeof(real) * (size_t)size);
-        memset(to + n * full + size, 0, sizeof(real) * (size_t)(full - size));
+/* Two rows of bfloat16, or one and zeros, as one of pairs; zeros from `size` to `full`. */
+static void zip(real *to, const uint16_t *first, const uint16_t *second, long size, long full) {
+    typedef uint16_t shorts __attribute__((vector_size(2 * VL)));
+    typedef uint32_t longs __attribute__((vector_size(4 * VL)));
+    long e = 0;
+    for (; e + VL <= size; e += VL) {
+        shorts a, b = {0};
+        memcpy(&a, first + e, sizeof a);
+        if (second) memcpy(&b, second + e, sizeof b);
+        const longs pairs = __builtin_convertvector(a, longs) | __builtin_convertvector(b, longs) << 16;
+        memcpy(to + e, &pairs, sizeof pairs);
+    }
+    for (; e < full; e++) {
+        const uint16_t pair[2] = {e < size ? first[e] : 0, second && e < size ? second[e] : 0};
+        memcpy(to + e, pair, sizeof pair);
     }
 }
 
+/* Rows side by side, of `full` entries; `low`: two rows in pairs. */
+static void copy_rows(const Call *f, real *to, long full, const real *from, long stride, int count, long size) {
+    for (int n = 0; n < count; n += low(f) ? 2 : 1, to += full) {
+        const real *row = place(f, from, n * stride);
+        if (low(f)) zip(to, (const uint16_t *)row, n + 1 < count ? (const uint16_t *)row + stride : 0, size, full);
+        else {
+            memcpy(to, row, sizeof(real) * (size_t)size);
+            memset(to + size, 0, sizeof(real) * (size_t)(full - size));
+        }
+    }
+}
+
+/* As `fill`, for transposed products; numbers serve as they are. */
+static void fill_pairs(const Call *f, real *to, const real *from, long stride, int count, long size) {
+    for (long e = 0; low(f) && e < size; e += LONG, to += TALL * STRIDE)
+        for (int n = 0; n < count; n += 2) {
+            const uint16_t *row = (const uint16_t *)from + n * stride + e;
+            zip(to + n / 2 * STRIDE, row, n + 1 < count ? row + stride : 0, least(size - e, LONG), upto(least(size - e, LONG), 16));
+        }
+}
+
+/* A tile of numbers for `scatter`, and in place for `gather`. */
+static const real *down(const Room *m, const Call *f, const real *x, int count) {
+    if (!low(f)) return x;
+    for (int n = 0; n < count; n += 2)
+        for (int c = 0; c < WIDE; c += VL) {
+            const vec first = load(x + n * STRIDE + c), second = n + 1 < count ? load(x + (n + 1) * STRIDE + c) : all(0);
+            store(m->low + n / 2 * STRIDE + c, paired(first, second));
+        }
+    return m->low;
+}
+
+static const real *across(const Call *f, real *x, int count) {
+    for (int n = 0; low(f) && n < count; n++)
+        for (int c = 0; c < WIDE; c += 2 * VL) store(x + n * STRIDE + c / 2, rounded(load(x + n * STRIDE + c), load(x + n * STRIDE + c + VL)));
+    return x;
+}
+
 /* s (height, WIDE) = x (height, size) panels. */
-static void scores(const real *x, const real *panels, long size, real *s, int height) {
+INLINE void scores_of(int low, const real *x, const real *panels, long size, real *s, int height) {
     for (long e = 0; e < size; e += LONG, x += TALL * STRIDE)
         for (int j = 0; j < WIDE; j += PANEL)
             for (int i = 0; i < height; i += DOWN) {
                 const real *y = panels + j * size + e * PANEL;
                 real *to = s + i * STRIDE + j;
-                if (e) block(DOWN, ACROSS, size - e < LONG ? size - e : LONG, x + i * STRIDE, STRIDE, 1, y, PANEL, to, STRIDE, 1);
-                else block(DOWN, ACROSS, size < LONG ? size : LONG, x + i * STRIDE, STRIDE, 1, y, PANEL, to, STRIDE, 0);
+                if (e) block(low, DOWN, ACROSS, size - e < LONG ? size - e : LONG, x + i * STRIDE, STRIDE, 1, y, PANEL, to, STRIDE, 1);
+                else block(low, DOWN, ACROSS, size < LONG ? size : LONG, x + i * STRIDE, STRIDE, 1, y, PANEL, to, STRIDE, 0);
             }
 }
 
 /* to (height, width) += p (height, depth) y (depth, width). */
-static void gather(const real *p, const real *y, long width, real *to, int height, int depth) {
+INLINE void gather_of(int low, const real *p, const real *y, long width, real *to, int height, int depth) {
     long c = 0;
 #if BYTES == 64
     for (; c + 4 * VL <= width; c += 4 * VL)
-        for (int i = 0; i < height; i += 6) block(6, 4, depth, p + i * STRIDE, STRIDE, 1, y + c, width, to + i * width + c, width, 1);
+        for (int i = 0; i < height; i += 6) block(low, 6, 4, depth, p + i * STRIDE, STRIDE, 1, y + c, width, to + i * width + c, width, 1);
 #endif
     for (; c + PANEL <= width; c += PANEL)
-        for (int i = 0; i < height; i += DOWN) block(DOWN, ACROSS, depth, p + i * STRIDE, STRIDE, 1, y + c, width, to + i * width + c, width, 1);
+        for (int i = 0; i < height; i += DOWN) block(low, DOWN, ACROSS, depth, p + i * STRIDE, STRIDE, 1, y + c, width, to + i * width + c, width, 1);
     for (; c < width; c += VL)
-        for (int i = 0; i < height; i += DOWN) block(DOWN, 1, depth, p + i * STRIDE, STRIDE, 1, y + c, width, to + i * width + c, width, 1);
+        for (int i = 0; i < height; i += DOWN) block(low, DOWN, 1, depth, p + i * STRIDE, STRIDE, 1, y + c, width, to + i * width + c, width, 1);
 }
 
 /* to (WIDE, width) += p' (WIDE, count) x (count, width). */
-static void scatter(const real *p, const real *x, long width, real *to, int count) {
+INLINE void scatter_of(int low, const real *p, const real *x, long width, real *to, int count) {
     enum { WHOLE = WIDE % SIDE % 4 == 0 ? WIDE / SIDE * SIDE : (WIDE / SIDE - 1) * SIDE };
     for (long e = 0; e < width; e += LONG, x += TALL * STRIDE) {
         const long some = width - e < LONG ? width - e : LONG;
         long c = 0;
         for (; c + PANEL <= some; c += PANEL) {
             real *at = to + e + c;
-            for (int j = 0; j < WHOLE; j += SIDE) block(SIDE, ACROSS, count, p + j, 1, STRIDE, x + c, STRIDE, at + j * width, width, 1);
-            for (int j = WHOLE; j < WIDE; j += 4) block(4, ACROSS, count, p + j, 1, STRIDE, x + c, STRIDE, at + j * width, width, 1);
+            for (int j = 0; j < WHOLE; j += SIDE) {
+                UNROLL for (int r = SIDE; low && r < 2 * SIDE; r++) /* so short a product waits for its sums */
+                    __builtin_prefetch(at + (j + r) * width, 1), __builtin_prefetch(at + (j + r) * width + VL, 1);
+                block(low, SIDE, ACROSS, count, p + j, 1, STRIDE, x + c, STRIDE, at + j * width, width, 1);
+            }
+            for (int j = WHOLE; j < WIDE; j += 4) block(low, 4, ACROSS, count, p + j, 1, STRIDE, x + c, STRIDE, at + j * width, width, 1);
         }
         for (; c < some; c += VL)
-            for (int j = 0; j < WIDE; j += 4) block(4, 1, count, p + j, 1, STRIDE, x + c, STRIDE, to + e + c + j * width, width, 1);
+            for (int j = 0; j < WIDE; j += 4) block(low, 4, 1, count, p + j, 1, STRIDE, x + c, STRIDE, to + e + c + j * width, width, 1);
     }
+}
+
+static void scores(const Call *f, const real *x, const real *panels, long size, real *s, int height) {
+    if (low(f)) scores_of(1, x, panels, entries(f, size), s, height);
+    else scores_of(0, x, panels, size, s, height);
+}
+
+static void gather(const Call *f, const real *p, const real *y, long width, real *to, int height, int depth) {
+    if (low(f)) gather_of(1, p, y, width, to, height, (depth + 1) / 2);
+    else gather_of(0, p, y, width, to, height, depth);
+}
+
+static void scatter(const Call *f, const real *p, const real *x, long width, real *to, int count) {
+    if (low(f)) scatter_of(1, p, x, width, to, (count + 1) / 2);
+    else scatter_of(0, p, x, width, to, count);
 }
 
 /* ---- what a job works with ---------------------------------------------------------------------------------------------- */
@@ -180,7 +299,13 @@ static int room_make(Room *m, const Call *f, int backward, size_t heads) {
         ROOM(m->noise, real, f->noise ? tile * (f->kind == LAYERS ? U : R) : 0);
         for (size_t r = 0; r < queries; r++) ROOM(m->query[r], real, long_query);
         ROOM(m->here, real, backward ? long_value : 0);
-        for (size_t r = 0; r < R; r++) ROOM(m->panels[r], real, keys * (size_t)f->size);
+        for (size_t r = 0; r < queries; r++)
+            if (low(f) && backward) ROOM(m->queries[r], real, long_query);
+            else m->queries[r] = m->query[r];
+        if (low(f)) ROOM(m->there, real, backward ? long_value : 0);
+        else m->there = m->here;
+        ROOM(m->low, real, low(f) ? tile : 0);
+        for (size_t r = 0; r < R; r++) ROOM(m->panels[r], real, keys * (size_t)entries(f, f->size));
         for (size_t r = 0; r < R && backward; r++) ROOM(m->key_rows[r], real, WIDE * E);
         ROOM(m->values, real, held * keys * V);
         for (size_t r = 0; r < K; r++) ROOM(m->col[r], real, all);
@@ -204,18 +329,18 @@ static int room_make(Room *m, const Call *f, int backward, size_t heads) {
     return 1;
 }
 
-/* Column terms of a head, -inf for hidden keys and behind the last; the last real key. */
-static void columns(Room *m, const Call *f, int64_t b, int64_t h) {
-    const int64_t L = f->cols, all = upto(L, WIDE), K = f->common ? 1 : f->components;
+/* Column terms of a head for the keys [from, to), -inf for hidden keys and behind the last; the last real key. */
+static void columns(Room *m, const Call *f, int64_t b, int64_t h, int64_t from, int64_t until) {
+    const int64_t L = f->cols, K = f->common ? 1 : f->components, stop = until < L ? until : L;
     const uint8_t *real_keys = f->key_mask ? f->key_mask + b * f->key_stride : 0;
     m->length = L;
     while (real_keys && m->length > 0 && !real_keys[m->length - 1]) m->length--;
     for (int64_t r = 0; r < K; r++) {
         const real *beta = f->col ? f->col + ((b * f->col_heads + h * f->col_heads / f->heads) * K + r) * L : 0;
         real *restrict to = m->col[r];
-        for (int64_t j = 0; j < L; j++) to[j] = beta ? beta[j] : 0;
-        for (int64_t j = 0; real_keys && j < L; j++) to[j] = real_keys[j] ? to[j] : (real)-INFINITY;
-        for (int64_t j = L; j < all; j++) to[j] = (real)-INFINITY;
+        for (int64_t j = from; j < stop; j++) to[j] = beta ? beta[j] : 0;
+        for (int64_t j = from; real_keys && j < stop; j++) to[j] = real_keys[j] ? to[j] : (real)-INFINITY;
+        for (int64_t j = stop; j < until; j++) to[j] = (real)-INFINITY;
     }
 }
 
@@ -299,14 +424,16 @@ INLINE real dropout_scale(const Call *f) { return f->draw ? (real)(65536.0 / (32
 enum { ONE, OWN, SHARED, LARGEST, FACTORED, SUMMED };
 
 typedef struct {
-    int kind, K, shared, terms, pairs, dropped; /* whether there are row terms, pair terms, dropout */
+    int kind, K, shared, terms, pairs, dropped, low; /* whether there are row terms, pair terms, dropout; bfloat16 */
     int plain;                                  /* no coefficients, row terms or pair terms beside what the kind says */
     const real *coef;
     real *maps[MOST]; /* what ONE reads may be made from the maps */
+    real scale;       /* of products that do not have it yet */
 } Form;
 
 static Form form_of(const Room *m, const Call *f, int64_t h, int pairs) {
-    Form form = {.K = (int)f->components, .shared = f->maps == 1, .terms = f->row != 0, .pairs = pairs, .dropped = f->draw != 0};
+    Form form = {.K = (int)f->components, .shared = f->maps == 1, .terms = f->row != 0, .pairs = pairs, .dropped = f->draw != 0, .low = low(f)};
+    form.scale = low(f) && !f->common ? (real)f->scale : 1;
     form.coef = f->coef ? f->coef + h * f->components : 0;
     for (int r = 0; r < form.K; r++) form.maps[r] = m->maps[form.shared ? 0 : r];
     if (f->kind == LAYERS) form.maps[0] = m->units[h];
@@ -327,9 +454,9 @@ INLINE vec term(const Room *m, const Form *g, int kind, int K, int plain, int r,
         t = load(m->col[0] + j + c);
         for (int k = 0; k < K; k++) t += all(g->coef[k]) * load(g->maps[k] + at);
     } else if (kind == FACTORED)
-        t = load(g->maps[0] + at) + load(m->summit + j + c) + all(m->shift[n]);
+        t = load(g->maps[0] + at) * all(g->scale) + load(m->summit + j + c) + all(m->shift[n]);
     else {
-        t = load(g->maps[r] + at);
+        t = load(g->maps[r] + at) * all(g->scale);
         if (!plain && g->coef) t *= all(g->coef[r]);
         t += load(m->col[r] + j + c);
         if (!plain && g->terms) t += all(m->a[r][n]);
@@ -343,7 +470,7 @@ INLINE vec factors(const Room *m, int K, int n, int64_t j) {
     return sum;
 }
 
-/* Weights of a tile, not yet divided by their sum; o is what was gathered before. */
+/* Weights of a tile as `gather` takes them, not yet divided by their sum; o is what was gathered before. */
 INLINE void weigh_rows(Room *m, const Form *g, int kind, int K, int plain, real *tops, real *totals, int64_t j, int count, real *o, long width) {
     const int several = kind == OWN || kind == SHARED;
     for (int n = 0; n < count; n++) {
@@ -383,8 +510,10 @@ INLINE void weigh_rows(Room *m, const Form *g, int kind, int K, int plain, real 
             UNROLL for (int x = 0; x < 2; x++) {
                 if (kind == FACTORED) p[x] *= factors(m, K, n, j + c + x * VL);
                 sum += p[x];
-                store(w + c + x * VL, g->dropped ? kept(p[x], m->keep + n * WIDE + c + x * VL) : p[x]);
+                if (g->dropped) p[x] = kept(p[x], m->keep + n * WIDE + c + x * VL);
             }
+            if (g->low) store(w + c / 2, rounded(p[0], p[1]));
+            else store(w + c, p[0]), store(w + c + VL, p[1]);
         }
         store(totals + n * VL, sum);
     }
@@ -477,7 +606,7 @@ INLINE void spread_rows(Room *m, const Form *g, int kind, int K, int plain, cons
         }
         for (int r = 0; s->rows && r < K; r++) s->rows[n * K + r] += added(sums[r]) * (kind == FACTORED ? m->a[r][n] : 1);
     }
-    for (int r = 0; s->coef && r < K; r++) s->coef[r] += (double)added(coefs[r]);
+    for (int r = 0; s->coef && r < K; r++) s->coef[r] += (double)(g->scale * added(coefs[r]));
 }
 
 /* The papers' forms are compiled by themselves: two components or maps, and nothing added to them. */
@@ -522,15 +651,32 @@ static void spread(Room *m, const Form *g, const Sums *s, int64_t j, int count) 
 /* ---- forward and backward --------------------------------------------------------------------------------------------------- */
 
 static void make_maps(Room *m, const Call *f, int64_t b, int64_t i, int64_t j, int count, int cols, int height, int64_t tile) {
-    for (int r = 0; r < f->maps; r++) scores(m->query[f->common ? r : 0], m->panels[r] + tile * WIDE * f->size, f->size, m->maps[r], height);
+    for (int r = 0; r < f->maps; r++) {
+        scores(f, m->query[f->common ? r : 0], m->panels[r] + tile * WIDE * entries(f, f->size), f->size, m->maps[r], height);
+        for (int at = 0; low(f) && f->common && at < count * STRIDE; at += VL) store(m->maps[r] + at, load(m->maps[r] + at) * all((real)f->scale));
+    }
     if (f->noise) add_noise(m, f, b, i, j, count, cols);
     if (f->kind == LAYERS) mix(m, f, count);
 }
 
 static void fill_queries(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, int count) {
     const int64_t *s = f->query_strides;
-    for (int r = 0; r < (f->common ? f->maps : 1); r++)
-        fill(m->query[r], f->query + b * s[0] + (f->common ? r : h) * s[1] + i * s[2], s[2], count, f->size, (real)f->scale);
+    for (int r = 0; r < (f->common ? f->maps : 1); r++) {
+        const real *rows = place(f, f->query, b * s[0] + (f->common ? r : h) * s[1] + i * s[2]);
+        fill(f, m->query[r], rows, s[2], count, f->size, (real)f->scale);
+        if (m->queries[r] != m->query[r]) fill_pairs(f, m->queries[r], rows, s[2], count, f->size);
+    }
+}
+
+/* Rows to a tensor that may be of bfloat16. */
+static void put(const Call *f, real *to, int64_t at, long stride, const real *from, long full, int count, long size, real scale) {
+    for (int n = 0; n < count; n++) {
+        const real *restrict row = from + n * full;
+        uint16_t *restrict rounded_row = (uint16_t *)to + at + n * stride;
+        real *restrict there = to + at + n * stride;
+        for (long e = 0; low(f) && e < size; e++) rounded_row[e] = nearest(scale * row[e]);
+        for (long e = 0; !low(f) && e < size; e++) there[e] = scale * row[e];
+    }
 }
 
 /* Items are (owner, tile of queries). */
@@ -545,15 +691,17 @@ int FORWARD(const Call *f, int64_t from, int64_t to) {
         const int64_t z = item / tiles, b = f->common ? z : z / H, h = f->common ? 0 : z % H, i = item % tiles * TALL;
         const int64_t key_head = b * f->key_heads + h * f->key_heads / H, value_head = b * f->value_heads + h * f->value_heads / H;
         const int count = least(N - i, TALL), height = (int)upto(count, 12);
-        if (z != owner) columns(m, f, b, h), divide_columns(m, f, 0, upto(L, WIDE));
+        if (z != owner) columns(m, f, b, h, 0, upto(L, WIDE)), divide_columns(m, f, 0, upto(L, WIDE));
         owner = z;
         row_terms(m, f, b, h, i, count);
         for (int64_t j = 0; j < L && key_head != packed; j += WIDE)
             for (int r = 0; r < f->maps; r++)
-                pack(m->panels[r] + j * E, f->key + b * ks[0] + (key_head - b * f->key_heads) * ks[1] + r * ks[2] + j * ks[3], ks[3], least(L - j, WIDE), E);
+                pack(f, m->panels[r] + j * entries(f, E), place(f, f->key, b * ks[0] + (key_head - b * f->key_heads) * ks[1] + r * ks[2] + j * ks[3]), ks[3],
+                     least(L - j, WIDE), E);
         packed = key_head;
         for (int64_t v = 0; v < (f->common ? f->value_heads : 1) && value_head != copied; v++)
-            copy_rows(m->values + v * upto(L, WIDE) * V, V, f->value + b * vs[0] + (value_head - b * f->value_heads + v) * vs[1], vs[2], (int)L, f->value_size);
+            copy_rows(f, m->values + v * upto(L, WIDE) * V, V, place(f, f->value, b * vs[0] + (value_head - b * f->value_heads + v) * vs[1]), vs[2], (int)L,
+                      f->value_size);
         copied = value_head;
         fill_queries(m, f, b, h, i, count);
         for (int n = 0; n < heads * TALL; n++) m->top[n] = (real)-INFINITY;
@@ -569,23 +717,36 @@ int FORWARD(const Call *f, int64_t from, int64_t to) {
                 real *o = m->out + x * TALL * V;
                 if (f->draw) keep_pairs(m, f, b, h + x, i, j, count);
                 weigh(m, &form, m->top + x * TALL, m->total + x * TALL * VL, j, count, o, V);
-                gather(m->w, m->values + (x * (f->common ? f->value_heads : 0) / H * upto(L, WIDE) + j) * V, V, o, height, cols);
+                const real *values = m->values + (x * (f->common ? f->value_heads : 0) / H * upto(L, WIDE) + (low(f) ? j / 2 : j)) * V;
+                gather(f, m->w, values, V, o, height, cols);
             }
         }
         for (int x = 0; x < heads; x++)
             for (int n = 0; n < count; n++) {
-                const int64_t place = (b * H + h + x) * N + i + n;
+                const int64_t at = (b * H + h + x) * N + i + n;
                 const real total = added(load(m->total + (x * TALL + n) * VL)), top = m->top[x * TALL + n];
                 const real inverse = total == 0 ? 0 : 1 / total, factor = inverse * dropout_scale(f);
-                f->top[place] = top == (real)-INFINITY ? 0 : top;
-                f->inverse[place] = inverse;
-                real *restrict out = f->out + b * os[0] + (h + x) * os[1] + (i + n) * os[2];
-                const real *restrict o = m->out + (x * TALL + n) * V;
-                for (int64_t e = 0; e < f->value_size; e++) out[e] = o[e] * factor;
+                f->top[at] = top == (real)-INFINITY ? 0 : top;
+                f->inverse[at] = inverse;
+                put(f, f->out, b * os[0] + (h + x) * os[1] + (i + n) * os[2], 0, m->out + (x * TALL + n) * V, V, 1, f->value_size, factor);
             }
     }
     free(m->block);
     return 0;
+}
+
+/* x . y, and whether a number of x is not 0. */
+INLINE double dot(int low, const real *x, const real *y, int64_t size, int *some) {
+    double sum = 0;
+    int found = 0;
+#pragma omp simd reduction(+ : sum) reduction(| : found)
+    for (int64_t e = 0; e < size; e++) {
+        const real a = low ? number(((const uint16_t *)x)[e]) : x[e], b = low ? number(((const uint16_t *)y)[e]) : y[e];
+        found |= a != 0;
+        sum += (double)a * (double)b;
+    }
+    *some = found;
+    return sum;
 }
 
 /* delta = grad_out . out of a head's rows, and which tiles of queries have a gradient. */
@@ -593,13 +754,9 @@ static void deltas(const Call *f, int64_t b, int64_t h, real *delta, uint8_t *wa
     const int64_t *os = f->out_strides, *gs = f->grad_strides;
     memset(wanted, 0, (size_t)((f->rows + TALL - 1) / TALL));
     for (int64_t i = 0; i < f->rows; i++) {
-        const real *g = f->grad_out + b * gs[0] + h * gs[1] + i * gs[2], *o = f->out + b * os[0] + h * os[1] + i * os[2];
-        double sum = 0;
-        int some = 0;
-        for (int64_t e = 0; e < f->value_size; e++) some |= g[e] != 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t e = 0; e < f->value_size; e++) sum += (double)g[e] * (double)o[e];
-        delta[i] = (real)sum;
+        const real *g = place(f, f->grad_out, b * gs[0] + h * gs[1] + i * gs[2]), *o = place(f, f->out, b * os[0] + h * os[1] + i * os[2]);
+        int some;
+        delta[i] = (real)(low(f) ? dot(1, g, o, f->value_size, &some) : dot(0, g, o, f->value_size, &some));
         wanted[i / TALL] |= (uint8_t)some;
     }
 }
@@ -612,12 +769,6 @@ static void add_bias(const Room *m, const Call *f, int64_t b, int64_t h, int64_t
     }
 }
 
-/* Rows to memory: in place of what is there, or added to it. */
-static void put(real *to, long stride, const real *from, long full, int count, long size, real scale, int add) {
-    for (int n = 0; n < count; n++)
-        for (long e = 0; e < size; e++) to[n * stride + e] = (add ? to[n * stride + e] : 0) + scale * from[n * full + e];
-}
-
 /* Tiles of keys `first`, `first` + `step`, ... of the heads [from, to) of a sample, or of all that have maps in common.  Keys,
    values and column terms belong to these heads alone; gradients of queries and of row terms are this job's. */
 int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, int64_t step, int64_t slot) {
@@ -627,6 +778,7 @@ int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, 
     const int64_t *gk = f->grad_key_strides, *gv = f->grad_value_strides;
     const int heads = f->common ? (int)H : 1, held = f->common ? (int)f->value_heads : 1;
     const int64_t slots = slot * f->batch; /* gradients that jobs share are added up later */
+    const real scale = low(f) ? (real)f->scale : 1; /* of queries, which have it already or not yet */
     Room room = {0}, *m = &room;
     if (!room_make(m, f, 1, (size_t)(to - from))) return 1;
     for (int64_t h = from; h < to; h++) deltas(f, b, h, m->delta + (h - from) * rows, m->wanted + (h - from) * rows / TALL);
@@ -637,18 +789,18 @@ int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, 
         for (int64_t h = from; h < to; h += heads) {
             const int64_t key_head = h * f->key_heads / H, value_head = h * f->value_heads / H, col_head = h * f->col_heads / H;
             const int last = h + heads >= to; /* then what is added up over heads is written */
-            columns(m, f, b, h);
+            columns(m, f, b, h, j, j + WIDE);
             if (j >= m->length) break; /* gradients begin as zeros */
             divide_columns(m, f, j, j + WIDE);
             for (int r = 0; r < R && key_head != packed; r++) {
-                const real *keys = f->key + b * ks[0] + key_head * ks[1] + r * ks[2] + j * ks[3];
-                pack(m->panels[r], keys, ks[3], cols, E);
-                copy_rows(m->key_rows[r], full, keys, ks[3], cols, E);
+                const real *keys = place(f, f->key, b * ks[0] + key_head * ks[1] + r * ks[2] + j * ks[3]);
+                pack(f, m->panels[r], keys, ks[3], cols, E);
+                copy_rows(f, m->key_rows[r], full, keys, ks[3], cols, E);
                 memset(m->grad_keys[r], 0, sizeof(real) * (size_t)(WIDE * full));
             }
             packed = key_head;
             for (int v = 0; v < held && value_head != copied; v++)
-                pack(m->values + v * WIDE * f->value_size, f->value + b * vs[0] + (value_head + v) * vs[1] + j * vs[2], vs[2], cols, f->value_size);
+                pack(f, m->values + v * WIDE * f->value_size, place(f, f->value, b * vs[0] + (value_head + v) * vs[1] + j * vs[2]), vs[2], cols, f->value_size);
             if (value_head != copied) memset(m->grad_values, 0, sizeof(real) * (size_t)(held * WIDE * V));
             copied = value_head;
             for (int64_t r = 0; r < K && col_head != termed; r++) memset(m->grad_cols[r], 0, sizeof(real) * WIDE);
@@ -664,40 +816,43 @@ int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, 
                 make_maps(m, f, b, i, j, count, cols, height, 0);
                 for (int64_t r = 0; r < R && f->common; r++) memset(m->sums[r], 0, sizeof(real) * TALL * STRIDE);
                 for (int x = 0; x < heads; x++) {
-                    const int64_t place = (b * H + h + x) * N + i, v = f->common ? x * f->value_heads / H : 0;
+                    const int64_t at = (b * H + h + x) * N + i, v = f->common ? x * f->value_heads / H : 0;
                     const int pairs = pair_terms(m, f, b, h + x, i, j, count, cols);
                     const Form form = form_of(m, f, h + x, pairs);
-                    fill(m->here, f->grad_out + b * gs[0] + (h + x) * gs[1] + i * gs[2], gs[2], count, f->value_size, 1);
-                    scores(m->here, m->values + v * WIDE * f->value_size, f->value_size, m->w, height);
+                    const real *grads = place(f, f->grad_out, b * gs[0] + (h + x) * gs[1] + i * gs[2]);
+                    fill(f, m->here, grads, gs[2], count, f->value_size, 1);
+                    if (f->grad_value) fill_pairs(f, m->there, grads, gs[2], count, f->value_size);
+                    scores(f, m->here, m->values + v * WIDE * f->value_size, f->value_size, m->w, height);
                     if (f->draw) keep_pairs(m, f, b, h + x, i, j, count);
                     const Sums sums = {
-                        .top = f->top + place, .inverse = f->inverse + place, .delta = m->delta + (h - from + x) * rows + i, .scale = dropout_scale(f),
-                        .rows = f->grad_row ? f->grad_row + (slots * H * N + place) * K : 0,
+                        .top = f->top + at, .inverse = f->inverse + at, .delta = m->delta + (h - from + x) * rows + i, .scale = dropout_scale(f),
+                        .rows = f->grad_row ? f->grad_row + (slots * H * N + at) * K : 0,
                         .coef = f->grad_coef ? f->grad_coef + ((slots + b) * H + h + x) * K : 0,
                         .cols = f->grad_col != 0, .pairs = f->grad_bias != 0,
                     };
                     spread(m, &form, &sums, j, count);
                     if (f->grad_bias) add_bias(m, f, b, h + x, i, j, count, cols);
-                    if (f->grad_value) scatter(m->w, m->here, V, m->grad_values + v * WIDE * V, count);
+                    if (f->grad_value) scatter(f, down(m, f, m->w, count), m->there, V, m->grad_values + v * WIDE * V, count);
                 }
                 if (f->kind == LAYERS) unmix(m, f, count, slots + b);
                 if (f->grad_scale && f->kind != LAYERS) noise_gradient(m, f, count, cols, f->grad_scale + (slots + b) * R);
-                for (int64_t r = 0; r < (f->common ? R : 1) && f->grad_query; r++) {
-                    memset(m->grad_queries, 0, sizeof(real) * (size_t)(TALL * full));
-                    for (int64_t k = r; k < (f->common ? r + 1 : R); k++)
-                        gather(f->common ? m->sums[k] : m->maps[k], m->key_rows[k], full, m->grad_queries, height, cols);
-                    put(f->grad_query + slot * f->batch * (f->common ? R : H) * N * E + b * qs[0] + (f->common ? r : h) * qs[1] + i * qs[2], qs[2],
-                        m->grad_queries, full, count, E, (real)f->scale, 1);
-                }
+                real *const *maps = f->common ? m->sums : m->maps;
                 for (int64_t r = 0; r < R && f->grad_key; r++)
-                    scatter(f->common ? m->sums[r] : m->maps[r], m->query[f->common ? r : 0], full, m->grad_keys[r], count);
+                    scatter(f, down(m, f, maps[r], count), m->queries[f->common ? r : 0], full, m->grad_keys[r], count);
+                for (int64_t r = 0; r < (f->common ? R : 1) && f->grad_query; r++) {
+                    real *restrict to = f->grad_query + slot * f->batch * (f->common ? R : H) * N * E + b * qs[0] + (f->common ? r : h) * qs[1] + i * qs[2];
+                    memset(m->grad_queries, 0, sizeof(real) * (size_t)(TALL * full));
+                    for (int64_t k = r; k < (f->common ? r + 1 : R); k++) gather(f, across(f, maps[k], count), m->key_rows[k], full, m->grad_queries, height, cols);
+                    for (int n = 0; n < count; n++)
+                        for (int64_t e = 0; e < E; e++) to[n * qs[2] + e] += (real)f->scale * m->grad_queries[n * full + e];
+                }
             }
             if (f->grad_key && (last || (h + heads) * f->key_heads / H != key_head))
                 for (int64_t r = 0; r < R; r++)
-                    put(f->grad_key + b * gk[0] + key_head * gk[1] + r * gk[2] + j * gk[3], gk[3], m->grad_keys[r], full, cols, E, 1, 0);
+                    put(f, f->grad_key, b * gk[0] + key_head * gk[1] + r * gk[2] + j * gk[3], gk[3], m->grad_keys[r], full, cols, E, scale);
             if (f->grad_value && (last || (h + heads) * f->value_heads / H != value_head))
                 for (int v = 0; v < held; v++)
-                    put(f->grad_value + b * gv[0] + (value_head + v) * gv[1] + j * gv[2], gv[2], m->grad_values + v * WIDE * V, V, cols, f->value_size, 1, 0);
+                    put(f, f->grad_value, b * gv[0] + (value_head + v) * gv[1] + j * gv[2], gv[2], m->grad_values + v * WIDE * V, V, cols, f->value_size, 1);
             if (f->grad_col && (last || (h + heads) * f->col_heads / H != col_head))
                 for (int64_t r = 0; r < K; r++) {
                     real *restrict at = f->grad_col + ((b * f->col_heads + col_head) * K + r) * L + j;

@@ -26,6 +26,7 @@ MOST = 16
 _TALL, _WIDE = 48, 128
 
 _SIZES = ("batch", "heads", "rows", "cols", "size", "value_size", "maps", "components", "kind")
+_HEADS = ("query", "key", "value")
 _GRADS = ("query", "key", "value", "coef", "row", "col", "bias")
 _MIXING = ("noise_scale", "first", "first_bias", "second")
 
@@ -37,6 +38,8 @@ class Inputs(NamedTuple):
         query: (B, H, N, E); (B, R, N, E) where heads read the same maps (`sum`, `layers`).
         key: (B, H_key, R, L, E), R components or 1 for all; (B, 1, R, L, E) where shared by heads.
         value: (B, H_value, L, E_v). H is a multiple of the numbers of heads of keys and values.
+            All three in one dtype: float32 or float64, as everything else then is, or, where the
+            library has it (`Library.has_low`), bfloat16 beside float32.
         coef: c, (H, K); of a sum (H, R).
         row: a, (B, H, N, K). col: β, (B, H_col, K, L).
         bias: (1 or B, 1 or H, 1 or N, 1 or L).
@@ -80,6 +83,16 @@ class Inputs(NamedTuple):
         """Whether all heads of a sample read the same maps."""
         return self.kind >= 2
 
+    @property
+    def low(self) -> bool:
+        """Whether the heads are in bfloat16."""
+        return self.query.dtype == torch.bfloat16
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of scores, sums, terms and the gradients of terms."""
+        return torch.float32 if self.low else self.query.dtype
+
     def sizes(self) -> list[int]:
         """Return the numbers of `_SIZES`."""
         (batch, _, rows, size), cols = self.query.shape, self.key.shape[3]
@@ -107,7 +120,7 @@ class _Call(ctypes.Structure):
     """Mirror of `Call` in tiles.c."""
 
     _fields_ = [
-        *_numbers(f"{' '.join(_SIZES)} common key_heads value_heads col_heads"),
+        *_numbers(f"{' '.join(_SIZES)} common low key_heads value_heads col_heads"),
         ("scale", ctypes.c_double),
         *_pointers("query key value coef row col"),
         *_strides("query:3 key:4 value:3"),
@@ -141,6 +154,14 @@ def _check(call: Inputs) -> None:
             f"attention by tiles holds at most {MOST} components or maps of a head, received "
             f"{most}; use backend='blockwise'"
         )
+    given = call._asdict()
+    for name in (*_HEADS, *_GRADS[3:], *_MIXING):
+        expected = call.query.dtype if name in _HEADS else call.dtype
+        if given[name] is not None and given[name].dtype != expected:
+            raise TypeError(
+                f"attention by tiles of {call.query.dtype} expected {name} in {expected}, "
+                f"received {given[name].dtype}"
+            )
 
 
 def _put(block: _Call, name: str, tensor: Tensor | None) -> None:
@@ -161,7 +182,7 @@ def _dense_rows(tensor: Tensor) -> Tensor:
 
 def _describe(call: Inputs, out: Tensor, sums: Tensor) -> tuple[_Call, list[Tensor | None]]:
     """Describe a call; the tensors must stay alive."""
-    block = _Call(**dict(zip(_SIZES, call.sizes(), strict=True)), common=call.common)
+    block = _Call(**dict(zip(_SIZES, call.sizes(), strict=True)), common=call.common, low=call.low)
     block.key_heads, block.value_heads = call.key.shape[1], call.value.shape[1]
     block.col_heads = 1 if call.col is None else call.col.shape[1]
     block.scale, block.causal = call.scale, call.is_causal
@@ -188,8 +209,16 @@ def _describe(call: Inputs, out: Tensor, sums: Tensor) -> tuple[_Call, list[Tens
     return block, alive
 
 
-def _function(name: str, dtype: torch.dtype) -> Any:
-    return getattr(load(), f"tiles_{name}_{'float' if dtype == torch.float32 else 'double'}")
+def _function(name: str, call: Inputs) -> Any:
+    """Return a function of the library.
+
+    Raises:
+        NotImplementedError: it cannot multiply bfloat16.
+    """
+    library = load()
+    if call.low and not library.has_low:
+        raise NotImplementedError("attention by tiles has no bfloat16 here: convert to float32")
+    return getattr(library, f"tiles_{name}_{'float' if call.dtype == torch.float32 else 'double'}")
 
 
 def _new_outputs(call: Inputs) -> tuple[Tensor, Tensor]:
@@ -199,7 +228,7 @@ def _new_outputs(call: Inputs) -> tuple[Tensor, Tensor]:
     """
     batch, _, rows, _ = call.query.shape
     out = call.value.new_empty(batch, rows, call.heads, call.value.shape[-1]).transpose(1, 2)
-    return out, call.value.new_empty(2, batch, call.heads, rows)
+    return out, call.value.new_empty(2, batch, call.heads, rows, dtype=call.dtype)
 
 
 def _forward(call: Inputs) -> tuple[Tensor, Tensor]:
@@ -207,7 +236,7 @@ def _forward(call: Inputs) -> tuple[Tensor, Tensor]:
     if only_shapes(out) or not out.numel():
         return out, sums
     block, alive = _describe(call, out, sums)
-    function = _function("forward", out.dtype)
+    function = _function("forward", call)
     batch, _, rows, _ = call.query.shape
     items = (batch if call.common else batch * call.heads) * -(-rows // _TALL)
     jobs = min(items, torch.get_num_threads() * (4 if torch.get_num_threads() > 1 else 1))
@@ -247,9 +276,9 @@ def _backward(
     wanted = [n for n in grads if getattr(call, n) is not None and n not in skipped]
     if only_shapes(out):
         return made
-    for name in wanted:
-        grads[name].zero_()
     if not out.numel() or not call.key.shape[3]:
+        for name in wanted:
+            grads[name].zero_()
         return made
     grad = _dense_rows(grad)
     block, alive = _describe(call, out, sums)
@@ -258,29 +287,35 @@ def _backward(
     parts: dict[str, Tensor] = {}
     for name in wanted:
         place = grads[name]
-        if name in ("query", "row") and slots > 1:
-            place = parts[name] = place.new_zeros(slots, *place.shape)
+        if (name in ("query", "row") and slots > 1) or (name == "query" and call.low):
+            place = parts[name] = place.new_zeros(slots, *place.shape, dtype=call.dtype)
         elif name in ("coef", *_MIXING):  # sums over all pairs
             owners = (slots, call.query.shape[0], *((call.heads,) if name == "coef" else ()))
             own = place.shape[1:] if name == "coef" else place.shape
             place = parts[name] = place.new_zeros(*owners, *own, dtype=torch.float64)
-        _put(block, f"grad_{name}", place if name != "query" or slots == 1 else place[0])
+        elif name not in ("key", "value", "col") or call.key_mask is not None:
+            place.zero_()  # added to, or left as it is for keys behind the last real one
+        _put(block, f"grad_{name}", place[0] if name == "query" and name in parts else place)
         if name == "bias":
             grads[name] = place
-    function = _function("backward", out.dtype)
+    function = _function("backward", call)
     run_jobs(lambda n: function(ctypes.byref(block), *jobs[n]), range(len(jobs)), "bias" in wanted)
     for name, part in parts.items():
-        total = part.sum(0) if name in ("query", "row") else part.sum((0, 1))
-        grads[name].copy_(total)
+        if name in ("query", "row"):
+            grads[name].copy_(part.sum(0) if slots > 1 else part[0])
+        else:
+            grads[name].copy_(part.sum((0, 1)))
     del alive
     return made
 
 
 def attend(call: Inputs) -> Tensor:
-    """Return (B, H, N, E_v), differentiable; float32 or float64 on the CPU.
+    """Return (B, H, N, E_v) in the dtype of the heads, differentiable, on the CPU.
 
     Raises:
-        NotImplementedError: more components or maps than tiles hold.
+        NotImplementedError: more components or maps than tiles hold; bfloat16 where the library
+            cannot multiply it.
+        TypeError: dtypes that do not go together.
     """
     _check(call)
     if written() == "compiled":

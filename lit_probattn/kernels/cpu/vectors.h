@@ -100,8 +100,8 @@ INLINE real largest(vec x) {
         vec v;
         real lane[VL];
     } u = {x};
-    for (int half = VL / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) u.lane[i] = u.lane[i] > u.lane[i + half] ? u.lane[i] : u.lane[i + half];
+    UNROLL for (int half = VL / 2; half; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) u.lane[i] = u.lane[i] > u.lane[i + half] ? u.lane[i] : u.lane[i + half];
     return u.lane[0];
 }
 
@@ -110,8 +110,8 @@ INLINE real added(vec x) {
         vec v;
         real lane[VL];
     } u = {x};
-    for (int half = VL / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) u.lane[i] += u.lane[i + half];
+    UNROLL for (int half = VL / 2; half; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) u.lane[i] += u.lane[i + half];
     return u.lane[0];
 }
 
@@ -153,9 +153,37 @@ INLINE vec exponential(vec x) {
     return x;
 }
 
-/* to (R, C vectors) = or += x (R, depth) y (depth, C vectors), where x has element (r, k) at r xr + k xk.  R, C, xr and xk
-   are constants after inlining. */
-INLINE void block(int R, int C, long depth, const real *restrict x, long xr, long xk, const real *restrict y, long yk,
+/* Products of bfloat16: a vector holds two numbers in the place of each, whose products are added up in float. */
+#if BYTES == 64 && defined(__AVX512BF16__) && !defined(DOUBLE)
+#define PAIRS 1
+INLINE vec plus_pairs(vec sum, vec a, vec b) { return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
+
+/* Numbers rounded to bfloat16: those of `first`, then those of `second`. */
+INLINE vec rounded(vec first, vec second) { return (vec)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first); }
+
+/* Number i of `first` beside number i of `second`. */
+INLINE vec paired(vec first, vec second) {
+    typedef int16_t lanes __attribute__((vector_size(BYTES)));
+    static const lanes order = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return (vec)_mm512_permutexvar_epi16((__m512i)order, (__m512i)rounded(first, second));
+}
+#else
+#define PAIRS 0
+INLINE vec plus_pairs(vec sum, vec a, vec b) { return sum + a * b; }
+INLINE vec rounded(vec first, vec second) { return first + second; }
+INLINE vec paired(vec first, vec second) { return first + second; }
+#endif
+
+/* The pair of bfloat16 at p, everywhere. */
+INLINE vec everywhere(const real *p) {
+    whole bits;
+    memcpy(&bits, p, sizeof bits);
+    return (vec)(bits - (vint){0});
+}
+
+/* to (R, C vectors) = or += x (R, depth) y (depth, C vectors), where x has element (r, k) at r xr + k xk; `low`: elements are
+   pairs of bfloat16.  R, C, xr, xk and low are constants after inlining. */
+INLINE void block(int low, int R, int C, long depth, const real *restrict x, long xr, long xk, const real *restrict y, long yk,
                   real *restrict to, long tr, int add) {
     vec sum[12][4];
     UNROLL for (int r = 0; r < R; r++)
@@ -164,8 +192,8 @@ INLINE void block(int R, int C, long depth, const real *restrict x, long xr, lon
         vec b[4];
         UNROLL for (int c = 0; c < C; c++) b[c] = load(y + k * yk + c * VL);
         UNROLL for (int r = 0; r < R; r++) {
-            const vec w = all(x[r * xr + k * xk]);
-            UNROLL for (int c = 0; c < C; c++) sum[r][c] += w * b[c];
+            const vec w = low ? everywhere(x + r * xr + k * xk) : all(x[r * xr + k * xk]);
+            UNROLL for (int c = 0; c < C; c++) sum[r][c] = low ? plus_pairs(sum[r][c], w, b[c]) : sum[r][c] + w * b[c];
         }
     }
     UNROLL for (int r = 0; r < R; r++)

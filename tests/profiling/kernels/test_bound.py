@@ -81,6 +81,9 @@ def test_work_becomes_seconds_by_rates(monkeypatch):
     monkeypatch.setattr("profiling.kernels.bound.measured_rates", lambda: Rates(8.0, 5.0, 2.0))
     assert Work(10, 20, 2, 6).seconds() == 2 * 12 / 8 + 20 / 5 + 6 / 2
     assert Work(10, 20, 2, 6).seconds(2) == (3 + 4 + 3) / 2
+    monkeypatch.setattr("profiling.kernels.bound.mm_rate", lambda dtype: 20.0)
+    found = Work(10, 20, 2, 6).seconds(dtype=torch.bfloat16)
+    assert found == 2 * (10 / 20 + 2 / 8) + 20 / 5 + 6 / 2
 
 
 @pytest.mark.skipif(selftest.failure() is not None, reason="no C library")
@@ -101,7 +104,7 @@ def test_rates_are_measured_and_bound_attention():
     assert "| time / bound |" in report
 
 
-@pytest.mark.parametrize("changes", [{"scope": "layer"}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("changes", [{"scope": "layer"}, {"dtype": "float64"}])
 def test_layers_and_other_dtypes_have_no_bound(changes):
     sides = {"torch": {"torch_sdpa": {"num_heads": 8}}}
     (row,) = measured_rows(point(sides=sides, **changes), 1e12, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lit_probattn.measure.counters import torch_flops
 from profiling.kernels.config import KernelsConfig, Side
 from profiling.kernels.sides import side_function
 
@@ -67,3 +68,36 @@ def test_a_layer_has_the_backend_of_its_side(monkeypatch):
     monkeypatch.setitem(SIDES, "hard", ("MGKAttention", {"num_heads": 2, "e_step": "hard"}))
     with pytest.raises(NotImplementedError, match="backend 'sdpa'"):
         side_function(side("hard", "sdpa"), point(scope="layer"))
+
+
+def test_pytorchs_layer_is_a_layer_and_causal_where_asked():
+    given = Side.model_validate({"torch_layer": {"num_heads": 5}})
+    assert not given.runs_at(point())
+    assert given.runs_at(point(scope="layer"))
+    out, *gradients = side_function(given, point(scope="layer", is_causal=True))()
+    assert out.shape == (3, 12, 20)
+    assert [tuple(x.shape) for x in gradients[1:]] == [(60, 20), (60,), (20, 20), (20,)]
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_products_alone_are_those_of_linear_attention(is_causal):
+    """As many multiply-adds as the kernel of the layer needs, forward and backward."""
+    given = Side.model_validate({"torch_products": {"num_heads": 2}})
+    place = point(is_causal=is_causal, seq_len=64)
+    assert given.runs_at(place)
+    assert not given.runs_at(point(scope="layer"))
+    heads, size, chunk = 3 * 2, 4, 32
+    products = 6 * 64 * size * size
+    if is_causal:  # states: their sums, reads, gradients of both; pairs: forward 2, backward 4
+        products = 64 * (6 * size * size + 6 * chunk * size)
+    run = side_function(given, place)
+    assert torch_flops(run) == 2 * heads * products
+    sizes = {x.numel() for x in run()}
+    assert sizes == {heads * 64 * size * (4 if is_causal else 1)}
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "decode"])
+def test_flops_of_a_layer_can_be_counted_in_every_mode(mode):
+    run = side_function(side("torch"), point(scope="layer", mode=mode))
+    assert torch_flops(run) > 0

@@ -189,7 +189,11 @@ def test_sizes_are_told(data):
 def test_the_cache_serves_other_lengths_and_tasks(data, tmp_path):
     """Its tokeniser is read by other data; another length makes no new cache."""
     longer = PretrainingText(
-        data._path, cache_dir=str(data.cache_dir), vocab_limit=400, max_length=60, bucket=1
+        path=data.given_path,
+        cache_dir=str(data.cache_dir),
+        vocab_limit=400,
+        max_length=60,
+        bucket=1,
     )
     assert longer.cache_spec.name == data.cache_spec.name
 
