@@ -20,7 +20,17 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from lit_probattn.attention import Attention, AttentionFactory
 from lit_probattn.base import allowed_code
-from lit_probattn.base.config_files import file_named, files_in, find
+from lit_probattn.base.config_files import (
+    bundle_of,
+    entry_of,
+    file_named,
+    files_in,
+    find,
+    is_bundle,
+    merge,
+    names_in,
+    narrowed,
+)
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.models.per_layer import in_full
 
@@ -95,6 +105,30 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             longer be had.
     """
     place = find(path)
+    bundle = bundle_of(place)
+    if bundle is not None:
+        content: Any = entry_of(bundle, _read_mapping(bundle, bundle, place), place)
+    elif is_bundle(place) and place.is_file():
+        held = next(iter(names_in(place)), "NAME")
+        raise ConfigError(
+            f"{path} holds several files; name one, such as {place.parent / held}.yaml"
+        )
+    else:
+        content = _read_mapping(place, path)
+    try:
+        return dict(canonical(content))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _read_mapping(place: Path, path: str | Path, entry: Path | None = None) -> dict[str, Any]:
+    """Return what is written in a file.
+
+    Args:
+        place: the file.
+        path: what messages call it.
+        entry: if it is a bundle, the file of it that is wanted.
+    """
     if place.exists() and not place.is_file():
         kind = "a folder" if place.is_dir() else "not a regular file"
         raise ConfigError(f"{path} is {kind}; expected a YAML file")
@@ -111,6 +145,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
                 f"{path} has {size:,} bytes; a configuration has {_MOST_BYTES:,} at most"
             )
         text = place.read_text(encoding="utf-8")
+        if entry is not None:
+            text = narrowed(place, text, entry)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -132,10 +168,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     for key, count in Counter(key for key, _ in settings_of(content)).items():
         if count > 1:
             raise ConfigError(f"{path}: {key} is set twice, nested and with dots; keep one")
-    try:
-        return canonical(content)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return content
 
 
 def read_text(text: str) -> dict[str, Any]:
@@ -220,16 +253,6 @@ def refuse_two_tasks(contents: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 # ---- merging -----------------------------------------------------------------------------------
-
-
-def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge configurations into a new one: later ones win, key by key."""
-    merged: dict[str, Any] = {}
-    for content in contents:
-        for key, value in content.items():
-            both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-            merged[key] = merge(merged[key], value) if both else copy.deepcopy(value)
-    return merged
 
 
 def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[str, Any]:

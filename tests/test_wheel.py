@@ -78,6 +78,7 @@ def test_the_wheel_holds_every_configuration_once(wheel):
     assert len(names) == len(set(names))
     assert not [name for name in names if name.startswith("configs/")]
     shipped = [path for path in CONFIGS.rglob("*") if path.is_file()]
+    assert "lit_probattn/_configs/tasks/tiny.bundle.yaml" in packed
     assert packed == {
         f"lit_probattn/_configs/{path.relative_to(CONFIGS).as_posix()}": path.read_bytes()
         for path in shipped

@@ -5,15 +5,29 @@ LIT_PROBATTN_CONFIGS lists; then in those that come with the package: `configs/`
 `lit_probattn/_configs/` of an installed wheel. A leading `configs/` stands for any of these
 folders. Names are looked for in the folders only.
 
+A bundle, `NAME.bundle.yaml`, holds several small files of its folder. Each is an entry whose key is
+the file's path in that folder without the suffix, and the comment above the key is the file's:
+`tiny/uea:` in `tasks/tiny.bundle.yaml` is the file `tasks/tiny/uea.yaml`, and is found, named and
+read as that. A file stands in one place: beside a file of the same path, or in two bundles, it is
+refused. Two keys are no entries:
+
+    under: model.init_args.attention  # where in each file what its entry says belongs
+    shared: {sizes: &sizes {…}}       # anchors, to which all entries may refer
+
+and `base: tiny/uea` in an entry makes it that entry with changes, merged key by key.
+
 Only the standard library is imported, so that names are listed at once.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lit_probattn.base.errors import ConfigError, nearest
 
@@ -27,6 +41,12 @@ KINDS = {
     "table": ("reproduce", "tables"),
 }
 _PACKAGE = Path(__file__).parents[1]
+_BUNDLE = ".bundle.yaml"
+_KEY = re.compile(r"^([\w./-]+):", re.MULTILINE)
+_ANCHOR, _ALIAS = re.compile(r"&(\w+)"), re.compile(r"\*(\w+)")
+_BASED = re.compile(r"\bbase:\s*([\w./-]+)")
+_UNDER, _SHARED, _BASE = "under", "shared", "base"
+_DEEPEST = 3  # a bundle lies at most so many folders above the files that it stands for
 
 
 def output_folder(path: Path, flag: str = "--out") -> Path:
@@ -97,19 +117,42 @@ def find(path: str | Path, root: Path = Path()) -> Path:
         ConfigError: see `folders`.
     """
     given = Path(path)
-    return next((place for place in _places(given, root) if place.exists()), root / given)
+    there = (place for place in _places(given, root) if place.exists() or bundle_of(place))
+    return next(there, root / given)
 
 
-def files_in(folder: str | Path, pattern: str = "*.yaml") -> dict[str, Path]:
+def is_there(path: str | Path) -> bool:
+    """Return whether `find` finds a file, or an entry of a bundle."""
+    place = find(path)
+    return place.is_file() or bundle_of(place) is not None
+
+
+def files_in(folder: str | Path) -> dict[str, Path]:
     """Return the files of a folder wherever `find` would look, by their path inside it, sorted.
 
     Of files with the same path the first is meant.
     """
     found: dict[str, Path] = {}
     for place in _places(Path(folder), Path()):
-        for path in place.glob(pattern):
-            found.setdefault(path.relative_to(place).as_posix(), path)
+        for path in _files_of(place):
+            if path.parent == place:
+                found.setdefault(path.name, path)
     return dict(sorted(found.items()))
+
+
+def _files_of(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and below it, then those of bundles."""
+    bundles = []
+    for path in folder.rglob("*.yaml"):
+        if is_bundle(path):
+            bundles.append(path)
+        else:
+            yield path
+    for above in [*folder.parents][: _DEEPEST - 1]:
+        bundles += above.glob(f"*{_BUNDLE}")
+    for bundle in bundles:
+        held = (bundle.parent / f"{name}.yaml" for name in names_in(bundle))
+        yield from (path for path in held if path.is_relative_to(folder))
 
 
 def run_stem(path: str | Path) -> str:
@@ -122,6 +165,156 @@ def run_stem(path: str | Path) -> str:
     return Path(path).stem
 
 
+def comment_of(path: Path) -> list[str]:
+    """Return the lines of the comment that a file begins with, without their `# `.
+
+    Args:
+        path: as `find` returns it.
+    """
+    bundle, lines = bundle_of(path), []
+    text = (bundle or path).read_text(encoding="utf-8", errors="replace").splitlines()
+    if bundle is not None:
+        key = f"{_name_in(bundle, path)}:"
+        start = next(number for number, line in enumerate(text) if line.startswith(key))
+        text = [*reversed(text[:start])]
+    for line in text:
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("#").strip())
+    return lines[::-1] if bundle is not None else lines
+
+
+# ---- bundles -----------------------------------------------------------------------------------
+
+
+def is_bundle(path: Path) -> bool:
+    """Return whether a file is a bundle, by its name."""
+    return path.name.endswith(_BUNDLE)
+
+
+def bundle_of(path: Path) -> Path | None:
+    """Return the bundle that a file is an entry of; None if it is a file, or in no bundle.
+
+    Raises:
+        ConfigError: there is such a file too, or two bundles hold it; or a bundle cannot be read.
+    """
+    if path.suffix != ".yaml" or is_bundle(path):
+        return None
+    holding = [
+        bundle
+        for folder in [*path.parents][:_DEEPEST]
+        for bundle in sorted(folder.glob(f"*{_BUNDLE}"))
+        if _name_in(bundle, path) in names_in(bundle)
+    ]
+    places = [path, *holding] if path.exists() else holding
+    if len(places) > 1:
+        first, second, *_ = places
+        kind = "a file" if first == path else f"in {first}"
+        raise ConfigError(f"{path} stands twice, {kind} and in {second}; keep one")
+    return holding[0] if holding else None
+
+
+def names_in(bundle: Path) -> list[str]:
+    """Return the entries of a bundle, in order.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        state = bundle.stat()
+        return list(_names_in(bundle, state.st_mtime_ns, state.st_size))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {bundle}: {error}") from error
+
+
+@functools.lru_cache(maxsize=64)
+def _names_in(bundle: Path, _changed: int, _size: int) -> tuple[str, ...]:
+    keys = _KEY.findall(bundle.read_text(encoding="utf-8"))
+    return tuple(key for key in keys if key not in (_UNDER, _SHARED))
+
+
+def _name_in(bundle: Path, path: Path) -> str:
+    return path.relative_to(bundle.parent).with_suffix("").as_posix()
+
+
+def narrowed(bundle: Path, text: str, path: Path) -> str:
+    """Return a bundle's text with the lines of other entries empty: a tenth of it is read sooner.
+
+    What the entry is based on stays, and where the anchors are that it refers to.
+
+    Args:
+        bundle: as `bundle_of` gives it.
+        text: what is written in it.
+        path: the file.
+    """
+    lines = text.splitlines()
+    starts = [number for number, line in enumerate(lines) if _KEY.match(line)]
+    names = [lines[number].partition(":")[0] for number in starts]
+    blocks = [lines[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
+    anchors = [set(_ANCHOR.findall("\n".join(block))) for block in blocks]
+    wanted: set[int] = set()
+    todo = [n for n, name in enumerate(names) if name in (_UNDER, _name_in(bundle, path))]
+    while todo:
+        wanted.add(number := todo.pop())
+        written = "\n".join(blocks[number])
+        found = {names.index(base) for base in _BASED.findall(written) if base in names}
+        for alias in {*_ALIAS.findall(written)} - anchors[number]:
+            found |= {max((n for n in range(number) if alias in anchors[n]), default=number)}
+        todo += found - wanted
+    kept = {starts[n] + offset for n in wanted for offset in range(len(blocks[n]))}
+    return "\n".join(line if number in kept else "" for number, line in enumerate(lines))
+
+
+def entry_of(bundle: Path, content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return what a bundle says of a file.
+
+    Args:
+        bundle: as `bundle_of` gives it.
+        content: what is written in it, at least in its lines of this file (`narrowed`).
+        path: the file.
+
+    Raises:
+        ConfigError: the entry is no mapping, or has a `base` that the bundle does not have, or that
+            leads back to it.
+    """
+    entry = _entry(bundle, content, (_name_in(bundle, path),))
+    under = content.get(_UNDER, "")
+    if not isinstance(under, str):
+        raise ConfigError(f"{bundle}: {_UNDER} must be a key with dots, received {under!r}")
+    for key in reversed(under.split(".") if under else []):
+        entry = {key: entry}
+    return entry
+
+
+def _entry(bundle: Path, content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the last of the entries `names`, each the base of that before it."""
+    entry = content.get(names[-1])
+    if not isinstance(entry, Mapping):
+        kind = type(entry).__name__
+        raise ConfigError(f"{bundle}: {names[-1]} must hold a mapping of keys, received {kind}")
+    own = {key: value for key, value in entry.items() if key != _BASE}
+    if _BASE not in entry:
+        return merge(own)
+    base = entry[_BASE]
+    if base in names:
+        raise ConfigError(f"{bundle}: {_BASE} goes in a circle: {' -> '.join([*names, base])}")
+    known = names_in(bundle)
+    if base not in known:
+        hint = nearest(str(base), known)
+        raise ConfigError(f"{bundle}: {names[-1]} has the unknown {_BASE} {base!r}{hint}")
+    return merge(_entry(bundle, content, [*names, base]), own)
+
+
+def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge configurations into a new one: later ones win, key by key."""
+    merged: dict[str, Any] = {}
+    for content in contents:
+        for key, value in content.items():
+            both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+            merged[key] = merge(merged[key], value) if both else copy.deepcopy(value)
+    return merged
+
+
 # ---- names -------------------------------------------------------------------------------------
 
 
@@ -130,7 +323,7 @@ def named_files(kind: str) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in folders():
         inside = folder / KINDS[kind][0]
-        for path in inside.rglob("*.yaml"):
+        for path in _files_of(inside):
             found.setdefault(path.relative_to(inside).with_suffix("").as_posix(), path)
     return {name: found[name] for name in sorted(found, key=lambda name: (name.count("/"), name))}
 
@@ -155,7 +348,7 @@ def file_named(kind: str, name: str) -> str:
     if name and ".." not in Path(name).parts:
         for folder in folders():
             found = folder / KINDS[kind][0] / f"{name}.yaml"
-            if found.is_file():
+            if found.is_file() or bundle_of(found):
                 return str(_shown(found))
     hint = nearest(name, named_files(kind), most=3)
     more = f"`lit-probattn list {KINDS[kind][1]}` shows all; a path ends in .yaml"

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.base.config_files import KINDS, file_named, find, run_stem
+import yaml
+
+from lit_probattn.base.config_files import KINDS, bundle_of, file_named, find, run_stem
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import SIZES_OF_DATA, read_yaml, refuse_two_tasks, settings_of
 
@@ -90,12 +92,15 @@ def config_files(arguments: Sequence[str]) -> list[str]:
 def files_before_flags(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with configuration files, as they lie today, right after the command.
 
-    The parser lets the later of file and flag win; so flags win wherever they stand.
+    The parser lets the later of file and flag win; so flags win wherever they stand. It opens files
+    itself, and takes the text of one too: that of an entry of a bundle is handed over.
     """
     flags = list(arguments)
     files: list[str] = []
     for position, flag, name in reversed(list(_config_flags(arguments))):
-        files.insert(0, f"--config={find(name)}")
+        place = find(name)
+        given = yaml.safe_dump(read_yaml(name)) if bundle_of(place) else place
+        files.insert(0, f"--config={given}")
         del flags[position if flag else position - 1 : position + 1]
     return [*flags[:1], *files, *flags[1:]]
 

@@ -15,13 +15,21 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 import datamodules
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.config_files import files_in, named_files
+from lit_probattn.base.config_files import (
+    bundle_of,
+    comment_of,
+    entry_of,
+    files_in,
+    named_files,
+    narrowed,
+)
 from lit_probattn.base.errors import ConfigError, nearest
 
 # The one in C, where PyYAML has it, takes a fifth of the time.
@@ -38,17 +46,6 @@ def _sentence(text: str) -> str:
     return re.split(r"(?<=[.!?])\s", " ".join(text.split()), maxsplit=1)[0]
 
 
-def _comment(path: Path) -> str:
-    """Return the first sentence of the comment that a file begins with."""
-    lines = []
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if not line.startswith("#"):
-                break
-            lines.append(line.lstrip("#").strip())
-    return _sentence(" ".join(lines))
-
-
 def _docstring(path: Path, name: str | None = None) -> str:
     """Return the first sentence about a module, or about a class in it, without importing it."""
     tree: ast.Module | ast.ClassDef = ast.parse(path.read_text(encoding="utf-8"))
@@ -59,7 +56,7 @@ def _docstring(path: Path, name: str | None = None) -> str:
 
 def _files(kind: str) -> Lines:
     for name, path in named_files(kind).items():
-        yield name, _comment(path)
+        yield name, _sentence(" ".join(comment_of(path)))
 
 
 def _figures() -> Lines:
@@ -72,20 +69,26 @@ def _tables() -> Lines:
 
 def _published(*, is_figure: bool) -> Lines:
     """List the figures of configs/reproduce, or its tables."""
-    found: dict[str, str] = {}
-    for path in files_in("configs/reproduce").values():
-        try:
-            content = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-        is_group = isinstance(content, dict) and "kind" not in content
-        entries = content if is_group else {path.stem: content}
-        for name, entry in entries.items():
-            if not isinstance(entry, dict) or "kind" not in entry:
-                continue
-            if (entry["kind"] in _FIGURE_KINDS) == is_figure:
-                found[name] = entry.get("title", "")
+    found = {
+        path.stem: content.get("title", "")
+        for path in files_in("configs/reproduce").values()
+        if "kind" in (content := _content(path)) and (content["kind"] in _FIGURE_KINDS) == is_figure
+    }
     yield from sorted(found.items(), key=lambda item: re.sub(r"\d+", _padded, item[0]))
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Return what a file of configs/reproduce says, or nothing where that is no mapping."""
+    bundle = bundle_of(path)
+    place = bundle or path
+    try:
+        text = place.read_text(encoding="utf-8")
+        content = yaml.load(narrowed(bundle, text, path) if bundle else text, _LOADER)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        return {}
+    return entry_of(bundle, content, path) if bundle else content
 
 
 def _padded(number: re.Match[str]) -> str:

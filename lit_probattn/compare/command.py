@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.config_files import file_named, find, output_folder
+from lit_probattn.base.config_files import file_named, is_there, output_folder
 from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.base.progress import duration
 from lit_probattn.cli.app import check_arguments
@@ -190,8 +190,8 @@ def make_cells(
     Raises:
         ConfigError: `only` names nothing that the table has.
     """
-    there = [p for p in table.select(only) if find(p[1].attention).is_file()]
-    there = [p for p in there if find(p[0].config).is_file()]
+    there = [p for p in table.select(only) if is_there(p[1].attention)]
+    there = [p for p in there if is_there(p[0].config)]
     starts = {part.name for task, _ in there for part in task.chain()[:-1]}
     common = options.start_seed
     return with_starts(

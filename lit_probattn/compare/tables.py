@@ -19,8 +19,6 @@ FOLDER = Path("configs/reproduce")
 AVERAGE = "average"
 
 Kind = Literal["fits", "uea", "figure", "sweep_figure", "sweep_table", "analysis", "drawing"]
-# Files that hold several entries.
-_GROUPS = ("other_tables", "sweep_figures", "cell_figures")
 
 
 @dataclass(frozen=True)
@@ -318,8 +316,6 @@ def kinds(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
     """Return `title`, `kind` and more of every published table and figure, by name, in order."""
     contents = {path.stem: read_yaml(path) for path in files_in(folder).values()}
     found = {name: content for name, content in contents.items() if "kind" in content}
-    for group in _GROUPS:
-        found |= contents.get(group, {})
     return {name: found[name] for name in sorted(found, key=_natural)}
 
 

@@ -37,7 +37,7 @@ from lit_probattn.attention.mgk.layer import MGKAttention
 from lit_probattn.attention.mgk.options import MGKOptions
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.config_files import find
+from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
 from lit_probattn.convert.files import check_output, find_layers, put_layers, write
@@ -189,7 +189,7 @@ def own_config(checkpoint: Path) -> Path:
 def open_run(options: argparse.Namespace) -> Trained:
     """Open the run that the checkpoint belongs to."""
     path = options.config or own_config(options.checkpoint)
-    if not find(path).is_file():
+    if not is_there(path):
         without = ", or --weights_only with --head_dim" if "weights_only" in options else ""
         raise ConfigError(f"no config at {path}: give the run's --config{without}")
     wanted = argparse.Namespace(checkpoint=options.checkpoint, config=[path], data=[], device="cpu")

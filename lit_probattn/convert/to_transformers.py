@@ -21,7 +21,7 @@ from torch import Tensor
 from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.config_files import find
+from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import attention_entry, build_attention
 from lit_probattn.convert.files import find_layers
@@ -206,7 +206,7 @@ def _attention_of(
     """Return an attention layer like the checkpoint's, of the configuration that goes with it."""
     beside, own = checkpoint.with_suffix(".yaml"), checkpoint.resolve().parent.parent
     places = [given] if given else [beside, own / "config.yaml"]
-    found = next((path for path in map(find, places) if path.is_file()), None)
+    found = next(filter(is_there, places), None)
     if found is None:
         raise ConfigError(
             f"no configuration {places[0]}, which says what the attention is: give --config"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from lit_probattn.base.config_files import find
+from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
@@ -24,7 +24,7 @@ def missing_parts(table: Table) -> list[str]:
     """Return the files that a table needs and this package does not have."""
     needed = [part.config for task in table.tasks.values() for part in task.chain()]
     needed += [row.attention for row in table.rows.values()]
-    return sorted({name for name in needed if not find(name).is_file()})
+    return sorted({name for name in needed if not is_there(name)})
 
 
 def list_lines(place: Place, folder: Path = FOLDER) -> list[str]:

@@ -56,7 +56,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class SweepTable(SweepFigure):
-    """A table of `kind: sweep_table`, see configs/reproduce/other_tables.yaml.
+    """A table of `kind: sweep_table`, see configs/reproduce/mgk_table7.yaml.
 
     Args:
         name, part, runs, command, root: as in SweepFigure; `part["sweeps"]` is the one sweep.

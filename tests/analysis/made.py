@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.configs import SIZES_OF_DATA, instantiate, link_sizes
+from lit_probattn.configs import SIZES_OF_DATA, instantiate, link_sizes, read_yaml
 from lit_probattn.training.checkpoints import save_checkpoint
 from tests.datamodules.lra.files import write_pairs
 from tests.datamodules.pictures.made import write_pictures
@@ -54,7 +54,7 @@ def checkpoint(
         seed: of the weights.
         attention: the class's arguments; `num_heads` is 4 unless given.
     """
-    config = yaml.safe_load((ROOT / f"configs/tasks/tiny/{FILES[task]}.yaml").read_text())
+    config = read_yaml(ROOT / f"configs/tasks/tiny/{FILES[task]}.yaml")
     options = {"num_heads": 4, **attention}
     entry = {"class_path": f"lit_probattn.attention.{cls}", "init_args": options}
     config["model"]["init_args"]["attention"] = entry

@@ -6,22 +6,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import yaml
-
 from lit_probattn.attention import Attention, variants
 from lit_probattn.attention.own.contract import EMBED as EMBED
 from lit_probattn.attention.own.contract import HEAD as HEAD
 from lit_probattn.attention.own.contract import serving as serving
-from lit_probattn.configs import class_of
+from lit_probattn.configs import attention_entry, class_of
 from profiling.kernels.cases import CASES
-from tests.support.paths import CONFIGS
+from tests.support.paths import shipped
 
 
 def shipped_variants() -> dict[str, tuple[type[Attention], dict[str, Any]]]:
-    """Return class and options of every file of configs/attention, without dropout."""
+    """Return class and options of every file of configs/attention itself, without dropout."""
     found = {}
-    for path in sorted((CONFIGS / "attention").glob("*.yaml")):
-        entry = yaml.safe_load(path.read_text())["model"]["init_args"]["attention"]
+    for path in (path for path in shipped("attention") if path.parent.name == "attention"):
+        entry = attention_entry(path)
         found[path.stem] = (class_of(entry["class_path"]), {**entry["init_args"], "dropout": 0.0})
     return found
 

@@ -13,6 +13,7 @@ from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import kinds, read_table
+from lit_probattn.configs import read_yaml
 from lit_probattn.reproduce.__main__ import main as reproduce
 from lit_probattn.reproduce.figures.cells import CellFigure
 from profiling.cli import main as profiling_main
@@ -49,13 +50,12 @@ def _analysis(**change: object) -> Callable[[Path], str]:
     """FiSH's table 8 with other entries; None takes one away."""
 
     def tell(folder: Path) -> str:
-        shipped = ROOT / "configs/reproduce"
+        tables = ROOT / "configs/reproduce"
         for name in ("fish_table11", "mgk_table1", "mgk_table3", "tasks", "published"):
-            (source,) = shipped.glob(f"{name}.*")
+            (source,) = tables.glob(f"{name}.*")
             shutil.copy(source, folder)
-        content = {**yaml.safe_load((shipped / "fish_table8.yaml").read_text()), **change}
+        content = {**read_yaml(tables / "fish_table8.yaml"), **change}
         kept = {key: value for key, value in content.items() if value is not None}
-        (folder / "other_tables.yaml").write_text("{}")
         (folder / "fish_table8.yaml").write_text(yaml.safe_dump(kept))
         folders = ["--tables", str(folder), "--runs", str(folder / "runs")]
         return command_error(["fish_table8", *folders, "--report"], reproduce)
@@ -97,9 +97,9 @@ def _claim(claim: str) -> Callable[[Path], str]:
 
     def tell(folder: Path) -> str:
         tables = write_tables(folder / "tables")
-        (tables / "cell_figures.yaml").write_text(
-            "tiny_figure:\n  {title: Tiny, kind: figure, cells: {tiny: [listops]}, panels: [],\n"
-            f"    says: {{one: {{says: It is so., holds: [{{{claim}}}]}}}}}}\n"
+        (tables / "tiny_figure.yaml").write_text(
+            "{title: Tiny, kind: figure, cells: {tiny: [listops]}, panels: [],\n"
+            f"  says: {{one: {{says: It is so., holds: [{{{claim}}}]}}}}}}\n"
         )
         (cell,) = make_cells(
             read_table("tiny", tables), ["listops", "mgk_1"], [3], Options(), Place(folder)
@@ -136,10 +136,9 @@ def _sweep_claim(claim: str) -> Callable[[Path], str]:
     """A sweep whose report has a claim."""
 
     def tell(folder: Path) -> str:
-        text = (ROOT / "configs/profiling/mgk_figure15.yaml").read_text()
-        old = "{metric: macs, mode: train, variants: [mgk, mlk], below: 1}"
-        assert old in text
-        (folder / "sweep.yaml").write_text(text.replace(old, f"{{{claim}}}", 1))
+        content = read_yaml(ROOT / "configs/profiling/mgk_figure15.yaml")
+        content["report"]["paper"][0]["holds"] = [yaml.safe_load(f"{{{claim}}}")]
+        (folder / "sweep.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
         words = ["sweep", "--config", str(folder / "sweep.yaml"), "--dry-run"]
         return command_error(words, profiling_main)
 

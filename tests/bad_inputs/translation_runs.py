@@ -14,6 +14,7 @@ from unittest import mock
 
 import yaml
 
+from lit_probattn.configs import read_yaml
 from tests.bad_inputs.cases import Case, command_error
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
@@ -66,7 +67,7 @@ def _translate(lines: bytes, *more: str) -> Callable[[Path], str]:
 
 def _other_data(folder: Path) -> str:
     """The task of translation on labelled texts."""
-    config = yaml.safe_load(Path(TEXT).read_text(encoding="utf-8"))
+    config = read_yaml(TEXT)
     config["model"] = {"class_path": "lit_probattn.tasks.Translation"}
     (folder / "task.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     files = ["--config", str(folder / "task.yaml"), "--config", write_attention(folder)]

@@ -8,9 +8,23 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lit_probattn.base import config_files
-from lit_probattn.base.config_files import KINDS, file_named, files_in, find, named_files, run_stem
+from lit_probattn.base.config_files import (
+    KINDS,
+    comment_of,
+    entry_of,
+    file_named,
+    files_in,
+    find,
+    is_bundle,
+    is_there,
+    named_files,
+    names_in,
+    narrowed,
+    run_stem,
+)
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import add_flags, protocol_of
@@ -85,13 +99,19 @@ def test_names_are_those_of_the_own_folders_and_the_shipped_one(folders):
 
 def test_every_shipped_file_has_its_name():
     for kind, (folder, _) in KINDS.items():
-        paths = sorted((CONFIGS / folder).rglob("*.yaml"))
-        assert paths
-        assert sorted(named_files(kind).values()) == paths
+        written = set((CONFIGS / folder).rglob("*.yaml"))
+        bundles = {path for path in written if is_bundle(path)}
+        held = [
+            b.parent / f"{name}.yaml" for b in bundles for name in yaml.safe_load(b.read_text())
+        ]
+        entries = [path for path in held if path.stem not in ("under", "shared")]
+        assert len(entries) == len(set(entries))
+        assert sorted(named_files(kind).values()) == sorted((written - bundles) | set(entries))
     for kind in ("task", "attention", "trainer"):
         for name, path in named_files(kind).items():
             found = find(file_named(kind, name))
-            assert found.samefile(path)
+            assert found.absolute() == path
+            assert is_there(found)
             assert run_stem(found) == run_stem(path)
 
 
@@ -124,6 +144,106 @@ def test_a_wheel_reads_what_is_packed_in_it(monkeypatch, tmp_path):
     assert find(SMGK) == packed
     (tmp_path / "package/_configs").rename(tmp_path / "configs")  # as in a checkout
     assert find(SMGK) == tmp_path / SMGK
+
+
+# ---- bundles -----------------------------------------------------------------------------------
+
+BUNDLE = """\
+shared: {steps: &steps 3}
+
+# The first one.
+# Good for: tests.
+small/one:
+  trainer: {max_steps: *steps, devices: 1}
+
+# The second.
+two: {base: small/one, trainer: {devices: 2}}
+"""
+
+
+def test_an_entry_of_a_bundle_is_a_file_by_name_and_by_path(folders):
+    _, first, _ = folders
+    write(first, "trainer/mine.bundle.yaml", BUNDLE)
+    one, two = first / "trainer/small/one.yaml", first / "trainer/two.yaml"
+    assert file_named("trainer", "small/one") == str(one)
+    assert file_named("trainer", "two") == str(two)
+    assert find("configs/trainer/two.yaml") == find("trainer/two.yaml") == two
+    assert read_yaml("configs/trainer/small/one.yaml") == {
+        "trainer": {"max_steps": 3, "devices": 1}
+    }
+    assert read_yaml(two) == {"trainer": {"max_steps": 3, "devices": 2}}
+    assert {"small/one": one, "two": two}.items() <= named_files("trainer").items()
+    assert "mine.bundle" not in named_files("trainer")
+    assert files_in("trainer/small") == {"one.yaml": one}
+    assert comment_of(one) == ["The first one.", "Good for: tests."]
+    assert comment_of(two) == ["The second."]
+
+
+def test_what_a_bundle_says_stands_under_its_key(folders):
+    _, first, _ = folders
+    text = "under: model.init_args\none: {num_layers: 1}\n"
+    write(first, "trainer/mine.bundle.yaml", text)
+    assert read_yaml("trainer/one.yaml") == {"model": {"init_args": {"num_layers": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "one: {trainer: {}}\ntwo: {base: onee}\n",
+            r"mine\.bundle\.yaml: two has the unknown base 'onee'; did you mean 'one'",
+        ),
+        ("one: {base: two}\ntwo: {base: one}\n", "base goes in a circle: two -> one -> two"),
+        ("two: 3\n", r"mine\.bundle\.yaml: two must hold a mapping of keys, received int"),
+        ("under: 3\ntwo: {}\n", "under must be a key with dots, received 3"),
+        ("two: {}\ntwo: {}\n", "the key 'two' stands here twice"),
+        ("two: {a: *none}\n", r"mine\.bundle\.yaml"),
+    ],
+)
+def test_an_entry_that_cannot_be_read_names_the_bundle(text, expected, folders):
+    _, first, _ = folders
+    write(first, "trainer/mine.bundle.yaml", text)
+    with pytest.raises(ConfigError, match=expected) as error:
+        read_yaml("configs/trainer/two.yaml")
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_name_has_the_nearest_of_a_bundle(folders):
+    _, first, _ = folders
+    write(first, "trainer/mine.bundle.yaml", BUNDLE)
+    with pytest.raises(ConfigError, match="unknown trainer 'small/onne'; did you mean 'small/one'"):
+        file_named("trainer", "small/onne")
+
+
+def test_a_bundle_is_no_configuration_of_its_own(folders):
+    _, first, _ = folders
+    path = write(first, "trainer/mine.bundle.yaml", BUNDLE)
+    with pytest.raises(ConfigError, match=r"holds several files; name one, such as .*one\.yaml"):
+        read_yaml(path)
+
+
+def test_a_file_stands_in_one_place(folders):
+    _, first, second = folders
+    write(first, "trainer/mine.bundle.yaml", BUNDLE)
+    write(second, "trainer/two.yaml")  # another folder: the first is meant
+    assert read_yaml("trainer/two.yaml")["trainer"]["devices"] == 2
+    file = write(first, "trainer/two.yaml")
+    with pytest.raises(ConfigError, match=r"twice, a file and in .*mine\.bundle\.yaml; keep one"):
+        read_yaml("trainer/two.yaml")
+    file.unlink()
+    write(first, "trainer/other.bundle.yaml", "two: {}\n")
+    with pytest.raises(ConfigError, match=r"twice, in .*mine\.b.* and in .*other\.b.*; keep one"):
+        read_yaml("trainer/two.yaml")
+
+
+@pytest.mark.parametrize("bundle", sorted(CONFIGS.rglob("*.bundle.yaml")), ids=lambda p: p.name)
+def test_a_shipped_bundle_reads_the_same_whole_and_entry_by_entry(bundle):
+    text = bundle.read_text()
+    whole = yaml.safe_load(text)  # refuses an anchor that stands there twice
+    for name in names_in(bundle):
+        path = bundle.parent / f"{name}.yaml"
+        part = yaml.safe_load(narrowed(bundle, text, path))
+        assert entry_of(bundle, part, path) == entry_of(bundle, whole, path)
 
 
 # ---- what reads them ---------------------------------------------------------------------------

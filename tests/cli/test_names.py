@@ -9,6 +9,7 @@ import yaml
 
 from lit_probattn.cli.app import main
 from lit_probattn.cli.files import config_files, read_config_files, run_name, with_named_files
+from lit_probattn.configs import read_yaml
 from lit_probattn.training.checkpoints import list_checkpoints
 from tests.support.paths import CONFIGS, ROOT
 from tests.support.runs import error_of, fingerprint, run
@@ -41,7 +42,7 @@ def test_a_name_becomes_a_file(given, expected, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     if expected is None:  # a path in place of a name
         monkeypatch.chdir(tmp_path)
-        (tmp_path / "own.yaml").write_text((ROOT / TASK).read_text())
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump(read_yaml(ROOT / TASK)))
         expected = "test --config own.yaml --a 1"
     assert " ".join(with_named_files(given)) == expected
 

@@ -59,9 +59,7 @@ TABLE = {
         },
     },
 }
-OTHER = {
-    "drawn": {"title": "Elsewhere", "kind": "drawing"},
-}
+DRAWN = {"title": "Elsewhere", "kind": "drawing"}
 
 # Trains nothing: counts steps up to the end of --trainer.max_steps and leaves what a run leaves.
 # KILL in its folder kills its parent at that step, as the kernel would; FAIL fails, only runs whose
@@ -118,7 +116,7 @@ def write_tables(
 ) -> Path:
     """Write the files of a table folder."""
     folder.mkdir(exist_ok=True)
-    contents = {"tasks": tasks or TASKS, "tiny": table or TABLE, "other_tables": OTHER}
+    contents = {"tasks": tasks or TASKS, "tiny": table or TABLE, "drawn": DRAWN}
     for name, content in contents.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     (folder / "published.csv").write_text(

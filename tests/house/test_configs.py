@@ -8,12 +8,13 @@ import pytest
 import yaml
 
 from lit_probattn.cli.app import main
-from tests.support.paths import CONFIGS
+from lit_probattn.configs import read_yaml
+from tests.support.paths import CONFIGS, shipped
 
-TASKS = sorted(CONFIGS.glob("tasks/**/*.yaml"))
-TINY = sorted(CONFIGS.glob("tasks/tiny/*.yaml"))
-ATTENTION = sorted(CONFIGS.glob("attention/**/*.yaml"))
-TRAINERS = sorted(CONFIGS.glob("trainer/*.yaml"))
+TASKS = shipped("task")
+TINY = [path for path in TASKS if path.parent.name == "tiny"]
+ATTENTION = shipped("attention")
+TRAINERS = shipped("trainer")
 
 
 def name(path: Path) -> str:
@@ -32,14 +33,14 @@ def parsed(capsys, *files: Path) -> dict:
 def test_task_file_parses(task, capsys):
     config = parsed(capsys, task, CONFIGS / "attention" / "softmax.yaml")
     assert config["model"]["init_args"]["attention"]["init_args"]["num_heads"] == 8
-    written = yaml.safe_load(task.read_text())
+    written = read_yaml(task)
     assert "attention" not in written["model"].get("init_args", {}), "the task names no attention"
     assert config["trainer"]["max_steps"] == written["trainer"]["max_steps"] > 0
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, ids=name)
 def test_trainer_file_sets_hardware_only(trainer, capsys):
-    assert list(yaml.safe_load(trainer.read_text())) == ["trainer"]
+    assert list(read_yaml(trainer)) == ["trainer"]
     tiny = CONFIGS / "tasks" / "tiny" / "lra_listops.yaml"
     parsed(capsys, tiny, CONFIGS / "attention" / "softmax.yaml", trainer)
 
@@ -47,7 +48,7 @@ def test_trainer_file_sets_hardware_only(trainer, capsys):
 def test_attention_files_set_the_attention_only():
     """They are read, and train, in models/test_language_model.py."""
     for attention in ATTENTION:
-        written = yaml.safe_load(attention.read_text())
+        written = read_yaml(attention)
         assert list(written) == ["model"], attention.name
         assert list(written["model"]["init_args"]) == ["attention"], attention.name
 
@@ -71,5 +72,5 @@ def test_attention_file_trains(attention, tmp_path):
 @pytest.mark.parametrize("task", TINY, ids=name)
 def test_every_full_task_has_a_tiny_variant_of_the_same_classes(task):
     full = task.parents[1] / task.name
-    tiny_config, full_config = (yaml.safe_load(p.read_text()) for p in (task, full))
+    tiny_config, full_config = (read_yaml(path) for path in (task, full))
     assert tiny_config["model"]["class_path"] == full_config["model"]["class_path"]

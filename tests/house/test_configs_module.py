@@ -9,18 +9,18 @@ import yaml
 
 from datamodules import Synthetic
 from lit_probattn import configs
-from lit_probattn.base.config_files import run_stem
+from lit_probattn.base.config_files import merge, run_stem
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.files import read_config_files, run_name
-from lit_probattn.configs import canonical, compose, instantiate, merge, read_yaml
-from tests.support.paths import CONFIGS
+from lit_probattn.configs import canonical, compose, instantiate, read_yaml
+from tests.support.paths import CONFIGS, shipped
 
 # ---- names of runs -----------------------------------------------------------------------------
 
 
 def test_files_of_different_folders_differ_in_what_they_add_to_the_name_of_a_run():
-    for folder in ("tasks", "attention"):
-        files = [*(CONFIGS / folder).rglob("*.yaml")]
+    for kind in ("task", "attention"):
+        files = shipped(kind)
         assert len({run_stem(path) for path in files}) == len(files) > 20
 
 

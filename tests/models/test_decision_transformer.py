@@ -12,10 +12,10 @@ from lit_probattn.attention import LinearAttention, MGKAttention, SoftmaxAttenti
 from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.decision_transformer import DecisionTransformer
 from lit_probattn.randomness import RandomKey
-from tests.support.paths import CONFIGS
+from tests.support.paths import CONFIGS, shipped
 
 OBS, ACT, STEPS, LAYERS, WIDTH, HEADS = 5, 3, 7, 2, 12, 2
-VARIANTS = sorted(path.stem for path in (CONFIGS / "attention").glob("*.yaml"))
+VARIANTS = sorted(p.stem for p in shipped("attention") if p.parent.name == "attention")
 
 
 def softmax(c, head_dim, **more):

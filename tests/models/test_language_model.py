@@ -13,7 +13,7 @@ from lit_probattn.models.decoding import generate
 from lit_probattn.models.embeddings import Sinusoid
 from lit_probattn.models.language_model import IGNORE, LanguageModel
 from lit_probattn.randomness import RandomKey
-from tests.support.paths import ROOT
+from tests.support.paths import shipped
 
 VOCAB, LENGTH = 47, 11
 
@@ -228,7 +228,7 @@ def test_a_longer_segment_is_refused():
 
 # ---- every variant -----------------------------------------------------------------------------
 
-ATTENTION = sorted((ROOT / "configs/attention").glob("**/*.yaml"))
+ATTENTION = shipped("attention")
 
 
 @pytest.mark.parametrize("path", ATTENTION, ids=lambda p: f"{p.parent.stem}-{p.stem}")

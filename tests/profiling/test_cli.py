@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from lit_probattn.base.config_files import comment_of
 from lit_probattn.configs import read_yaml
 from profiling.cli import main
 from profiling.kernels.config import load_kernels
 from profiling.sweep.config import load_sweep
 from profiling.sweep.plan import make_plan
 from tests.profiling.helpers import attention, sweep
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, shipped
 
-CONFIGS = sorted((ROOT / "configs/profiling").glob("*.yaml"))
+CONFIGS = shipped("measurement")
 SWEEPS = [path for path in CONFIGS if "sides" not in read_yaml(path)]
 KERNELS = [path for path in CONFIGS if "sides" in read_yaml(path)]
 
@@ -26,7 +27,7 @@ def test_shipped_sweeps_make_a_plan(path):
     assert all(point.problem is None for point in points)
     assert len({point.point_id for point in points}) == len(points)
     assert config.name == path.stem
-    assert f"--config configs/profiling/{path.name}" in path.read_text()
+    assert f"--config configs/profiling/{path.name}" in " ".join(comment_of(path))
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=lambda p: p.stem)

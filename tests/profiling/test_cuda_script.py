@@ -13,7 +13,7 @@ import profiling.cli
 from lit_probattn.reproduce.__main__ import make_parser as reproduce_parser
 from profiling.kernels.config import load_kernels
 from profiling.sweep.config import load_sweep
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, shipped
 
 PARSERS = {"profiling": profiling.cli.make_parser(), "lit_probattn.reproduce": reproduce_parser()}
 
@@ -57,9 +57,9 @@ def test_every_command_exists_and_has_a_time_limit(script):
             load = load_kernels if options.command == "kernels" else load_sweep
             assert load(config).device == "cuda"
     measured = {shlex.split(call)[5] for _, call in calls if " --config " in call}
-    assert measured == {path.stem for path in (ROOT / "configs/profiling").glob("*_cuda.yaml")} - {
-        "mgk_table7_cuda"
-    }, "reproduce mgk_table7 runs that one"
+    assert measured == {
+        path.stem for path in shipped("measurement") if path.stem.endswith("_cuda")
+    } - {"mgk_table7_cuda"}, "reproduce mgk_table7 runs that one"
 
 
 def test_what_failed_is_named_and_tried_again_and_what_passed_is_not(script):

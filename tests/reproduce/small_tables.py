@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from lit_probattn.configs import read_yaml
 from tests.datamodules.text import made as made_text
 from tests.support.paths import ROOT
 
@@ -26,15 +27,14 @@ def write_small(folder: Path, *names: str) -> list[str]:
     """
     tables = folder / "tables"
     tables.mkdir(parents=True)
-    for name in (*names, "published"):
-        (path,) = _FOLDER.glob(f"{name}.*")
-        shutil.copy(path, tables)
-    tasks = yaml.safe_load((_FOLDER / "tasks.yaml").read_text())
+    shutil.copy(_FOLDER / "published.csv", tables)
+    for name in names:
+        (tables / f"{name}.yaml").write_text(yaml.safe_dump(read_yaml(_FOLDER / f"{name}.yaml")))
+    tasks = read_yaml(_FOLDER / "tasks.yaml")
     for task in tasks.values():
         task["config"] = task["config"].replace("configs/tasks/", "configs/tasks/tiny/")
         task["shortened"] = _STEPS
     (tables / "tasks.yaml").write_text(yaml.safe_dump(tasks).replace("_stride112", "_stride4"))
-    (tables / "other_tables.yaml").write_text("{}\n")
     made_text.write(folder / "data")
     places = {"tables": tables, "runs": folder / "runs", "data_dir": folder / "data"}
     flags = [word for key, path in places.items() for word in (f"--{key}", str(path))]

@@ -66,7 +66,7 @@ def write(folder, **change):
     }
     tables = folder / "tables"
     tables.mkdir(exist_ok=True)
-    (tables / "other_tables.yaml").write_text(yaml.safe_dump({"tiny_table7": entry}))
+    (tables / "tiny_table7.yaml").write_text(yaml.safe_dump(entry))
     (tables / "published.csv").write_text(PRINTED)
     return entry, ["tiny_table7", "--tables", str(tables), "--runs", str(folder / "runs")]
 

@@ -35,20 +35,16 @@ from lit_probattn.compare.tables import (
     read_table,
     read_tasks,
 )
-from lit_probattn.configs import attention_entry, compose
+from lit_probattn.configs import attention_entry, compose, read_yaml
 from lit_probattn.reproduce import uea
 from lit_probattn.tasks.base import Task
 from lit_probattn.training.run_folder import flatten
 from tests.compare.tiny import TABLE, write_tables
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, shipped
 from tests.support.slow import every_nth
 
 pytestmark = pytest.mark.usefixtures("root")
-FITS = sorted(
-    path.stem
-    for path in (ROOT / "configs/reproduce").glob("*.yaml")
-    if yaml.safe_load(path.read_text()).get("kind") == "fits"
-)
+FITS = sorted(path.stem for path in shipped("table") if read_yaml(path).get("kind") == "fits")
 # MGK: 10 tables, its variances and the text; FiSH: 13, two sections and the text; fixed head size:
 # 4; value-aware: 3.
 TABLES = 35

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from lit_probattn.cli.app import main
+from lit_probattn.configs import read_yaml
 from tests.datamodules.lra.files import write_cifar, write_pairs, write_pathfinder
 from tests.support.paths import CONFIGS
 
@@ -65,7 +66,7 @@ def test_tiny_pathfinder_needs_no_files(tmp_path, task):
 
 
 def recipe(task: str) -> dict[str, int]:
-    config = yaml.safe_load((CONFIGS / "tasks" / f"{task}.yaml").read_text())
+    config = read_yaml(CONFIGS / "tasks" / f"{task}.yaml")
     return {
         "batch": config["data"]["init_args"]["batch_size"],
         "steps": config["trainer"]["max_steps"],

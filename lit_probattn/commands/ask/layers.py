@@ -14,7 +14,7 @@ import torch
 
 from lit_probattn.attention import Attention
 from lit_probattn.attention.call import outline
-from lit_probattn.base.config_files import file_named, find, list_attention
+from lit_probattn.base.config_files import comment_of, file_named, find, list_attention
 from lit_probattn.base.errors import ConfigError, UnsupportedError
 from lit_probattn.base.files import MADE_BY, refuse_to_replace, replace_text
 from lit_probattn.base.memory import (
@@ -32,7 +32,7 @@ from profiling.cost.exact import attention_cost
 
 BASELINE = "softmax"
 RELEASED = "as_released/"  # presets that repeat published code
-_GOOD_FOR = "# Good for:"
+_GOOD_FOR = "Good for:"
 # Predictions go through all blocks of a layer, so they take the longer the longer it is.
 _MOST = 2**20
 
@@ -153,7 +153,7 @@ def check_known(name: str) -> None:
 
 def good_for(name: str) -> str:
     """Return what the configuration of a variant says that it is good for, in one line."""
-    lines = find(file_named("attention", name)).read_text(encoding="utf-8").splitlines()
+    lines = comment_of(find(file_named("attention", name)))
     told = [line.removeprefix(_GOOD_FOR).strip() for line in lines if line.startswith(_GOOD_FOR)]
     return " ".join(told)
 

@@ -33,7 +33,7 @@ _TEST_NOTE = (
 
 @dataclass
 class CellFigure(FigureReport):
-    """A figure of configs/reproduce/cell_figures.yaml.
+    """A figure of configs/reproduce/cell_figures.bundle.yaml.
 
     Args:
         table, cells, command, part, reduced: as in FigureReport.

@@ -102,7 +102,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class SweepFigure:
-    """A figure of `kind: sweep_figure` in configs/reproduce/sweep_figures.yaml.
+    """A figure of `kind: sweep_figure` in configs/reproduce/sweep_figures.bundle.yaml.
 
     Args:
         name: its name.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -22,13 +21,14 @@ from lit_probattn.analysis.head_size.ranks import (
     truncate,
 )
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.reproduce.head_size.__main__ import main
 from lit_probattn.reproduce.head_size.grid import Grid, perplexity_of
 from lit_probattn.reproduce.head_size.parameters import Sizes, model_parameters
 from tests.datamodules.text import made as made_text
 from tests.support import forks
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, shipped
 from tests.support.runs import only_version, run, write_attention
 
 # ---- diagnostics -------------------------------------------------------------------------------
@@ -133,10 +133,12 @@ def test_study_of_a_checkpoint(tmp_path, capsys):
 # ---- the experiment ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/reproduce/head_size*.yaml")), ids=str)
+@pytest.mark.parametrize(
+    "path", [p for p in shipped("table") if p.stem.startswith("head_size")], ids=str
+)
 def test_shipped_grids_are_consistent(path):
     grid = Grid.read(path)
-    assert Path(ROOT / grid.task).is_file()
+    assert is_there(ROOT / grid.task)
     points = list(grid.points(num_layers=6, vocab_size=267735))
     assert len({p.name for p in points}) == len(points)
     for p in points:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import yaml
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, HeadCall, SoftmaxAttention
 from lit_probattn.attention.masks import Masks
 from lit_probattn.base.config_files import run_stem
+from lit_probattn.configs import attention_entry
 from lit_probattn.randomness import RandomKey, normal_noise
 from tests.attention.fish.oracle import fish_oracle
 from tests.support.helpers import (
@@ -21,16 +21,14 @@ from tests.support.helpers import (
     use_backend,
     use_oracle,
 )
-from tests.support.paths import CONFIGS
+from tests.support.paths import shipped
 
-FOLDER = CONFIGS / "attention" / "as_released" / "fish"
+FILES = {run_stem(path): path for path in shipped("attention") if "as_released" in path.parts}
 BATCH, LENGTH, EMBED, HEAD = 2, 13, 11, 5
 
 
 def make(name, **extra):
-    (path,) = (path for path in FOLDER.parent.rglob("*.yaml") if run_stem(path) == name)
-    node = yaml.safe_load(path.read_text(encoding="utf-8"))
-    spec = node["model"]["init_args"]["attention"]
+    spec = attention_entry(FILES[name])
     assert spec["class_path"] == "lit_probattn.attention.FiSHAttention"
     sizes = {"embed_dim": EMBED, "head_dim": HEAD}
     return FiSHAttention(**{**sizes, **spec["init_args"], **extra})
@@ -260,5 +258,9 @@ def test_every_file_is_tested():
     names = {"lm_gfish", "lm_mish", "translation_gfish", "translation_hard_gfish"}
     names |= {"lm_fish", "lm_hard_fish", "lm_hard_gfish"}
     names |= {"swin_hard_gfish", "swin_affine", "swin_hard_fish", *MIXED_HEADS}
-    files = (*FOLDER.glob("*.yaml"), *FOLDER.parent.glob("translation/*gfish*.yaml"))
-    assert {run_stem(path) for path in files} == names
+    folders = {name: path.parent.name for name, path in FILES.items()}
+    files = {name for name, folder in folders.items() if folder == "fish"}
+    files |= {
+        name for name, folder in folders.items() if folder == "translation" and "gfish" in name
+    }
+    assert files == names

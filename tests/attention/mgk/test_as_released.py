@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-import yaml
 from torch.nn.functional import elu
 
 from lit_probattn.attention import (
@@ -18,8 +15,10 @@ from lit_probattn.attention import (
     ReleasedMLKAttention,
 )
 from lit_probattn.base.config_files import run_stem
+from lit_probattn.configs import read_yaml
+from tests.support.paths import shipped
 
-FOLDER = Path("configs/attention/as_released")
+FILES = {run_stem(path): path for path in shipped("attention") if "as_released" in path.parts}
 CLASSES = {
     cls.__name__: cls
     for cls in (
@@ -33,8 +32,7 @@ TOLERANCE = {"atol": 1e-12, "rtol": 0}
 
 
 def load(name):
-    (path,) = (path for path in FOLDER.rglob("*.yaml") if run_stem(path) == name)
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    config = read_yaml(FILES[name])
     assert list(config) == ["model"]
     assert list(config["model"]["init_args"]) == ["attention"]  # sets the variant, nothing else
     attention = config["model"]["init_args"]["attention"]
@@ -97,10 +95,12 @@ def test_every_file_is_tested():
     tested |= {f"code_lm_intended_{n}" for n in ("mlk", "smlk")}
     tested |= {"code_lm_linear", "code_lm_as_released_mgk", "code_lm_as_released_mlk"}
     tested |= {"code_lm_intended_mgk_hard_e", "code_lm_intended_mlk_scaled"}
-    files = (*FOLDER.glob("lra/*.yaml"), *FOLDER.glob("lm/*.yaml"))
-    assert {run_stem(path) for path in files} == tested
+    assert {name for name, path in FILES.items() if path.parent.name in ("lra", "lm")} == tested
     others = {"gfish", "hard_gfish", "gfish_query", "gfish_key"}  # tests/attention/fish
-    assert {path.stem for path in FOLDER.glob("translation/*.yaml")} == {"mgk", "smgk"} | others
+    assert {p.stem for p in FILES.values() if p.parent.name == "translation"} == {
+        "mgk",
+        "smgk",
+    } | others
 
 
 @pytest.mark.parametrize("name", ["mgk", "smgk"])
@@ -409,7 +409,7 @@ def test_magnitudes_need_priors_that_are_learned():
 @pytest.mark.parametrize(
     "name",
     [
-        *(run_stem(path) for path in sorted(FOLDER.glob("l*/*.yaml"))),
+        *(name for name, path in FILES.items() if path.parent.name in ("lra", "lm")),
         *("translation_mgk", "translation_smgk"),
     ],
 )

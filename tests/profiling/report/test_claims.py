@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+import yaml
 
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.configs import read_yaml
 from profiling.report.claims import judge
 from profiling.sweep.config import Claim, Sentence, load_sweep
 from tests.profiling.helpers import attention, sweep
@@ -180,7 +182,8 @@ def test_a_sentence_is_no_better_than_its_weakest_part():
     ],
 )
 def test_wrong_claims_are_one_line(old, new, message, tmp_path):
-    text = (ROOT / "configs/profiling/mgk_figure3.yaml").read_text()
+    content = read_yaml(ROOT / "configs/profiling/mgk_figure3.yaml")
+    text = yaml.safe_dump(content, default_flow_style=True, width=10**6, sort_keys=False)
     assert old in text
     (tmp_path / "wrong.yaml").write_text(text.replace(old, new, 1))
     with pytest.raises(ConfigError) as caught:

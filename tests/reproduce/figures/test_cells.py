@@ -219,7 +219,7 @@ def test_two_real_cells_are_trained_studied_drawn_and_judged(tmp_path, capsys):
     panels = [*FIGURE["panels"][:1], *RANK_PANELS]
     says = {"one": {"says": "It is so.", "holds": holds}}
     entry = {**FIGURE, **STUDIED, "panels": panels, "says": says}
-    (tables / "cell_figures.yaml").write_text(yaml.safe_dump({"tiny_figure": entry}))
+    (tables / "tiny_figure.yaml").write_text(yaml.safe_dump(entry))
     words = ["tiny_figure", "--tables", str(tables), "--runs", str(tmp_path / "runs")]
     assert main([*words, "--seeds", "3", "--accelerator", "cpu"]) == 0
     out = tmp_path / "runs/reproduce/reports/tiny_figure"

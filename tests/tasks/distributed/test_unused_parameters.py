@@ -10,21 +10,21 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import yaml
 from torch.nn.parallel import DistributedDataParallel
 
+from lit_probattn.configs import attention_entry
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
-from tests.support.paths import CONFIGS
+from tests.support.paths import shipped
 from tests.support.runs import in_ranks
 
-ATTENTION = sorted((CONFIGS / "attention").glob("**/*.yaml"))
+ATTENTION = shipped("attention")
 SIZES = {"vocab_size": 11, "num_classes": 3, "max_seq_len": 16, "num_layers": 2, "mlp_dim": 20}
 
 
 def factory(path: Path):
     """The attention factory that a file of configs/attention describes."""
-    attention = yaml.safe_load(path.read_text())["model"]["init_args"]["attention"]
+    attention = attention_entry(path)
     module, _, name = attention["class_path"].rpartition(".")
     return partial(getattr(importlib.import_module(module), name), **attention["init_args"])
 
