@@ -9,6 +9,7 @@ _LAZY = {
     "create": "lit_probattn.configs",
     "list_attention": "lit_probattn.base.config_files",
     "as_multihead_attention": "lit_probattn.interop.multihead",
+    "register": "lit_probattn.interop.swap.interface",
     "swap": "lit_probattn.interop.swap",
 }
 

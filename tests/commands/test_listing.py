@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 import datamodules
 from datamodules import REGISTRY
@@ -18,16 +19,22 @@ from profiling.studies import study
 from tests.support.paths import CONFIGS, ROOT
 
 
-def stems(folder: str, pattern: str = "**/*.yaml") -> set[str]:
-    inside = CONFIGS / folder
-    return {p.relative_to(inside).with_suffix("").as_posix() for p in inside.glob(pattern)}
+def names_of(kind: str) -> set[str]:
+    """Return names of files and of entries of bundles, which the tests read on their own."""
+    inside = CONFIGS / kind
+    names = {path.relative_to(inside).with_suffix("").as_posix() for path in inside.rglob("*.yaml")}
+    bundles = {name for name in names if name.endswith(".bundle")}
+    for bundle in bundles:
+        entries = yaml.safe_load((inside / f"{bundle}.yaml").read_text(encoding="utf-8"))
+        names |= set(entries) - {"under", "shared"}
+    return names - bundles
 
 
 NAMES = {
-    "tasks": stems("tasks"),
-    "attention": stems("attention"),
-    "trainers": stems("trainer"),
-    "measurements": stems("profiling"),
+    "tasks": names_of("tasks"),
+    "attention": names_of("attention"),
+    "trainers": names_of("trainer"),
+    "measurements": names_of("profiling"),
     "data": set(REGISTRY),
     "studies": {entry.name for entry in STUDIES} | {f"profiling {name}" for name in study.STUDIES},
 }

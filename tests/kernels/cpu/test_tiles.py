@@ -270,9 +270,7 @@ def test_dtypes_that_do_not_go_together_are_refused():
     options = dict.fromkeys(("noise", "pairs", "padded", "shared", "causal", "dropped"), False)
     options |= {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 2}
     call, *_ = made("soft", 3, 4, 0, torch.float32, coef=True, terms=True, **options)
-    with pytest.raises(
-        TypeError, match=r"expected coef in torch\.float32, received"
-    ):
+    with pytest.raises(TypeError, match=r"expected coef in torch\.float32, received"):
         attend(call._replace(coef=call.coef.to(torch.bfloat16)))
 
 
