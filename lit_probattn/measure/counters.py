@@ -176,11 +176,17 @@ def _attention_backward_flops(
     return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
+def _added_product_flops(_: Any, first: Any, second: Any, *args: Any, **kwargs: Any) -> int:
+    return 2 * math.prod(first) * int(second[-1])
+
+
 _EXTRA_FORMULAS: dict[Any, Any] = {
     **dict.fromkeys(CDIST_OPERATORS, _cdist_flops),
     # PyTorch 2.11 has no formulas for these.
     CPU_ATTENTION_OPERATORS[0]: _attention_flops,
     CPU_ATTENTION_OPERATORS[1]: _attention_backward_flops,
+    # Nor any version for products that are added in place.
+    torch.ops.aten.baddbmm_: _added_product_flops,
 }
 
 

@@ -112,3 +112,8 @@ def test_fused_attention_on_the_cpu_counts_with_grouped_heads():
 
     pairs = 2 * 2 * 6 * 7 * 11
     assert torch_flops(call) == pairs * (2 * 5 + 5 * 5)
+
+
+def test_products_that_are_added_in_place_count_as_elsewhere():
+    first, second, total = torch.ones(2, 3, 5), torch.ones(2, 5, 7), torch.zeros(2, 3, 7)
+    assert torch_flops(lambda: total.baddbmm_(first, second)) == 2 * 2 * 3 * 5 * 7
