@@ -10,6 +10,7 @@ import yaml
 
 from datamodules import REGISTRY
 from lit_probattn import tasks
+from lit_probattn.configs import read_yaml
 from tests.datamodules.lra.files import write_pairs
 from tests.datamodules.lra.test_text import write_folder
 from tests.datamodules.text import made
@@ -99,8 +100,8 @@ def test_four_steps_killed_and_resumed_equal_the_whole(
 ):
     trial = _trial(name, tmp_path)
     whole = only_version(trial.trained(tmp_path_factory))
-    file = ROOT / f"configs/tasks/{trial.task}.yaml"
-    kind = yaml.safe_load(file.read_text("utf-8"))["model"]["class_path"].rpartition(".")[2]
+    task = read_yaml(ROOT / f"configs/tasks/{trial.task}.yaml")
+    kind = task["model"]["class_path"].rpartition(".")[2]
     resumed = trial.trained_in_two_pieces(getattr(tasks, kind), 3, tmp_path, monkeypatch)
     assert fingerprint(resumed) == fingerprint(whole)
     rows = metrics(whole)
