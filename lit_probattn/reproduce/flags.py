@@ -27,8 +27,9 @@ FILE = Path("configs/released_flags.yaml")
 _INTRODUCTION = """# As released
 
 What the authors' code computes is not always what the papers say ([findings](findings.md)). The
-entries of `configs/attention/as_released.bundle.yaml` are attention as that code computes it; where flags do not
-arrive where they are read, what they *intend* has a file of its own beside what the code *does*.
+entries of `configs/attention/as_released.bundle.yaml` are attention as that code computes it; where
+flags do not arrive where they are read, what they *intend* has an entry beside what the code
+*does*.
 This page is made by `python -m lit_probattn.reproduce.flags --write docs/as_released.md` from
 `configs/released_flags.yaml`.
 

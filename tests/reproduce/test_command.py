@@ -199,3 +199,10 @@ def test_real_runs_killed_and_resumed(places, tmp_path):
     assert sorted(result["num_starts"] for result in results) == [1, 2]
     report = (tmp_path / "runs/reproduce/reports/tiny/report.md").read_text()
     assert "2 of 2 cells are finished." in report
+
+
+def test_a_dry_run_of_a_grid_asks_for_no_metric_by_name(capsys, tmp_path):
+    """A grid's perplexity is read from the whole result, whose names depend on the data."""
+    words = ["low_rank_figure1", "--shortened", "--dry-run"]
+    words += ["--runs", str(tmp_path), "--data_dir", str(tmp_path), "--cache_dir", str(tmp_path)]
+    assert main(words) == 0, capsys.readouterr().err
