@@ -230,7 +230,7 @@ def attention_entry(path: str | Path) -> dict[str, Any]:
     return {"class_path": content["class_path"], "init_args": dict(content.get("init_args") or {})}
 
 
-def refuse_two_tasks(contents: Mapping[str, Mapping[str, Any]]) -> None:
+def reject_two_tasks(contents: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse two files that each choose a model and data: the second would keep keys of the first.
 
     Raises:
@@ -262,7 +262,7 @@ def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[st
         ConfigError: a file cannot be read, or two of them are task files.
     """
     contents = {str(path): read_yaml(path) for path in files}
-    refuse_two_tasks(contents)
+    reject_two_tasks(contents)
     merged = merge(*(contents[str(path)] for path in files))
     for key, value in settings.items():
         *parents, last = key.split(".")

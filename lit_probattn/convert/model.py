@@ -108,7 +108,7 @@ def layer_inputs(task: nn.Module, names: Sequence[str], batches: Batches) -> dic
     seen: dict[str, list[LayerInputs]] = {name: [] for name in names}
 
     def keep(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        _refuse_others(name, args, kwargs)
+        _reject_others(name, args, kwargs)
         given = kwargs.get("key_mask"), kwargs.get("is_causal", False)
         seen[name].append(LayerInputs(args[0], *given))
 
@@ -122,7 +122,7 @@ def layer_inputs(task: nn.Module, names: Sequence[str], batches: Batches) -> dic
     return {name: _join(parts) for name, parts in seen.items() if parts}
 
 
-def _refuse_others(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _reject_others(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     bias = kwargs.get("bias")
     if bias is not None and bias.dim() > 2 and bias.shape[-3] > 1:
         raise ConfigError(
