@@ -29,17 +29,20 @@ WRONG = [
         "did you mean 'lit_probattn.attention.MGKAttention'.*available: .*SoftmaxAttention",
     ),
     ([f"--{ATTENTION}", "SoftmaxAtention"], "did you mean 'lit_probattn.attention.Softmax"),
-    ([f"--{ATTENTION}.class_path", "torch.nn.Linear"], "not a class that fits.*available"),
+    (
+        [f"--{ATTENTION}.class_path", "torch.nn.Linear"],
+        "not a class of the expected type.*available",
+    ),
     ([f"--{ATTENTION}.class_path", "nowhere.Attention"], "no module named 'nowhere' .available: "),
     (["--model", "lit_probattn.tasks.SequenceClasifier"], "did you mean .*SequenceClassifier"),
     (["--data", "datamodules.Listops"], "did you mean 'datamodules.ListOps'"),
     ([f"--{ATTENTION}.dict_kwargs", "{foo: 1}"], "for lit_prob.* backend, bias, dropout, "),
     (["--data.dict_kwargs", "{batch_sizes: 1}"], "batch_sizes' for .*did you mean 'batch_size'"),
     # wrong types and values
-    (["--run", "null"], "^error: run: expected its keys, received 'null'$"),
+    (["--run", "null"], "^error: run: expected a mapping, received 'null'$"),
     (
         ["--trainer.logger", "WandbLogger"],
-        "^error: trainer.logger: (WandbLogger needs the package wandb|No API key)",
+        "^error: trainer.logger: (WandbLogger requires the package wandb|No API key)",
     ),
     (["--model.init_args.num_layers", "four"], "num_layers: expected int, received 'four'"),
     (["--model.init_args.schedule", "onecycle"], "schedule: expected one of 'one_cycle'"),

@@ -226,4 +226,4 @@ def test_a_head_of_another_task_or_of_other_labels_begins_anew(tmp_path):
             assert set(told["left"]) == heads | {f"model.pooler.{x}" for x in ("weight", "bias")}
             assert set(told["new"]) == {"model.spans.weight", "model.spans.bias"}
         words = command("test", tmp_path, task, "--ckpt_path", str(tmp_path / "bert.ckpt"))
-        assert "the checkpoint does not fit this configuration" in command_error(words)
+        assert "the checkpoint does not match this configuration" in command_error(words)

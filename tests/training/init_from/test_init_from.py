@@ -239,7 +239,7 @@ def test_a_run_that_goes_on_reads_its_own(folder, capsys):
     run(words)
     before = start_of(folder, 1)
     run([*words, "--ckpt_path", "last", "--trainer.max_steps", "3"])
-    assert "is not read: the run goes on from its own" in capsys.readouterr().out
+    assert "is ignored: the run resumes from its checkpoint" in capsys.readouterr().out
     assert start_of(folder, 1)["init_from"] is None
     assert before["init_from"] is not None
 
