@@ -156,7 +156,7 @@ def test_a_rank_that_is_no_number_is_one_line(monkeypatch, capsys, name):
     monkeypatch.setenv(name, "x")
     assert lit_probattn.__main__.main(["fit", "--task", "tiny/lra_text"]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"error: environment variable {name}: expected a number, received 'x'")
+    assert told.startswith(f"error: environment variable {name}: expected an integer, received 'x'")
     assert told.count("\n") == 1
 
 
