@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention
 from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.convert.files import require_no_hooks
 from lit_probattn.convert.transformers_names import require_names
 
 # Makes a tensor of ours of theirs, for a layer of ours.
@@ -364,6 +365,7 @@ def _chosen(layout: str, tensors: Mapping[str, Tensor], layer: Attention) -> dic
     """Return the row of every tensor of ours."""
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout {layout!r}{nearest(layout, LAYOUTS)}")
+    require_no_hooks(layer)
     rows: dict[str, Row] = {}
     for row in (one for rows_of in LAYOUTS[layout].rows for one in rows_of.each()):
         served = row.ours in rows and all(name in tensors for name in rows[row.ours].theirs)

@@ -41,7 +41,7 @@ def test_every_form_agrees_with_the_equation(name):
         assert needs.keys() & lacks or not layer.core.makes.has_scores
         return
     for kind in MASKS:
-        call = layer.call(rows(), **masks(kind, layer.num_heads))
+        call = layer.call(rows(), **masks(kind, layer.layout.out))
         with torch.no_grad():
             variant = layer.core.variant(call)
             found = NORMAL_FORM["flex"].compute(call, variant)
