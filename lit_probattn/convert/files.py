@@ -31,6 +31,18 @@ def find_layers(state: dict[str, Tensor]) -> list[str]:
     return names
 
 
+def require_no_hooks(layer: Attention) -> None:
+    """Raise a ConfigError for a layer whose class changes weights or outputs by hooks.
+
+    Converted weights would leave them out.
+    """
+    if layer.hooks():
+        raise ConfigError(
+            f"{type(layer).__name__} defines {', '.join(layer.hooks())}: only layers without hooks "
+            "can be converted"
+        )
+
+
 def restore_layer(state: dict[str, Tensor], name: str, head_dim: int) -> SoftmaxAttention:
     """Return a layer of a state dict as softmax attention.
 

@@ -31,6 +31,7 @@ from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.mgk.annealing import NormOptions
 from lit_probattn.attention.mgk.functions import MGK, Score, component_scores
 from lit_probattn.attention.mgk.options import KeyOptions
+from lit_probattn.convert.files import require_no_hooks
 from lit_probattn.interop.algebra import (
     best_groups,
     cosine_distances,
@@ -236,6 +237,7 @@ def _deviation(key: Tensor, moment: Tensor | None, centre: Tensor) -> Tensor:
 
 def check_layer(old: SoftmaxAttention) -> None:
     """Raise a ValueError unless the layer is plain softmax self-attention."""
+    require_no_hooks(old)
     if old.core.score != "dot" or old.num_kv_heads != old.num_heads or old.rotary is not None:
         raise ValueError(
             "only softmax layers with score=dot, num_kv_heads=num_heads and no rotary positions "

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention
 from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.convert.files import require_no_hooks
 from lit_probattn.convert.transformers_names import require_names
 
 # Computes a tensor of this package from source tensors, for a given layer.
@@ -366,6 +367,7 @@ def _chosen(layout: str, tensors: Mapping[str, Tensor], layer: Attention) -> dic
     """Return the row that applies to each tensor of the layer."""
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout {layout!r}{nearest(layout, LAYOUTS)}")
+    require_no_hooks(layer)
     rows: dict[str, Row] = {}
     for row in (one for rows_of in LAYOUTS[layout].rows for one in rows_of.each()):
         served = row.ours in rows and all(name in tensors for name in rows[row.ours].theirs)

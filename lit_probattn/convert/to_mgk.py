@@ -40,7 +40,13 @@ from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
-from lit_probattn.convert.files import check_output, find_layers, put_layers, write
+from lit_probattn.convert.files import (
+    check_output,
+    find_layers,
+    put_layers,
+    require_no_hooks,
+    write,
+)
 from lit_probattn.convert.layer import LayerInputs, Mixture
 from lit_probattn.convert.model import (
     Target,
@@ -123,6 +129,8 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     state = checkpoint.get("state_dict", {})
     run = None if options.weights_only else open_run(options)
     old = [] if run is None else list(run.layers.values())
+    for layer in old:
+        require_no_hooks(layer)
     head_dim = _head_size(options, {layer.head_dim for layer in old}, checkpoint)
     batches: list[Any] = []
     inputs: dict[str, LayerInputs] = {}

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.convert.files import check_output, find_layers, put_layers, restore_layer, write
+from lit_probattn.convert.files import (
+    check_output,
+    find_layers,
+    put_layers,
+    require_no_hooks,
+    restore_layer,
+    write,
+)
 from lit_probattn.training.checkpoints import find_file, load_checkpoint
 
 
@@ -51,6 +58,7 @@ def embed_into_head_size(
     Raises:
         ValueError: other scores or rotary positions, or `head_dim` is too small.
     """
+    require_no_hooks(layer)
     if layer.core.score != "dot" or layer.rotary is not None:
         raise ValueError(
             "only dot-product softmax attention without rotary positions can be widened, received "

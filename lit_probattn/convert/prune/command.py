@@ -33,7 +33,7 @@ from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import instantiate
-from lit_probattn.convert.files import check_output, write
+from lit_probattn.convert.files import check_output, require_no_hooks, write
 from lit_probattn.convert.model import compare_losses, compare_models, layer_inputs
 from lit_probattn.convert.prune.components import (
     component_usage,
@@ -53,6 +53,7 @@ def _own_layers(found: Mapping[str, Attention]) -> dict[str, MGKAttention]:
                 f"{name} is {type(layer).__name__}: only models with MGK or sMGK attention can be "
                 "pruned"
             )
+        require_no_hooks(layer)
         layers[name] = layer
     return layers
 

@@ -54,7 +54,7 @@ def agrees_with_the_equation(name, kinds):
         assert needs.keys() & lacks or not layer.core.makes.has_scores
         return
     for kind in kinds:
-        call = layer.call(rows(), **masks(kind, layer.num_heads))
+        call = layer.call(rows(), **masks(kind, layer.layout.out))
         if kind == "last":
             few = replace(call.masks, num_queries=7)
             call = replace(call, query=call.query[:, :, -7:], masks=few)
