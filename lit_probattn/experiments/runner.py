@@ -12,6 +12,7 @@ import math
 import signal
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -232,7 +233,8 @@ class Runner:
         num_slots: jobs at a time.
         devices: CUDA devices that the slots share in turn; empty leaves them as they are.
         attempts: how often a job that fails is tried, the others first.
-        say: receives a line for everything that happens.
+        say: receives a line for everything that happens. None: standard error, where the progress
+            is one line that changes, or one every ten seconds.
         what: what the jobs are called.
     """
 
@@ -241,10 +243,12 @@ class Runner:
         num_slots: int = 1,
         devices: Sequence[str] = (),
         attempts: int = 2,
-        say: Callable[[str], None] = lambda line: print(line, flush=True),
+        say: Callable[[str], None] | None = lambda line: print(line, flush=True),
         what: str = "jobs",
     ) -> None:
-        self.num_slots, self.devices, self.say = num_slots, devices, say
+        self.num_slots, self.devices = num_slots, devices
+        self.say = say or (lambda line: print(line, file=sys.stderr, flush=True))
+        self.shown = (say, 10.0 if say is None else PROGRESS_SECONDS)
         self.workers: dict[int, Worker] = {}
         self.attempts, self.what = attempts, what
 
@@ -264,7 +268,7 @@ class Runner:
             (f"[{i}/{len(jobs)}] {job.label}", job) for i, job in enumerate(jobs, 1)
         )
         self.slots: list[Slot | None] = [None] * self.num_slots
-        self.progress = Progress(done + len(jobs), self.what, self.say, PROGRESS_SECONDS)
+        self.progress = Progress(done + len(jobs), self.what, *self.shown)
         with stopped_by_sigterm():
             try:
                 while self.waiting or any(self.slots):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -178,8 +177,8 @@ def run_sweep(
     """
     points = make_plan(config, root)
     claim_folder(config, folder)
-    store, say = row_store(folder / ROWS), stream or _say
-    _run_missing(config, points[index::count], store, Predictions.on(config.device), say)
+    store = row_store(folder / ROWS)
+    _run_missing(config, points[index::count], store, Predictions.on(config.device), stream)
     rows = store.rows
     if {row.point_id for row in rows} >= {point.point_id for point in points}:
         write_tables(rows, folder)
@@ -191,7 +190,7 @@ def _run_missing(
     points: Sequence[Point],
     store: RowStore[ProfileRow],
     predictions: Predictions,
-    say: Callable[[str], None],
+    stream: Callable[[str], None] | None,
 ) -> None:
     missing = [point for point in points if not store.has(point_id=point.point_id)]
     reason = missing_device(config.device)
@@ -201,17 +200,13 @@ def _run_missing(
         )
     before = len(points) - len(missing)
     if before:
-        say(f"{before} of {len(points)} points finished before, not run again")
+        (stream or print)(f"{before} of {len(points)} points finished before, not run again")
     worker = partial(make_worker, config.memory_limit_bytes, command_line())
     jobs = [
         PointJob(point, store.path.parent, store, predictions, worker, config.point_timeout_s)
         for point in missing
     ]
-    Runner(say=say, what="points").run(jobs, done=before)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    Runner(say=stream, what="points").run(jobs, done=before)
 
 
 def missing_device(device: str) -> str | None:
@@ -280,7 +275,7 @@ def memory_table(config: SweepConfig, root: Path) -> tuple[str, bool]:
     points, lines, good = make_plan(only, root), [], True
     with TemporaryDirectory(prefix="lit-probattn-") as folder:
         store = row_store(Path(folder) / ROWS)
-        _run_missing(only, points, store, Predictions(live=True), _say)
+        _run_missing(only, points, store, Predictions(live=True), None)
         for point in points:
             rows = store.of(point_id=point.point_id)
             line, equal = _line(rows)

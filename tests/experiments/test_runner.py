@@ -133,3 +133,11 @@ def test_calls_of_a_slot_share_a_worker_until_it_dies(folder):
     assert one[1] == two[1] != three[1]
     assert "killed (signal 9)" in die[0]
     assert not [*folder.glob("locks/*")]
+
+
+def test_without_a_receiver_progress_is_one_line_every_ten_seconds(folder, capsys):
+    jobs = [Asked(folder, name) for name in ("one", "two", "three")]
+    (folder / "answers.py").write_text(ANSWERS)
+    assert Runner(say=None, what="points").run(jobs).ran == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "points finished" in line] == ["3 of 3 points finished"]
