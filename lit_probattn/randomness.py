@@ -47,7 +47,7 @@ def philox4x32(
 
     Args:
         counter: four int64 tensors with values in [0, 2³²), broadcastable to one shape. Keep
-            dimensions of size 1 where a word does not vary, which makes the first rounds cheaper.
+            size-1 dimensions for words that do not vary: the first rounds are then cheaper.
         key: two integers in [0, 2³²).
 
     Returns:

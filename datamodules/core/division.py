@@ -65,8 +65,8 @@ def check_shares(**shares: float) -> None:
         if not 0 < share < 1:
             raise DataError(f"{name} must be between 0 and 1, received {share}")
     if sum(shares.values()) >= 1:
-        told = " and ".join(f"{name}={share}" for name, share in shares.items())
-        raise DataError(f"{told} leave no samples for training; lower them")
+        fractions = " and ".join(f"{name}={share}" for name, share in shares.items())
+        raise DataError(f"{fractions} leave no samples for training; lower them")
 
 
 def divide(

@@ -69,15 +69,15 @@ def doubts(data: DataModule) -> Iterator[str]:
     for name in ("val", "test"):
         targets, classes = data.split(name).targets, data.classes
         counts = np.bincount(targets, minlength=len(classes))
-        told = f"{name} has {len(targets)} samples"
+        note = f"{name} has {len(targets)} samples"
         if len(targets) < _FEW:
-            told += f", so its accuracy has a resolution of {100 / len(targets):.0f} %"
+            note += f", so its accuracy has a resolution of {100 / len(targets):.0f} %"
         absent = [label for label, count in zip(classes, counts, strict=True) if not count]
         if absent:
             more = f" and {len(absent) - 1} more classes" if len(absent) > 1 else ""
-            told += f", none of {absent[0]}{more}"
+            note += f", none of {absent[0]}{more}"
         if absent or len(targets) < _FEW:
-            yield f"{told}; provide more samples"
+            yield f"{note}; provide more samples"
 
 
 def compare(data: DataModule) -> Iterator[tuple[str, bool]]:

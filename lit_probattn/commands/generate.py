@@ -171,14 +171,16 @@ def _new_tokens(trained: Trained, options: argparse.Namespace) -> int:
                 f"{most}: shorten it"
             )
         if unknown:
-            told = f"{unknown} of {len(ids)} words are missing from the vocabulary and became <unk>"
-            print(f"--prompt {text[:40]!r}: {told}", file=sys.stderr)
+            reason = (
+                f"{unknown} of {len(ids)} words are missing from the vocabulary and became <unk>"
+            )
+            print(f"--prompt {text[:40]!r}: {reason}", file=sys.stderr)
         longest = max(longest, len(ids))
     fits = most - longest + 1  # the last new token is never fed back
     if options.max_new_tokens is None:
         if fits < MAX_NEW_TOKENS:
-            told = f"the model's max_seq_len is {most}, the longest prompt has {longest} tokens"
-            print(f"--max_new_tokens {fits}: {told}", file=sys.stderr)
+            reason = f"the model's max_seq_len is {most}, the longest prompt has {longest} tokens"
+            print(f"--max_new_tokens {fits}: {reason}", file=sys.stderr)
         return min(MAX_NEW_TOKENS, fits)
     if options.max_new_tokens > fits:
         raise ConfigError(

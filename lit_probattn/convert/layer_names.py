@@ -328,7 +328,7 @@ def layer_state(layout: str, tensors: Mapping[str, Tensor], layer: Attention) ->
 
     Args:
         layout: one of `LAYOUTS`.
-        tensors: state dict of the source layer; norms and buffers beside attention are ignored.
+        tensors: state dict of the source layer; norms and buffers outside attention are ignored.
         layer: the target layer; it is not changed.
 
     Raises:

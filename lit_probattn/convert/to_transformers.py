@@ -49,28 +49,28 @@ _TOKEN_TYPES: dict[Family, int] = {"bert": 2, "roberta": 1}
 
 def require_attention(layer: Attention) -> None:
     """Raise a ConfigError for an attention layer that transformers' models do not support."""
-    refusals = []
+    problems = []
     if type(layer) is not SoftmaxAttention:
-        refusals.append(f"the attention is {type(layer).__name__}")
+        problems.append(f"the attention is {type(layer).__name__}")
     else:
         if layer.core.score != "dot":
-            refusals.append(f"score is {layer.core.score}")
+            problems.append(f"score is {layer.core.score}")
         if layer.rotary is not None:
-            refusals.append("positions are rotary")
+            problems.append("positions are rotary")
         if layer.num_kv_heads != layer.num_heads:
-            refusals.append(f"num_kv_heads is {layer.num_kv_heads}")
+            problems.append(f"num_kv_heads is {layer.num_kv_heads}")
         if layer.value_head_dim != layer.head_dim:
-            refusals.append(f"value_head_dim is {layer.value_head_dim}")
+            problems.append(f"value_head_dim is {layer.value_head_dim}")
         if not layer.use_bias:
-            refusals.append("bias is false")
+            problems.append("bias is false")
         if layer.num_heads * layer.head_dim != layer.embed_dim:
-            refusals.append(
+            problems.append(
                 f"{layer.num_heads} heads of size {layer.head_dim} do not add up to the width "
                 f"{layer.embed_dim}"
             )
-    if refusals:
+    if problems:
         raise ConfigError(
-            f"{', '.join(refusals)}: supported is SoftmaxAttention with score dot, biases, and "
+            f"{', '.join(problems)}: expected SoftmaxAttention with score dot, biases, and "
             f"heads "
             "that add up to the width"
         )

@@ -159,8 +159,8 @@ class LanguageModeling(Task):
         device = self.device
         tokens, speed = sum_over_ranks(torch.tensor([float(made), rate], device=device)).tolist()
         self._generated = []
-        told = f", {speed:.1f} tokens per second after each prompt's first" if speed else ""
-        self._say(f"{tokens:.0f} tokens generated{told}")
+        speed_note = f", {speed:.1f} tokens per second after each prompt's first" if speed else ""
+        self._say(f"{tokens:.0f} tokens generated{speed_note}")
 
     def _say(self, line: str) -> None:
         if self.trainer.is_global_zero:

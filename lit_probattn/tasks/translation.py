@@ -251,8 +251,8 @@ class Translation(Task):
             if is_final:
                 self.log(f"{split}/bleu_{form}", found.score)
                 self._say(str(found))
-            told = self.provenance.setdefault("bleu", {"form": self.bleu_form})
-            told[form] = {name: value for name, value in asdict(found).items() if name != "form"}
+            stored = self.provenance.setdefault("bleu", {"form": self.bleu_form})
+            stored[form] = {name: value for name, value in asdict(found).items() if name != "form"}
 
     # ---- translation -------------------------------------------------------------------------
 

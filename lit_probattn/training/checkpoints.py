@@ -276,8 +276,8 @@ def _refusal(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError):
         # torch's first lines recommend running the code; the reason is last.
         reason = text.split("Check the documentation")[0].strip().splitlines()[-1:]
-        told = reason[0].strip() if reason and "`weights_only`" not in reason[0] else "no reason"
-        return f"checkpoints may contain only tensors and plain values ({told})"
+        detail = reason[0].strip() if reason and "`weights_only`" not in reason[0] else "no reason"
+        return f"checkpoints may contain only tensors and plain values ({detail})"
     return text.splitlines()[0] if text else repr(error)
 
 

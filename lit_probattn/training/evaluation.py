@@ -60,7 +60,7 @@ _LIMITS = {"test": "limit_test_batches", "predict": "limit_predict_batches"}
 
 @dataclass
 class Scope:
-    """What an evaluation covers.
+    """Scope of an evaluation.
 
     Args:
         differences: settings, and data files, that differ from the run.

@@ -84,7 +84,7 @@ NumBatches = int | Literal["all"]
 
 @dataclass
 class RunSettings:
-    """Where a run is stored and when it is saved.
+    """Location of a run and its saving interval.
 
     Args:
         root: folder of all runs.
