@@ -460,7 +460,7 @@ def instantiate(base: type, config: Mapping[str, Any]) -> Any:
     """Build a class from `class_path` and `init_args`.
 
     Raises:
-        ConfigError: it cannot be built.
+        ConfigError: the class cannot be built.
     """
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(base, "it", fail_untyped=False)  # as on the command line

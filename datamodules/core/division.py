@@ -43,7 +43,7 @@ class HeldOut(DataModule):
 
 
 class Divided(HeldOut):
-    """Data of which fractions are held out for validation and test if these have no files.
+    """Data that hold out fractions for validation and test splits without files.
 
     Args:
         test_fraction: Fraction of the samples that is held out for the test split.

@@ -4,7 +4,7 @@
     lit-probattn generate runs/NAME/0 --prompt "The game" --prompt "In 1900" --top_k 20 --seed 1
 
 `lit-probattn predict` generates the same text with the same settings and `--seed_everything`. A run
-folder denotes its best checkpoint, or without a validation its newest. The configuration of the
+folder means its best checkpoint, or its newest if it has no validation. The configuration of the
 model and the vocabulary come from the run's config.yaml.
 """
 

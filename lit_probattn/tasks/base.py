@@ -134,7 +134,7 @@ class Task(pl.LightningModule):
     Args:
         seed: seed of the run, which determines all random numbers in training.
         lr: peak learning rate.
-        betas: AdamW's averaging factors. A schedule that cycles beta1 overrides the first.
+        betas: AdamW's averaging factors; a schedule that cycles beta1 overrides betas[0].
         eps: AdamW's epsilon.
         weight_decay: decoupled weight decay, on all parameters.
         schedule: learning-rate schedule; see `lit_probattn.tasks.schedules`.

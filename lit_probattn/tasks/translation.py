@@ -329,7 +329,7 @@ class Translation(Task):
         """Return the DataModule, which decodes ids.
 
         Raises:
-            ValueError: it cannot decode ids.
+            ValueError: the DataModule cannot decode ids.
         """
         data = getattr(self.trainer, "datamodule", None)
         if not hasattr(data, "detokenise"):

@@ -255,7 +255,7 @@ class TestScores(Callback):
         """Raise if a learning-rate schedule monitors a test metric.
 
         Raises:
-            ValueError: it does.
+            ValueError: a schedule monitors a test metric.
         """
         for schedule in trainer.lr_scheduler_configs:
             reject_test_metric("the monitor of the learning rate,", schedule.monitor)

@@ -339,7 +339,7 @@ def write_sweep(path: Path, question: Question, answers: list[Answer]) -> None:
     """Write the sweep config.
 
     Raises:
-        ConfigError: it cannot be written, or the file exists.
+        ConfigError: the file exists or cannot be written.
     """
     refuse_to_replace([path])
     try:

@@ -75,7 +75,7 @@ def changes(name: str, variant: str, heads: float, seq_len: int) -> tuple[list[L
         name: `timm:NAME` or `hf:TYPE`.
         variant: `mgk`, `smgk` or `softmax`.
         heads: ratio of heads kept.
-        seq_len: number of tokens of a language model's call.
+        seq_len: sequence length for language models.
 
     Raises:
         ConfigError: the model is unknown or not supported, or its package is missing.
