@@ -446,7 +446,7 @@ def length_line(lengths: np.ndarray[Any, Any], split: Any = None) -> str:
     low, median, high, most = np.percentile(lengths, (0, 50, 95, 100)).astype(int)
     cut = getattr(split, "num_cut", 0)
     text = f"lengths min {low}, median {median}, p95 {high}, max {most}"
-    return f"{text}, cut off {cut}" if cut else text
+    return f"{text}, truncated {cut}" if cut else text
 
 
 def class_lines(classes: Sequence[str], targets: np.ndarray[Any, Any]) -> Iterator[str]:

@@ -46,7 +46,7 @@ def outline(data: DataModule) -> Iterator[str]:
         lengths, counts = split.lengths, np.bincount(split.targets, minlength=data.num_classes)
         quantiles = np.percentile(lengths, (0, 50, 90, 100)).astype(int)
         num_cut = getattr(split, "num_cut", None)
-        cut = "" if num_cut is None else f", cut off {num_cut}"
+        cut = "" if num_cut is None else f", truncated {num_cut}"
         yield (
             f"{split_name}: {len(split)} samples, lengths min {quantiles[0]}, "
             f"median {quantiles[1]}, mean {lengths.mean():.1f}, p90 {quantiles[2]}, "

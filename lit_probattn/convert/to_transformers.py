@@ -160,7 +160,7 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     Raises:
         ConfigError: BERT and RoBERTa do not support the model, or its configuration sets no
             attention.
-        CheckpointError: the checkpoint is missing or damaged.
+        CheckpointError: the checkpoint is missing or corrupt.
     """
     path = find_file(options.checkpoint)
     checkpoint = load_checkpoint(path)
@@ -197,7 +197,7 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     if written["architectures"][0].endswith("Model") and "pooler.weight" not in state:
         lines.insert(1, "the model has no pooler: transformers initialises a new one")
     if left_out:
-        lines.insert(1, f"left out, since this class lacks them: {', '.join(left_out)}")
+        lines.insert(1, f"omitted, since this class lacks them: {', '.join(left_out)}")
     return lines
 
 

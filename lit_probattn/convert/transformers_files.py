@@ -54,7 +54,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the state dict of a model, from one file or several.
 
     Raises:
-        ConfigError: a file is missing or damaged, requires code to load, or contains NaN.
+        ConfigError: a file is missing or corrupt, requires code to load, or contains NaN.
     """
     found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if found is None:
@@ -88,10 +88,10 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except SafetensorError as error:
-        raise ConfigError(f"{path} is damaged: {error}; download it again") from None
+        raise ConfigError(f"{path} is corrupt: {error}; download it again") from None
     except Exception as error:  # from pickle, zip or tensor decoding
         code = code_needed(error)
-        reason = "it is damaged, or not a PyTorch file"
+        reason = "it is corrupt, or not a PyTorch file"
         if code is not None:
             reason = f"it requires code to load ({code}), and only tensors are loaded"
         raise ConfigError(
