@@ -9,7 +9,7 @@ import numpy as np
 from datamodules.core.base import CachedDataModule, DataModule
 from datamodules.core.own import ClassMap
 
-__all__ = ["compare", "compare_size", "describe", "doubts", "outline"]
+__all__ = ["compare", "compare_size", "data_warnings", "describe", "outline"]
 
 # Longer lists of source files are only counted.
 _MOST_SOURCES = 8
@@ -53,10 +53,10 @@ def outline(data: DataModule) -> Iterator[str]:
             f"max {quantiles[3]}{cut}"
         )
         yield f"  samples per class: {' '.join(map(str, counts))}"
-    yield from (f"warning: {doubt}" for doubt in doubts(data))
+    yield from (f"warning: {doubt}" for doubt in data_warnings(data))
 
 
-def doubts(data: DataModule) -> Iterator[str]:
+def data_warnings(data: DataModule) -> Iterator[str]:
     """Yield reasons against training on these data, one line each."""
     setting, value = data.batch_setting
     if data.steps_per_epoch == 0:

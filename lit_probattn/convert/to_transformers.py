@@ -205,12 +205,12 @@ def _attention_of(
     checkpoint: Path, given: Path | None, state: Mapping[str, Tensor], sizes: Mapping[str, Any]
 ) -> Attention:
     """Return an attention layer like the checkpoint's, from its configuration."""
-    beside, own = checkpoint.with_suffix(".yaml"), checkpoint.resolve().parent.parent
-    places = [given] if given else [beside, own / "config.yaml"]
-    found = next(filter(is_there, places), None)
+    sibling, own = checkpoint.with_suffix(".yaml"), checkpoint.resolve().parent.parent
+    candidates = [given] if given else [sibling, own / "config.yaml"]
+    found = next(filter(is_there, candidates), None)
     if found is None:
         raise ConfigError(
-            f"configuration not found: {places[0]}, which defines the attention; pass --config"
+            f"configuration not found: {candidates[0]}, which defines the attention; pass --config"
         )
     entry = attention_entry(found)
     width, head_dim = state["tokens.weight"].shape[1], sizes["head_dim"]

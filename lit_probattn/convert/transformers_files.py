@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path} not found{_there(path.parent)}") from None
+        raise ConfigError(f"{path} not found{_folder_content(path.parent)}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # neither JSON nor UTF-8
@@ -42,7 +42,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _there(folder: Path) -> str:
+def _folder_content(folder: Path) -> str:
     """List the content of a folder, for an error about a missing file."""
     if not folder.is_dir():
         return f": {folder} is not a folder"
@@ -59,8 +59,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if found is None:
         raise ConfigError(
-            f"{folder} has none of {', '.join(_FILES)}{_there(folder)}; other formats are not "
-            "supported: save the model with save_pretrained of transformers"
+            f"{folder} has none of {', '.join(_FILES)}{_folder_content(folder)}; other formats are "
+            "not supported: save the model with save_pretrained of transformers"
         )
     if found.suffix != ".json":
         return _read_tensors(found)
@@ -81,7 +81,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of one file."""
     if not path.is_file():
-        raise ConfigError(f"{path} not found{_there(path.parent)}; download all files of the model")
+        raise ConfigError(
+            f"{path} not found{_folder_content(path.parent)}; download all files of the model"
+        )
     try:
         if path.suffix == ".safetensors":
             loaded = load_file(path)

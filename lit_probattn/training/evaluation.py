@@ -30,7 +30,7 @@ from lit_probattn.base.files import digest
 from lit_probattn.configs import read_yaml
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import gather_objects
-from lit_probattn.training.checkpoints import named_by_a_run
+from lit_probattn.training.checkpoints import is_run_checkpoint
 from lit_probattn.training.run_folder import (
     CONFIG,
     NumBatches,
@@ -111,7 +111,7 @@ def differences(checkpoint: Path, config: dict[str, Any], sources: Sources) -> d
         ConfigError: the weights were trained with another attention or task.
     """
     folder = folder_of_checkpoint(checkpoint)
-    if not (folder / CONFIG).is_file() or not named_by_a_run(checkpoint):
+    if not (folder / CONFIG).is_file() or not is_run_checkpoint(checkpoint):
         return {}
     own = read_own_config(folder)
     flat, known = flatten(config), flatten(own)
