@@ -43,12 +43,10 @@ COMMANDS = {
     "translate": Command("lit_probattn.commands.translate", (), "lines of standard input"),
     "ask": Command("lit_probattn.commands.ask.command", (), "what variants cost at your sizes"),
     "reproduce": Command("lit_probattn.reproduce.__main__", (), "make a published table"),
-    "quickstart": Command("lit_probattn.quickstart", (), "softmax and sMGK on a small ListOps"),
     "sweep": Command("profiling.cli", ("sweep",), "measure cost over a grid of dimensions"),
     "report": Command("profiling.cli", ("report",), "tables and figures of a sweep"),
     "analyse": Command("lit_probattn.analysis.__main__", (), "study a checkpoint"),
     "convert": Command("lit_probattn.convert.__main__", (), "softmax to MGK; to and from BERT"),
-    "export": Command("lit_probattn.convert.to_safetensors", (), "write weights as safetensors"),
     "data": Command("lit_probattn.commands.data", (), "prepare or check a data set"),
     "check": Command("lit_probattn.commands.check", (), "check an attention layer of your own"),
     "list": Command("lit_probattn.commands.listing", (), "names: tasks, attention, tables, …"),
@@ -71,8 +69,7 @@ PyTorch Lightning experiments with probabilistic and head-sharing attention.
 commands (each has --help):
 {shown}
 
-  --version   versions of this package and of what it runs on; --verbose adds the machine
-  --print-completion bash|zsh|tcsh   a script for the shell's tab key
+  --version   versions of this package and its dependencies; --verbose adds the machine
 """
 
 

@@ -16,9 +16,10 @@ With the run's config.yaml (found beside the checkpoint, or --config) batches of
 the model, and what each layer sees decides groups of heads, factors, priors and value maps. Without
 it (--weights_only) only the weights count, and --head_dim is needed.
 
-Other conversions have their own --help: `convert from_transformers FOLDER OUT.ckpt` reads a BERT or
-a RoBERTa, `convert to_transformers CHECKPOINT FOLDER` writes one, `convert prune CHECKPOINT
-OUT.ckpt` drops components of MGK or sMGK that are hardly used.
+`--to safetensors` writes the weights of any checkpoint as they are. Other conversions have their
+own --help: `convert from_transformers FOLDER OUT.ckpt` reads a BERT or a RoBERTa, `convert
+to_transformers CHECKPOINT FOLDER` writes one, `convert prune CHECKPOINT OUT.ckpt` drops components
+of MGK or sMGK that are hardly used.
 """
 
 from __future__ import annotations
