@@ -71,7 +71,7 @@ from lit_probattn.training.init_from import Taken, init_from
 from lit_probattn.training.lightning_internals import BareCLI, meet_on_loopback
 from lit_probattn.training.logs import RunCSVLogger, tensorboard_logger
 from lit_probattn.training.memory import MemoryAdvice
-from lit_probattn.training.peers import SignsOfLife
+from lit_probattn.training.peers import Heartbeats
 from lit_probattn.training.preemption import StopSignals, job_name
 from lit_probattn.training.run_folder import (
     RunPlan,
@@ -211,7 +211,7 @@ class RunCLI(BareCLI):
         callbacks = config.get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         refuse_test_monitors(callbacks)
-        added = [MemoryAdvice(), SignsOfLife(), SameSources(), StepNumbers(), Throughput()]
+        added = [MemoryAdvice(), Heartbeats(), SameSources(), StepNumbers(), Throughput()]
         added.append(FinalValidation())
         if self.settings.test_during_training is not None:
             added.append(TestScores(self.settings.test_during_training))

@@ -210,7 +210,7 @@ def test_other_text_than_the_runs_is_refused(folder, tmp_path, capsys):
     status = generate(folder, "--data", f"data_dir={other}", prompts=["a"])
     lines = capsys.readouterr().err.splitlines()
     assert status == 2
-    assert lines[-1].startswith("error: the checkpoint was trained with another vocabulary: ")
+    assert lines[-1].startswith("error: the checkpoint was trained with a different vocabulary: ")
     assert lines[-1].endswith("or its vocabulary: --data vocab_file=FILE")
 
 
@@ -220,7 +220,7 @@ def test_words_that_nothing_stands_for_are_refused(tmp_path, folder, capsys):
     made.write(tmp_path / "text", **texts)
     run(command("fit", tmp_path, "--trainer.max_steps", "1", "--run.checkpoint_every", "1"))
     capsys.readouterr()
-    expected = "'zebra' is not in the vocabulary of 5 words, and neither is '<unk>'"
+    expected = "'zebra' is missing from the vocabulary of 5 words"
     check_refused(generate(only_version(tmp_path), prompts=["a zebra"]), expected, capsys)
 
 

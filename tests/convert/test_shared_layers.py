@@ -56,8 +56,8 @@ def test_it_is_tested_converted_and_begun_with(trained, tmp_path, capsys):
         attention=str(out.with_suffix(".yaml")),
     )
     told = capsys.readouterr().out
-    assert "entries taken" in told
-    assert "in the model only" not in told
+    assert "entries loaded" in told
+    assert "newly initialised" not in told
     taken, begun = load_checkpoint(out)["state_dict"], newest_state(only_version(tmp_path))
     assert set(taken) == set(begun["state_dict"])
 

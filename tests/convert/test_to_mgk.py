@@ -136,7 +136,7 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     cases = [
         ([checkpoint, out, "--num_components", "3"], "must divide num_heads=4, received 3"),
         ([mixture, out], "it also has core.prior.value"),
-        ([damaged, out], "is damaged"),
+        ([damaged, out], "is corrupt"),
         ([tmp_path / "nan.ckpt", out], "attention.key_proj.bias holds NaN in 1 of 12"),
         ([tmp_path / "none.ckpt", out], "checkpoint not found"),
         ([alone, out, "--weights_only", "--head_dim", "5"], "a multiple of head_dim=5"),

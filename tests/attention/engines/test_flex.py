@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention
 
 from lit_probattn.attention.backends import attend
 from lit_probattn.attention.engines import flex
@@ -31,16 +32,27 @@ def masks(kind, heads):
     }[kind]
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_form_agrees_with_the_equation(name):
+def test_every_form_agrees_with_the_equation(name, monkeypatch):
+    """PyTorch's debug mode runs the same operator without tracing, which takes most of the time."""
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    agrees_with_the_equation(name, MASKS)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("name", "kind"), [("smgk, variances 1 3", "bias"), ("fish", "key")])
+def test_forms_can_be_traced(name, kind):
+    agrees_with_the_equation(name, [kind])
+
+
+def agrees_with_the_equation(name, kinds):
     torch.manual_seed(3)
     layer = LAYERS[name]().eval()
     if "flex" not in layer.core.backends:
         lacks, needs = NORMAL_FORM["flex"].lacks, layer.core.variant(layer.call(rows())).needs()
         assert needs.keys() & lacks or not layer.core.makes.has_scores
         return
-    for kind in MASKS:
+    for kind in kinds:
         call = layer.call(rows(), **masks(kind, layer.num_heads))
         with torch.no_grad():
             variant = layer.core.variant(call)
