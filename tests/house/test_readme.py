@@ -15,6 +15,7 @@ import lit_probattn
 from lit_probattn.cli.app import main
 from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
+from tests.pages.blocks import SNIPPET
 from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,6 +43,8 @@ FITS = [words[1:] for words in commands() if words[:2] == ["lit-probattn", "fit"
 def test_python_blocks_run():
     assert blocks("python")
     for code in blocks("python"):
+        if SNIPPET.search(code):
+            continue  # a script of examples, which has its own test
         exec(compile(code, "README.md", "exec"), {})
 
 
