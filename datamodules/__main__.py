@@ -134,12 +134,12 @@ def _make(command: str, name: str, options: list[str]) -> DataModule:
     module, class_name = REGISTRY[name]
     data_class = getattr(importlib.import_module(module), class_name)
     parser = _parser(command, name, data_class)
-    _refuse_unknown(parser, options)
+    _reject_unknown(parser, options)
     made: DataModule = data_class(**parser.parse_args(options).as_dict())
     return made
 
 
-def _refuse_unknown(parser: ArgumentParser, options: list[str]) -> None:
+def _reject_unknown(parser: ArgumentParser, options: list[str]) -> None:
     """Raise ConfigError for an unknown or abbreviated option, naming the nearest valid one."""
     known = ["-h", "--help", *re.findall(r"(?<![\w-])--?[a-z][\w-]*", parser.format_usage())]
     for option in options:

@@ -31,7 +31,7 @@ __all__ = [
     "by_split",
     "class_lines",
 ]
-__all__ += ["length_line", "required_path", "split_of", "told_ignored"]
+__all__ += ["length_line", "required_path", "split_of", "warn_ignored"]
 
 _log = logging.getLogger("datamodules")
 # Accepted names of a split's file, `mine_TRAIN.ts` included.
@@ -127,7 +127,7 @@ class OwnFiles:
                 )
         if place.is_dir():
             names = [path.name for path in _inside(place, suffixes)]
-            told_ignored(place, names, [path.name for path in files.values()])
+            warn_ignored(place, names, [path.name for path in files.values()])
         return cls(files, {k: v for k, v in shares.items() if k not in files}, seed)
 
     def settings(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def by_split(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def told_ignored(folder: Path, names: Iterable[str], used: Iterable[str]) -> None:
+def warn_ignored(folder: Path, names: Iterable[str], used: Iterable[str]) -> None:
     """Warn about names in a folder that denote no split and are therefore ignored."""
     others = sorted(set(names) - set(used))
     if others:
@@ -329,7 +329,7 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
         splits, moved = self._divided(rows)
         _require_learnable(splits)
         if not self.allow_overlap:
-            self._refuse_overlap(splits)
+            self._reject_overlap(splits)
         numbers = {label: number for number, label in enumerate(classes)}
         parts = {name: part.values for name, part in splits.items()}
         targets = {name: [numbers[x] for x in part.labels] for name, part in splits.items()}
@@ -363,7 +363,7 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
         names = ", ".join(sorted({train.labels[i] for i in moved}))
         return splits, [f"classes too small to split, all in training: {names}"] if moved else []
 
-    def _refuse_overlap(self, splits: dict[str, Rows]) -> None:
+    def _reject_overlap(self, splits: dict[str, Rows]) -> None:
         seen: dict[bytes, tuple[str, str]] = {}
         count: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], tuple[str, str]] = {}

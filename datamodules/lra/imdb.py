@@ -60,7 +60,7 @@ def read_folder(folder: Path, advance: Callable[[int], None]) -> Reviews:
     for split in SPLITS:
         for target, name in enumerate(CLASSES):
             for path in filter(Path.is_file, (folder / split / name).glob("*.txt")):
-                _refuse_size(path, path.stat().st_size)
+                _reject_size(path, path.stat().st_size)
                 reviews[split].append((target, path.name, path.read_bytes()))
                 advance(1)
     return _sorted(reviews, folder)
@@ -76,10 +76,10 @@ def read_archive(path: Path, advance: Callable[[int], None]) -> Reviews:
     reviews: Reviews = {split: [] for split in SPLITS}
 
     def take(member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-        _refuse_escape(path, member)
+        _reject_escape(path, member)
         match = _MEMBER.fullmatch(member.name)
         if match and member.isfile():
-            _refuse_size(f"{path}: {member.name}", member.size)
+            _reject_size(f"{path}: {member.name}", member.size)
             file = archive.extractfile(member)
             assert file is not None
             reviews[match[1]].append((CLASSES.index(match[2]), match[3], file.read()))
@@ -89,12 +89,12 @@ def read_archive(path: Path, advance: Callable[[int], None]) -> Reviews:
     return _sorted(reviews, path)
 
 
-def _refuse_size(place: object, num_bytes: int) -> None:
+def _reject_size(place: object, num_bytes: int) -> None:
     if num_bytes > MOST_REVIEW_BYTES:
         raise DataError(f"{place} has {num_bytes} bytes; expected at most {MOST_REVIEW_BYTES}")
 
 
-def _refuse_escape(path: Path, member: tarfile.TarInfo) -> None:
+def _reject_escape(path: Path, member: tarfile.TarInfo) -> None:
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or "\\" in member.name:
         raise DataError(f"{path}: member {member.name!r} is outside the archive's folder")

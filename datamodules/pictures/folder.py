@@ -17,7 +17,7 @@ from datamodules.core.own import (
     class_lines,
     required_path,
     split_of,
-    told_ignored,
+    warn_ignored,
 )
 from datamodules.pictures.files import SUFFIXES, PictureFiles, pictures_of_classes, subfolders
 from datamodules.pictures.imagenet import ImageNet
@@ -80,7 +80,7 @@ class PictureFolder(AtPath, Divided, ImageNet):
                     f"{self.root / name} denotes a split, but contains no class folders; "
                     f"sort its images into class folders, or rename it"
                 )
-        told_ignored(self.root, names, found.values())
+        warn_ignored(self.root, names, found.values())
         return found
 
     def _given(self, splits: dict[str, str]) -> dict[str, PictureFiles]:
@@ -108,7 +108,7 @@ class PictureFolder(AtPath, Divided, ImageNet):
             name: files.digest_of(digest.hex() for digest in digests[name])
             for name, files in found.items()
         }
-        _refuse_overlap(found, digests)
+        _reject_overlap(found, digests)
         shares = {name: share for name, share in self.shares.items() if name not in found}
         if not shares:
             return found
@@ -179,7 +179,7 @@ def _pixels(files: PictureFiles) -> Iterator[int]:
         yield min(open_picture(files.path(index)).size)
 
 
-def _refuse_overlap(found: dict[str, PictureFiles], digests: dict[str, list[bytes]]) -> None:
+def _reject_overlap(found: dict[str, PictureFiles], digests: dict[str, list[bytes]]) -> None:
     seen: dict[bytes, tuple[str, Path]] = {}
     for name, files in found.items():
         for index, digest in enumerate(digests[name]):

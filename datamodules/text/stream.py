@@ -145,7 +145,7 @@ class TextStream(CachedDataModule):
             self._vocabulary = TokenChoice.read(self.cache)
         return self._vocabulary
 
-    def require_room(self) -> None:
+    def require_vocabulary_size(self) -> None:
         """Raise a DataError if the vocabulary is larger than vocab_size."""
         words = len(self.vocabulary)
         if words > self.vocab_size:
@@ -207,7 +207,7 @@ class TextStream(CachedDataModule):
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the three splits; raises DataError if vocab_size or a split is too small."""
-        self.require_room()
+        self.require_vocabulary_size()
         train = cache.array("train_tokens")
         splits: dict[str, Any] = {}
         if self.batching == "columns":

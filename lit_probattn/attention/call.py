@@ -29,6 +29,7 @@ class HeadLayout:
         head_dim: E, size of a query or key head.
         value_head_dim: E_v, size of a value head.
         keys_per_head: keys of a position in each key head: K in MGK and MLK; 1 with shifted keys.
+        gated: heads after the layer's `gate`, which the output projection reads. None means `out`.
     """
 
     query: int
@@ -38,6 +39,12 @@ class HeadLayout:
     head_dim: int
     value_head_dim: int
     keys_per_head: int = 1
+    gated: int | None = None
+
+    @property
+    def projected(self) -> int:
+        """Heads that the output projection reads."""
+        return self.out if self.gated is None else self.gated
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,7 @@ class HeadCall:
         fused: whether the engine is kernels of ours, so that the normal form may be one, too.
         packing: documents of the tokens, each of which attends to itself alone. None means that a
             row is one. Other masks than `key_mask` and `is_causal` are refused beside it.
+        side: what a variant's hooks read of each query beside its heads, (B, …, N, S).
         on: type of device that the call is an outline for; None means that of the tensors.
     """
 
@@ -79,6 +87,7 @@ class HeadCall:
     num_terms: int = 0
     fused: bool = False
     packing: Packing | None = None
+    side: Tensor | None = None
     on: str | None = None
 
     @property
@@ -90,7 +99,8 @@ class HeadCall:
         """Return it with the heads in the dtype of scores and sums, at least float32."""
         dtype = compute_dtype(self.query)
         query, key, value = (x.to(dtype) for x in (self.query, self.key, self.value))
-        return replace(self, query=query, key=key, value=value)
+        side = None if self.side is None else self.side.to(dtype)
+        return replace(self, query=query, key=key, value=value, side=side)
 
     @property
     def first_row(self) -> int:

@@ -79,10 +79,12 @@ class Attention(RenamingModule):
     `key=None` means self-attention, `value=None` means value = key. Masks follow
     `lit_probattn.attention.masks`.
 
-    A variant either gives `reference_scores`, from which everything else follows; or names the
-    class of its core in `core_class` and gives its heads in `head_layout` and its `cost`. Arguments
-    of its own are fields of a record, a subclass of `LayerOptions` (`base/arguments.py`,
-    `by_name`), or its constructor names them and passes the common ones on.
+    A variant either gives `reference_scores`, from which everything else follows, and where it has
+    more than a softmax of them `normalise`, `mix_weights` and `query_side`; or names the class of
+    its core in `core_class` and gives its heads in `head_layout` and its `cost`. Any variant may
+    change its heads' outputs in `gate`. Arguments of its own are fields of a record, a subclass of
+    `LayerOptions` (`base/arguments.py`, `by_name`), or its constructor names them and passes the
+    common ones on.
 
     Rows of `query_proj`, `key_proj` and `value_proj` go by head, then by component (keys of a
     mixture that projects them all), then by entry; columns of `out_proj` by head, then by entry.
@@ -101,8 +103,11 @@ class Attention(RenamingModule):
     options: LayerOptions
     # What holds the variant's parameters; None where scores or a constructor give the core.
     core_class: ClassVar[type[Core] | None] = None
-    # Whether each of the `reference_scores` depends on its query, key and positions alone.
+    # Whether each of the `reference_scores` depends on its query, key and positions alone, and a
+    # row of weights on its own query alone.
     pairwise: ClassVar[bool] = True
+    # Whether `normalise` reads scores of other heads; `mix_weights` does.
+    mixes_heads: ClassVar[bool] = False
 
     @by_name(LayerOptions)
     def __init__(self, options: LayerOptions) -> None:
@@ -145,12 +150,16 @@ class Attention(RenamingModule):
         self.value_proj = nn.Linear(
             self.key_embed_dim, heads.value * self.value_head_dim, bias=bias
         )
-        self.out_proj = nn.Linear(heads.out * self.value_head_dim, embed_dim, bias=bias)
+        self.out_proj = nn.Linear(heads.projected * self.value_head_dim, embed_dim, bias=bias)
         if self._gives_scores():
-            name, positions = type(self).__name__, takes_positions(self.reference_scores)
-            own = OwnVariant(self.reference_scores, name, self.pairwise, positions)
-            self.core = DerivedCore(heads, options.backend, own)
+            self.core = DerivedCore(heads, options.backend, self._own_variant())
         elif self.core_class is not None:
+            alone = [name for name in self.hooks() if name != "gate"]
+            if alone:
+                raise TypeError(
+                    f"{type(self).__name__} defines {', '.join(alone)} beside a core, which has no "
+                    f"place for them: define reference_scores too"
+                )
             self.core = self.make_core(self.core_class)
 
     # ------------------------------------------------------------------ the variant's part
@@ -176,9 +185,69 @@ class Attention(RenamingModule):
         """
         raise NotImplementedError(_what_is_missing(type(self)))
 
+    def normalise(self, scores: Tensor, *beside: Any, **named: Any) -> Tensor:
+        """Return the weights of scores, (B, M, N, L), of a variant without a core.
+
+        A subclass defines it as `normalise(self, scores, query, key, side)`; the last arguments
+        may be left out. Weights of hidden pairs are set to zero after it.
+
+        Args:
+            scores: (B, M, N, L) with the bias, in at least float32. Hidden pairs have the lowest
+                number, `torch.finfo(scores.dtype).min`; rows that see nothing are zeros.
+            beside: query and key as in `reference_scores`, and what `query_side` returns, where it
+                is defined.
+            named: nothing.
+        """
+        return torch.softmax(scores, -1)
+
+    def mix_weights(self, weights: Tensor, *beside: Any, **named: Any) -> Tensor:
+        """Return weights mixed over heads, (B, M, N, L) -> (B, H, N, L), of a variant without core.
+
+        H is `head_layout().out`. The other arguments are those of `normalise`. Weights of pairs
+        that are hidden in all heads are set to zero after it.
+        """
+        return weights
+
+    def query_side(self, x: Tensor) -> Tensor | None:
+        """Return what hooks read of each query's token beside its heads, (B, …, N, S).
+
+        Args:
+            x: the layer's queries, (B, N, C).
+        """
+        return None
+
+    def gate(self, out: Tensor, x: Tensor) -> Tensor:
+        """Return the heads that the output projection reads, (B, `head_layout().gated`, N, E_v).
+
+        Args:
+            out: outputs of all heads, (B, H, N, E_v).
+            x: the layer's queries, (B, N, C).
+        """
+        return out
+
+    @classmethod
+    def hooks(cls) -> tuple[str, ...]:
+        """Return the names of the hooks that the class defines beside `reference_scores`."""
+        names = "normalise", "mix_weights", "query_side", "gate"
+        return tuple(name for name in names if getattr(cls, name) is not getattr(Attention, name))
+
     @classmethod
     def _gives_scores(cls) -> bool:
         return cls.reference_scores is not Attention.reference_scores
+
+    def _own_variant(self) -> OwnVariant:
+        defined = self.hooks()
+        return OwnVariant(
+            self.reference_scores,
+            type(self).__name__,
+            self.pairwise,
+            takes_positions(self.reference_scores),
+            self.normalise if "normalise" in defined else None,
+            self.mix_weights if "mix_weights" in defined else None,
+            self.mixes_heads or "mix_weights" in defined,
+            "query_side" in defined,
+            self.layout.out,
+        )
 
     def cost(self, seq_len: int) -> Cost:
         """Return the analytic cost of self-attention over `seq_len` tokens.
@@ -309,7 +378,8 @@ class Attention(RenamingModule):
         if query_mask is not None:
             call = replace(call, query_mask=query_mask)
         call = with_dropout(call, self.dropout if self.training else 0.0)
-        result: Tensor = self.out_proj(self.core(call).transpose(1, 2).flatten(2))
+        heads = self.gate(self.core(call), query)
+        result: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
         return result
 
     if TYPE_CHECKING:
@@ -373,10 +443,10 @@ class Attention(RenamingModule):
                 )
             k, v, key_mask = cache.append(k, v, key_mask)
         masks = make_masks(
-            *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]), key_mask=key_mask, **pairs
+            *(q.shape[0], self.layout.out, q.shape[2], v.shape[2]), key_mask=key_mask, **pairs
         )
         said: dict[str, Any] = {"cache": cache, "query_mask": query_mask, "packing": packing}
-        return HeadCall(q, k, v, masks, rng=rng, **said)
+        return HeadCall(q, k, v, masks, rng=rng, side=self.query_side(query), **said)
 
     def project_values(self, value: Tensor, *, of_self: bool) -> Tensor:
         """Return values before they are split; `of_self` says whether they are the queries' own."""
@@ -428,10 +498,11 @@ class Attention(RenamingModule):
                 "same"
             )
         q = split_heads(self.query_proj(query), self.layout.query)
-        sizes = (q.shape[0], self.num_heads, q.shape[2], v.shape[2])
+        sizes = (q.shape[0], self.layout.out, q.shape[2], v.shape[2])
         masks, first = make_masks(*sizes, key_mask=key_mask, **pairs), memory.num_read
         memory.num_read += q.shape[2]
-        return HeadCall(q, k, v, masks, rng=rng, cache=memory.cache, first_query=first)
+        side, cache = self.query_side(query), memory.cache
+        return HeadCall(q, k, v, masks, rng=rng, cache=cache, first_query=first, side=side)
 
     def weights(self, query: Tensor, key: Tensor | None = None, **masks: Any) -> Tensor:
         """Return the maps (B, H, N, L) of a call by the equation, without dropout; for analysis.

@@ -133,8 +133,9 @@ class Variant:
         """Return what not every engine or use of attention has, with the option that asks for it.
 
         Names are those of `Engine.lacks`: `maximum`, `function` and `function without
-        layers` of several maps, `map noise`, `head noise`, `row_eps`, `normaliser`; `positions`, if
-        keys count by their positions, and those of `engines.table.LACKS_OF_CROSS_ATTENTION`.
+        layers` of several maps, `map noise`, `head noise`, `row_eps`, `normaliser`, `own scores`,
+        `own weights`; `positions`, if keys count by their positions, and those of
+        `engines.table.LACKS_OF_CROSS_ATTENTION`.
         """
         return {}
 

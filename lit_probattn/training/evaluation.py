@@ -41,7 +41,7 @@ from lit_probattn.training.run_folder import (
     read_own_config,
     source_differences,
 )
-from lit_probattn.training.saving import RunCheckpoint, refuse_test_metric
+from lit_probattn.training.saving import RunCheckpoint, reject_test_metric
 
 # Parts of a configuration that affect scores, and settings in them that do not.
 _DECIDING = ("model.", "data.", "seed_everything", "trainer.precision")
@@ -258,7 +258,7 @@ class TestScores(Callback):
             ValueError: it does.
         """
         for schedule in trainer.lr_scheduler_configs:
-            refuse_test_metric("the monitor of the learning rate,", schedule.monitor)
+            reject_test_metric("the monitor of the learning rate,", schedule.monitor)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Release task and data."""

@@ -124,7 +124,7 @@ def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
         state, loaded = _read(source, task)
     except CheckpointError as error:
         raise ConfigError(f"--init_from: {error}") from error
-    _refuse_other_tokeniser(source, loaded, tokeniser)
+    _reject_other_tokeniser(source, loaded, tokeniser)
     found = _match(source, loaded.get("global_step"), state, task)
     try:  # a layer can reject entries that it does not support
         task.load_state_dict({n: state[n] for n in (*found.taken, *found.left)}, strict=False)
@@ -155,7 +155,7 @@ def _read(source: Path, task: nn.Module) -> tuple[dict[str, Tensor], dict[str, A
     return {**apart, **state}, loaded
 
 
-def _refuse_other_tokeniser(source: Path, loaded: Mapping[str, Any], tokeniser: str | None) -> None:
+def _reject_other_tokeniser(source: Path, loaded: Mapping[str, Any], tokeniser: str | None) -> None:
     """Raise a ConfigError if the data of the checkpoint and of this run have other tokenisers."""
     before = [
         part["tokeniser"]

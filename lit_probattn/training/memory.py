@@ -22,7 +22,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _TEXTS)
 
 
-def told_out_of_memory(error: BaseException) -> str:
+def out_of_memory_line(error: BaseException) -> str:
     """Return a line about a failed allocation: the advice if there is any, else the error."""
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith("out of memory")]
     if notes:

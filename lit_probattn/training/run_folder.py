@@ -147,7 +147,7 @@ class RunPlan:
         if self.created and is_unused(self.folder):
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def let_go(self) -> None:
+    def release_lock(self) -> None:
         """Release the lock of the folder."""
         release(self.folder / LOCK)
 

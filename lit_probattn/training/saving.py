@@ -19,7 +19,7 @@ _REFUSED = (
 )
 
 
-def refuse_test_metric(setting: str, metric: Any) -> None:
+def reject_test_metric(setting: str, metric: Any) -> None:
     """Raise if a setting selects by a test metric.
 
     Args:
@@ -33,7 +33,7 @@ def refuse_test_metric(setting: str, metric: Any) -> None:
         raise ValueError(_REFUSED.format(setting, metric, metric.removeprefix("test/")))
 
 
-def refuse_test_monitors(callbacks: Iterable[Callback]) -> None:
+def reject_test_monitors(callbacks: Iterable[Callback]) -> None:
     """Raise if a callback, such as early stopping, monitors a test metric.
 
     Raises:
@@ -41,7 +41,7 @@ def refuse_test_monitors(callbacks: Iterable[Callback]) -> None:
     """
     for callback in callbacks:
         name = f"the monitor of {type(callback).__name__} in trainer.callbacks,"
-        refuse_test_metric(name, getattr(callback, "monitor", None))
+        reject_test_metric(name, getattr(callback, "monitor", None))
 
 
 class RunCheckpoint(Checkpoint):
@@ -80,7 +80,7 @@ class RunCheckpoint(Checkpoint):
             raise ValueError(f"run.keep_checkpoints must be at least 2, received {keep}")
         if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(f"run.checkpoint_every must be at least 1, received {every_n_steps}")
-        refuse_test_metric("run.monitor", monitor)
+        reject_test_metric("run.monitor", monitor)
         self.folder = folder
         self.every_n_steps, self.keep = every_n_steps, keep
         self.monitor, self.mode = monitor, mode

@@ -227,8 +227,11 @@ def test_predict_writes_one_row_per_sample(trained, capsys):
 def test_weights_of_another_model_are_refused(trained, capsys):
     more = ("--ckpt_path", "last", "--model.init_args.embed_dim", "8")
     line = error_of(arguments("test", trained, *more), capsys)
-    assert "does not fit this configuration" in line
-    assert "of other shapes (first model.embedding.tokens.weight: [257, 16] there, [257, 8]" in line
+    assert "does not match this configuration" in line
+    assert (
+        "with other shapes (first model.embedding.tokens.weight: [257, 16], expected [257, 8]"
+        in line
+    )
 
 
 def test_damaged_checkpoint_is_one_line(trained, tmp_path, capsys):

@@ -29,17 +29,20 @@ WRONG = [
         "did you mean 'lit_probattn.attention.MGKAttention'.*available: .*SoftmaxAttention",
     ),
     ([f"--{ATTENTION}", "SoftmaxAtention"], "did you mean 'lit_probattn.attention.Softmax"),
-    ([f"--{ATTENTION}.class_path", "torch.nn.Linear"], "not a class that fits.*available"),
+    (
+        [f"--{ATTENTION}.class_path", "torch.nn.Linear"],
+        "not a class of the expected type.*available",
+    ),
     ([f"--{ATTENTION}.class_path", "nowhere.Attention"], "no module named 'nowhere' .available: "),
     (["--model", "lit_probattn.tasks.SequenceClasifier"], "did you mean .*SequenceClassifier"),
     (["--data", "datamodules.Listops"], "did you mean 'datamodules.ListOps'"),
     ([f"--{ATTENTION}.dict_kwargs", "{foo: 1}"], "for lit_prob.* backend, bias, dropout, "),
     (["--data.dict_kwargs", "{batch_sizes: 1}"], "batch_sizes' for .*did you mean 'batch_size'"),
     # wrong types and values
-    (["--run", "null"], "^error: run: expected its keys, received 'null'$"),
+    (["--run", "null"], "^error: run: expected a mapping, received 'null'$"),
     (
         ["--trainer.logger", "WandbLogger"],
-        "^error: trainer.logger: (WandbLogger needs the package wandb|No API key)",
+        "^error: trainer.logger: (WandbLogger requires the package wandb|No API key)",
     ),
     (["--model.init_args.num_layers", "four"], "num_layers: expected int, received 'four'"),
     (["--model.init_args.schedule", "onecycle"], "schedule: expected one of 'one_cycle'"),
@@ -153,7 +156,7 @@ def test_a_rank_that_is_no_number_is_one_line(monkeypatch, capsys, name):
     monkeypatch.setenv(name, "x")
     assert lit_probattn.__main__.main(["fit", "--task", "tiny/lra_text"]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"error: environment variable {name}: expected a number, received 'x'")
+    assert told.startswith(f"error: environment variable {name}: expected an integer, received 'x'")
     assert told.count("\n") == 1
 
 

@@ -72,5 +72,5 @@ def test_what_has_no_place_for_a_shared_block_says_so(tmp_path):
 
 def test_a_shared_block_is_not_written_for_transformers():
     state = {"encoder.blocks.0.attention.query_proj.weight": torch.zeros(4, 4)}
-    with pytest.raises(ConfigError, match=r"share_layers is true: .* no place there"):
+    with pytest.raises(ConfigError, match=r"share_layers is true: "):
         export_model(state, {"share_layers": True}, 2, "bert", {})

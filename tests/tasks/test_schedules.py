@@ -114,28 +114,24 @@ def test_a_warm_up_as_long_as_the_run_is_scaled_to_it(max_steps, schedule_steps,
 
 @pytest.mark.parametrize(
     ("max_steps", "schedule_steps", "said"),
-   
-        [ (
+    [
+        (
             8,
             None,
             "warm-up scaled: warmup_steps 9 exceeds max_steps 8, so",
         ),
-        (8, 50, "max_steps 8 ends within the warm-up of
-        9
-        steps: for a complete schedule set --model"), (9, 50, "max_steps 9 ends
-        within the warm-up
-        of 9 steps"), (10, 50, ""),
-        (10, None,
-        ""),
-   
-   
-   
-   
-   
+        (
+            8,
+            50,
+            "max_steps 8 ends within the warm-up of 9 steps: for a complete schedule set --model",
+        ),
+        (9, 50, "max_steps 9 ends within the warm-up of 9 steps"),
+        (10, 50, ""),
+        (10, None, ""),
     ],
-
-) def test_what_becomes_of_the_warm_up_is_one_line(max_steps, schedule_steps, said,
-    capsys): steps = {"schedule_steps": schedule_steps, "warmup_steps": 9}
+)
+def test_what_becomes_of_the_warm_up_is_one_line(max_steps, schedule_steps, said, capsys):
+    steps = {"schedule_steps": schedule_steps, "warmup_steps": 9}
     task = tiny.task(schedule="cosine_global", **steps)
     task.trainer = tiny.trainer(max_steps)
     capsys.readouterr()

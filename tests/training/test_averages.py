@@ -50,15 +50,10 @@ def test_a_run_folder_is_asked_for_its_average(tmp_path):
 def test_too_few_checkpoints_and_other_models_are_refused(tmp_path):
     saved(tmp_path, 3)
     for count, needed in ((0, 1), (2, 2)):
-        with pytest.raises(CheckpointError,
-            match=rf"average-{count} requires
-            {needed} step
-            .* found
-            1"): average_newest(tmp_path,
-           
-           
-           
-            count)
+        with pytest.raises(
+            CheckpointError, match=rf"average-{count} requires {needed} step .* found 1"
+        ):
+            average_newest(tmp_path, count)
     saved(tmp_path, 5, **{"model.more": torch.zeros(2)})
     with pytest.raises(CheckpointError, match=r"differ in model\.more"):
         average_newest(tmp_path, 2)

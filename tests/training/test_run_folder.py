@@ -56,7 +56,7 @@ def version(root: Path, number: int, own: dict, *, step: int | None = 4, **start
 
 def plan(root: Path, own: dict, request: str | None, sources=dict, **settings) -> RunPlan:
     found = plan_fit(RunSettings(root=str(root), **settings), "name", own, request, sources)
-    found.let_go()
+    found.release_lock()
     return found
 
 

@@ -185,7 +185,7 @@ class LM1B(TokenBatches, TextStream):
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the three splits; raises DataError if vocab_size or max_tokens is too small."""
-        self.require_room()
+        self.require_vocabulary_size()
         end = self.vocabulary.end_of_line
         splits: dict[str, Any] = {
             name: Sentences.from_cache(cache, name, end, self.max_seq_len) for name in _SPLITS

@@ -98,7 +98,7 @@ class SentencePairs(Mapped):
         )
         return Lengths(source, target, pad_multiple, self._max_length)
 
-    def refuse_longer(self, name: str) -> None:
+    def reject_longer(self, name: str) -> None:
         """Raise a DataError that names the longest pair if it exceeds `max_length`."""
         lengths = self.lengths
         longest = int(lengths.argmax())

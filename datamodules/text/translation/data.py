@@ -324,7 +324,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         }
         for name, split in splits.items():
             if self.too_long == "error":
-                split.refuse_longer(f"{self.title}: {name}")
+                split.reject_longer(f"{self.title}: {name}")
         lengths = splits["train"].side_lengths(self.pad_multiple)
         self.require_tokens(lengths, "pair", "lower max_length and set too_long to cut")
         self.notes = list(self._notes())

@@ -247,7 +247,7 @@ class Preparation:
             lines = itertools.compress(lines_of(self._pieces_path(origin, side)), chosen)
             ids = map(partial(coder.ids, side), lines)
             counts[side] = list(write_sentences(writer, f"{name}_{side}", ids))
-            self._refuse_other_dictionary(name, side, *counts[side])
+            self._reject_other_dictionary(name, side, *counts[side])
             if name != "train":
                 shown = itertools.compress(self._shown(origin, side), chosen)
                 writer.add_text(f"{name}_{side}_lines", "\n".join(shown))
@@ -259,7 +259,7 @@ class Preparation:
             return (joined(line.split()) for line in self._raw(name, side))
         return iter(self._raw(name, side))
 
-    def _refuse_other_dictionary(self, name: str, side: Side, unknown: int, total: int) -> None:
+    def _reject_other_dictionary(self, name: str, side: Side, unknown: int, total: int) -> None:
         if name == "train" and self.text.dictionaries and unknown > _MOST_UNKNOWN * total:
             path = self.text.dictionaries[self.languages[SIDES.index(side)]]
             raise DataError(

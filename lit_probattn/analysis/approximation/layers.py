@@ -57,8 +57,9 @@ class Opened:
         return self.allowed.sum(-1)
 
     def project(self, output: Tensor) -> Tensor:
-        """Apply the output map to heads' outputs: (B, H, N, E_v) -> (B, N, C)."""
-        joined = output.to(self.layer.out_proj.weight.dtype).transpose(1, 2).flatten(2)
+        """Apply gate and output map to heads' outputs: (B, H, N, E_v) -> (B, N, C)."""
+        heads = self.layer.gate(output.to(self.layer.out_proj.weight.dtype), self.seen.query)
+        joined = heads.transpose(1, 2).flatten(2)
         return self.layer.out_proj(joined)
 
     def pairs(self) -> tuple[Tensor, Tensor]:

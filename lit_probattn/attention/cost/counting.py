@@ -108,7 +108,7 @@ class Sizes:
     def projection_macs(self) -> int:
         """Multiply-adds of the four projections."""
         heads, e, e_v = self.heads, self.e, self.e_v
-        of_queries = heads.query * e + heads.out * e_v
+        of_queries = heads.query * e + heads.projected * e_v
         of_keys = heads.key * heads.keys_per_head * e + heads.value * e_v
         return self.n * (self.c * of_queries + self.c_key * of_keys)
 

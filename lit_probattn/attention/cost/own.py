@@ -1,11 +1,14 @@
-"""What a variant costs that is its scores alone: they are counted, the rest is softmax's."""
+"""What a variant costs that is its hooks alone: they are counted, the rest is softmax's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lit_probattn.attention.cost.counting import Cost, Sizes
 from lit_probattn.attention.cost.mgk import softmax_like
@@ -14,41 +17,78 @@ from lit_probattn.attention.cost.mgk import softmax_like
 def of_scores(sizes: Sizes, layer: Any) -> Cost:
     """Return the cost of a layer that gives `reference_scores`.
 
-    Products of the scores are counted, and the papers' rule is applied to them: 2k − 1 for every
-    sum of k products.
+    Products of the hooks are counted. The papers' rule is applied to those of the scores, 2k − 1
+    for every sum of k products; of the other hooks a multiply-add is two operations.
 
     Args:
         sizes: of layer and sequence.
         layer: the layer.
     """
     n, h = sizes.n, sizes.h
-    found, plain = count_score_macs(layer, n), softmax_like(sizes)
+    found, plain = _count(layer, n, _run_scores), softmax_like(sizes)
+    maps = _run_scores(layer, 1).shape[1]
+    after = _count(layer, n, partial(_run_weights, maps)) if layer.hooks() else 0
     by_rule = 2 * found - n * n * h if found else 0
-    return replace(
+    cost = replace(
         plain,
-        paper_flops=plain.paper_flops - n * n * h * (2 * sizes.e - 1) + by_rule,
-        macs=plain.macs - n * n * h * sizes.e + found,
+        paper_flops=plain.paper_flops - n * n * h * (2 * sizes.e - 1) + by_rule + 2 * after,
+        macs=plain.macs - n * n * h * sizes.e + found + after,
     )
+    return with_gate(cost, layer, n)
 
 
-def count_score_macs(layer: Any, seq_len: int) -> int:
-    """Count the multiply-adds of a layer's scores over a sequence, in matrix products.
+def with_gate(cost: Cost, layer: Any, seq_len: int) -> Cost:
+    """Return a cost with the products of the layer's `gate`, two operations a multiply-add."""
+    if "gate" not in layer.hooks():
+        return cost
+    found = _count(layer, seq_len, _run_gate)
+    flops, macs = cost.paper_flops + 2 * found, cost.macs + found
+    return replace(cost, paper_flops=flops, macs=macs, terms=())
+
+
+def _count(layer: Any, seq_len: int, run: Callable[[Any, int], object]) -> int:
+    """Count the multiply-adds of hooks over a sequence, in matrix products.
 
     Counted at three small lengths, and continued as the polynomial of degree 2 that they are.
     """
-    first, second, third = (_score_macs(layer, length) for length in (1, 2, 3))
-    step, bend = second - first, third - 2 * second + first
-    n = seq_len - 1
-    return first + n * step + n * (n - 1) // 2 * bend
-
-
-def _score_macs(layer: Any, length: int) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
+    counts = []
+    for length in (1, 2, 3):
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            run(layer, length)
+        counts.append(int(counter.get_total_flops()) // 2)
+    step, bend = counts[1] - counts[0], counts[2] - 2 * counts[1] + counts[0]
+    n = seq_len - 1
+    return counts[0] + n * step + n * (n - 1) // 2 * bend
+
+
+def _zeros(layer: Any, *shape: int) -> Tensor:
     weight = layer.query_proj.weight
-    heads = torch.zeros(1, layer.num_heads, length, layer.head_dim)
-    heads = heads.to(weight.device, weight.dtype)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        places = [torch.arange(length, device=weight.device)] * 2
-        layer.reference_scores(heads, heads, *(places if layer.core.knows_positions else []))
-    return int(counter.get_total_flops()) // 2
+    return torch.zeros(shape, device=weight.device, dtype=weight.dtype)
+
+
+def _run_scores(layer: Any, length: int) -> Tensor:
+    heads = _zeros(layer, 1, layer.layout.query, length, layer.head_dim)
+    places = [torch.arange(length, device=heads.device)] * 2
+    scores: Tensor = layer.reference_scores(
+        heads, heads, *(places if layer.core.knows_positions else [])
+    )
+    return scores
+
+
+def _run_weights(maps: int, layer: Any, length: int) -> None:
+    """Run what comes after so many maps of scores."""
+    from lit_probattn.attention.own.derived import Parts
+
+    heads = _zeros(layer, 1, layer.layout.query, length, layer.head_dim)
+    side = layer.query_side(_zeros(layer, 1, length, layer.embed_dim))
+    parts, variant = Parts(heads, heads, side), layer.core.variant(None)
+    weights = _zeros(layer, 1, maps, length, length)
+    for hook in (variant.normaliser, variant.mixer):
+        weights = weights if hook is None else hook(weights, *parts.beside(hook))
+
+
+def _run_gate(layer: Any, length: int) -> None:
+    out = _zeros(layer, 1, layer.layout.out, length, layer.value_head_dim)
+    layer.gate(out, _zeros(layer, 1, length, layer.embed_dim))

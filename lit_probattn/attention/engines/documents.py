@@ -31,6 +31,7 @@ def call_of(group: Group, call: HeadCall, key_mask: Tensor | None) -> HeadCall:
         query=gather(call.query, group.queries),
         key=gather(call.key, group.keys),
         value=gather(call.value, group.keys),
+        side=None if call.side is None else gather(call.side, group.queries),
         masks=Masks(*size, key_mask=key_mask, is_causal=call.masks.is_causal),
         dropout=dropout,
         rng=group.key_of(call.rng, packing.num_documents),

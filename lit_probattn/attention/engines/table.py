@@ -40,6 +40,11 @@ LACKS_OF_CROSS_ATTENTION = {
     "one length": "cannot divide by √N of two sequences ({}): set padded_len",
 }
 
+# Functions that a class of a user's gives.
+_HOOKS = {
+    "own scores": "cannot call functions of a class ({})",
+    "own weights": "cannot call functions of a class ({})",
+}
 _ROW_EPS = "cannot add row_eps to the sums of rows"
 _NORMALISER = "cannot normalise rows by another function than the softmax ({})"
 _NO_LAYERS = "cannot take this function of several maps ({})"
@@ -54,6 +59,7 @@ _LACKS_OF_PYTORCH = {
     "head noise": "cannot add noise to the scores ({})",
     "row_eps": _ROW_EPS,
     "normaliser": _NORMALISER,
+    **_HOOKS,
 }
 
 # Every variant whose scores have the normal form has all of these.
@@ -70,6 +76,7 @@ NORMAL_FORM: Mapping[str, Engine] = {
             "function without layers": _NO_LAYERS,
             "row_eps": _ROW_EPS,
             "normaliser": _NORMALISER,
+            **_HOOKS,
         },
         limits={"components": 16, "global maps": 16, "hidden units": 16},
         missing=missing_library,
@@ -89,6 +96,7 @@ NORMAL_FORM: Mapping[str, Engine] = {
             "function without layers": _NO_LAYERS,
             "row_eps": _ROW_EPS,
             "normaliser": _NORMALISER,
+            **_HOOKS,
         },
         # Score tiles of all maps, and all hidden units, are written out in a program; queries of a
         # tile stay in shared memory.

@@ -24,6 +24,7 @@ from lit_probattn.attention.engines.blocks import BLOCK_SCORES
 from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.own.derived import DerivedCore
 from lit_probattn.randomness import RandomKey
 
 __all__ = ["CHECKS", "EMBED", "HEAD", "Check", "Make", "serving"]
@@ -95,6 +96,24 @@ def serving_call(layer: Attention, call: HeadCall) -> list[Backend]:
     return [name for name in cpu_backends(layer) if refusal(name) is None]
 
 
+def must_serve(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
+    """Return the implementations on a CPU that serve a call; an AssertionError if there is none."""
+    found = serving(layer, x, **call)
+    expect(bool(found), f"no implementation on a CPU serves {', '.join(call) or 'a plain call'}")
+    return found
+
+
+def refuses_pairs(layer: Attention, x: Tensor, pairs: Tensor) -> None:
+    """Check that a layer no implementation of which takes attn_mask refuses it."""
+    layer.backend = "auto"
+    try:
+        layer(x, attn_mask=pairs)
+    except NotImplementedError as error:
+        expect("cannot apply attn_mask" in str(error), f"refused with {error}")
+    else:
+        raise AssertionError("attn_mask is taken, although no implementation applies it")
+
+
 # ---- masks -------------------------------------------------------------------------------------
 
 
@@ -104,7 +123,7 @@ def future_tokens_change_nothing(make: Make) -> None:
     for where, training, length, given in WAYS:
         layer, x = layer.train(training), double(B, length, EMBED)
         y = torch.cat([x[:, :given], double(B, length - given, EMBED)], 1)
-        for backend in serving(layer, x, is_causal=True):
+        for backend in must_serve(layer, x, is_causal=True):
             layer.backend = backend
             a, b = (layer(z, is_causal=True, rng=key()) for z in (x, y))
             told = f"{backend}{where}: outputs before other future tokens"
@@ -121,7 +140,7 @@ def padding_and_other_samples_change_nothing(make: Make) -> None:
         layer = layer.train(training)
         x, mask = double(B, length, EMBED), torch.ones(B, length, dtype=torch.bool)
         mask[1, given:] = False
-        for backend in serving(layer, x, key_mask=mask):
+        for backend in must_serve(layer, x, key_mask=mask):
             layer.backend = backend
             short = layer(x[1:, :given], rng=alone)
             whole = layer(x, key_mask=mask, rng=key())[1:, :given]
@@ -145,20 +164,24 @@ def hidden_pairs_change_nothing(make: Make) -> None:
         moved = (a[:, ~unseen] - b[:, ~unseen]).abs().max() > 0
         expect(moved, f"{backend}: a key that may be seen changes nothing")
     if not served:
-        layer.backend = "auto"
-        try:
-            layer(x, attn_mask=pairs)
-        except NotImplementedError as error:
-            expect("cannot apply attn_mask" in str(error), f"refused with {error}")
-        else:
-            raise AssertionError("attn_mask is taken, although no implementation applies it")
+        refuses_pairs(layer, x, pairs)
 
 
 def masks_of_three_dimensions_are_heads(make: Make) -> None:
-    """attn_mask (H, N, L) gives every head a mask of its own."""
+    """attn_mask (H, N, L) gives every head its own mask; where heads are mixed it is refused."""
     layer, x = make().double().eval(), double(B, N, EMBED)
-    pairs = torch.rand(layer.num_heads, N, N) < 0.6
-    for backend in serving(layer, x, attn_mask=pairs):
+    pairs = torch.rand(layer.layout.out, N, N) < 0.6
+    if isinstance(layer.core, DerivedCore) and layer.core.variant(layer.call(x)).mixes_heads:
+        try:
+            layer(x, attn_mask=pairs)
+        except ValueError as error:
+            expect("mixes heads after masking" in str(error), f"refused with {error}")
+            return
+        raise AssertionError("a mask per head is taken, although heads are mixed after masking")
+    served = serving(layer, x, attn_mask=pairs)
+    if not served:
+        refuses_pairs(layer, x, pairs)
+    for backend in served:
         layer.backend = backend
         found = layer.core(layer.call(x, attn_mask=pairs))
         for head, own in enumerate(pairs):
@@ -180,7 +203,7 @@ def a_bias_is_added_to_the_scores(make: Make) -> None:
             expect("add a bias to" in str(error), f"refused with {error}")
             return
         raise AssertionError("a bias is taken, although there are no scores to add it to")
-    for backend in serving(layer, x, bias=hidden):
+    for backend in must_serve(layer, x, bias=hidden):
         layer.backend = backend
         close(layer(x, bias=hidden), layer(x, attn_mask=pairs), f"{backend}: a bias of −∞")
 
@@ -190,7 +213,7 @@ def empty_rows_give_zeros(make: Make) -> None:
     layer = make(bias=False).double()
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[1] = False
-    for backend in serving(layer, double(B, N, EMBED), key_mask=mask):
+    for backend in must_serve(layer, double(B, N, EMBED), key_mask=mask):
         layer.backend = backend
         layer.zero_grad()
         x = double(B, N, EMBED).requires_grad_()
@@ -214,7 +237,7 @@ def gradients_are_those_of_finite_differences(make: Make) -> None:
     layer, x = make().double().eval(), double(1, 5, EMBED)
     named = dict(layer.named_parameters())
     step = 1e-6
-    for backend in serving(layer, x, is_causal=True):
+    for backend in must_serve(layer, x, is_causal=True):
         layer.backend = backend
         cotangent = double(1, 5, EMBED)
         leaf = x.clone().requires_grad_()
@@ -255,7 +278,7 @@ def backends_agree(make: Make) -> None:
     layer, x = make().double(), double(B, N, EMBED)
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[1, 9:] = False
-    names = serving(layer, x, key_mask=mask, is_causal=True)
+    names = must_serve(layer, x, key_mask=mask, is_causal=True)
     results = {}
     for backend in names:
         layer.backend = backend
@@ -282,7 +305,7 @@ def blocks_of_queries_agree(make: Make) -> None:
     memory, x = double(B, 19, 17), double(B, 7, EMBED)
     mask = torch.ones(B, 19, dtype=torch.bool)
     mask[0, 11:] = False
-    for backend in serving(layer, x, key=memory, key_mask=mask):
+    for backend in must_serve(layer, x, key=memory, key_mask=mask):
         layer.backend = backend
         out = layer(x, memory, key_mask=mask)
         expect(out.shape == (B, 7, EMBED), f"{backend}: shape {tuple(out.shape)}")
@@ -381,7 +404,9 @@ def documents_attend_to_themselves_alone(make: Make) -> None:
     x, cotangent = double(B, N, EMBED), double(B, N, EMBED)
     for causal in (False, True):
         call = with_dropout(layer.call(x, is_causal=causal, rng=key()), layer.dropout)
-        for backend in serving_call(layer, call):
+        served = serving_call(layer, call)
+        expect(bool(served), "no implementation on a CPU serves a packed call")
+        for backend in served:
             layer.backend = backend
             packed, alone = (x.clone().requires_grad_() for _ in range(2))
             rng = RandomKey(5, step=3, sample_ids=ids)

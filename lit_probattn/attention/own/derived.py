@@ -1,4 +1,12 @@
-"""What follows from `reference_scores` alone: reference and blockwise form."""
+"""What follows from a layer's hooks alone: reference and blockwise form.
+
+    scores = reference_scores(query, key, …)                        (B, M, N, L)
+    weights = mix_weights(normalise(scores + bias, …), …)           (B, H, N, L)
+    output = gate(dropout(weights) @ value, x)
+
+`normalise` is by default the softmax over the keys; it maps a row of every head. `mix_weights` maps
+the weights of a pair over heads. Both may read query, key and `query_side(x)`.
+"""
 
 from __future__ import annotations
 
@@ -27,87 +35,174 @@ from lit_probattn.attention.numerics import (
 )
 from lit_probattn.attention.variant import Engine, Variant
 
-__all__ = ["DerivedCore", "OwnScores", "OwnVariant", "takes_positions"]
+__all__ = ["DerivedCore", "OwnScores", "OwnVariant", "OwnWeights", "takes_positions"]
 
-# From queries (B, H, N, E) and keys (B, H, L, E) to scores (B, H, N, L); two more arguments are the
+# From queries (B, H, N, E) and keys (B, H, L, E) to scores (B, M, N, L); two more arguments are the
 # positions of queries (N,) and of keys (L,).
 OwnScores = Callable[..., Tensor]
+# From scores or weights (B, M, N, L), and as many of query, key and side as it takes, to weights.
+OwnWeights = Callable[..., Tensor]
+
+
+def _num_arguments(function: Callable[..., Tensor]) -> int:
+    named = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
+    return sum(p.kind in named for p in inspect.signature(function).parameters.values())
 
 
 def takes_positions(scores: OwnScores) -> bool:
     """Whether scores take positions of queries and keys beside these."""
-    named = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
-    return sum(p.kind in named for p in inspect.signature(scores).parameters.values()) >= 4
+    return _num_arguments(scores) >= 4
 
 
-def checked_scores(
-    variant: OwnVariant, query: Tensor, key: Tensor, rows: range, first_row: int
-) -> Tensor:
-    """Return the scores, every query head with its key head; a ValueError for another shape.
+@dataclass(frozen=True)
+class Parts:
+    """What the hooks read of one block: rows of the queries, and the keys that they may see.
 
     Args:
-        variant: whose scores.
-        query: (B, H, n, E), those of `rows`.
+        query: (B, H, n, E).
         key: (B, H_kv, l, E), the first l.
-        rows: which queries of the call these are.
-        first_row: position of the call's first query.
+        side: (B, …, n, S), or None where the layer has no `query_side`.
     """
+
+    query: Tensor
+    key: Tensor
+    side: Tensor | None
+
+    @classmethod
+    def of(cls, call: HeadCall) -> Parts:
+        """Return those of a call in one block."""
+        return cls(call.query, call.key, call.side)
+
+    def beside(self, hook: OwnWeights) -> list[Tensor]:
+        """Return what a hook takes after scores or weights: query, key and side, or fewer."""
+        keys = repeat_heads(self.key, self.query.shape[1])
+        given = [self.query, keys, *([] if self.side is None else [self.side])]
+        return given[: _num_arguments(hook) - 1]
+
+
+def block_scores(variant: OwnVariant, call: HeadCall, block: Block, parts: Parts) -> Tensor:
+    """Return the scores of a block, every query head with its key head, (B, M, n, l).
+
+    Raises:
+        ValueError: `reference_scores` returns another shape.
+    """
+    query, rows, first = parts.query, block.rows, call.first_row
     places: tuple[Tensor, ...] = ()
     if variant.positions:
-        device = query.device
-        at = torch.arange(rows.start + first_row, rows.stop + first_row, device=device)
-        places = at, torch.arange(key.shape[-2], device=device)
-    found = variant.function(query, repeat_heads(key, query.shape[1]), *places)
-    expected = (*query.shape[:3], key.shape[-2])
-    if tuple(found.shape) != expected:
+        at = torch.arange(rows.start + first, rows.stop + first, device=query.device)
+        places = at, torch.arange(parts.key.shape[-2], device=query.device)
+    found = variant.function(query, repeat_heads(parts.key, query.shape[1]), *places)
+    heads = None if variant.has_hooks else query.shape[1]
+    return _checked("reference_scores", found, heads, parts)
+
+
+def block_weights(variant: OwnVariant, call: HeadCall, block: Block, parts: Parts) -> Tensor:
+    """Return the weights of a block before dropout, (B, H, n, l).
+
+    Hidden pairs have weights of zero after each hook; `normalise` gets the lowest number for them,
+    and zeros for rows that see nothing, so that hooks need not look at masks.
+
+    Raises:
+        ValueError: a hook returns another shape.
+    """
+    rows, cols = block.rows, block.cols
+    scores = biased(block_scores(variant, call, block, parts), call.masks, rows, cols)
+    allowed = call.masks.allowed(rows, cols, scores.device)
+    if not variant.has_hooks:
+        return masked_softmax(scores, allowed)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    hidden, last = scores == float("-inf"), "reference_scores"
+    if variant.normaliser is None:
+        weights = masked_softmax(scores, None)
+    else:
+        last, empty = "normalise", hidden.all(-1, keepdim=True)
+        # Finite, so that a factor on the scores has a gradient.
+        lowest = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        given = parts.beside(variant.normaliser)
+        weights = variant.normaliser(lowest.masked_fill(empty, 0.0), *given)
+        _checked(last, weights, scores.shape[1], parts)
+        weights = weights.masked_fill(hidden, 0.0)
+    if variant.mixer is not None:
+        last, weights = "mix_weights", variant.mixer(weights, *parts.beside(variant.mixer))
+        weights = weights.masked_fill(hidden.all(1, keepdim=True), 0.0)
+    return _checked(last, weights, variant.num_heads or None, parts)
+
+
+def _checked(hook: str, found: Tensor, heads: int | None, parts: Parts) -> Tensor:
+    sizes = len(parts.query), parts.query.shape[2], parts.key.shape[-2]
+    shape = tuple(found.shape)
+    wanted = (sizes[0], heads or (shape[1] if len(shape) > 1 else 1), *sizes[1:])
+    if shape != wanted:
         raise ValueError(
-            f"reference_scores returned shape {tuple(found.shape)}, expected (batch, heads, "
-            f"queries, keys) = {expected}"
+            f"{hook} returned shape {shape}, expected (batch, heads, queries, keys) = {wanted}"
         )
     return found
 
 
+def _attend(
+    variant: OwnVariant,
+    call: HeadCall,
+    block: Block,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    side: Tensor | None,
+) -> Tensor:
+    """Return the output of a block, (B, H, n, E_v)."""
+    weights, dropout = block_weights(variant, call, block, Parts(query, key, side)), call.dropout
+    if dropout is not None:
+        batch, heads = weights.shape[:2]
+        keep = keep_pairs(dropout, batch, heads, block.rows, block.cols, weights.device)
+        weights = weights * keep * dropout.scale
+    return grouped_values(weights, value)
+
+
+def stored(call: HeadCall, variant: OwnVariant) -> Tensor:
+    """All pairs at once: the equation."""
+    call = call.precise()
+    block = Block(call.masks.all_rows, call.masks.all_cols)
+    return _attend(variant, call, block, call.query, call.key, call.value, call.side)
+
+
 def in_blocks(call: HeadCall, variant: OwnVariant) -> Tensor:
     """By blocks of queries, which backward computes again; O(N · block) memory."""
-    query, key, value, masks, dropout = call.precise().heads
-    row_scores = query.shape[0] * query.shape[1] * masks.num_keys
-    length = block_length(row_scores, masks.num_queries, query.device)
-
-    def attend(block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        rows, cols = block.rows, block.cols
-        found = checked_scores(variant, query, key, rows, call.first_row)
-        found = biased(found, masks, rows, cols)
-        weights = masked_softmax(found, masks.allowed(rows, cols, query.device))
-        if dropout is not None:
-            batch, heads = weights.shape[:2]
-            keep = keep_pairs(dropout, batch, heads, rows, cols, query.device)
-            weights = weights * keep * dropout.scale
-        return grouped_values(weights, value)
-
+    call = call.precise()
+    query, masks, side = call.query, call.masks, call.side
+    heads = max(query.shape[1], variant.num_heads)
+    length = block_length(query.shape[0] * heads * masks.num_keys, masks.num_queries, query.device)
     outs = []
     for first in range(0, masks.num_queries, length):
         rows = range(first, min(first + length, masks.num_queries))
         cols = masks.visible_keys(rows)
-        parts = (query[:, :, rows.start : rows.stop], *(x[:, :, : cols.stop] for x in (key, value)))
-        run = partial(attend, Block(rows, cols))
+        of_keys = (x[:, :, : cols.stop] for x in (call.key, call.value))
+        of_side = None if side is None else side[..., rows.start : rows.stop, :]
+        parts = (query[:, :, rows.start : rows.stop], *of_keys, of_side)
+        run = partial(_attend, variant, call, Block(rows, cols))
         outs.append(checkpoint(run, *parts, use_reentrant=False, preserve_rng_state=False))
     return torch.cat(outs, -2)
 
 
 @dataclass(frozen=True)
 class OwnVariant(Variant):
-    """A variant that is its scores alone.
+    """A variant that is its hooks alone.
 
     Args:
         function: from queries and keys to scores.
         name: for messages.
-        pairwise: whether a score depends on its query, its key and their positions alone; without,
-            there are no blocks.
+        pairwise: whether a row of weights depends on its query, the keys and their positions alone;
+            without, there are no blocks.
         positions: whether the function takes positions.
+        normaliser: from scores to weights; None means the softmax.
+        mixer: from weights to weights, over heads.
+        mixes_heads: whether weights of a head depend on scores of others, each of which is masked.
+        has_side: whether hooks read `query_side`.
+        num_heads: heads of the weights; 0 means those of the query.
     """
 
     takes_scale: ClassVar[bool] = False
     own_engines: ClassVar[Mapping[str, Engine]] = {
+        "reference": Engine(stored),
         "blockwise": Engine(
             in_blocks,
             lacks={
@@ -121,21 +216,52 @@ class OwnVariant(Variant):
     name: str = "own variant"  # type: ignore[misc]
     pairwise: bool = True
     positions: bool = False
+    normaliser: OwnWeights | None = None
+    mixer: OwnWeights | None = None
+    mixes_heads: bool = False
+    has_side: bool = False
+    num_heads: int = 0
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether something other than a softmax comes after the scores."""
+        return self.normaliser is not None or self.mixer is not None
 
     def scores(self, call: HeadCall) -> Tensor:
-        """Return the scores of a call."""
-        rows = span(0, call.query.shape[2])
-        return checked_scores(self, call.query, call.key, rows, call.first_row)
+        """Return the scores of a call, (B, M, N, L)."""
+        block = Block(span(0, call.query.shape[2]), span(0, call.num_keys))
+        return block_scores(self, call, block, Parts.of(call))
+
+    def weights(self, call: HeadCall) -> Tensor:
+        """Return the weights that multiply the values, (B, H, N, L), without dropout."""
+        call = call.precise()
+        block = Block(call.masks.all_rows, call.masks.all_cols)
+        return block_weights(self, call, block, Parts.of(call))
 
     def needs(self) -> dict[str, str]:
-        """Scores that depend on more than their pair cannot be cut."""
-        return {} if self.pairwise else {"all pairs": self.name}
+        """Hooks are Python functions; scores that depend on more than their pair cannot be cut."""
+        after = {"normalise": self.normaliser, "mix_weights": self.mixer}
+        defined = ", ".join(name for name, hook in after.items() if hook is not None)
+        found = {"own scores": "reference_scores"}
+        found |= {"own weights": defined} if defined else {}
+        return found if self.pairwise else {**found, "all pairs": self.name}
 
     def check(self, call: HeadCall) -> None:
-        """Refuse a scale: the scores have their own."""
+        """Refuse a scale, masks per head where heads are mixed, and heads without their side."""
         if call.scale is not None:
             raise ValueError(
                 f"{self.name} has no place for scale={call.scale}: its scores have one"
+            )
+        if self.has_side and call.side is None:
+            raise ValueError(
+                f"{self.name} reads the input of its layer (query_side): call the layer, not its "
+                f"core"
+            )
+        pairs = call.masks.attn_mask
+        if self.mixes_heads and pairs is not None and pairs.shape[1] > 1:
+            raise ValueError(
+                f"{self.name} mixes heads after masking, expected attn_mask of one head for all, "
+                f"received {pairs.shape[1]} heads"
             )
 
 

@@ -92,6 +92,12 @@ def _part(settings: Settings, heads: HeadLayout, more: Mapping[str, Any]) -> Any
     if heads.value_head_dim != heads.head_dim:
         given["value_head_dim"] = heads.value_head_dim
     layer = settings.make_layer(heads.head_dim * heads.query, heads.query, **given)
+    of_input = [name for name in layer.hooks() if name in ("query_side", "gate")]
+    if of_input:
+        raise ValueError(
+            f"{type(layer).__name__} defines {', '.join(of_input)}, which read the input of its "
+            f"layer: a swap has heads alone"
+        )
     if not isinstance(layer.core, DerivedCore):
         return layer.core
     for name in PROJECTIONS:

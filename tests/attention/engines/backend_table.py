@@ -16,6 +16,8 @@ NEEDS = {
     "other functions of maps (powers, `relu_sum`)": {"function", "function without layers"},
     "α-entmax": {"normaliser"},
     "`row_eps`": {"row_eps"},
+    "`reference_scores` of a class": {"own scores"},
+    "`normalise`, `mix_weights` of a class": {"own weights"},
     "attention dropout": {"dropout"},
     "gradient of an additive bias": {"bias gradient"},
     "`torch.func`": {"transform"},

@@ -18,7 +18,7 @@ LAYERS = layers()
 # Coefficients and row terms are of components that differ.
 LAYERS["smgk, variances 1 3"] = partial(LAYERS["smgk"], variance="paper_main")
 N = 37
-MASKS = ("none", "causal", "key", "pairs", "bias")
+MASKS = ("none", "causal", "last", "key", "pairs", "bias")
 
 
 def masks(kind, heads):
@@ -26,6 +26,7 @@ def masks(kind, heads):
     return {
         "none": {},
         "causal": {"is_causal": True},
+        "last": {"is_causal": True},  # and only the last queries
         "key": {"key_mask": torch.rand(2, N) < 0.7},
         "pairs": {"attn_mask": torch.rand(2, 1, N, N) < 0.7},
         "bias": {"bias": torch.randn(1, heads, N, N), "is_causal": True},
@@ -53,7 +54,10 @@ def agrees_with_the_equation(name, kinds):
         assert needs.keys() & lacks or not layer.core.makes.has_scores
         return
     for kind in kinds:
-        call = layer.call(rows(), **masks(kind, layer.num_heads))
+        call = layer.call(rows(), **masks(kind, layer.layout.out))
+        if kind == "last":
+            few = replace(call.masks, num_queries=7)
+            call = replace(call, query=call.query[:, :, -7:], masks=few)
         with torch.no_grad():
             variant = layer.core.variant(call)
             found = NORMAL_FORM["flex"].compute(call, variant)

@@ -135,7 +135,7 @@ def test_declared_missing_values_become_nan(tmp_path: Path) -> None:
 def test_one_feature_and_several_are_refused(order: int, tmp_path: Path) -> None:
     tags = "\n".join(["@univariate true", "@dimensions 2"][::order])
     text = GOOD.replace("@univariate false\n", "").replace("@dimensions 2", tags)
-    with pytest.raises(DataError, match="@univariate true.*@dimensions"):
+    with pytest.raises(DataError, match=r"@univariate true.*@dimensions"):
         read_ts(write(tmp_path, text))
 
 

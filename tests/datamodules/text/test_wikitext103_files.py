@@ -79,18 +79,10 @@ def test_a_missing_shard_is_named(tmp_path, texts):
     names = [f"{n}-{{:05d}}-of-00002.parquet" for n in ("train", "validation", "test")]
     write_shards(tmp_path / "hub", texts, names, "\n")
     (tmp_path / "hub" / "train-00001-of-00002.parquet").unlink()
-    with pytest.raises(MissingDataError,
-        match=r"train-00000-of-00002.parquet,
-        but missing
-        shard 00001"):
-        made_text.data(tmp_path /
-       
-       
-       
-       
-       
-       
-        "hub").prepare_data()
+    with pytest.raises(
+        MissingDataError, match=r"train-00000-of-00002.parquet, but missing shard 00001"
+    ):
+        made_text.data(tmp_path / "hub").prepare_data()
 
 
 def test_parquet_of_something_else(tmp_path, texts):

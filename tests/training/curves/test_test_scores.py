@@ -18,7 +18,7 @@ from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.evaluation import TestScores as Scores
 from lit_probattn.training.run_record import read_starts
-from lit_probattn.training.saving import refuse_test_monitors
+from lit_probattn.training.saving import reject_test_monitors
 from tests.datamodules.text.fine_tuning import made as made_questions
 from tests.support.exact_metrics import language_model
 from tests.support.runs import (
@@ -246,7 +246,7 @@ def test_a_run_does_not_end_by_it(tmp_path, capsys, kind):
     line = error_of(command(tmp_path, *ALL, "--config", str(path)), capsys)
     assert f"the monitor of {kind} in trainer.callbacks, test/accuracy would choose" in line
     assert "such as val/accuracy" in line
-    refuse_test_monitors([EarlyStopping("val/accuracy")])
+    reject_test_monitors([EarlyStopping("val/accuracy")])
 
 
 def test_a_learning_rate_does_not_follow_it():

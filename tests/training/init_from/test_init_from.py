@@ -56,8 +56,8 @@ def test_a_task_takes_what_another_has(tmp_path):
         expected = untouched.state_dict() if name in found.new else source
         assert torch.equal(tensor, expected[name]), name
     assert found.lines() == [
-        f"initial weights from {tmp_path / 'from.ckpt'} (step 7): {len(found.taken)} entries "
-        f"loaded",
+        f"initial weights from {tmp_path / 'from.ckpt'} (step 7): "
+        f"{len(found.taken)} entries loaded",
         "  unused checkpoint keys: pooler.weight, pooler.bias, classifier.weight, classifier.bias",
         "  newly initialised keys: spans.weight, spans.bias",
     ]
@@ -239,7 +239,7 @@ def test_a_run_that_goes_on_reads_its_own(folder, capsys):
     run(words)
     before = start_of(folder, 1)
     run([*words, "--ckpt_path", "last", "--trainer.max_steps", "3"])
-    assert "is not read: the run goes on from its own" in capsys.readouterr().out
+    assert "is ignored: the run resumes from its checkpoint" in capsys.readouterr().out
     assert start_of(folder, 1)["init_from"] is None
     assert before["init_from"] is not None
 

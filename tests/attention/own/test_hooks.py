@@ -1,0 +1,203 @@
+"""Hooks beside `reference_scores`: what they receive, and what is refused in one line."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from lit_probattn import swap
+from lit_probattn.attention import Attention, GatedAttention, MGKAttention, SoftmaxAttention
+from lit_probattn.attention.cost.own import with_gate
+from lit_probattn.attention.own import contract
+from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD, small_blocks
+from lit_probattn.base.errors import ConfigError, UnsupportedError
+from lit_probattn.convert.fish import convert_to_fish
+from lit_probattn.convert.layer import Mixture, convert_layer
+from lit_probattn.convert.layer_names import load_layer
+from lit_probattn.convert.wider_heads import embed_into_head_size
+
+B, N, H = 2, 13, 4
+
+
+class Dots(Attention):
+    def reference_scores(self, query, key):
+        return query @ key.mT * query.shape[-1] ** -0.5
+
+
+class Tempered(Dots):
+    """Weights to a power that the query's token gives, and their mean over heads added."""
+
+    mixes_heads = True
+
+    def __init__(self, embed_dim, num_heads, **common):
+        super().__init__(embed_dim, num_heads, **common)
+        self.power = torch.nn.Linear(embed_dim, num_heads)
+
+    def query_side(self, x):
+        return self.power(x).exp().mT[..., None]
+
+    def normalise(self, scores, query, key, side):
+        return (scores * side).softmax(-1)
+
+    def mix_weights(self, weights):
+        return 0.5 * weights + 0.5 * weights.mean(1, keepdim=True)
+
+
+class GatedMGK(MGKAttention):
+    """Any variant takes a gate."""
+
+    def build(self, options):
+        super().build(options)
+        self.gate_proj = torch.nn.Linear(self.embed_dim, self.num_heads)
+
+    def gate(self, out, x):
+        return out * self.gate_proj(x).sigmoid().mT[..., None]
+
+    def cost(self, seq_len):
+        return with_gate(super().cost(seq_len), self, seq_len)
+
+
+class UncountedGate(GatedMGK):
+    cost = MGKAttention.cost
+
+
+class MixesInSecret(Dots):
+    """Heads are mixed in a hook that says nothing of it."""
+
+    def normalise(self, scores):
+        return 0.5 * scores.softmax(-1) + 0.5 * scores.softmax(-1).mean(1, keepdim=True)
+
+
+class OverQueries(Dots):
+    """Weights depend on other queries: future ones, and those of other blocks."""
+
+    def normalise(self, scores):
+        weights = scores.softmax(-1)
+        return 0.5 * weights + 0.5 * weights.mean(-2, keepdim=True)
+
+
+class LowPrecision(Dots):
+    """Its parameter is not cast to the dtype of the scores."""
+
+    def __init__(self, embed_dim, num_heads, **common):
+        super().__init__(embed_dim, num_heads, **common)
+        self.after = torch.nn.Parameter(torch.eye(num_heads))
+
+    def mix_weights(self, weights):
+        return torch.einsum("oh,bhnl->bonl", self.after, weights)
+
+
+def broken(cls):
+    names = []
+    for name, check in CHECKS.items():
+        torch.manual_seed(0)
+        try:
+            with small_blocks():
+                check.run(partial(cls, EMBED, H, head_dim=HEAD))
+        except (AssertionError, RuntimeError, ValueError):
+            names.append(name)
+    return names
+
+
+@pytest.mark.parametrize("cls", [Tempered, GatedMGK])
+@pytest.mark.parametrize("check", CHECKS)
+def test_layers_with_hooks_keep_every_promise(cls, check):
+    torch.manual_seed(0)
+    with small_blocks():
+        CHECKS[check].run(partial(cls, EMBED, H, head_dim=HEAD))
+
+
+@pytest.mark.parametrize(
+    ("cls", "names"),
+    [
+        (UncountedGate, ["cost"]),
+        (MixesInSecret, ["masks of heads"]),
+        (LowPrecision, ["precision"]),
+    ],
+)
+def test_the_contract_names_what_a_hook_breaks(cls, names):
+    assert broken(cls) == names
+
+
+def test_hooks_that_look_at_other_queries_are_found():
+    assert {"causality", "padding", "backends", "cache"} <= set(broken(OverQueries))
+
+
+@pytest.mark.parametrize("check", ["causality", "padding", "bias", "gradients", "documents"])
+def test_what_no_implementation_serves_is_no_passed_check(check, monkeypatch):
+    monkeypatch.setattr(contract, "cpu_backends", lambda layer: [])
+    with pytest.raises(AssertionError, match="no implementation on a CPU serves"):
+        CHECKS[check].run(partial(Dots, EMBED, H, head_dim=HEAD))
+
+
+# ---- refusals ----------------------------------------------------------------------------------
+
+
+class MixesBesideACore(SoftmaxAttention):
+    def mix_weights(self, weights):
+        return weights.flip(1)
+
+
+class OtherShape(Dots):
+    def normalise(self, scores):
+        return scores.softmax(-1)[..., :-1]
+
+
+class FewerHeads(Dots):
+    def mix_weights(self, weights):
+        return weights[:, :2]
+
+
+def test_hooks_of_weights_beside_a_core_are_refused():
+    with pytest.raises(TypeError, match="defines mix_weights beside a core"):
+        MixesBesideACore(EMBED, H, head_dim=HEAD)
+
+
+@pytest.mark.parametrize(("cls", "hook"), [(OtherShape, "normalise"), (FewerHeads, "mix_weights")])
+def test_other_shapes_are_refused(cls, hook):
+    with pytest.raises(ValueError, match=rf"{hook} returned shape .*, expected .* = \(2, 4, 13"):
+        cls(EMBED, H, head_dim=HEAD)(torch.randn(B, N, EMBED))
+
+
+def test_masks_per_head_are_refused_where_heads_are_mixed():
+    layer, pairs = Tempered(EMBED, H, head_dim=HEAD), torch.ones(H, N, N, dtype=torch.bool)
+    with pytest.raises(ValueError, match="Tempered mixes heads after masking"):
+        layer(torch.randn(B, N, EMBED), attn_mask=pairs)
+    assert layer(torch.randn(B, N, EMBED), attn_mask=pairs[:1]).shape == (B, N, EMBED)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "native", "flex", "triton"])
+def test_engines_without_hooks_are_refused(backend):
+    layer = Tempered(EMBED, H, head_dim=HEAD)
+    layer.backend = backend
+    with pytest.raises(NotImplementedError, match=f"no backend '{backend}'; use one of: auto"):
+        layer(torch.randn(B, N, EMBED))
+    needs = layer.core.needs()
+    assert needs == {"own scores": "reference_scores", "own weights": "normalise, mix_weights"}
+
+
+def test_cores_of_hooks_that_read_the_input_are_refused_by_themselves_and_in_a_swap():
+    layer = Tempered(EMBED, H, head_dim=HEAD)
+    call = layer.call(torch.randn(B, N, EMBED))
+    with pytest.raises(ValueError, match=r"Tempered reads the input of its layer"):
+        layer.core(type(call)(call.query, call.key, call.value, call.masks))
+    model = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    for variant in (GatedAttention, Tempered):
+        with pytest.raises((ValueError, UnsupportedError), match="read the input of its layer"):
+            swap(model, variant, example=torch.randn(2, 5, 8))
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda layer: convert_layer(layer, Mixture(num_components=2)),
+        convert_to_fish,
+        lambda layer: embed_into_head_size(layer, 7),
+        lambda layer: load_layer("torch", {}, layer),
+    ],
+)
+def test_conversions_refuse_gated_layers(convert):
+    with pytest.raises(ConfigError, match="GatedAttention defines gate: only layers without hooks"):
+        convert(GatedAttention(EMBED, H, head_dim=HEAD))
