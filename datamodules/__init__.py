@@ -1,7 +1,7 @@
-"""Data sets as LightningDataModules. They know nothing of models.
+"""Data sets as LightningDataModules, independent of the models.
 
-The classes are imported when they are first used, so that `import datamodules` is cheap and a data
-set that nobody asks for needs no package of its own.
+Classes are imported on first use: `import datamodules` is cheap, and optional dependencies are
+loaded only by the data sets that need them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`python -m datamodules {prepare,check} NAME [options]`, `… check PATH [--kind KIND] [options]`.
 
-Options are the arguments of the data set's class; `prepare` makes its cache, `check` opens it,
-compares it with the published sizes and prints lengths and checksums. Nothing is downloaded.
-`check PATH` reads data of your own and shows sizes, classes, lengths and samples.
+Options are the arguments of the data set's class. `prepare` builds its cache; `check` opens the
+cache, compares it with the published sizes and prints lengths and checksums. `check PATH` reads
+your own data and shows sizes, classes, lengths and samples. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WRONG_VALUE = re.compile(
     r"""^Parser key "(\w+)": Expected a (?:<class ')?(.+?)(?:'>)?\. Got value: (.*)$"""
 )
 _PURPOSE = {
-    "prepare": "Make the cache of a data set. Nothing is downloaded.",
+    "prepare": "Build the cache of a data set. Nothing is downloaded.",
     "check": (
         "Verify the cache of a data set and compare it with the published sizes; the exit status "
         "is 1 if a release differs from them."
@@ -40,7 +40,7 @@ _PURPOSE = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 0, 1 for wrong data, 2 for wrong usage."""
+    """Run a command and return its exit status: 0, 1 for invalid data, 2 for invalid usage."""
     logging.basicConfig(format="%(message)s")
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; no cache was made", file=sys.stderr)
+        print("interrupted; no cache was written", file=sys.stderr)
         return 130
 
 
@@ -70,7 +70,7 @@ def _run(command: str, name: str, options: list[str]) -> int:
     from datamodules.core.report import compare, describe, outline
 
     data = _make(command, name, options)
-    own = name in KINDS.values()  # nothing is published of it
+    own = name in KINDS.values()  # no published sizes
     start = time.monotonic()
     if command == "prepare" or own:
         data.prepare_data()
@@ -83,18 +83,18 @@ def _run(command: str, name: str, options: list[str]) -> int:
     verdicts = [] if own else list(compare(data))
     for line, _ in verdicts:
         print(line)
-    # Only a release can fail to be what was published; generated sizes are the user's choice.
+    # Only a release can differ from the published sizes; the user chooses generated ones.
     generated = getattr(data, "source", "released") == "generated"
     return 0 if generated or all(equal for _, equal in verdicts) else 1
 
 
 def _is_path(word: str) -> bool:
-    """Whether a word is the path of own data, not a name of a data set."""
+    """Whether a word is a path to the user's data rather than the name of a data set."""
     return word not in REGISTRY and (os.path.exists(word) or bool(set("./\\~") & set(word)))
 
 
 def _check_path(path: str, options: list[str]) -> int:
-    """Read data of the user's own and show what they hold."""
+    """Read the user's data and print a summary."""
     given = None
     for place, option in enumerate(options):
         if option == "--kind" or option.startswith("--kind="):
@@ -111,7 +111,7 @@ def _check_path(path: str, options: list[str]) -> int:
 
 
 def _joined(options: list[str]) -> list[str]:
-    """Return options with their values behind them, `--name value` as one."""
+    """Join options and their values: `--name value` becomes one string."""
     found: list[str] = []
     for option in options:
         if option.startswith("--") or not found:
@@ -134,13 +134,13 @@ def _make(command: str, name: str, options: list[str]) -> DataModule:
     module, class_name = REGISTRY[name]
     data_class = getattr(importlib.import_module(module), class_name)
     parser = _parser(command, name, data_class)
-    _refuse_unknown(parser, options)
+    _reject_unknown(parser, options)
     made: DataModule = data_class(**parser.parse_args(options).as_dict())
     return made
 
 
-def _refuse_unknown(parser: ArgumentParser, options: list[str]) -> None:
-    """Name the nearest valid option for one that does not exist, shortened ones included."""
+def _reject_unknown(parser: ArgumentParser, options: list[str]) -> None:
+    """Raise ConfigError for an unknown or abbreviated option, naming the nearest valid one."""
     known = ["-h", "--help", *re.findall(r"(?<![\w-])--?[a-z][\w-]*", parser.format_usage())]
     for option in options:
         flag = option.split("=", 1)[0]
@@ -170,7 +170,7 @@ def _one_of(valid: Iterable[str], given: str, what: str) -> str:
     names = list(valid)
     if given not in names:
         hint = nearest(given, names, lists=False)
-        raise ConfigError(f"unknown {what} {given!r}; valid are {', '.join(names)}{hint}")
+        raise ConfigError(f"unknown {what} {given!r}; expected one of {', '.join(names)}{hint}")
     return given
 
 
@@ -179,8 +179,8 @@ def _overview() -> str:
         f"usage: {_PROGRAM} {{{','.join(COMMANDS)}}} NAME [options]\n\n"
         f"{_PURPOSE['prepare']}\n{_PURPOSE['check']}\n\n"
         f"NAME: {', '.join(REGISTRY)}\n"
-        f"Options of one of them: {_PROGRAM} prepare NAME --help\n"
-        f"Data of your own: {_PROGRAM} check PATH [--kind {{{','.join(KINDS)}}}] [options]\n"
+        f"Options of a data set: {_PROGRAM} prepare NAME --help\n"
+        f"Your own data: {_PROGRAM} check PATH [--kind {{{','.join(KINDS)}}}] [options]\n"
         f"Folders: --data_dir (or LIT_PROBATTN_DATA), --cache_dir (or LIT_PROBATTN_CACHE)"
     )
 

@@ -1,4 +1,4 @@
-"""The demo's data: short ListOps expressions of MIN and MAX, drawn on the spot."""
+"""The demo's data: short ListOps expressions of MIN and MAX, generated on the fly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_LEN = SETTINGS.max_length - 1
 NUM_CLASSES = 10
 NUM_TEST = 400
 _NUM_CHUNKS = 48
-# MIN and MAX are learned within seconds; medians and sums modulo 10 are not.
+# MIN and MAX are learned within seconds, unlike medians and sums modulo 10.
 _LEFT_OUT = bytes([TOKENS.index("[MED"), TOKENS.index("[SM")])
 
 
@@ -33,18 +33,18 @@ class Expressions:
     values: Tensor
 
     def take(self, index: Tensor | slice) -> Expressions:
-        """Return some of them, without columns that are padding in all."""
+        """Return a subset without columns that contain only padding."""
         tokens = self.tokens[index]
         longest = int((tokens > 0).sum(1).max())
         return Expressions(tokens[:, :longest], self.values[index])
 
     def words(self, index: int) -> list[str]:
-        """Return one expression as its tokens."""
+        """Return the tokens of one expression."""
         return [TOKENS[number] for number in self.tokens[index].tolist() if number > 0]
 
 
 def draw(seed: int) -> tuple[Expressions, Expressions]:
-    """Return expressions to train on and others to test on; none is in both."""
+    """Return disjoint training and test expressions."""
     settings = replace(SETTINGS, seed=seed)
     found: dict[bytes, int] = {}
     for chunk in range(_NUM_CHUNKS):
@@ -63,7 +63,7 @@ def draw(seed: int) -> tuple[Expressions, Expressions]:
 
 
 def batches(data: Expressions, size: int, seed: int) -> Iterator[Expressions]:
-    """Yield random batches without end."""
+    """Yield random batches indefinitely."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield data.take(torch.randint(len(data.values), (size,), generator=generator))

@@ -1,4 +1,4 @@
-"""Kinds of data of the user's own, and which of them a file or folder is."""
+"""Types of user-provided data, and how the type of a file or folder is detected."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _LANGUAGE = re.compile(r"train\.(?!ts|md)[a-z]{2}")
 
 
 def kind_of(path: str, given: str | None = None) -> str:
-    """Return the kind of the data at a path.
+    """Return the type of the data at a path.
 
     Raises:
-        MissingDataError: There is nothing.
-        DataError: `given` is no kind, or the kind cannot be told.
+        MissingDataError: The path does not exist.
+        DataError: `given` is unknown, or the type cannot be detected.
     """
     if given is not None and given not in KINDS:
         hint = nearest(given, KINDS, lists=False)
         raise DataError(f"--kind {given}: expected one of {', '.join(KINDS)}{hint}")
     place = expand(path)
     if not place.exists():
-        raise MissingDataError(f"{path}: no such file or folder, and no data set has this name")
+        raise MissingDataError(f"{path}: no such file, folder or data set")
     if given is not None:
         return given
     if is_archive(place) or _is_parallel(place):
@@ -50,17 +50,17 @@ def kind_of(path: str, given: str | None = None) -> str:
 
     if any(file.suffix.lower() in SUFFIXES for file in found):
         return "text"
-    raise DataError(f"{path}: cannot tell what these data are; add --kind {', '.join(KINDS)}")
+    raise DataError(f"{path}: unknown type of data; add --kind {{{','.join(KINDS)}}}")
 
 
 def _is_parallel(place: Path) -> bool:
-    """Whether a folder has training text of two languages, as `train.de` and `train.en`."""
+    """Whether a folder contains training text in two languages, such as `train.de`, `train.en`."""
     names = [path.name for path in place.glob("train.*")] if place.is_dir() else []
     return sum(_LANGUAGE.fullmatch(name) is not None for name in names) == 2
 
 
 def _kind_of_table(path: Path) -> str:
-    """Tell running text, texts with labels and series apart by the columns."""
+    """Distinguish running text, labelled texts and series by the columns."""
     table = read_table(path)
     if list(table.columns) == ["text"]:
         return "text"

@@ -1,4 +1,4 @@
-"""Random tokens with a label that can be learned: tests, smoke runs, profiling."""
+"""Random tokens with a learnable label, for tests, smoke runs and profiling."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Synthetic(Generated):
     """Sequences of random tokens in which one of `num_classes` marker tokens occurs.
 
     The markers are the ids 1..num_classes; the target is the index of the one that occurs. It
-    stands at 1 + length // 16 places, chosen at random. All other tokens are uniform on the
+    occupies 1 + length // 16 random positions. All other tokens are uniform on the
     remaining ids num_classes+1..vocab_size-1. Sample i of a split is a pure function of (data_seed,
-    split, i). Everything is made in memory; there is no cache.
+    split, i). All data are generated in memory; there is no cache.
 
     Args:
         min_length: Smallest sequence length.
@@ -60,7 +60,7 @@ class Synthetic(Generated):
         self._data_seed = data_seed
 
     def load_splits(self) -> dict[str, Split]:
-        """Draw the three splits."""
+        """Generate the three splits."""
         return {
             name: self._draw(number, count)
             for number, (name, count) in enumerate(self.num_samples.items())

@@ -1,4 +1,4 @@
-"""`lit-probattn`, the same as `python -m lit_probattn`: one program, its commands by name."""
+"""Entry point of `lit-probattn` and `python -m lit_probattn`: dispatches to the commands."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 from lit_probattn.base.progress import replace_unprintable
 
-# What launchers tell their processes; Lightning reads some of it while it is imported.
+# Variables set by launchers; Lightning reads some of them on import.
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 
 
 class Command(NamedTuple):
-    """A command that stands on its own.
+    """A command with its own module.
 
     Attributes:
         module: has `main(arguments)`, which returns the exit status.
-        words: come before the arguments.
-        help: one line.
+        words: arguments placed before the user's.
+        help: one-line description.
     """
 
     module: str
@@ -29,36 +29,36 @@ class Command(NamedTuple):
     help: str
 
 
-# Commands of a run, which `lit_probattn.cli.app` reads.
+# Subcommands of the Lightning CLI, handled by `lit_probattn.cli.app`.
 RUN = {
-    "fit": "train, in a run folder of its own; goes on where it stopped",
-    "validate": "score a checkpoint on the validation split",
-    "test": "score a checkpoint on the test split",
-    "predict": "write a checkpoint's predictions",
+    "fit": "train in a new run folder, or resume an interrupted run",
+    "validate": "evaluate a checkpoint on the validation split",
+    "test": "evaluate a checkpoint on the test split",
+    "predict": "write the predictions of a checkpoint",
 }
 COMMANDS = {
-    "demo": Command("lit_probattn.commands.demo.command", (), "two tiny models learn, then a page"),
+    "demo": Command("lit_probattn.commands.demo.command", (), "train two tiny models as a demo"),
     "compare": Command("lit_probattn.compare.own", (), "train and test variants over seeds"),
     "generate": Command("lit_probattn.commands.generate", (), "text from a language model"),
-    "translate": Command("lit_probattn.commands.translate", (), "lines of standard input"),
-    "ask": Command("lit_probattn.commands.ask.command", (), "what variants cost at your sizes"),
-    "reproduce": Command("lit_probattn.reproduce.__main__", (), "make a published table"),
+    "translate": Command("lit_probattn.commands.translate", (), "translate standard input by line"),
+    "ask": Command("lit_probattn.commands.ask.command", (), "cost of the variants at your sizes"),
+    "reproduce": Command("lit_probattn.reproduce.__main__", (), "reproduce a published table"),
     "quickstart": Command("lit_probattn.quickstart", (), "softmax and sMGK on a small ListOps"),
-    "sweep": Command("profiling.cli", ("sweep",), "measure cost over a grid of dimensions"),
+    "sweep": Command("profiling.cli", ("sweep",), "measure cost over a grid of sizes"),
     "report": Command("profiling.cli", ("report",), "tables and figures of a sweep"),
-    "analyse": Command("lit_probattn.analysis.__main__", (), "study a checkpoint"),
-    "convert": Command("lit_probattn.convert.__main__", (), "softmax to MGK; to and from BERT"),
+    "analyse": Command("lit_probattn.analysis.__main__", (), "analyse a checkpoint"),
+    "convert": Command("lit_probattn.convert.__main__", (), "softmax to MGK; from and to BERT"),
     "export": Command("lit_probattn.convert.to_safetensors", (), "write weights as safetensors"),
-    "data": Command("lit_probattn.commands.data", (), "prepare or check a data set"),
-    "check": Command("lit_probattn.commands.check", (), "check an attention layer of your own"),
-    "list": Command("lit_probattn.commands.listing", (), "names: tasks, attention, tables, …"),
+    "data": Command("lit_probattn.commands.data", (), "prepare or check a dataset"),
+    "check": Command("lit_probattn.commands.check", (), "check a custom attention layer"),
+    "list": Command("lit_probattn.commands.listing", (), "list tasks, attention, tables, …"),
 }
 
 _COMPLETION = "lit_probattn.commands.completion"
 
 
 def usage() -> str:
-    """Return the help of the program."""
+    """Return the program's help text."""
     lines = {**RUN, **{name: command.help for name, command in COMMANDS.items()}}
     shown = "\n".join(f"  {name:<12}{text}" for name, text in lines.items())
     return f"""usage: lit-probattn COMMAND ...
@@ -68,39 +68,39 @@ PyTorch Lightning experiments with probabilistic and head-sharing attention.
   lit-probattn fit --task lra_listops --attention smgk --trainer one_gpu
   lit-probattn compare --task lra_listops --attention softmax smgk --seeds 0 1 2
 
-commands (each has --help):
+commands (COMMAND --help shows the options):
 {shown}
 
-  --version   versions of this package and of what it runs on; --verbose adds the machine
-  --print-completion bash|zsh|tcsh   a script for the shell's tab key
+    --version   version of this package and its dependencies; --verbose adds the environment
+    --print-completion bash|zsh|tcsh   print a shell completion script
 """
 
 
 def stored_help(name: str) -> str | None:
-    """Return a command's help as it was stored, so that it is there at once; None without."""
+    """Return the stored help text of a command, which needs no heavy imports, or None."""
     path = Path(__file__).parent / "commands" / "help" / f"{name}.txt"
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status, 141 where nobody reads its output."""
+    """Run the command line; return the exit status, 141 if standard output is closed early."""
     replace_unprintable()
     try:
         status = _run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
-        return 141  # as a shell says it of a process that SIGPIPE ended
+    except BrokenPipeError:  # for example, `| head` has exited
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 141  # 128 + SIGPIPE, as shells report it
     return status
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    """Find the command; refuse an environment that says no rank first."""
+    """Dispatch to the command; reject an invalid rank in the environment first."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     if not words or words[0] in ("-h", "--help"):
         print(usage(), end="")
         if not words:
-            print("error: no command was given: name one of these", file=sys.stderr)
+            print("error: no command given; expected one of these", file=sys.stderr)
         return 0 if words else 2
     if words in (["--version"], ["--version", "--verbose"]):
         _print_version(verbose="--verbose" in words)
@@ -126,7 +126,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     for name in _NUMBERS:
         value = os.environ.get(name, "0")
         if not value.isdecimal():
-            sys.stderr.write(f"error: environment variable {name}: expected a number, received ")
+            sys.stderr.write(f"error: environment variable {name}: expected an integer, received ")
             sys.stderr.write(f"{value!r}; unset it, or start with torchrun or srun\n")
             return 2
     wrong = _unknown_name(words)
@@ -139,7 +139,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _print_version(verbose: bool) -> None:
-    """Print versions; `verbose` adds PyTorch's account of the machine and the C library's state."""
+    """Print versions; `verbose` adds PyTorch's environment report and the native self-test."""
     from lit_probattn import __version__
     from lit_probattn.base.provenance import RUN_PACKAGES, git_revision, versions
 
@@ -155,7 +155,7 @@ def _print_version(verbose: bool) -> None:
 
 
 def _unknown_name(words: Sequence[str]) -> str | None:
-    """Say which task, attention or trainer has no file, before seconds of imports; None if none."""
+    """Return the error for an unknown task, attention or trainer, before the slow imports."""
     from lit_probattn.base.config_files import file_named
     from lit_probattn.base.errors import ConfigError
 
@@ -165,7 +165,7 @@ def _unknown_name(words: Sequence[str]) -> str | None:
             following = [name] if equals else words[position + 1 : position + 2]
             for given in following:
                 if not given or given.startswith("-"):
-                    continue  # the parser says what is missing
+                    continue  # the parser reports the missing value
                 try:
                     file_named(flag.removeprefix("--"), given)
                 except ConfigError as error:

@@ -1,4 +1,4 @@
-"""YAML to objects: read, merged, linked to the data, instantiated."""
+"""Read, merge and link YAML configurations, and instantiate objects from them."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ from lit_probattn.base.config_files import (
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.models.per_layer import in_full
 
-KEY = re.compile(r'Parser key "([^"]+)"')  # where jsonargparse found something wrong
+KEY = re.compile(r'Parser key "([^"]+)"')  # the key in an error of jsonargparse
 
 
 # ---- reading -----------------------------------------------------------------------------------
 
 
 _MOST_VALUES = 100_000
-_MOST_BYTES = 2**20  # PyYAML reads a megabyte in some ten seconds
+_MOST_BYTES = 2**20  # PyYAML takes about ten seconds per megabyte
 
 
 def _refusal(problem: str, mark: yaml.Mark | None = None) -> ConfigError:
-    """Return the error of valid YAML that is no configuration, without the name of the file."""
+    """Return an error for valid YAML that is not a configuration; the caller prepends the file."""
     return ConfigError(f": {problem}" if mark is None else f":{mark.line + 1}: {problem}")
 
 
 class _CheckedLoader(yaml.SafeLoader):
-    """Refuses what PyYAML takes: a key twice, where the first is lost, and endless aliases."""
+    """Rejects YAML that PyYAML accepts: duplicate keys, and aliases that expand without bound."""
 
     def get_single_node(self) -> Any:
-        """Return the whole document, checked before anything is made of it."""
+        """Return the root node, checked before construction."""
         node = super().get_single_node()
         if _count_values(node, {}) > _MOST_VALUES:
-            raise _refusal(f"it holds more than {_MOST_VALUES} values, aliases counted")
+            raise _refusal(f"more than {_MOST_VALUES} values after expanding aliases")
         if isinstance(node, yaml.MappingNode):
             for part in (node, *(value for _, value in node.value)):
                 _check_words(part)
@@ -64,10 +64,10 @@ class _CheckedLoader(yaml.SafeLoader):
 
 
 def _count_values(node: Any, known: dict[int, int]) -> int:
-    """Count the values of a node, again for every alias; refuse a key that stands there twice."""
+    """Count the values below a node, expanding aliases; reject duplicate keys."""
     if id(node) in known:
         if not known[id(node)]:
-            raise _refusal("an alias contains itself", node.start_mark)
+            raise _refusal("recursive alias", node.start_mark)
         return known[id(node)]
     known[id(node)] = 0
     parts = [] if node is None or isinstance(node, yaml.ScalarNode) else node.value
@@ -75,7 +75,7 @@ def _count_values(node: Any, known: dict[int, int]) -> int:
         names = set()
         for key in (key for key, _ in parts if isinstance(key, yaml.ScalarNode)):
             if (key.tag, key.value) in names:
-                problem = f"the key {key.value!r} stands here twice in one mapping; keep one"
+                problem = f"duplicate key {key.value!r}: keep one"
                 raise _refusal(problem, key.start_mark)
             names.add((key.tag, key.value))
         parts = [item for pair in parts for item in pair]
@@ -84,25 +84,25 @@ def _count_values(node: Any, known: dict[int, int]) -> int:
 
 
 def _check_words(node: Any) -> None:
-    """Refuse keys that are numbers, dates or truth values, which no part of ours has."""
+    """Reject keys that YAML parses as numbers, dates or booleans."""
     for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
         if key.tag.rpartition(":")[2] not in ("str", "merge"):
             given = getattr(key, "value", key.tag)
-            raise _refusal(f"keys must be words, received {given}", key.start_mark)
+            raise _refusal(f"keys must be strings, received {given}", key.start_mark)
 
 
 @functools.lru_cache(maxsize=256)
 def _parsed(text: str) -> Any:
-    """Parse YAML; the many cells of a table share a few files. What is returned is not changed."""
+    """Parse YAML, cached for runs that share files; callers must not modify the result."""
     return yaml.load(text, _CheckedLoader)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, in its one form (see `find` and `canonical`).
+    """Return the mapping in a YAML file in canonical form (see `find` and `canonical`).
 
     Raises:
-        ConfigError: no such file, no text, no YAML, no mapping at the top, or what it says can no
-            longer be had.
+            ConfigError: the file is missing, is not text or valid YAML, does not hold a mapping, or
+            uses a removed option.
     """
     place = find(path)
     bundle = bundle_of(place)
@@ -111,7 +111,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     elif is_bundle(place) and place.is_file():
         held = next(iter(names_in(place)), "NAME")
         raise ConfigError(
-            f"{path} holds several files; name one, such as {place.parent / held}.yaml"
+            f"{path} holds several configurations: name one, such as {place.parent / held}.yaml"
         )
     else:
         content = _read_mapping(place, path)
@@ -122,18 +122,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _read_mapping(place: Path, path: str | Path, entry: Path | None = None) -> dict[str, Any]:
-    """Return what is written in a file.
+    """Return the content of a YAML file.
 
     Args:
         place: the file.
-        path: what messages call it.
-        entry: if it is a bundle, the file of it that is wanted.
+        path: its name in error messages.
+        entry: for a bundle, the configuration in it to read.
     """
     if place.exists() and not place.is_file():
         kind = "a folder" if place.is_dir() else "not a regular file"
         raise ConfigError(f"{path} is {kind}; expected a YAML file")
     if place.is_symlink() and not place.exists():
-        raise ConfigError(f"{path} is a link that leads to no file")
+        raise ConfigError(f"{path} is a broken symbolic link")
     if not place.is_file():
         folder = Path(path).parent
         names = [str(folder / name) for name in files_in(folder)]
@@ -141,9 +141,7 @@ def _read_mapping(place: Path, path: str | Path, entry: Path | None = None) -> d
     try:
         size = place.stat().st_size
         if size > _MOST_BYTES:
-            raise ConfigError(
-                f"{path} has {size:,} bytes; a configuration has {_MOST_BYTES:,} at most"
-            )
+            raise ConfigError(f"{path} has {size:,} bytes, expected at most {_MOST_BYTES:,}")
         text = place.read_text(encoding="utf-8")
         if entry is not None:
             text = narrowed(place, text, entry)
@@ -154,7 +152,7 @@ def _read_mapping(place: Path, path: str | Path, entry: Path | None = None) -> d
     try:
         content = _parsed(text)
     except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply") from error
+        raise ConfigError(f"{path}: too deeply nested") from error
     except ConfigError as error:
         raise ConfigError(f"{path}{error}") from error
     except yaml.YAMLError as error:
@@ -164,29 +162,27 @@ def _read_mapping(place: Path, path: str | Path, entry: Path | None = None) -> d
         raise ConfigError(f"{where}: not valid YAML: {problem}") from error
     if not isinstance(content, dict):
         kind = type(content).__name__
-        raise ConfigError(f"{path} must hold a mapping of keys, received {kind}")
+        raise ConfigError(f"{path}: expected a mapping, received {kind}")
     for key, count in Counter(key for key, _ in settings_of(content)).items():
         if count > 1:
-            raise ConfigError(f"{path}: {key} is set twice, nested and with dots; keep one")
+            raise ConfigError(f"{path}: {key} is set twice, nested and dotted: keep one")
     return content
 
 
 def read_text(text: str) -> dict[str, Any]:
-    """Return a configuration that a run has noted, in the form of this version.
+    """Return a configuration stored by a run, in canonical form.
 
     Raises:
-        ConfigError: it is no YAML, or of a version that is not read any more.
+        ConfigError: the text is not YAML, or the configuration is of an unsupported version.
     """
     try:
         return dict(canonical(_parsed(text)))
     except (yaml.YAMLError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"the configuration in the run's record cannot be read: {error}"
-        ) from error
+        raise ConfigError(f"cannot read the configuration stored by the run: {error}") from error
 
 
 def settings_of(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every key of a configuration with dots, and its value; mappings are gone into."""
+    """Yield each leaf of a configuration as a dotted key and its value."""
     for key, value in content.items():
         if isinstance(value, Mapping) and value:
             yield from settings_of(value, f"{above}{key}.")
@@ -195,23 +191,21 @@ def settings_of(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[s
 
 
 def read_config(checkpoint: Path, files: Sequence[Path] | None = None) -> dict[str, Any]:
-    """Return the configuration of a run: `files` merged, or config.yaml of the run folder.
+    """Return the configuration of a run: `files` merged, or `config.yaml` of the run folder.
 
     Raises:
-        ConfigError: there is none, or it has no model or data.
+        ConfigError: the configuration is missing, or has no model or data.
     """
     own = checkpoint.resolve().parent.parent / "config.yaml"
     if not files and not own.is_file():
-        raise ConfigError(
-            f"no configuration {own}: give the run's, --config runs/NAME/0/config.yaml"
-        )
+        raise ConfigError(f"configuration not found: {own}; pass --config runs/NAME/0/config.yaml")
     found = files or [own]
     config = compose(found, {})
     for part in ("model", "data"):
         if "class_path" not in (config.get(part) or {}):
             names = ", ".join(Path(path).name for path in found)
             raise ConfigError(
-                f"{names}: no {part}.class_path; give a task file and an attention file"
+                f"{names}: {part}.class_path is missing; pass a task file and an attention file"
             )
     return config
 
@@ -230,11 +224,11 @@ def attention_entry(path: str | Path) -> dict[str, Any]:
     return {"class_path": content["class_path"], "init_args": dict(content.get("init_args") or {})}
 
 
-def refuse_two_tasks(contents: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse two files that each choose a model and data: the second would keep keys of the first.
+def reject_two_tasks(contents: Mapping[str, Mapping[str, Any]]) -> None:
+    """Reject two task files: the second would inherit keys of the first.
 
     Raises:
-        ConfigError: it names both.
+        ConfigError: more than one file sets both a model and data; the message names two.
     """
 
     def chooses(part: Any) -> bool:
@@ -247,8 +241,8 @@ def refuse_two_tasks(contents: Mapping[str, Mapping[str, Any]]) -> None:
     ]
     if len(tasks) > 1:
         raise ConfigError(
-            f"two task files, {tasks[0]} and {tasks[1]}: each chooses a model and data; keep one, "
-            "and set what should differ in a file without class_path or by flags"
+            f"two task files, {tasks[0]} and {tasks[1]}: each sets a model and data; keep one, "
+            "and set differences in a file without class_path or by flags"
         )
 
 
@@ -256,13 +250,13 @@ def refuse_two_tasks(contents: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge configuration files and dotted settings, as the command line does.
+    """Merge configuration files and dotted settings as the command line does.
 
     Raises:
-        ConfigError: a file cannot be read, or two of them are task files.
+        ConfigError: a file cannot be read, or two are task files.
     """
     contents = {str(path): read_yaml(path) for path in files}
-    refuse_two_tasks(contents)
+    reject_two_tasks(contents)
     merged = merge(*(contents[str(path)] for path in files))
     for key, value in settings.items():
         *parents, last = key.split(".")
@@ -270,25 +264,25 @@ def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[st
         for part in parents:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
-                raise ConfigError(f"{key}: {part} is {place!r} here, which has no keys of its own")
+                raise ConfigError(f"{key}: {part} is {place!r}, which has no keys")
         place[last] = value
     return merged
 
 
 # ---- names of classes --------------------------------------------------------------------------
 
-# Packages that export their classes, whichever module of theirs a class is written in.
+# Packages that re-export their public classes.
 _EXPORTING = ("lit_probattn.attention", "lit_probattn.tasks")
 _PUBLIC = re.compile(r"(lit_probattn\.(?:attention|tasks)|datamodules)\.[\w.]+\.(\w+)")
 
 
 def canonical(content: Any) -> Any:
-    """Return a configuration in its one form; `content` is kept.
+    """Return a copy of a configuration in canonical form.
 
-    Classes have their public names, and attention by layers is written out.
+    Classes have their public paths, and attention per layer is expanded.
 
     Raises:
-        ConfigError: attention by layers that cannot be written out.
+        ConfigError: attention per layer that cannot be expanded.
     """
     if isinstance(content, list | tuple):
         return [canonical(item) for item in content]
@@ -304,7 +298,7 @@ def canonical(content: Any) -> Any:
 
 
 def _written_out(key: str, entry: Any) -> Any:
-    """Return an attention, written out where it is given by layers."""
+    """Return an attention entry with attention per layer expanded."""
     try:
         return in_full(entry)
     except ValueError as error:
@@ -312,14 +306,14 @@ def _written_out(key: str, entry: Any) -> Any:
 
 
 def public_path(cls: type) -> str:
-    """Return the full name by which a configuration calls a class."""
+    """Return the path of a class in configurations."""
     return _public_name(f"{cls.__module__}.{cls.__qualname__}")
 
 
 def load_classes(words: Collection[str]) -> None:
-    """Import the public classes that words call by their name alone, as a parser knows only those.
+    """Import the public classes that words name without a module: parsers know only loaded ones.
 
-    A help, which lists the classes of a kind, imports all of them.
+    A help request, which lists all classes of a kind, imports all of them.
     """
     every = not {"--help", "-h"}.isdisjoint(words)
     named = {word.rpartition("=")[2] for word in words}
@@ -341,22 +335,22 @@ def _public_name(class_path: str) -> str:
 
 # ---- classes and sizes -------------------------------------------------------------------------
 
-# What the data tell the model.
+# Sizes of the model that the data determine.
 SIZES_OF_DATA = (
     *("vocab_size", "source_vocab_size", "num_features", "num_classes", "max_seq_len"),
     "mask_token",
     *("obs_dim", "act_dim", "max_timestep", "context_length"),
 )
-# Those that only pairs of languages, or only trajectories, have.
+# Those that only parallel corpora, or only trajectories, define.
 SIZES_OF_SOME_DATA = {"source_vocab_size", *SIZES_OF_DATA[-5:]}
 
 
 @contextlib.contextmanager
 def only_allowed_code() -> Iterator[None]:
-    """Import only code that a configuration may name.
+    """Restrict imports to code that a configuration may name.
 
     Raises:
-        ConfigError: other code was to be imported; it was not.
+        ConfigError: other code would be imported.
     """
     try:
         with allowed_code.guarded():
@@ -369,13 +363,13 @@ def class_of(path: str) -> Any:
     """Import a class by its full name.
 
     Raises:
-        ConfigError: there is no such class, or its code may not be named (`allowed_code`).
+        ConfigError: the class does not exist, or its code is not allowed (`allowed_code`).
     """
     module, _, name = path.rpartition(".")
     try:
         with only_allowed_code():
             return getattr(importlib.import_module(module), name)
-    except ConfigError:  # of code that is not allowed, or does not import
+    except ConfigError:  # code that is not allowed, or that fails to import
         raise
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"unknown class {path!r}: {error}") from error
@@ -384,7 +378,7 @@ def class_of(path: str) -> Any:
 
 
 def constructors(cls: type) -> Iterator[Callable[..., None]]:
-    """Yield a class's constructor, then those of base classes that it hands arguments on to."""
+    """Yield a class's constructor, then those of base classes that receive its `**kwargs`."""
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue
@@ -392,11 +386,11 @@ def constructors(cls: type) -> Iterator[Callable[..., None]]:
         yield constructor
         own = inspect.signature(constructor).parameters.values()
         if all(parameter.kind != inspect.Parameter.VAR_KEYWORD for parameter in own):
-            break  # nothing is handed on
+            break  # no further arguments are forwarded
 
 
 def parameters_of(cls: type) -> dict[str, inspect.Parameter]:
-    """Return the constructor's parameters, those that it hands on to base classes too."""
+    """Return the constructor's parameters, including those it forwards to base classes."""
     found: dict[str, inspect.Parameter] = {}
     for constructor in constructors(cls):
         found = {**inspect.signature(constructor).parameters, **found}
@@ -405,11 +399,11 @@ def parameters_of(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def default_argument(config: Mapping[str, Any], key: str) -> Any:
-    """Return the default of a class's argument, by its key in a configuration; None without one.
+    """Return the default of a class's argument by its configuration key, or None if it has none.
 
     Args:
-        config: a configuration with the class, such as `model.class_path`.
-        key: dotted, such as `model.init_args.dropout`.
+        config: a configuration that includes the class, such as `model.class_path`.
+        key: dotted key, such as `model.init_args.dropout`.
     """
     parent, _, name = key.rpartition(".init_args.")
     place: Any = config
@@ -423,16 +417,16 @@ def default_argument(config: Mapping[str, Any], key: str) -> Any:
 
 
 def takes_any_name(cls: type) -> bool:
-    """Return whether a class takes arguments that no constructor of it names."""
+    """Return whether the constructor accepts arbitrary keyword arguments."""
     if issubclass(cls, Attention):
-        return False  # its constructor names what it was given too much
+        return False  # its constructor rejects unknown arguments by name
     *_, last = constructors(cls)
     kinds = {parameter.kind for parameter in inspect.signature(last).parameters.values()}
     return inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def types_of(cls: type) -> dict[str, Any]:
-    """Return the types of these parameters, where they can be found out."""
+    """Return the resolvable type hints of the parameters of `parameters_of`."""
     found: dict[str, Any] = {}
     for constructor in constructors(cls):
         with contextlib.suppress(NameError, TypeError):
@@ -441,11 +435,11 @@ def types_of(cls: type) -> dict[str, Any]:
 
 
 def link_sizes(model: dict[str, Any], *sources: Any) -> None:
-    """Give a model the sizes that its constructor takes and its configuration does not set.
+    """Set the sizes that a model's constructor accepts and its configuration does not set.
 
     Args:
-        model: class path and arguments; the sizes are added to the arguments.
-        sources: objects or mappings that know sizes; the first that knows one is asked.
+        model: class path and arguments; sizes are added to the arguments in place.
+        sources: objects or mappings with sizes; the first that has a size wins.
     """
     arguments = model.setdefault("init_args", {})
     accepted = parameters_of(class_of(model["class_path"]))
@@ -469,7 +463,7 @@ def instantiate(base: type, config: Mapping[str, Any]) -> Any:
         ConfigError: it cannot be built.
     """
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(base, "it", fail_untyped=False)  # as the command line has it
+    parser.add_subclass_arguments(base, "it", fail_untyped=False)  # as on the command line
     try:
         return _instantiate(parser, {"it": config}).it
     except ConfigError:
@@ -480,7 +474,7 @@ def instantiate(base: type, config: Mapping[str, Any]) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """What is behind an error of the parser, in one line, without the values that it repeats."""
+    """Return the root cause of a parser error in one line, without the values it repeats."""
     keys = KEY.findall(str(error))
     while error.__cause__ is not None or error.__context__ is not None:
         error = error.__cause__ or error.__context__ or error
@@ -491,17 +485,17 @@ def _reason(error: BaseException) -> str:
 
 
 def _hold(attention: AttentionFactory) -> None:
-    """Stand for what takes an attention, with the arguments that a parser then reads."""
+    """Declare the attention argument for the parser; never called."""
 
 
 def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> AttentionFactory:
-    """Return the factory that the command line would make from a config.
+    """Return the factory that the command line would create from a configuration.
 
     Raises:
         ConfigError: unknown class or argument, or a value of the wrong type.
     """
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_function_arguments(_hold, fail_untyped=False)  # as the command line has it
+    parser.add_function_arguments(_hold, fail_untyped=False)  # as on the command line
     entry = {"class_path": class_path, "init_args": dict(init_args)}
     try:
         factory: AttentionFactory = _instantiate(parser, {"attention": entry}).attention
@@ -518,7 +512,7 @@ def build_attention(
     """Return one attention layer.
 
     Raises:
-        ConfigError: see `attention_factory`; or the constructor refuses the sizes.
+        ConfigError: see `attention_factory`, or the constructor rejects the sizes.
     """
     factory = attention_factory(class_path, init_args)
     try:
@@ -533,18 +527,18 @@ def create(name: str, embed_dim: int, num_heads: int | None = None, **options: A
         layer = lit_probattn.create("smgk", embed_dim=256, num_heads=4, dropout=0.0)
 
     Args:
-        name: one of `lit_probattn.list_attention()`, or the path of a file of configs/attention.
+        name: one of `lit_probattn.list_attention()`, or the path of an attention file.
         embed_dim: C, input and output width.
-        num_heads: H. None means the configuration's.
-        options: other arguments of the layer, in place of the configuration's; `head_dim` is C / H
-            if it is not given, as in `torch.nn.MultiheadAttention`. Shipped configurations set the
+        num_heads: H. None uses the configuration's.
+        options: other arguments of the layer, which override the configuration; `head_dim`
+            defaults to C / H, as in `torch.nn.MultiheadAttention`. Provided configurations set the
             attention dropout of the papers' recipes, mostly 0.1.
 
     Raises:
-        ConfigError: unknown name or option, with the nearest, or a value that the layer refuses.
+        ConfigError: unknown name or option, or a value that the layer rejects.
     """
     if not isinstance(name, str | Path):
-        raise ConfigError(f"name must be the name of an attention or a path, received {name!r}")
+        raise ConfigError(f"name must be an attention name or a path, received {name!r}")
     for word, value in (("embed_dim", embed_dim), ("num_heads", num_heads)):
         _check_whole(word, value, optional=word == "num_heads")
     _check_whole("head_dim", options.get("head_dim"), optional=True)
@@ -563,11 +557,11 @@ def _check_whole(name: str, value: Any, *, optional: bool) -> None:
     if not (optional and value is None) and (
         isinstance(value, bool) or not isinstance(value, Integral)
     ):
-        raise ConfigError(f"{name} must be a whole number, received {value!r}")
+        raise ConfigError(f"{name} must be an integer, received {value!r}")
 
 
 def _instantiate(parser: ArgumentParser, content: dict[str, Any]) -> Any:
-    # Renamed in jsonargparse 4.49; older releases have the old name only.
+    # Renamed in jsonargparse 4.49.
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes
     with only_allowed_code():
         parsed = parser.parse_object(content)

@@ -1,4 +1,4 @@
-"""Counter-based random numbers that every backend, rank and recomputation can draw again.
+"""Counter-based random numbers, reproducible across backends, ranks and recomputation.
 
 Attention dropout, score noise and random features never use torch's generator: they read the
 Philox4x32-10 generator (Salmon et al., 2011) at counters that name the element (query index, key
@@ -6,10 +6,10 @@ index, head, sample) under a key that names the draw (seed, step, layer, purpose
 therefore gets the same number in a reference, a blockwise form, a fused kernel, a recomputation in
 backward, and on any number of ranks.
 
-A key of integers stays outside graphs of `torch.compile`: it changes with every step, and its words
-wrap modulo 2⁶⁴; the compiler takes neither. A fresh key that a compiled call draws for itself has a
-tensor for a seed, and its draws are single operators of the graph (`attention/draws.py`). An
-exported program draws by the operations of this file: a key of integers is a constant in it.
+An integer key stays outside `torch.compile` graphs: it changes at every step and its words wrap
+modulo 2⁶⁴, neither of which the compiler supports. A key drawn inside a compiled call has a tensor
+seed, and its draws are single operators of the graph (`attention/draws.py`). An exported program
+draws with the operations of this file, where an integer key is a constant.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _MASK_64 = 0xFFFFFFFFFFFFFFFF
 _NUM_ROUNDS = 10
-_CHUNK_COUNTERS = 1 << 16  # counters in flight: keeps the int64 temporaries inside the cache
+_CHUNK_COUNTERS = 1 << 16  # counters per chunk: the int64 temporaries fit the cache
 
-# Every purpose that numbers are drawn for; a number is never used for two of them.
+# One stream per purpose, so that no number is used for two of them.
 STREAM_DROPOUT = 1  # of attention weights
 STREAM_NOISE = 2  # of FiSH's scores
 STREAM_FEATURES = 3  # random features
-STREAM_MASKING = 4  # words that a masked language model hides
-STREAM_SAMPLING = 5  # words that a language model generates
+STREAM_MASKING = 4  # tokens masked in masked language modelling
+STREAM_SAMPLING = 5  # tokens sampled from a language model
 
 
 @outside_graphs
 def philox4x32(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the four 32-bit words of Philox4x32-10 for every counter.
+    """Return the four 32-bit words of Philox4x32-10 for each counter.
 
     Args:
         counter: four int64 tensors with values in [0, 2³²), broadcastable to one shape. Keep
-            dimensions of size 1 where a word does not vary: the first rounds are then cheap.
+            dimensions of size 1 where a word does not vary, which makes the first rounds cheaper.
         key: two integers in [0, 2³²).
 
     Returns:
@@ -56,7 +56,7 @@ def philox4x32(
     c0, c1, c2, c3 = counter
     k0, k1 = key
     # An int64 product wraps modulo 2⁶⁴, which keeps all 64 bits of the unsigned product. c1 and c3
-    # carry whole products; only their low words count, and they are masked where they are used.
+    # carry whole products; only their low words matter, and they are masked on use.
     for _ in range(_NUM_ROUNDS):
         product_0 = c0 * _MULTIPLIER_0
         product_1 = c2 * _MULTIPLIER_1
@@ -83,7 +83,7 @@ def _signed(value: int) -> int:
 
 
 def _mix64_tensor(value: Tensor) -> Tensor:
-    """`_mix64` in int64, which wraps modulo 2⁶⁴; its shifts repeat the sign, so they are masked."""
+    """`_mix64` in int64, which wraps modulo 2⁶⁴; its shifts extend the sign, hence the masks."""
     value = value + _signed(0x9E3779B97F4A7C15)
     value = (value ^ ((value >> 30) & (_MASK_64 >> 30))) * _signed(0xBF58476D1CE4E5B9)
     value = (value ^ ((value >> 27) & (_MASK_64 >> 27))) * _signed(0x94D049BB133111EB)
@@ -100,13 +100,13 @@ def mix_integers(*values: int) -> int:
 
 @dataclass(frozen=True)
 class RandomKey:
-    """Names one draw: what is random in this step, for these samples, in this layer.
+    """Identifies one draw: the numbers of this step, for these samples, in this layer.
 
     Args:
-        seed: the run's seed; in a compiled graph a tensor that holds it.
-        step: optimiser step. Micro-batches of one step differ by their `sample_ids`.
-        sample_ids: global index of every sample of the batch, (B,) int64. None means 0 … B-1.
-        layer: index of the layer; `fold` sets it.
+        seed: seed of the run; in a compiled graph, a tensor with it.
+        step: optimiser step. Micro-batches of a step differ in their `sample_ids`.
+        sample_ids: global indices of the samples in the batch, (B,) int64. None means 0 … B-1.
+        layer: index of the layer, set by `fold`.
     """
 
     seed: int | Tensor
@@ -116,19 +116,19 @@ class RandomKey:
 
     @outside_graphs
     def fold(self, layer: int) -> RandomKey:
-        """Return the key of layer `layer`; folding twice mixes both indices."""
+        """Return the key of layer `layer`; repeated folds mix all indices."""
         return replace(self, layer=mix_integers(self.layer, layer + 1))
 
     @outside_graphs
     def philox_key(self, stream: int) -> tuple[int, int]:
-        """Return the two key words of one purpose, a `STREAM_` number."""
+        """Return the two key words of one stream."""
         if isinstance(self.seed, Tensor) and written() == "exported":
             return self._traced_words(stream)
         mixed = mix_integers(int(self.seed), self.step, self.layer, stream)
         return mixed & _MASK, mixed >> 32
 
     def _traced_words(self, stream: int) -> Any:
-        """Return the same as tensors, for programs in which the seed is drawn later."""
+        """Return the words as tensors, for exported programs, which draw the seed at run time."""
         assert isinstance(self.seed, Tensor)
         state = _mix64_tensor(self.seed.view(()))
         for value in (self.step, self.layer, stream):
@@ -136,10 +136,10 @@ class RandomKey:
         return state & _MASK, (state >> 32) & _MASK
 
     def samples(self, batch_size: int, device: torch.device) -> Tensor:
-        """Return the counter word of every sample, (B,) int64.
+        """Return the counter words of the samples, (B,) int64.
 
         Raises:
-            ValueError: `sample_ids` has another length than the batch.
+            ValueError: the length of `sample_ids` differs from the batch size.
         """
         if self.sample_ids is None:
             return torch.arange(batch_size, device=device)
@@ -158,7 +158,7 @@ class AttentionDropout:
     Eight neighbouring keys share one Philox call: key j reads 16-bit lane j mod 8 of the counter
     (query, j // 8, head, sample); lane 2w + h is half h (0 low, 1 high) of word w. A pair is kept
     when the lane, read as a signed 16-bit number, is at least `threshold`. The probability is
-    therefore a multiple of 2⁻¹⁶, and `scale` is the inverse of the probability really used.
+    therefore a multiple of 2⁻¹⁶, and `scale` is the inverse of the actual keep probability.
 
     Args:
         p: probability to drop, in [0, 1).
@@ -175,7 +175,7 @@ class AttentionDropout:
 
     @property
     def scale(self) -> float:
-        """Factor on kept weights, 1 / (1 - p) for the p really used."""
+        """Factor on kept weights, 1 / (1 - p) for the actual p."""
         return 65536 / (32768 - self.threshold)
 
     @outside_graphs
@@ -190,7 +190,7 @@ class AttentionDropout:
     ) -> Tensor:
         """Return the keep decisions of one block of scores, (B, H, rows, cols) bool.
 
-        Its heads are the `num_heads` from `first_head` on.
+        The block has `num_heads` heads, starting at `first_head`.
         """
         samples = self.key.samples(batch_size, device).view(-1, 1, 1, 1)
         heads = torch.arange(first_head, first_head + num_heads, device=device).view(1, -1, 1, 1)
@@ -208,8 +208,8 @@ class AttentionDropout:
 
 
 def _chunks(rows: range, per_row: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
-    """Yield places and indices (1, 1, n, 1) of so many rows that their counters fit the cache."""
-    if is_symbol(rows.stop) or is_symbol(per_row):  # a loop would count them
+    """Yield slices and indices (1, 1, n, 1) of row chunks whose counters fit the cache."""
+    if is_symbol(rows.stop) or is_symbol(per_row):  # a loop would specialise the sizes
         yield slice(None), torch.arange(rows.start, rows.stop, device=device).view(1, 1, -1, 1)
         return
     step = max(1, _CHUNK_COUNTERS // max(1, per_row)) if device.type == "cpu" else len(rows)
@@ -232,7 +232,7 @@ def normal_noise(
     """Return standard normal noise for one block of score maps, (B, num_maps, rows, cols).
 
     Four neighbouring maps share one Philox call. Maps 4g … 4g + 3 read counter
-    (query, key, g, sample); Box-Muller on the pair of words (x₀, x₁) gives the first two of them,
+    (query, key, g, sample); Box-Muller on the pair of words (x₀, x₁) gives the first two maps and
     (x₂, x₃) the last two: u₁ = (x₀ + 1) / 2³², u₂ = x₁ / 2³²,
 
         noise = sqrt(-2 log u₁) · (cos 2π u₂, sin 2π u₂),   evaluated in float64.

@@ -1,1 +1,1 @@
-"""What all data modules share: batches, order, caches, loaders, errors."""
+"""Shared parts of all data modules: batches, order, caches, loaders."""

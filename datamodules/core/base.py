@@ -1,4 +1,4 @@
-"""What every DataModule shares: settings, folders, order, loaders; splits that lie in a cache."""
+"""Base of all DataModules: settings, folders, sample order, loaders, cached splits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SplitName = Literal["train", "val", "test"]
 
 
 class Split(Protocol):
-    """A map-style data set that can be summarised. Index FILL gives a sample that only fills up."""
+    """A map-style data set with targets and lengths. Index FILL returns a padding sample."""
 
     def __len__(self) -> int: ...
 
@@ -57,12 +57,12 @@ class Split(Protocol):
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each sample before any cut, shape (num_samples,)."""
+        """Number of tokens of each sample before truncation, shape (num_samples,)."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """Size of a split as published; `per_class` None where the source does not say."""
+    """Published size of a split; `per_class` is None if the source does not give it."""
 
     num_samples: int
     per_class: int | None = None
@@ -72,16 +72,15 @@ class DataModule(pl.LightningDataModule):
     """Base of all DataModules.
 
     Args:
-        data_dir: Folder of the raw releases, may be read-only. None means the environment variable
-            LIT_PROBATTN_DATA, and `data` without it.
-        cache_dir: Folder of the caches. None means the environment variable LIT_PROBATTN_CACHE, and
-            without it, a folder for `data_dir` in the user's cache folder (`~/.cache/lit_probattn`,
-            or in XDG_CACHE_HOME).
-        batch_size: Samples of one optimiser step, over all ranks and accumulation steps.
-        eval_batch_size: Rows of one evaluation batch of one rank. None means as many as a training
-            micro-batch has. Results do not depend on it.
-        num_workers: Loader processes of each rank; they live as long as the loader. Batches do not
-            depend on their number.
+        data_dir: Folder of the raw releases; may be read-only. Default: the environment variable
+            LIT_PROBATTN_DATA, else `data`.
+        cache_dir: Folder of the caches. Default: the environment variable LIT_PROBATTN_CACHE, else
+            a folder per `data_dir` in the user's cache folder (`~/.cache/lit_probattn`, or in
+            XDG_CACHE_HOME).
+        batch_size: Samples per optimiser step, over all ranks and accumulation steps.
+        eval_batch_size: Samples per evaluation batch of one rank. Default: the size of a training
+            micro-batch. Does not affect results.
+        num_workers: Number of persistent loader processes per rank. Does not affect batches.
         seed: Seed of the order of training samples.
         pad_to: Pad each batch to its longest sequence, or always to max_seq_len.
         pad_multiple: With `longest`, the padded length is rounded up to a multiple of this.
@@ -89,7 +88,7 @@ class DataModule(pl.LightningDataModule):
     """
 
     task = ""
-    shuffles = True  # whether each epoch of training has an order of its own
+    shuffles = True  # whether each epoch of training is permuted
     select_on_test = False  # whether the validation split is the test split
 
     def __init__(
@@ -119,12 +118,12 @@ class DataModule(pl.LightningDataModule):
         self.pad_to, self.pad_multiple = pad_to, pad_multiple
         self.predict_split = predict_split
         self.splits: dict[str, Split] = {}
-        # By split; `train+val` stands for two splits together.
+        # By split; `train+val` is the union of two splits.
         self.published: dict[str, Published] = {}
-        # What a reader of the sizes should know, after `setup`; one line each.
+        # Remarks about the sizes, available after `setup`; one line each.
         self.notes: list[str] = []
 
-    if TYPE_CHECKING:  # attributes, or properties where they depend on files
+    if TYPE_CHECKING:  # attributes, or properties if they depend on files
 
         @property
         def vocab_size(self) -> int | None:
@@ -136,7 +135,7 @@ class DataModule(pl.LightningDataModule):
 
         @property
         def source_vocab_size(self) -> int | None:
-            """Rows of the embedding table of source text; None where nothing is translated."""
+            """Rows of the embedding table of source text; None except for translation."""
 
         @property
         def num_classes(self) -> int:
@@ -150,7 +149,7 @@ class DataModule(pl.LightningDataModule):
 
     @property
     def headline(self) -> str:
-        """What a report says first: the sizes that a model is made for."""
+        """First line of a report: the sizes that define the model."""
         return (
             f"num_classes {self.num_classes}, vocab_size {self.vocab_size}, max_seq_len "
             f"{self.max_seq_len}"
@@ -158,11 +157,11 @@ class DataModule(pl.LightningDataModule):
 
     @property
     def source_hashes(self) -> dict[str, str]:
-        """SHA-256 of what the data were made from, by name; empty for what is generated."""
+        """SHA-256 of the source files, by name; empty for generated data."""
         return {}
 
     def present_hashes(self) -> dict[str, str] | None:
-        """Return what `source_hashes` would be if the data were prepared now; None without data."""
+        """Return the current `source_hashes` without building a cache; None if data are missing."""
         return self.source_hashes
 
     def load_splits(self) -> dict[str, Split]:
@@ -170,11 +169,11 @@ class DataModule(pl.LightningDataModule):
         raise NotImplementedError
 
     def collate(self) -> Callable[[list[Any]], Batch]:
-        """Return the function that makes a batch of samples; it must be picklable."""
+        """Return the picklable function that collates samples into a batch."""
         return PadCollate(self.pad_to, self.pad_multiple, self.max_seq_len)
 
     def collate_of(self, name: str) -> Callable[[list[Any]], Batch]:
-        """Return the function that makes an evaluation batch of one split."""
+        """Return the function that collates evaluation batches of one split."""
         return self.collate()
 
     def setup(self, stage: str | None = None) -> None:
@@ -194,10 +193,10 @@ class DataModule(pl.LightningDataModule):
         return self.splits[name]
 
     def train_dataloader(self) -> TrainingLoader:
-        """Return the endless stream of this rank's micro-batches, from where the trainer stands.
+        """Return the endless stream of this rank's micro-batches, starting at the trainer's step.
 
         Raises:
-            DataError: The sizes do not fit, or the trainer does not count in steps.
+            DataError: The sizes are inconsistent, or trainer.max_steps is not set.
         """
         train = self.split("train")
         order = self._training_order()
@@ -212,7 +211,7 @@ class DataModule(pl.LightningDataModule):
 
     @property
     def batch_setting(self) -> tuple[str, int]:
-        """Name and value of the setting that says what an optimiser step holds."""
+        """Name and value of the setting that determines the size of an optimiser step."""
         return "batch_size", self.batch_size
 
     def _training_order(self) -> TrainingOrders:
@@ -229,9 +228,9 @@ class DataModule(pl.LightningDataModule):
         return self._evaluation_loader("test")
 
     def test_as_validation(self) -> EvaluationLoader:
-        """Return this rank's part of the test split, scored in the way of the validation split.
+        """Return this rank's part of the test split, batched like the validation split.
 
-        It is read at validations, where the test split is scored during training.
+        It is used when the test split is scored at each validation during training.
         """
         return self._evaluation_loader("test")
 
@@ -267,7 +266,7 @@ class DataModule(pl.LightningDataModule):
             collate_fn=self.collate() if collate is None else collate,
             persistent_workers=self.num_workers > 0,
             pin_memory=self._on_cuda(),
-            # A generator of its own: making an iterator must not advance the global one.
+            # A separate generator: creating an iterator must not advance the global one.
             generator=torch.Generator().manual_seed(self.seed & 0x7FFFFFFF),
         )
 
@@ -284,24 +283,24 @@ class DataModule(pl.LightningDataModule):
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
     def _processed(self) -> int:
-        """Micro-batches that the trainer has processed; 0 without a trainer."""
+        """Number of micro-batches that the trainer has processed; 0 without a trainer."""
         if self.trainer is None:
             return 0
         progress = self.trainer.fit_loop.epoch_loop.batch_progress
-        # Overfitting means the same few batches again in each of Lightning's epochs.
+        # With overfitting, each of Lightning's epochs repeats the same few batches.
         overfit = getattr(self.trainer, "overfit_batches", 0)
         counter: Any = progress.current if overfit else progress.total
         return counter.processed
 
 
 class Generated(DataModule):
-    """Data that are made, as many as are asked for.
+    """Generated data with configurable numbers of samples.
 
     Args:
-        num_train: Training samples that are made.
-        num_val: Validation samples that are made.
-        num_test: Test samples that are made.
-        **kwargs: Arguments of the next base.
+        num_train: Number of training samples.
+        num_val: Number of validation samples.
+        num_test: Number of test samples.
+        **kwargs: Arguments of the parent class.
     """
 
     def __init__(
@@ -313,16 +312,16 @@ class Generated(DataModule):
 
 
 class CachedDataModule(DataModule):
-    """A DataModule whose splits lie in a cache made from a release or by a generator."""
+    """A DataModule whose splits are stored in a cache, built from a release or by a generator."""
 
     _opened: Cache | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Everything that decides the content of the cache; plain JSON values."""
+        """Return the settings that determine the content of the cache; plain JSON values."""
         raise NotImplementedError
 
     def sources(self) -> list[Path]:
-        """Files that the cache is made from; a DataError means that they are absent."""
+        """Return the source files of the cache; raises DataError if they are missing."""
         return []
 
     def build(self, writer: CacheWriter) -> None:
@@ -334,7 +333,7 @@ class CachedDataModule(DataModule):
         raise NotImplementedError
 
     def must_name(self) -> dict[str, Any]:
-        """Settings without a default, which a command must give."""
+        """Return the required settings, which have no default."""
         return {}
 
     @property
@@ -349,14 +348,14 @@ class CachedDataModule(DataModule):
             return []
 
     def prepare_data(self) -> None:
-        """Build the cache unless a good one is there. Lightning calls it once per node."""
+        """Build the cache unless a valid one exists. Lightning calls this once per node."""
         self._opened = ensure_cache(self.cache_dir, self.cache_spec, self.build)
 
     def open(self) -> Cache:
-        """Open the cache anew and verify it.
+        """Open and verify the cache again.
 
         Raises:
-            DataError: There is no good cache; the message gives the command that makes one.
+            DataError: There is no valid cache; the message gives the command that builds one.
         """
         try:
             found = open_cache(self.cache_dir, self.cache_spec)
@@ -373,7 +372,7 @@ class CachedDataModule(DataModule):
 
     @property
     def cache(self) -> Cache:
-        """The cache, opened once; without a trainer, it is built first if needed."""
+        """The cache, opened once; without a trainer it is built first if necessary."""
         if self._opened is not None:
             return self._opened
         if self.trainer is None:
@@ -382,12 +381,12 @@ class CachedDataModule(DataModule):
 
     @property
     def source_hashes(self) -> dict[str, str]:
-        """SHA-256 of the files and folders that the cache was made from, by name."""
+        """SHA-256 of the files and folders from which the cache was built, by name."""
         sources = self.cache.meta["sources"]
         return {name: str(facts["sha256"]) for name, facts in sources.items()}
 
     def present_hashes(self) -> dict[str, str] | None:
-        """Return the hashes of the sources as they are now; nothing is built."""
+        """Return the hashes of the sources as they are now, without building a cache."""
         with suppress(DataError):
             if not self.sources():
                 return {}  # generated

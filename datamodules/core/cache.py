@@ -1,9 +1,10 @@
 """Memory-mapped caches: a folder `<task>-<settings hash>` of .npy files and a meta.json.
 
-A cache is written to a temporary folder beside its place and renamed, so a folder with the final
-name is always complete as written; meta.json, written last, holds the size and SHA-256 of every
-file, so later damage is found when it is opened. A file lock makes concurrent processes build once;
-what an interrupted process left is removed by the next one that takes the lock.
+A cache is written to a temporary folder next to its destination and renamed, so a folder with the
+final name is always complete. meta.json is written last and stores the size and SHA-256 of every
+file, so later corruption is detected when the cache is opened. A file lock ensures that concurrent
+processes build a cache once; the next process that acquires the lock removes leftovers of an
+interrupted build.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ _log = logging.getLogger("datamodules")
 
 
 def default_root(data_dir: Path) -> Path:
-    """Return where the caches of a data folder go by default: to the user's cache folder.
+    """Return the default cache folder of a data folder, in the user's cache folder.
 
-    Each data folder has a folder of its own there, since two releases can have one cache name.
+    Each data folder has a separate cache folder, since two releases can share a cache name.
     """
     place = data_dir.resolve()
     caches = expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
@@ -59,12 +60,12 @@ def default_root(data_dir: Path) -> Path:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What a cache holds.
+    """Identity of a cache.
 
     Args:
-        settings: Everything that decides the content; plain JSON values.
-        sources: Returns the files and folders that the cache is made from, as far as they are
-            present; if they have changed since, it is stale. Not part of the name.
+        settings: Everything that determines the content; plain JSON values.
+        sources: Returns the existing files and folders from which the cache is built; changing one
+            makes the cache stale. Not part of the name.
     """
 
     task: str
@@ -90,24 +91,24 @@ class Cache:
         return np.load(self.folder / f"{name}.npy", mmap_mode="r")
 
     def text(self, name: str) -> str:
-        """Return what `CacheWriter.add_text` stored."""
+        """Return a text stored by `CacheWriter.add_text`."""
         return np.asarray(self.array(name)).tobytes().decode("utf-8", "surrogatepass")
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the maker of the cache said of its content, stored by `CacheWriter.add_facts`."""
+        """Facts about the content, stored by `CacheWriter.add_facts`."""
         facts: dict[str, Any] = json.loads(self.text(_FACTS))
         return facts
 
 
 class _MappedFile(NamedTuple):
-    """Stands for a memory-mapped array while its owner is pickled."""
+    """Replaces a memory-mapped array while its owner is pickled."""
 
     path: str
 
 
 class Mapped:
-    """Base of what holds whole arrays of a cache: a copy in another process maps them anew."""
+    """Base of classes that hold cached arrays: unpickling maps the arrays again."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -129,16 +130,16 @@ class CacheWriter:
         self.files: dict[str, dict[str, Any]] = {}
 
     def add(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Write one array, not empty, as `<name>.npy`."""
+        """Write a non-empty array as `<name>.npy`."""
         path, whole = self.folder / f"{name}.npy", np.ascontiguousarray(array)
         with path.open("wb") as file:
             _write_header(file, whole.dtype, whole.shape)
-            file.write(whole.data)  # errors have a number, which those of NumPy's writer lack
+            file.write(whole.data)  # unlike NumPy's writer, sets errno on failure
             sync(file)
         self.files[path.name] = _describe(path)
 
     def add_text(self, name: str, text: str) -> None:
-        """Write a text, not empty, as an array of bytes."""
+        """Write a non-empty text as an array of bytes."""
         self.add(name, np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8))
 
     def add_facts(self, facts: dict[str, Any]) -> None:
@@ -168,7 +169,7 @@ class CacheWriter:
         self.files[path.name] = _describe(path)
 
     def finish(self, spec: CacheSpec, sources: dict[str, dict[str, Any]]) -> None:
-        """Write meta.json; the cache is complete. `sources` says what it was made from."""
+        """Write meta.json, which completes the cache. `sources` describes the source files."""
         meta = {
             "format_version": FORMAT_VERSION,
             "task": spec.task,
@@ -185,11 +186,11 @@ def _write_header(file: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, ...]) 
 
 
 def open_cache(root: Path, spec: CacheSpec) -> Cache:
-    """Open and verify a cache: format version, settings, sizes, checksums, state of the sources.
+    """Open and verify a cache: format version, settings, sizes, checksums and source files.
 
     Raises:
-        MissingDataError: There is none.
-        DataError: It is damaged or stale; the message names the file.
+        MissingDataError: There is no such cache.
+        DataError: It is corrupt or stale; the message names the file.
     """
     folder = root / spec.name
     if not folder.is_dir():
@@ -203,7 +204,7 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
     if version != FORMAT_VERSION:
         raise DamagedError(f"cache {folder}: format {version}, expected {FORMAT_VERSION}")
     if settings != spec.settings:
-        raise DamagedError(f"cache {folder}: made for other settings: {settings}")
+        raise DamagedError(f"cache {folder}: built with other settings: {settings}")
     try:
         for name, expected in files.items():
             _verify(folder / name, expected)
@@ -213,17 +214,17 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
             raise DamagedError(f"cache {folder}: {_META} does not list {listed}")
         changed = _changed(_keyed(spec.sources()), sources)
         if changed is not None:
-            raise DamagedError(f"cache {folder}: {changed} has changed since the cache was made")
+            raise DamagedError(f"cache {folder}: {changed} has changed since the cache was built")
     except (AttributeError, KeyError, TypeError) as error:
         raise DamagedError(f"cache {folder}: {_META} is unreadable ({error!r})") from None
     return Cache(folder, meta)
 
 
 def hash_sources(root: Path, spec: CacheSpec) -> dict[str, str] | None:
-    """Return the SHA-256 of every source as it is now, by name; the cache's arrays are not read.
+    """Return the current SHA-256 of every source, by name, without reading the cache's arrays.
 
-    A source with the size and the time that the cache has noted is not read again. Where sources
-    are absent, those of the cache count. None without sources and without a cache.
+    A source is read only if its size or times differ from those in the cache. If all sources are
+    missing, return the hashes in the cache; None if there is no cache either.
     """
     noted: dict[str, Any] = {}
     try:
@@ -243,13 +244,13 @@ def hash_sources(root: Path, spec: CacheSpec) -> dict[str, str] | None:
 
 
 def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], None]) -> Cache:
-    """Open a cache, building it if it is missing, damaged or stale.
+    """Open a cache, building it if it is missing, corrupt or stale.
 
-    `root`, the folder of all caches, is made if needed, and not written to if the cache is good.
-    `build` adds the arrays. It may fail, or be interrupted: nothing is kept then.
+    `root`, the folder of all caches, is created if necessary, and not written to if the cache is
+    valid. `build` adds the arrays; if it fails or is interrupted, no cache is left.
 
     Raises:
-        DataError: `root` cannot be written, or `build` raised it.
+        DataError: `root` is not writable, or `build` raised it.
     """
     try:
         return open_cache(root, spec)
@@ -260,7 +261,7 @@ def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], Non
         root.mkdir(parents=True, exist_ok=True)
         for path, is_folder in ((root / spec.name, True), (builder, False)):
             if path.exists() and path.is_dir() != is_folder:
-                raise DataError(f"{path} is in the way of a cache; remove it, or move it away")
+                raise DataError(f"{path} blocks the path of a cache; remove or rename it")
         lock = root / f".{spec.name}.lock"
         held = ExitStack()
         if held.enter_context(claim(lock)) is None:
@@ -269,8 +270,9 @@ def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], Non
             held.enter_context(claim(lock, math.inf))
     except OSError as error:
         raise DataError(
-            f"the cache folder {root} cannot be written ({error.strerror or error}); set cache_dir "
-            f"or the environment variable LIT_PROBATTN_CACHE to a folder that can"
+            f"the cache folder {root} is not writable ({error.strerror or error}); set cache_dir "
+            f"or "
+            f"the environment variable LIT_PROBATTN_CACHE to a writable folder"
         ) from error
     with held:
         since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -290,7 +292,7 @@ def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], N
         return open_cache(root, spec)
     except DamagedError as error:
         damage = str(error)
-        _log.warning("%s; building it again", damage)
+        _log.warning("%s; rebuilding it", damage)
     except MissingDataError:
         pass
     for left in root.glob(f".{spec.name}.tmp-*"):
@@ -302,16 +304,17 @@ def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], N
     try:
         temporary.mkdir()
         writer = CacheWriter(temporary)
-        # Described before they are read: what changes meanwhile is not what was read.
-        # What is missing is for `build` to say.
+        # Described before they are read, so that a change during the build is detected.
+        # `build` reports missing sources.
         found = {key: path for key, path in _keyed(spec.sources()).items() if path.exists()}
         sources = {key: _describe(path) for key, path in found.items()}
         build(writer)
         changed = _changed(_keyed(spec.sources()), sources)
         if changed is not None:
             raise DataError(
-                f"{changed} has changed while it was read, so no cache was made; wait until it is "
-                "written or copied, and start again"
+                f"{changed} changed while it was being read, so no cache was written; wait until "
+                f"it "
+                "is completely written or copied, then start again"
             )
         writer.finish(spec, sources)
         if damage:
@@ -319,14 +322,14 @@ def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], N
         temporary.rename(root / spec.name)
     except MissingDataError as error:
         if damage:
-            raise MissingDataError(f"{damage}; it cannot be built again: {error}") from None
+            raise MissingDataError(f"{damage}; it cannot be rebuilt: {error}") from None
         raise
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise DataError(
             f"cache folder {root}: {(error.strerror or 'full').lower()}; free some space, or set "
-            "cache_dir or the environment variable LIT_PROBATTN_CACHE to a folder with more"
+            "cache_dir or the environment variable LIT_PROBATTN_CACHE to a folder on a larger disk"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -354,7 +357,7 @@ def _verify(path: Path, expected: dict[str, Any]) -> None:
 
 
 def _keyed(sources: list[Path]) -> dict[str, Path]:
-    """Name each source: by its file name, or by its place among the others if names repeat."""
+    """Key each source by its file name, or by its relative path if names repeat."""
     if len({path.name for path in sources}) == len(sources):
         return {path.name: path for path in sources}
     root = os.path.commonpath(sources)
@@ -362,11 +365,11 @@ def _keyed(sources: list[Path]) -> dict[str, Path]:
 
 
 def _changed(present: dict[str, Path], known: dict[str, dict[str, Any]]) -> str | None:
-    """Return a source that is not as it was described; a cache outlives the loss of all."""
+    """Return a source that differs from its description; losing all sources is no change."""
     notes_folders = any("listing" in facts for facts in known.values())
     for key, path in present.items():
         if path.is_dir() and not notes_folders:
-            continue  # a cache of before folders were watched
+            continue  # the cache predates the tracking of folders
         if key not in known or _has_changed(path, known[key]):
             return str(path)
     gone = sorted(known.keys() - present.keys())
@@ -374,7 +377,7 @@ def _changed(present: dict[str, Path], known: dict[str, dict[str, Any]]) -> str 
 
 
 def _has_changed(path: Path, known: dict[str, Any]) -> bool:
-    """Compare a source with its description; read it only if its times differ."""
+    """Compare a source with its description; its content is read only if the times differ."""
     if not path.exists():
         return True
     if path.is_dir():
@@ -383,7 +386,7 @@ def _has_changed(path: Path, known: dict[str, Any]) -> bool:
     state = path.stat()
     if state.st_size != known["bytes"]:
         return True
-    # A copy that keeps times leaves the time of the content as it was, but not that of the file.
+    # Copying can preserve mtime, but not ctime.
     same = state.st_mtime_ns == known["mtime_ns"] and state.st_ctime_ns == known.get("ctime_ns")
     return not same and file_digest(path) != known["sha256"]
 

@@ -1,7 +1,7 @@
-"""Dividing what has no splits of its own: by a hash of the content.
+"""Splitting data without predefined splits, by a hash of the content.
 
-A sample's split depends on its content alone: it stays where it is when rows are put in another
-order or added, and equal samples are never in two splits.
+The split of a sample depends on its content alone: it does not change when rows are reordered or
+added, and equal samples are always in the same split.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["Divided", "HeldOut", "check_shares", "divide"]
 
 
 class HeldOut(DataModule):
-    """Data of which a share is held out for validation.
+    """Data of which a fraction is held out for validation.
 
     Args:
-        val_fraction: Share that is held out or divided off for validation.
-        split_seed: Seed of the choice.
-        **kwargs: Arguments of the next base.
+        val_fraction: Fraction of the samples that is held out for validation.
+        split_seed: Seed of the split.
+        **kwargs: Arguments of the parent class.
 
     Raises:
-        DataError: The share is not between 0 and 1.
+        DataError: The fraction is not between 0 and 1.
     """
 
     may_hold_out_none = False
@@ -43,14 +43,14 @@ class HeldOut(DataModule):
 
 
 class Divided(HeldOut):
-    """Data of which shares are divided off for validation and test, where these have no files.
+    """Data of which fractions are held out for validation and test if these have no files.
 
     Args:
-        test_fraction: Share that is divided off for the test.
-        **kwargs: Arguments of HeldOut and of the next base.
+        test_fraction: Fraction of the samples that is held out for the test split.
+        **kwargs: Arguments of HeldOut and of the parent class.
 
     Raises:
-        DataError: The shares leave nothing for training.
+        DataError: The fractions leave nothing for training.
     """
 
     def __init__(self, *, test_fraction: float = 0.1, **kwargs: Any) -> None:
@@ -60,13 +60,13 @@ class Divided(HeldOut):
 
 
 def check_shares(**shares: float) -> None:
-    """Raise a DataError unless all shares are above 0 and leave something for training."""
+    """Raise a DataError unless every fraction is positive and their sum is below 1."""
     for name, share in shares.items():
         if not 0 < share < 1:
             raise DataError(f"{name} must be between 0 and 1, received {share}")
     if sum(shares.values()) >= 1:
         told = " and ".join(f"{name}={share}" for name, share in shares.items())
-        raise DataError(f"{told} leave nothing for training; lower them")
+        raise DataError(f"{told} leave no samples for training; lower them")
 
 
 def divide(
@@ -78,13 +78,14 @@ def divide(
 ) -> list[str]:
     """Return the split of each key: one of `shares`, or `train`.
 
-    A split that the hash would leave empty gets the smallest hash of the largest split.
+    If a split would be empty, the sample with the smallest hash of the largest split is moved to
+    it.
 
     Args:
-        what: What messages call it.
+        what: Name of the data for messages.
         keys: Content of each sample, or a digest of it.
-        shares: Expected share of each split beside `train`.
-        unit: What messages call a sample, in the plural.
+        shares: Expected fraction of each split other than `train`.
+        unit: Name of a sample for messages, in the plural.
 
     Raises:
         DataError: There are fewer distinct keys than splits, or the seed exceeds 64 bits.
@@ -97,7 +98,7 @@ def divide(
         names = ", ".join(["train", *shares])
         among = f" among {len(keys)}" if len(keys) > len(places) else ""
         raise DataError(
-            f"{what}: {len(places)} different {unit}{among} cannot be divided into {names}; give "
+            f"{what}: {len(places)} different {unit}{among} cannot be split into {names}; provide "
             f"more, or a file for each split"
         )
     low = 0.0
@@ -114,5 +115,5 @@ def divide(
 
 
 def _number(key: bytes, seed: int) -> float:
-    """Return a number in [0, 1) that a key and the seed decide."""
+    """Map a key and the seed to a number in [0, 1)."""
     return int.from_bytes(fingerprint(key, 8, np.int64(seed).tobytes()), "big") / 2**64

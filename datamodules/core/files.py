@@ -1,4 +1,4 @@
-"""Files of releases, found and read; files of our own, written whole."""
+"""Finding and reading the files of releases."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["DAMAGED", "expand", "find_set", "not_found", "read_tar"]
 
-# What a damaged zip makes the standard library raise; wrong bytes can look like encryption or like
-# an unknown compression.
+# Exceptions that the standard library raises for a corrupt zip file; corrupt bytes can look like
+# encryption or an unknown compression.
 DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError),
     *(NotImplementedError, RuntimeError, UnicodeDecodeError),
@@ -31,22 +31,20 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
 
 
 def expand(path: str | Path) -> Path:
-    """Return a path with `~` replaced by the home folder; a DataError where there is none."""
+    """Return a path with `~` expanded; raises DataError if there is no home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise DataError(
-            f"{path}: there is no home folder of that user; give the whole path"
-        ) from None
+        raise DataError(f"{path}: that user has no home folder; use an absolute path") from None
 
 
 def find_set(
     title: str, folders: Iterable[Path], names: Mapping[str, str]
 ) -> dict[str, Path] | None:
-    """Return the files `names` of the first folder that has any; None if no folder does.
+    """Return the files `names` of the first folder that contains any of them, or None.
 
     Raises:
-        MissingDataError: That folder has some of them only.
+        MissingDataError: Some of the files are missing from that folder.
     """
     for folder in folders:
         paths = {key: folder / name for key, name in names.items()}
@@ -55,7 +53,7 @@ def find_set(
             return paths
         if present:
             absent = ", ".join(str(path) for path in paths.values() if path not in present)
-            raise MissingDataError(f"{title}: found {present[0]}, but not {absent}")
+            raise MissingDataError(f"{title}: found {present[0]}, but missing {absent}")
     return None
 
 
@@ -68,7 +66,7 @@ def not_found(
     data_dir: Path,
     otherwise: str = "",
 ) -> MissingDataError:
-    """Return the error for a release that is not there: where it belongs, and where it is from."""
+    """Return the error for a missing release, with its expected location and official source."""
     return MissingDataError(
         f"{title}: {what} not under {data_dir}; expected {expected}. {origin}; nothing is "
         f"downloaded. Then run `python -m datamodules prepare {command} --data_dir {data_dir}`"
@@ -77,17 +75,17 @@ def not_found(
 
 
 def read_tar(path: Path, take: Callable[[tarfile.TarInfo, tarfile.TarFile], None]) -> None:
-    """Read a compressed tar archive as a stream, to its end; `take` is called for each member.
+    """Read a compressed tar archive as a stream; `take` is called for each member.
 
     Raises:
-        DataError: The archive is damaged.
+        DataError: The archive is corrupt.
     """
     try:
         with _OPENERS[path.suffix](path) as stream:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for member in archive:
                     take(member, archive)
-            while stream.read(1 << 20):  # to the end: the checksum comes last
+            while stream.read(1 << 20):  # to the end, where the checksum is
                 pass
     except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
-        raise DataError(f"{path}: the archive is damaged or cut off ({error})") from error
+        raise DataError(f"{path}: the archive is corrupt or truncated ({error})") from error

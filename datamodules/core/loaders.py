@@ -1,8 +1,9 @@
-"""Loaders of batches that Lightning takes as they are.
+"""Batch loaders that Lightning uses unchanged.
 
-Lightning rebuilds a torch DataLoader to put its own sampler in (distributed runs, prediction),
-which would undo the order of `datamodules.core.order`. It leaves any other iterable alone, so the
-DataLoader is wrapped here.
+Lightning rebuilds a torch DataLoader to insert its own sampler (distributed runs, prediction),
+which would replace the order of `datamodules.core.order`. It leaves any other iterable unchanged,
+so the DataLoader is wrapped here.
+
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ EvaluationOrders = EvaluationOrder | TokenEvaluationOrder
 
 
 class _Loader:
-    """A torch DataLoader whose errors of damaged data are one line, from its processes too."""
+    """A torch DataLoader that reports data errors, also from worker processes, in one line."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
@@ -35,9 +36,9 @@ class _Loader:
             yield from self.loader
         except DataError as error:
             if self._iterator is not None:
-                self._iterator._shutdown_workers()  # left to itself, it waits five seconds
+                self._iterator._shutdown_workers()  # otherwise it waits for five seconds
                 self._iterator = None
-            # A loader process sends its traceback along; the last line is the message.
+            # A worker process prepends its traceback; the last line is the message.
             kind, text = type(error), str(error.args[0]).strip().splitlines()[-1]
             raise DataError(text.removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
 
@@ -52,7 +53,7 @@ class _Loader:
 
 
 class EvaluationLoader(_Loader):
-    """Every sample once; the same number of batches on every rank."""
+    """Yields every sample once, in the same number of batches on every rank."""
 
     def __init__(self, loader: DataLoader[Any], order: EvaluationOrders) -> None:
         super().__init__(loader)
@@ -63,7 +64,7 @@ class EvaluationLoader(_Loader):
 
 
 class TrainingLoader(_Loader):
-    """An endless stream of micro-batches; `processed` says how many the trainer has processed."""
+    """Endless stream of micro-batches; `processed` returns how many the trainer has processed."""
 
     def __init__(
         self, loader: DataLoader[Any], order: TrainingOrders, processed: Callable[[], int]
@@ -75,11 +76,13 @@ class TrainingLoader(_Loader):
     def __iter__(self) -> Iterator[Batch]:
         start = self._processed()
         for position, batch in enumerate(super().__iter__()):
-            # The trainer may fetch one batch ahead, but cannot have processed what it lacks.
+            # The trainer may prefetch one batch, but cannot have processed a batch not yet yielded.
             if position == 1 and self._processed() > start + 1:
                 raise RuntimeError(
-                    f"the training stream began at micro-batch {start}, but the trainer resumed at "
-                    f"{self._processed()}: the loader was made before the checkpoint was restored. "
+                    f"the training stream started at micro-batch {start}, but the trainer resumed "
+                    f"at "
+                    f"{self._processed()}: the loader was created before the checkpoint was "
+                    f"restored. "
                     f"Do not set trainer.max_epochs and do not read "
                     f"trainer.estimated_stepping_batches; use trainer.max_steps"
                 )

@@ -1,17 +1,17 @@
-"""Which samples make up which batch: pure functions of (seed, epoch, step) and of the layout.
+"""Which samples form which batch: pure functions of (seed, epoch, step) and the layout.
 
 Training. An epoch is a permutation of the training split, a function of (seed, epoch) alone. It is
-cut into global batches of `batch_size` samples, one per optimiser step; what is left at the end is
-dropped. A global batch is cut into A × W micro-batches of equal size, for A accumulation steps and
-W ranks, and micro-step m of rank r takes part (m mod A) · W + r of global batch m // A. So a global
-batch holds the same samples for every layout and every number of loader processes, and any
-micro-step is reached by arithmetic.
+divided into global batches of `batch_size` samples, one per optimiser step; the remainder is
+dropped. A global batch is divided into A × W micro-batches of equal size, for A accumulation steps
+and W ranks; micro-step m of rank r takes part (m mod A) · W + r of global batch m // A. A global
+batch therefore contains the same samples for every layout and every number of loader processes,
+and any micro-step is computed by arithmetic.
 
-Evaluation. Samples in order, each once. Every rank gets the same number of batches, of the same
-number of rows; at the end, rows that have no sample left get the id FILL.
+Evaluation. Each sample once, in order. Every rank gets the same number of batches with the same
+number of rows; at the end, rows without a sample get the id FILL.
 
-The permutation sorts samples by a hash (the finaliser of SplitMix64, applied to a counter). It
-needs no library's generator, so a seed means the same order on every platform and version.
+The permutation sorts samples by a hash (the finaliser of SplitMix64, applied to a counter) and
+uses no library's generator, so a seed gives the same order on every platform and version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["FILL", "EvaluationOrder", "RotatingOrder", "TrainingOrder"]
 __all__ += ["choose_per_class", "hashes", "permutation"]
 
 FILL = -1
-_ROTATION = 0x726F74617465  # keeps the orders of RotatingOrder apart from those of training
+_ROTATION = 0x726F74617465  # separates RotatingOrder from training
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -63,9 +63,9 @@ def choose_per_class(
     seed: int,
     count: Callable[[int, int], int],
 ) -> npt.NDArray[np.bool_]:
-    """Choose samples of each class, a pure function of the seed; True for them, shape of `targets`.
+    """Choose samples of each class as a pure function of the seed; True for chosen samples.
 
-    `count` says how many to choose, of a class and its number of samples.
+    `count` maps a class and its number of samples to the number to choose.
     """
     chosen = np.zeros(len(targets), dtype=bool)
     for target in range(num_classes):
@@ -81,11 +81,11 @@ class TrainingOrder:
     Args:
         batch_size: Samples per optimiser step, over all ranks and accumulation steps.
         accumulation: Micro-steps per optimiser step.
-        start: Returns the micro-step to begin with; asked each time the iteration begins.
-        shuffle: Whether epochs are permuted; without it each goes through the samples in order.
+        start: Returns the first micro-step; called each time the iteration starts.
+        shuffle: Whether epochs are permuted; otherwise each visits the samples in order.
 
     Raises:
-        DataError: The sizes do not fit; the message gives them.
+        DataError: The sizes are inconsistent; the message gives them.
     """
 
     def __init__(
@@ -160,21 +160,21 @@ class EvaluationOrder:
 
 
 class RotatingOrder(EvaluationOrder):
-    """A window of an endless stream of samples, which moves on by its own length.
+    """A window that moves over an endless stream of samples by its own length.
 
-    The stream goes through the samples in their order first, and in an order of its own in every
-    later pass. Evaluation k = 0, 1, … sees samples k · `window` to (k + 1) · `window` − 1 of it, so
-    a window may cross from one pass into the next.
+    The first pass of the stream visits the samples in order, and each later pass in a new
+    permutation. Evaluation k = 0, 1, … covers samples k · `window` to (k + 1) · `window` − 1 of the
+    stream, so a window can span two passes.
 
     Source: `dataset.py` and `run_tasks.py` of MGK's code on the Long Range Arena.
-    Departs from the source: the later orders, which depend there on the state of a generator.
+    Departs from the source: the later permutations, which there depend on a generator's state.
 
     Args:
-        num_stream: samples of a pass.
-        window: samples of an evaluation.
-        seed: seed of the later orders.
-        evaluation: returns k; asked each time the iteration begins.
-        batch_size: largest number of rows of one batch of one rank.
+        num_stream: number of samples per pass.
+        window: number of samples per evaluation.
+        seed: seed of the later permutations.
+        evaluation: returns k; called each time the iteration starts.
+        batch_size: largest number of rows per batch of one rank.
     """
 
     def __init__(

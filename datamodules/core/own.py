@@ -1,4 +1,4 @@
-"""Data sets of the user's own: their files, classes, splits, and what a check shows of them."""
+"""User-provided data sets: files, classes, splits, and the summary that `check` prints."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ __all__ = [
     "by_split",
     "class_lines",
 ]
-__all__ += ["length_line", "required_path", "split_of", "told_ignored"]
+__all__ += ["length_line", "required_path", "split_of", "warn_ignored"]
 
 _log = logging.getLogger("datamodules")
-# How the file of a split may be called, `mine_TRAIN.ts` included.
+# Accepted names of a split's file, `mine_TRAIN.ts` included.
 _NAMES = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
-_MOST_CLASSES = 12  # that a check lists
+_MOST_CLASSES = 12  # listed by `check`
 SHOWN_SAMPLES = 3
 
 
 class ClassMap:
-    """Which label each class number is; it goes into checkpoints, and another one is refused."""
+    """Label of each class number; stored in checkpoints; a mismatch is an error."""
 
     classes_of = "the data"
 
@@ -59,9 +59,9 @@ class ClassMap:
         return {"classes": self.classes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise a DataError if a checkpoint's class map differs from that of the data.
+        """Raise a DataError if the class map of a checkpoint differs from the data's.
 
-        Its `converted` says that the model came from elsewhere, by `convert from_transformers`.
+        `converted` marks models converted by `convert from_transformers`.
         """
         before, now = list(state_dict["classes"]), self.classes
         if before == now:
@@ -69,24 +69,24 @@ class ClassMap:
         places = [i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b]
         first = places[0] if places else min(len(before), len(now))
         names = [dict(enumerate(classes)).get(first, "missing") for classes in (before, now)]
-        remedy = f"use {self.classes_of} of the training"
+        remedy = f"use {self.classes_of} that were used for training"
         if state_dict.get("converted"):
             order = f"`convert from_transformers --labels {shlex.join(now)}`"
             remedy += f", or, for the same classes in another order or spelling, {order}"
         raise DataError(
             f"the checkpoint was trained with {len(before)} classes, {self.classes_of} have "
-            f"{len(now)}: class {first} was {names[0]} and is {names[1]}; {remedy}"
+            f"{len(now)}: class {first} was {names[0]} and is now {names[1]}; {remedy}"
         )
 
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """The files of the user's own data, and how splits without a file are divided off.
+    """Files of the user's data, and the fractions of splits that have no file.
 
     Args:
-        files: File of `train`, and of `val` and `test` where they are given.
-        shares: Share of each split that is divided off the training file.
-        seed: Seed of the hash that divides.
+        files: File of `train`, and of `val` and `test` if provided.
+        shares: Fraction of each split that is split off from the training file.
+        seed: Seed of the split hash.
     """
 
     files: dict[str, Path]
@@ -106,8 +106,8 @@ class OwnFiles:
         """Find the files at a path: a file, or a folder with a file for each split.
 
         Raises:
-            DataError: The path is not set or of another kind, or a share is not possible.
-            MissingDataError: There is nothing there.
+            DataError: The path is not set or has the wrong type, or a fraction is invalid.
+            MissingDataError: The path does not exist.
         """
         check_shares(**{f"{name}_fraction": share for name, share in shares.items()})
         place = required_path(path)
@@ -122,16 +122,16 @@ class OwnFiles:
                 raise MissingDataError(f"{file}: no such file")
             if file.suffix.lower() not in suffixes:
                 raise DataError(
-                    f"{file}: expected a file that ends in {', '.join(suffixes)}, received "
-                    f"{file.suffix or 'no ending'}"
+                    f"{file}: expected a file name ending in {', '.join(suffixes)}, received "
+                    f"{file.suffix or 'no suffix'}"
                 )
         if place.is_dir():
             names = [path.name for path in _inside(place, suffixes)]
-            told_ignored(place, names, [path.name for path in files.values()])
+            warn_ignored(place, names, [path.name for path in files.values()])
         return cls(files, {k: v for k, v in shares.items() if k not in files}, seed)
 
     def settings(self) -> dict[str, Any]:
-        """What decides the splits; plain JSON values."""
+        """Return the settings that determine the splits; plain JSON values."""
         files = {name: str(path.resolve()) for name, path in self.files.items()}
         return {
             "files": files,
@@ -141,7 +141,7 @@ class OwnFiles:
 
 
 def required_path(path: str) -> Path:
-    """Return the path of own data; a DataError if it is not set, or nothing is there."""
+    """Return the path of the user's data; raises DataError if it is not set or missing."""
     if not path:
         raise DataError("path is not set; add --data.init_args.path FILE_OR_FOLDER")
     place = expand(path)
@@ -151,13 +151,13 @@ def required_path(path: str) -> Path:
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a file's or folder's name stands for, or None."""
+    """Return the split that the name of a file or folder denotes, or None."""
     last = name.lower().replace("-", "_").rpartition("_")[2]
     return next((split for split, names in _NAMES.items() if last in names), None)
 
 
 def _files_of_splits(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
-    """Return the file of each split in a folder; of a single file, that file."""
+    """Return the file of each split in a folder; a single file is `train`."""
     found = _inside(folder, suffixes)
     if len(found) == 1:
         return {"train": found[0]}
@@ -167,8 +167,8 @@ def _files_of_splits(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
     if "train" not in files:
         names = ", ".join(path.name for path in found[:5]) or "none"
         raise MissingDataError(
-            f"{folder}: expected one file that ends in {', '.join(suffixes)}, or train, val and "
-            f"test with such an ending; found {names}"
+            f"{folder}: expected one file ending in {', '.join(suffixes)}, or train, val and "
+            f"test with such a suffix; found {names}"
         )
     return files
 
@@ -178,32 +178,32 @@ def _inside(folder: Path, suffixes: Sequence[str]) -> list[Path]:
 
 
 def by_split(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the name that stands for each split; a DataError where two stand for one."""
+    """Return the name of each split's file; raises DataError for duplicates."""
     found: dict[str, str] = {}
     for name in names:
         split = split_of(Path(name).stem)
         if split in found:
             raise DataError(
-                f"{folder}: {found[split]} and {name} are both {split}; remove or rename one"
+                f"{folder}: {found[split]} and {name} both denote {split}; remove or rename one"
             )
         if split is not None:
             found[split] = name
     return found
 
 
-def told_ignored(folder: Path, names: Iterable[str], used: Iterable[str]) -> None:
-    """Say which names in a folder are of no split, and so are not read."""
+def warn_ignored(folder: Path, names: Iterable[str], used: Iterable[str]) -> None:
+    """Warn about names in a folder that denote no split and are therefore ignored."""
     others = sorted(set(names) - set(used))
     if others:
-        _log.warning("%s: %s is no split by its name and is not read", folder, ", ".join(others))
+        _log.warning("%s: %s denotes no split and is ignored", folder, ", ".join(others))
 
 
 class AtPath(DataModule):
-    """Data at a path; caches are by default those of the folder where it lies.
+    """Data at a path; the default cache folder depends on the folder that contains the data.
 
     Args:
-        path: A file or a folder of the kinds that the class reads.
-        **kwargs: Arguments of the next base.
+        path: A file or folder of a type that the class supports.
+        **kwargs: Arguments of the parent class.
     """
 
     def __init__(self, path: str = "", **kwargs: Any) -> None:
@@ -214,7 +214,7 @@ class AtPath(DataModule):
         super().__init__(**kwargs)
 
     def folder_of(self, path: str) -> Path | None:
-        """Return the folder of the data; None where another argument says where they are."""
+        """Return the folder of the data; None if another argument specifies it."""
         place = required_path(path)
         return place if place.is_dir() else place.parent
 
@@ -224,9 +224,9 @@ class Rows(NamedTuple):
 
     Args:
         values: The samples.
-        labels: Label of each.
-        places: What messages call each.
-        notes: What was guessed, one line each.
+        labels: Label of each sample.
+        places: Location of each sample, for messages.
+        notes: Remarks about inferred settings, one line each.
     """
 
     values: list[Any]
@@ -236,24 +236,25 @@ class Rows(NamedTuple):
 
 
 class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
-    """Labelled samples in files of the user's own; base of texts and series.
+    """Labelled samples in the user's files; base of texts and series.
 
-    Classes are numbered in the order of their labels, numbers by value. Samples without a file for
-    their split are divided by a hash of their content: see `datamodules.core.division`.
+    Classes are numbered in the order of their labels, numeric labels by value. Splits without a
+    file
+    are split off by a hash of the content: see `datamodules.core.division`.
 
-    `path` is a file; or a folder with one, or with one for each split (train, val, test in any of
-    their usual spellings).
+    `path` is a file, or a folder with a single file or with one for each split (train, val and test
+    in any of their usual spellings).
 
     Args:
-        val_path: File of the validation split. None divides it off the training file.
-        test_path: The same of the test split.
-        allow_overlap: Whether equal samples may be in two files; they are refused otherwise.
+        val_path: File of the validation split. Default: split off from the training file.
+        test_path: File of the test split. Default: split off from the training file.
+        allow_overlap: Whether two files may contain equal samples; by default, an error is raised.
         **kwargs: Arguments of AtPath, Divided and DataModule.
     """
 
     what = "samples"
     suffixes: tuple[str, ...] = ()
-    is_release = False  # whether the files are those of a release, found when they are read
+    is_release = False  # whether the files belong to a release, located when they are read
 
     def __init__(
         self,
@@ -268,10 +269,10 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
         self._find = partial(OwnFiles.find, *given, self.suffixes, self.shares, self.split_seed)
         self.allow_overlap = allow_overlap
         if not self.is_release:
-            _ = self.files  # what is wrong with a path is told at once
+            _ = self.files  # raise errors of the path immediately
 
     def folder_of(self, path: str) -> Path | None:
-        """Return the folder of own files; files of a release are looked for elsewhere."""
+        """Return the folder of the user's files; files of a release are located elsewhere."""
         return None if self.is_release else super().folder_of(path)
 
     @cached_property
@@ -279,42 +280,42 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
         """The file of each split."""
         return self._find()
 
-    # ---- the kind's part -----------------------------------------------------------------------
+    # ---- implemented by subclasses -------------------------------------------------------------
 
     @abstractmethod
     def read(self, path: Path) -> Rows:
-        """Read a file; a DataError names the place of what is wrong."""
+        """Read a file; a DataError names the location of a fault."""
 
     @abstractmethod
     def key(self, value: Any) -> bytes:
-        """Return the content of a sample, by which it is divided and compared."""
+        """Return the content of a sample as bytes, used for splitting and comparison."""
 
     @abstractmethod
     def store(
         self, writer: CacheWriter, parts: dict[str, list[Any]], targets: dict[str, list[int]]
     ) -> dict[str, Any]:
-        """Add the samples of each split to a cache; return facts about them, plain JSON values."""
+        """Add the samples of each split to a cache; return facts about them as JSON values."""
 
     def ordered(self, labels: set[str]) -> list[str]:
-        """Return the label of each class number, of those that occur."""
+        """Return the label of each class number, given the labels that occur."""
         return _ordered(labels)
 
     # ---- cache ---------------------------------------------------------------------------------
 
     def must_name(self) -> dict[str, Any]:
-        """The files have no default."""
+        """Return the path of the training file, which has no default."""
         return {"path": self.files.files["train"]}
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         return {**self.files.settings(), "allow_overlap": self.allow_overlap}
 
     def sources(self) -> list[Path]:
-        """The files."""
+        """Return the files of all splits."""
         return list(self.files.files.values())
 
     def build(self, writer: CacheWriter) -> None:
-        """Read the files, number the classes, divide."""
+        """Read the files, number the classes and split the samples."""
         rows = {name: self.read(path) for name, path in self.files.files.items()}
         notes = list(dict.fromkeys(note for part in rows.values() for note in part.notes))
         for note in notes:
@@ -324,11 +325,11 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
         if len(found) < 2:
             path = self.files.files["train"]
             only = next(iter(found))
-            raise DataError(f"{path}: only one class, {only!r}; at least two are needed")
+            raise DataError(f"{path}: only one class, {only!r}; expected at least two")
         splits, moved = self._divided(rows)
         _require_learnable(splits)
         if not self.allow_overlap:
-            self._refuse_overlap(splits)
+            self._reject_overlap(splits)
         numbers = {label: number for number, label in enumerate(classes)}
         parts = {name: part.values for name, part in splits.items()}
         targets = {name: [numbers[x] for x in part.labels] for name, part in splits.items()}
@@ -337,7 +338,7 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
         writer.add_facts(facts)
 
     def _divided(self, rows: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
-        """Divide off the splits that have no file; a class keeps something to train on."""
+        """Split off the splits without a file; every class keeps samples for training."""
         splits, shares = dict(rows), self.files.shares
         if not shares:
             return splits, []
@@ -353,15 +354,16 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
             at = [i for i, name in enumerate(chosen) if name == split]
             if not at:
                 raise DataError(
-                    f"{what}: the classes are too small for a {split} split; give more {self.what} "
+                    f"{what}: the classes are too small for a {split} split; provide more "
+                    f"{self.what} "
                     f"of each, or a file for each split"
                 )
             columns = (train.values, train.labels, train.places)
             splits[split] = Rows(*([column[i] for i in at] for column in columns), notes=[])  # type: ignore[misc]
         names = ", ".join(sorted({train.labels[i] for i in moved}))
-        return splits, [f"too small to be divided, kept for training: {names}"] if moved else []
+        return splits, [f"classes too small to split, all in training: {names}"] if moved else []
 
-    def _refuse_overlap(self, splits: dict[str, Rows]) -> None:
+    def _reject_overlap(self, splits: dict[str, Rows]) -> None:
         seen: dict[bytes, tuple[str, str]] = {}
         count: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], tuple[str, str]] = {}
@@ -375,13 +377,14 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
         for pair, number in count.items():
             where, place = first[pair]
             raise DataError(
-                f"{place} is equal to {where}: {number} {self.what} of {pair[1]} are in {pair[0]} "
-                f"too, so a score would be too good; remove them, or set allow_overlap to true"
+                f"{place} duplicates {where}: {number} {self.what} of {pair[1]} are also in "
+                f"{pair[0]}, "
+                f"which inflates scores; remove them, or set allow_overlap to true"
             )
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the cache says of its content."""
+        """Facts about the content, stored in the cache."""
         return self.cache.facts
 
     # ---- sizes ---------------------------------------------------------------------------------
@@ -393,17 +396,17 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Labels that occur."""
+        """Number of labels that occur."""
         return len(self.classes)
 
     # ---- report --------------------------------------------------------------------------------
 
     def shown(self, name: str, index: int) -> str:
-        """Return a sample as a check shows it, in one line."""
+        """Format a sample in one line."""
         raise NotImplementedError
 
     def size_lines(self) -> Iterator[str]:
-        """Yield what a report says of the splits, and three samples."""
+        """Yield lines about the splits, and three samples."""
         for name, split in self.splits.items():
             yield f"{name}: {len(split)} {self.what}, {length_line(split.lengths, split)}"
             yield from class_lines(self.classes, split.targets)
@@ -414,7 +417,7 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
 
 
 def _ordered(labels: set[str]) -> list[str]:
-    """Sort labels: numbers by value, words by letters."""
+    """Sort labels: numbers by value, otherwise alphabetically."""
     try:
         return sorted(labels, key=lambda label: (float(label), label))
     except ValueError:
@@ -427,19 +430,19 @@ def _require_learnable(splits: dict[str, Rows]) -> None:
         for label, place in zip(part.labels, part.places, strict=True):
             if label not in known:
                 raise DataError(
-                    f"{place}: class {label!r} is not in the training split, so it cannot be "
+                    f"{place}: class {label!r} is missing from the training split, so it cannot be "
                     f"learned; add samples of it there, or remove it here"
                 )
 
 
 def beginning(text: str, most: int) -> str:
-    """Return the first characters of a text, in one line."""
+    """Return the first characters of a text on one line."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[:most]} …"
 
 
 def length_line(lengths: np.ndarray[Any, Any], split: Any = None) -> str:
-    """Return a line of lengths: least, median, 95th percentile, largest; and how many are cut."""
+    """Return a line with minimum, median, 95th percentile and maximum, and the truncated count."""
     low, median, high, most = np.percentile(lengths, (0, 50, 95, 100)).astype(int)
     cut = getattr(split, "num_cut", 0)
     text = f"lengths min {low}, median {median}, p95 {high}, max {most}"
@@ -447,7 +450,7 @@ def length_line(lengths: np.ndarray[Any, Any], split: Any = None) -> str:
 
 
 def class_lines(classes: Sequence[str], targets: np.ndarray[Any, Any]) -> Iterator[str]:
-    """Yield classes and their counts, in one line; the largest of many."""
+    """Yield one line with the largest classes and their counts."""
     counts = np.bincount(targets, minlength=len(classes))
     shown = np.sort(np.argsort(-counts, kind="stable")[:_MOST_CLASSES])
     rest = len(classes) - len(shown)

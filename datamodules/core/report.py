@@ -1,4 +1,4 @@
-"""What a prepared data set holds, beside what was published."""
+"""Report on a prepared data set, compared with the published sizes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from datamodules.core.own import ClassMap
 
 __all__ = ["compare", "compare_size", "describe", "doubts", "outline"]
 
-# More files of a release than these are counted, not listed.
+# Longer lists of source files are only counted.
 _MOST_SOURCES = 8
-# A score on fewer samples says little.
+# Fewer samples give an unreliable score.
 _FEW = 5
 
 
@@ -32,7 +32,7 @@ def describe(data: DataModule) -> Iterator[str]:
 
 
 def outline(data: DataModule) -> Iterator[str]:
-    """Yield the same without checksums."""
+    """Yield the lines of `describe` without checksums."""
     name = type(data).__name__
     yield f"{name}: {data.headline}"
     if data.select_on_test:
@@ -57,11 +57,11 @@ def outline(data: DataModule) -> Iterator[str]:
 
 
 def doubts(data: DataModule) -> Iterator[str]:
-    """Yield what speaks against training on these data, one line each."""
+    """Yield reasons against training on these data, one line each."""
     setting, value = data.batch_setting
     if data.steps_per_epoch == 0:
         yield (
-            f"{len(data.split('train'))} samples of train are less than one step at {setting} "
+            f"{len(data.split('train'))} training samples are fewer than one step at {setting} "
             f"{value}; lower {setting}"
         )
     if not isinstance(data, ClassMap):
@@ -71,17 +71,17 @@ def doubts(data: DataModule) -> Iterator[str]:
         counts = np.bincount(targets, minlength=len(classes))
         told = f"{name} has {len(targets)} samples"
         if len(targets) < _FEW:
-            told += f", so its accuracy moves in steps of {100 / len(targets):.0f} %"
+            told += f", so its accuracy has a resolution of {100 / len(targets):.0f} %"
         absent = [label for label, count in zip(classes, counts, strict=True) if not count]
         if absent:
             more = f" and {len(absent) - 1} more classes" if len(absent) > 1 else ""
             told += f", none of {absent[0]}{more}"
         if absent or len(targets) < _FEW:
-            yield f"{told}; give more samples"
+            yield f"{told}; provide more samples"
 
 
 def compare(data: DataModule) -> Iterator[tuple[str, bool]]:
-    """Yield a line for each published size, and whether ours is equal."""
+    """Yield a line for each published size, and whether the size found is equal."""
     if hasattr(data, "compare_sizes"):
         yield from data.compare_sizes()
     for name, expected in data.published.items():
@@ -95,7 +95,7 @@ def compare(data: DataModule) -> Iterator[tuple[str, bool]]:
 
 
 def compare_size(what: str, published: object, found: object, equal: bool) -> tuple[str, bool]:
-    """Return a line for a published size, and whether ours is equal."""
+    """Return a line about a published size, and whether the size found is equal."""
     return (
         f"published {what}: {published}; here {found}: {'equal' if equal else 'DIFFERENT'}",
         equal,

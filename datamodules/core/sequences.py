@@ -1,4 +1,4 @@
-"""Sequences of different lengths, and pairs of them: arrays in a cache, samples, padded batches."""
+"""Sequences of variable length, and pairs of them: cached arrays, samples, padded batches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ += ["write_sequences"]
 
 @dataclass(frozen=True, eq=False)
 class Ragged(Mapped):
-    """Rows of different lengths, stored one after the other.
+    """Rows of variable length, stored consecutively.
 
     Args:
         stored: The steps of all rows. Shape (num_steps, ...).
-        offsets: Where each row begins, and the end of the last. Shape (num_rows + 1,).
+        offsets: Start of each row, and the end of the last. Shape (num_rows + 1,).
     """
 
     stored: npt.NDArray[Any]
@@ -34,19 +34,19 @@ class Ragged(Mapped):
 
     @classmethod
     def open(cls, cache: Cache, name: str, kind: str = "tokens") -> Ragged:
-        """Open what `ragged_writer` or `write_sequences` wrote under `name`."""
+        """Open the rows that `ragged_writer` or `write_sequences` stored under `name`."""
         return cls(cache.array(f"{name}_{kind}"), np.asarray(cache.array(f"{name}_offsets")))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> npt.NDArray[Any]:
-        """Return a row, (length, ...), not copied."""
+        """Return a view of a row, (length, ...)."""
         return self.stored[self.offsets[row] : self.offsets[row + 1]]
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Steps of each row, (num_rows,)."""
+        """Length of each row, (num_rows,)."""
         return np.diff(self.offsets)
 
 
@@ -82,13 +82,13 @@ class Sample(NamedTuple):
 
 
 class SequenceSplit(Mapped):
-    """The sequences of one split, stored one after the other; a map-style data set.
+    """The sequences of one split, stored consecutively; a map-style data set.
 
     Args:
         stored: All stored sequences.
         targets: Class of each sample. Shape (num_stored,).
-        max_length: Sequences are cut off after so many steps.
-        rows: The stored sequences that belong to the split. None means all.
+        max_length: Longer sequences are truncated to this length.
+        rows: Indices of the stored sequences in the split. Default: all.
     """
 
     kind = "tokens"  # name of the stored array in a cache
@@ -106,7 +106,7 @@ class SequenceSplit(Mapped):
 
     @classmethod
     def from_cache(cls, cache: Cache, name: str, *arguments: Any, **options: Any) -> Any:
-        """Open what `write_sequences` wrote under `name`; the rest goes to the constructor."""
+        """Open the split that `write_sequences` stored under `name`; passes on other arguments."""
         targets = np.asarray(cache.array(f"{name}_targets"))
         return cls(Ragged.open(cache, name, cls.kind), targets, *arguments, **options)
 
@@ -114,12 +114,12 @@ class SequenceSplit(Mapped):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Sample:
-        """Return sample `index`; FILL gives the first one under the id FILL."""
+        """Return sample `index`; FILL returns the first sample with the id FILL."""
         row = self._rows[0 if index == FILL else index]
         return Sample(self.values(row), int(self._targets[row]), int(index))
 
     def values(self, row: int) -> Any:
-        """Return what the model sees of a stored sequence."""
+        """Return the model's input for a stored sequence."""
         raise NotImplementedError
 
     @property
@@ -129,20 +129,22 @@ class SequenceSplit(Mapped):
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Steps of each sample before it is cut off, shape (num_samples,)."""
+        """Length of each sample before truncation, shape (num_samples,)."""
         return self._stored.lengths[self._rows]
 
     @property
     def num_cut(self) -> int:
-        """Samples that are cut off."""
+        """Number of truncated samples."""
         return int((self.lengths > self._max_length).sum())
 
 
 class TokenSplit(SequenceSplit):
-    """Token sequences. Arguments as in SequenceSplit, and:
+    """Token sequences.
 
     Args:
-        shift: Added to stored tokens to give ids; id 0 is for padding.
+        *arguments: Arguments of SequenceSplit.
+        shift: Added to stored tokens to obtain ids; id 0 is padding.
+        **options: Arguments of SequenceSplit.
     """
 
     def __init__(self, *arguments: Any, shift: int = 0, **options: Any) -> None:
@@ -155,11 +157,13 @@ class TokenSplit(SequenceSplit):
 
 
 class PairSplit(TokenSplit):
-    """Pairs of texts, each stored once. Arguments as in TokenSplit, and:
+    """Pairs of texts, each text stored once.
 
     Args:
-        pairs: The two texts of each sample. Shape (num_samples, 2).
-        text_lengths: Tokens of each of them before any cut. Shape (num_samples, 2).
+        *arguments: Arguments of TokenSplit.
+        pairs: Indices of the two texts of each sample. Shape (num_samples, 2).
+        text_lengths: Number of tokens of each text before truncation. Shape (num_samples, 2).
+        **options: Arguments of TokenSplit.
     """
 
     def __init__(
@@ -178,7 +182,7 @@ class PairSplit(TokenSplit):
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of the longer text of each pair before any cut, shape (num_samples,)."""
+        """Tokens of the longer text of each pair before truncation, shape (num_samples,)."""
         return self._text_lengths.max(axis=1).astype(np.int64)
 
 
@@ -193,9 +197,9 @@ def write_sequences(
     """Add the sequences of one split to a cache.
 
     Args:
-        pieces: Pieces of all sequences; where a piece ends does not matter.
-        lengths: Steps of each sequence.
-        targets: Class of each sequence, below 65536.
+        pieces: Concatenated content of all sequences; piece boundaries are arbitrary.
+        lengths: Length of each sequence.
+        targets: Class of each sample, below 65536.
     """
     ends = np.cumsum(np.fromiter(lengths, dtype=np.int64))
     writer.add(f"{name}_{kind}", np.concatenate(pieces))
@@ -204,17 +208,17 @@ def write_sequences(
 
 
 def padded_length(longest: int, multiple: int, most: int) -> int:
-    """Return the length of a batch: `longest` rounded up to a multiple, as far as `most` allows."""
+    """Return the length of a batch: `longest` rounded up to a multiple, at most `most`."""
     return max(longest, min(-(-longest // multiple) * multiple, most))
 
 
 def padded(
     rows: Sequence[npt.NDArray[np.int64]], length: int, fill: int, left: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return rows of ids, padded with `fill`, and where they are real; both (B, length).
+    """Return ids padded with `fill`, and a mask of the real ones; both (B, length).
 
     Args:
-        left: Whether the padding is in front.
+        left: Whether padding comes before the ids.
     """
     ids = np.full((len(rows), length), fill, dtype=np.int64)
     real = np.zeros((len(rows), length), dtype=np.bool_)
@@ -225,7 +229,7 @@ def padded(
 
 
 def batch_of(samples: Sequence[Any], inputs: Tensor, key_mask: Tensor) -> dict[str, Tensor]:
-    """Return a batch with the class and the id of each sample: `target`, `sample_ids` (B,)."""
+    """Return a batch including the class and id of each sample: `target`, `sample_ids` (B,)."""
     return {
         "inputs": inputs,
         "key_mask": key_mask,
@@ -236,7 +240,7 @@ def batch_of(samples: Sequence[Any], inputs: Tensor, key_mask: Tensor) -> dict[s
 
 @dataclass(frozen=True)
 class PadCollate:
-    """Make a batch of sequences, padded at the end with 0; both texts of a pair to one length.
+    """Collate sequences, padded at the end with 0; both texts of a pair have the same length.
 
     Args:
         pad_to: `longest` pads to the longest sequence of the batch, `max` to `max_seq_len`.

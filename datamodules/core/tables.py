@@ -1,4 +1,4 @@
-"""Tables of the user's own: CSV, TSV, JSON lines, Parquet; their columns, named or guessed."""
+"""The user's tables: CSV, TSV, JSON lines, Parquet, with named or inferred columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["TABLES", "Table", "labels_of", "read_released", "read_table", "read_
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _LONGEST_FIELD = (1 << 31) - 1
-# A column with more classes than this, most of them different, holds no classes.
+# A column with more classes than this, most of them unique, does not contain labels.
 _MANY_CLASSES = 20
 _WHOLE = re.compile(r"(0|-?[1-9]\d*)(?:\.0)?")
 
@@ -28,11 +28,11 @@ class Table:
     """A table in memory.
 
     Args:
-        columns: Values of each column, all of one length; text where the format knows nothing else.
-            Columns that were not asked for have no values.
-        first_line: Line (or row) of the first values, for messages.
-        unit: What places are counted in: `line` or `row`.
-        notes: What looks odd, one line each.
+        columns: Values of each column, all of equal length; strings if the format is untyped.
+            Columns that were not requested are empty.
+        places: Line or row number of each row, for messages.
+        unit: Unit of `places`: `line` or `row`.
+        notes: Remarks about suspicious content, one line each.
     """
 
     path: Path
@@ -42,25 +42,25 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     def place(self, row: int) -> str:
-        """Return what messages call a row."""
+        """Return the location of a row, for messages."""
         return f"{self.path}, {self.unit} {self.places[row]}"
 
     def column(self, given: str | None, setting: str, guesses: Sequence[str]) -> str:
-        """Return the name of a column: the one given, or the first guess that is there.
+        """Return the name of a column: `given`, or the first of `guesses` that exists.
 
         Args:
-            setting: Name of the setting that gives it, `text_column` or the like.
-            guesses: Usual names in lower case, the likeliest first.
+            setting: Name of the setting that selects the column, such as `text_column`.
+            guesses: Usual lower-case names, most likely first.
 
         Raises:
-            DataError: There is no such column; it names those that are there.
+            DataError: There is no such column; the message lists the existing ones.
         """
         names = list(self.columns)
         listed = ", ".join(names)
         if given is not None:
             if given not in names:
                 raise DataError(
-                    f"{self.path} has no column {given!r}, its columns are {listed}"
+                    f"{self.path}: unknown column {given!r}, expected one of {listed}"
                     f"{nearest(given, names, lists=False)}"
                 )
             return given
@@ -68,13 +68,14 @@ class Table:
         for guess in guesses:
             if guess in lower:
                 return lower[guess]
-        raise DataError(f"{self.path}: which column? set {setting} to one of {listed}")
+        raise DataError(f"{self.path}: ambiguous columns; set {setting} to one of {listed}")
 
     def strings(self, name: str, released: bool = False) -> list[str]:
-        """Return a column of texts; a DataError names the first that is not text, or is empty.
+        """Return a text column; raises DataError for the first row that is not text or is empty.
 
         Args:
-            released: Whether the table is that of a release: columns are given, texts may be empty.
+            released: Whether the table is part of a release: columns are fixed, empty texts
+                allowed.
         """
         remedy = "correct the row" if released else "set another column, or correct the row"
         for row, value in enumerate(self.columns[name]):
@@ -102,15 +103,15 @@ def _kind(value: object) -> str:
 def labels_of(table: Table, name: str) -> list[str]:
     """Return the labels of a column as text.
 
-    Whole numbers that are written as `1` and as `1.0` are one label. Where a number is written in
-    another way, as `01` or `1e3`, labels are codes, and stay as they are written.
+    Whole numbers written as `1` and as `1.0` are the same label. If any number is written
+    differently, such as `01` or `1e3`, labels are treated as codes and kept verbatim.
 
     Raises:
-        DataError: A label is missing, words and numbers are mixed, or nearly all labels differ.
+        DataError: A label is missing, words and numbers are mixed, or most labels are unique.
     """
     found: list[str] = []
     codes = any(_is_code(value) for value in table.columns[name])
-    first: dict[str, int] = {}  # kind -> row where it is first seen
+    first: dict[str, int] = {}  # kind -> first row with it
     for row, value in enumerate(table.columns[name]):
         kind, label = _label(value)
         if label is None:
@@ -124,19 +125,20 @@ def labels_of(table: Table, name: str) -> list[str]:
         (kind, row), (other, later) = list(first.items())[:2]
         raise DataError(
             f"{table.place(later)}: label {name!r} is {other} ({found[later]!r}), but {kind} "
-            f"({found[row]!r}) in {table.unit} {table.places[row]}; write all labels in one way"
+            f"({found[row]!r}) in {table.unit} {table.places[row]}; write all labels in one format"
         )
     different = len(set(found))
     if different > _MANY_CLASSES and 2 * different > len(found):
         raise DataError(
             f"{table.path}: column {name} has {different} different values in {len(found)} rows, "
-            f"so they are no classes; set label_column to another of {', '.join(table.columns)}"
+            f"so it does not contain classes; set label_column to another of "
+            f"{', '.join(table.columns)}"
         )
     return found
 
 
 def _label(value: object) -> tuple[str, str | None]:
-    """Return the kind of a label, and the label as text; None if there is none."""
+    """Return the kind of a label and the label as text; None if it is missing."""
     if isinstance(value, bool):
         return "a truth value", str(value).lower()
     if isinstance(value, int | float):
@@ -157,7 +159,7 @@ def _label(value: object) -> tuple[str, str | None]:
 
 
 def _is_code(value: object) -> bool:
-    """Whether a label is a number that is not written as numbers are printed."""
+    """Whether a label is a number in a non-canonical format."""
     if not isinstance(value, str) or _label(value)[0] != "a number":
         return False
     text = value.strip()
@@ -168,10 +170,10 @@ def _is_code(value: object) -> bool:
 
 
 def read_table(path: Path) -> Table:
-    """Read a table by the end of its name.
+    """Read a table in the format given by its suffix.
 
     Raises:
-        DataError: It is empty, not UTF-8, damaged, or its rows differ in their columns.
+        DataError: The table is empty, not UTF-8 or corrupt, or its rows have different columns.
     """
     if not path.is_file():
         raise MissingDataError(f"{path}: no such file")
@@ -184,7 +186,7 @@ def read_table(path: Path) -> Table:
     }
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        raise DataError(f"{path}: not a table; expected a name that ends in {', '.join(TABLES)}")
+        raise DataError(f"{path}: not a table; expected a name ending in {', '.join(TABLES)}")
     table = reader(path)
     if not table.places:
         raise DataError(f"{path} has no rows")
@@ -192,7 +194,7 @@ def read_table(path: Path) -> Table:
 
 
 def read_released(path: Path, columns: Collection[str]) -> Table:
-    """Read a table of a release: JSON lines (`.jsonl`), or lines cut at tabs, never quoted.
+    """Read a table of a release: JSON lines (`.jsonl`) or unquoted tab-separated lines.
 
     Args:
         columns: Columns whose values are kept.
@@ -217,13 +219,13 @@ def read_released(path: Path, columns: Collection[str]) -> Table:
 
 
 def read_utf8(path: Path) -> str:
-    """Return a text file; a DataError names the line that is not UTF-8."""
+    """Return the content of a text file; a DataError names the line that is not UTF-8."""
     raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if b"\0" in raw:
         line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
         raise DataError(
-            f"{path}, line {line}: a NUL, which no text has; convert the file to UTF-8, as from "
-            "UTF-16"
+            f"{path}, line {line}: contains a NUL character, so it is not UTF-8 text (perhaps "
+            "UTF-16); convert the file to UTF-8"
         )
     try:
         return raw.decode("utf-8")
@@ -237,18 +239,16 @@ def read_utf8(path: Path) -> str:
 def _read_csv(path: Path) -> Table:
     text = read_utf8(path)
     if not text.strip():
-        raise DataError(
-            f"{path} is empty; expected a line with the names of the columns, then rows"
-        )
+        raise DataError(f"{path} is empty; expected a line with column names, then rows")
     header = text.split("\n", 1)[0]
     comma = ";" if "," not in header and ";" in header else ","
     csv.field_size_limit(_LONGEST_FIELD)
     separator = "\t" if path.suffix.lower() == ".tsv" else comma
-    # Strict: without it, a quote that is left open takes all that follows for one value.
+    # Strict: otherwise an unclosed quote makes all following text one value.
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[list[str]] = []
     places: list[int] = []
-    spans: list[tuple[int, int]] = []  # lines of a row, and its first, where it has several
+    spans: list[tuple[int, int]] = []  # number of lines and first line of multi-line rows
     start = 1
     try:
         names = next(lines)
@@ -265,28 +265,29 @@ def _read_csv(path: Path) -> Table:
             start = lines.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"{path}, line {start}: a value that begins with a double quote does not end with one "
-            f"({error}); close it, and write quotes within it twice"
+            f"{path}, line {start}: a quoted value does not end with a double quote ({error}); "
+            f"close it, and double the quotes inside it"
         ) from None
     notes = []
     if spans:
         most, first = max(spans, key=lambda span: span[0])
         notes.append(
-            f"{path.name}: {len(spans)} rows have a quoted value of several lines, the longest, of "
-            f"{most} lines, from line {first} on; if that is not one text, a quote is left open"
+            f"{path.name}: {len(spans)} rows have a quoted value of several lines, the longest "
+            f"with "
+            f"{most} lines, starting at line {first}; if that is not one text, a quote is unclosed"
         )
     return Table(path, _columns(names, rows), places, notes=notes)
 
 
 def _check_names(path: Path, names: list[str]) -> None:
-    """Raise a DataError where a column is there twice, or alone."""
+    """Raise a DataError for a duplicate column, or if there is only one column."""
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:
-        raise DataError(f"{path}: column {doubles[0]!r} is there twice; rename one of them")
+        raise DataError(f"{path}: duplicate column {doubles[0]!r}; rename one of them")
     if len(names) < 2:
         separator = "tab" if path.suffix.lower() in (".tsv", ".txt") else "comma"
         raise DataError(
-            f"{path}, line 1: one column {names[0]!r} only; expected names separated by a "
+            f"{path}, line 1: only one column, {names[0]!r}; expected names separated by a "
             f"{separator}"
         )
 
@@ -294,7 +295,7 @@ def _check_names(path: Path, names: list[str]) -> None:
 def _check_number(
     path: Path, line: int, row: list[str], names: list[str], remedy: str = ""
 ) -> None:
-    """Raise a DataError where a row has another number of columns than the first line."""
+    """Raise a DataError if a row and the header have different numbers of columns."""
     if len(row) != len(names):
         raise DataError(
             f"{path}, line {line}: columns: {len(row)}, expected {len(names)} "
@@ -305,7 +306,7 @@ def _check_number(
 def _columns(
     names: Iterable[str], rows: list[list[Any]], columns: Collection[str] | None = None
 ) -> dict[str, list[Any]]:
-    """Return the values of columns; rows have those of `columns` only, in the order of names."""
+    """Return the values of columns; rows contain only `columns`, in header order."""
     found: dict[str, list[Any]] = {name: [] for name in names}
     kept = [name for name in found if columns is None or name in columns]
     return found | {name: [row[place] for row in rows] for place, name in enumerate(kept)}
@@ -325,12 +326,15 @@ def _read_json_lines(path: Path, columns: Collection[str] | None = None) -> Tabl
             kept = [name for name in names if columns is None or name in columns]
         lacking = [name for name in kept if name not in row]
         if lacking:
-            raise DataError(f"{path}, line {number}: no {lacking[0]!r}, which the first line has")
+            raise DataError(
+                f"{path}, line {number}: missing key {lacking[0]!r}, which the first line has"
+            )
         further = [name for name in row if columns is None and name not in names]
         if further:
             raise DataError(
-                f"{path}, line {number}: {further[0]!r}, which the first line has not; write the "
-                "same keys in every line, null where there is no value"
+                f"{path}, line {number}: unexpected key {further[0]!r}, missing from the first "
+                f"line; "
+                "write the same keys in every line, with null for missing values"
             )
         rows.append([row[name] for name in kept])
         places.append(number)
@@ -338,7 +342,7 @@ def _read_json_lines(path: Path, columns: Collection[str] | None = None) -> Tabl
 
 
 def _json_object(line: str, place: str) -> dict[str, Any]:
-    """Return the object of a line of JSON; a DataError where it is none, or has a key twice."""
+    """Parse a line of JSON as an object; raises DataError for other values or duplicate keys."""
     try:
         row = json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -353,7 +357,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         double = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {double!r} is there twice")
+        raise ValueError(f"duplicate key {double!r}")
     return found
 
 
@@ -365,6 +369,6 @@ def _read_parquet(path: Path) -> Table:
         table = pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError) as error:
         text = " ".join(str(error).split())
-        raise DataError(f"{path} is not a Parquet file, or damaged: {text}") from None
+        raise DataError(f"{path} is not a Parquet file or is corrupt: {text}") from None
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     return Table(path, columns, range(table.num_rows), "row")

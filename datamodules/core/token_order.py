@@ -1,21 +1,21 @@
-"""Which sentence pairs make up which batch, where batches are counted in tokens.
+"""Which sentence pairs form which batch if batches are counted in tokens.
 
-A sentence alone is a pair of it with itself.
+A single sentence is treated as a pair of itself.
 
-Training. Pairs are sorted by the length of their larger side, then of the source, then of the
-target; pairs of equal lengths by a hash of (seed, epoch, pair). The sorted pairs are cut greedily
-into global batches, one per optimiser step, of at most `max_tokens` tokens of the larger side,
-padding included; the batches of an epoch come in an order that is a function of (seed, epoch) too.
-Where the cuts are depends on the lengths alone, so every epoch has the same number of batches and
-any micro-step is reached by arithmetic. No pair is left out. A global batch is dealt to A × W
-micro-batches, for A accumulation steps and W ranks: its pair i goes to part i mod A·W, and
-micro-step m of rank r takes part (m mod A) · W + r of global batch m // A. Parts without a pair get
-a row with the id FILL. So global batches do not depend on the layout.
+Training. Pairs are sorted by the length of the longer side, then of the source, then of the
+target; pairs of equal lengths by a hash of (seed, epoch, pair). The sorted pairs are divided
+greedily into global batches, one per optimiser step, of at most `max_tokens` tokens of the longer
+side, padding included; the order of the batches in an epoch is also a function of (seed, epoch).
+The boundaries depend on the lengths alone, so every epoch has the same number of batches and any
+micro-step is computed by arithmetic. No pair is dropped. A global batch is distributed over A × W
+micro-batches, for A accumulation steps and W ranks: pair i goes to part i mod A·W, and micro-step m
+of rank r takes part (m mod A) · W + r of global batch m // A. Parts without a pair get a row with
+the id FILL. Global batches therefore do not depend on the layout.
 
-Evaluation. Each pair once, the longest first, since what does not fit into memory should show at
-once; every rank gets the same number of batches with the same number of rows.
+Evaluation. Each pair once, the longest first, so that out-of-memory errors occur immediately; every
+rank gets the same number of batches with the same number of rows.
 
-A place in a batch is (pair, target tokens of its whole global batch), the second 0 in evaluation.
+An item of a batch is (pair, target tokens of its global batch); the latter is 0 in evaluation.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Place = tuple[int, int]
 
 
 class Lengths:
-    """Lengths of sentence pairs, the end of the sentence included; they decide the cuts.
+    """Lengths of sentence pairs, end-of-sentence token included; they determine the batches.
 
     Args:
-        source: Tokens of each source sentence, (num_pairs,).
-        target: Tokens of each target sentence, (num_pairs,).
+        source: Number of tokens of each source sentence, (num_pairs,).
+        target: Number of tokens of each target sentence, (num_pairs,).
         pad_multiple: Padded lengths are multiples of this, up to `most`.
         most: Largest padded length.
     """
@@ -59,7 +59,7 @@ class Lengths:
         different = np.unique(kinds)
         larger = np.maximum(different // base, different % base)
         order = np.lexsort((different, larger))  # by the larger side, the source, the target
-        # Place of each pair among the different lengths in order.
+        # Rank of each pair among the distinct lengths.
         self.places = np.argsort(order)[np.searchsorted(different, kinds)]
         self._larger, self._counts = larger[order], np.bincount(self.places)
 
@@ -72,7 +72,7 @@ class Lengths:
         return self.padded(int(self._larger.max(initial=0)))
 
     def padding_shares(self, max_tokens: int) -> tuple[float, float]:
-        """Return the parts of the source and target tokens of global batches that are padding."""
+        """Return the fractions of source and target tokens of global batches that are padding."""
         order, cuts = np.argsort(self.places, kind="stable"), self.cuts(max_tokens)
         rows = np.diff(cuts)
         shares = []
@@ -88,7 +88,7 @@ class Lengths:
         return rounded if self._most is None else max(length, min(rounded, self._most))
 
     def cuts(self, max_tokens: int, parts: int = 1) -> npt.NDArray[np.int64]:
-        """Return where batches of the sorted pairs begin, and the end; (num_batches + 1,).
+        """Return the starts of the batches of the sorted pairs, and the end; (num_batches + 1,).
 
         A batch has at most parts · (max_tokens // longest padded side) pairs.
         """
@@ -105,15 +105,15 @@ class Lengths:
 
 
 class TokenBatchOrder:
-    """Endless micro-batches of one rank; a batch sampler without length, of lists of places.
+    """Endless micro-batches of one rank; a batch sampler without length that yields items.
 
     Args:
-        max_tokens: Most tokens of the larger side of a global batch, padding included.
+        max_tokens: Maximum number of tokens of the longer side of a global batch with padding.
         accumulation: Micro-steps per optimiser step.
-        start: Returns the micro-step to begin with; asked each time the iteration begins.
+        start: Returns the first micro-step; called each time the iteration starts.
 
     Raises:
-        DataError: There is no pair.
+        DataError: There are no pairs.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class TokenBatchOrder:
         return total
 
     def _sorted(self, epoch: int) -> npt.NDArray[np.int64]:
-        # One number for place, hash and pair, no two alike, since numbers are sorted quickly.
+        # Rank, hash and pair are packed into one unique integer, since integers sort fast.
         count, places = len(self.lengths), self.lengths.places.astype(np.uint64)
         pair_bits, place_bits = count.bit_length(), int(places.max()).bit_length()
         hash_bits = 64 - pair_bits - place_bits
@@ -176,16 +176,16 @@ class TokenBatchOrder:
 
 
 def evaluation_tokens(lengths: Lengths, max_tokens: int | None, share: int, name: str) -> int:
-    """Return the tokens of one evaluation batch of one rank.
+    """Return the maximum number of tokens of one evaluation batch of one rank.
 
     Args:
-        lengths: Of the samples of a split.
-        max_tokens: What is asked for. None takes `share`, or as many as the longest sample has.
-        share: Tokens of a micro-batch of training.
-        name: Of the split.
+        lengths: Lengths of the samples of a split.
+        max_tokens: Requested maximum. Default: the larger of `share` and the longest sample.
+        share: Number of tokens of a training micro-batch.
+        name: Name of the split.
 
     Raises:
-        DataError: The longest sample does not fit into what is asked for.
+        DataError: The longest sample exceeds `max_tokens`.
     """
     most = max(lengths.longest, share) if max_tokens is None else max_tokens
     if lengths.longest > most:
@@ -197,10 +197,10 @@ def evaluation_tokens(lengths: Lengths, max_tokens: int | None, share: int, name
 
 
 class TokenEvaluationOrder:
-    """All pairs once; a batch sampler of the same length on every rank, of lists of places.
+    """All pairs once; a batch sampler of the same length on every rank that yields items.
 
     Args:
-        max_tokens: Most tokens of the larger side of one batch of one rank, padding included.
+        max_tokens: Maximum number of tokens of the longer side of a batch of one rank with padding.
     """
 
     def __init__(

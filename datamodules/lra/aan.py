@@ -1,7 +1,7 @@
 """The AAN pairs of the Long Range Arena release: `new_aan_pairs.{train,eval,test}.tsv`.
 
-No header, no quoting. A line has five columns between tabs: the label as a float (`0.0` or `1.0`),
-two paper ids, and the texts of the two papers. Everything is read as bytes.
+No header, no quoting. Each line has five tab-separated columns: the label as a float (`0.0` or
+`1.0`), two paper ids, and the texts of the two papers. Everything is read as bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SPLIT_FILES = {
     "test": "new_aan_pairs.test.tsv",
 }
 FOLDERS = (".", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")
-# The published pipelines drop what follows before they look at the length.
+# The published pipelines truncate texts here before they measure the length.
 MAX_TEXT_BYTES = 10000
 _NUM_COLUMNS = 5
 _LABEL = re.compile(rb"([01])(\.0+)?")
 
 
 class Pair(NamedTuple):
-    """One line: 1 if the papers are linked, else 0; the start of both texts; their full sizes."""
+    """One line: label (1 if the papers are linked), prefixes of both texts, their full sizes."""
 
     target: int
     texts: tuple[bytes, bytes]
@@ -38,19 +38,19 @@ class Pair(NamedTuple):
 
 def find_release(data_dir: Path) -> dict[str, Path]:
     """Return the path of each split's file, or raise a MissingDataError."""
-    origin = ", made from the ACL Anthology Network"
+    origin = ", built from the ACL Anthology Network"
     return find_tables("Retrieval", SPLIT_FILES, FOLDERS, data_dir, origin)
 
 
 def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:
-    """Yield the pairs of a file, one line in memory at a time; a DataError names a wrong line."""
+    """Yield the pairs of a file line by line; a DataError gives the line number of a fault."""
     number = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             advance(len(line))
             try:
                 if not line.endswith(b"\n"):
-                    raise ValueError("the last line does not end in a newline; the file is cut off")
+                    raise ValueError("the last line lacks a newline; the file is truncated")
                 yield _parse(line.removesuffix(b"\n").removesuffix(b"\r"))
             except ValueError as error:
                 raise DataError(f"{path}:{number}: {error}") from None
@@ -59,7 +59,7 @@ def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:
 
 
 def _parse(line: bytes) -> Pair:
-    """Read a line. A ValueError gives the reason only."""
+    """Parse a line; raises ValueError with the reason."""
     columns = line.split(b"\t")
     if len(columns) != _NUM_COLUMNS:
         raise ValueError(

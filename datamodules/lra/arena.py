@@ -1,4 +1,4 @@
-"""What tasks of the Long Range Arena share: files, evaluation as published, pixels as tokens."""
+"""Shared parts of the Long Range Arena tasks: files, published evaluation, pixels as tokens."""
 
 from __future__ import annotations
 
@@ -43,32 +43,32 @@ def find_tables(
     options: str = "",
     otherwise: str = "",
 ) -> dict[str, Path]:
-    """Return the path of each split's file in one of the folders, or raise a MissingDataError."""
+    """Return the path of each split's file in one of the folders; raises MissingDataError."""
     found = find_set(title, (data_dir / folder for folder in folders), files)
     if found is not None:
         return found
     what = f"the released files {', '.join(files.values())} are"
-    expected = f"in {data_dir} itself or in its {', '.join(folders[1:])}"
+    expected = f"in {data_dir} or its subfolders {', '.join(folders[1:])}"
     origin, command = f"They are part of {RELEASE}{origin}", title.lower() + options
     raise not_found(title, what, expected, origin, command, data_dir, otherwise)
 
 
 class ArenaData(CachedDataModule):
-    """Base of the tasks of the Long Range Arena.
+    """Base of the Long Range Arena tasks.
 
-    `parity_eval` evaluates as the authors' code does. A validation during training scores so many
-    batches of `batch_size` samples, and the next one resumes where it ended (`RotatingOrder`); the
-    incomplete last batch of the test split is left out. All batches having one size, an accuracy
-    over all these samples is the mean of the batches' accuracies. Which samples a validation sees
-    follows from the step, so that a resumed run sees the same. `validate` scores the whole split,
-    and `predict` reads it.
+    `parity_eval` evaluates as the authors' code does. A validation during training scores this
+    number of batches of `batch_size` samples, and the next one continues at the following batch
+    (`RotatingOrder`); the incomplete last batch of the test split is dropped. Since all batches
+    have the same size, the accuracy over all these samples is the mean of the batch accuracies. The
+    samples of a validation are a function of the step, so a resumed run validates on the same ones.
+    `validate` scores the whole split and `predict` reads it.
 
     Source: `run_tasks.py` of MGK's code on the Long Range Arena.
 
     Args:
-        parity_eval: Batches of one validation; published are 62 for ListOps, 781 for Text, 565 for
-            Retrieval, 20 for Image and 312 for Pathfinder. None scores whole splits.
-        vocab_size: Rows of the model's embedding table, at least the ids that there are.
+        parity_eval: Number of batches per validation; published: 62 for ListOps, 781 for Text, 565
+            for Retrieval, 20 for Image and 312 for Pathfinder. Default: score whole splits.
+        vocab_size: Rows of the model's embedding table, at least the number of ids.
         **kwargs: Arguments of DataModule.
 
     Raises:
@@ -88,7 +88,7 @@ class ArenaData(CachedDataModule):
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What a result says of the way it was evaluated; nothing where whole splits are scored."""
+        """Evaluation settings that are stored with a result; empty if whole splits are scored."""
         if self.parity_eval is None:
             return {}
         left_out = len(self.split("test")) % self.batch_size
@@ -106,45 +106,45 @@ class ArenaData(CachedDataModule):
             complete = samples // self.batch_size * self.batch_size
             if not complete:
                 raise DataError(
-                    f"parity_eval leaves out the incomplete last batch, but the test split of "
-                    f"{samples} samples has no other: lower batch_size={self.batch_size}, or leave "
-                    f"parity_eval out"
+                    f"parity_eval drops the incomplete last batch, but the test split of {samples} "
+                    f"samples has no other: lower batch_size={self.batch_size}, or unset "
+                    f"parity_eval"
                 )
             return EvaluationOrder(complete, *layout)
         window = self.parity_eval * self.batch_size
         return RotatingOrder(samples, window, self.seed, self._validations_before, *layout)
 
     def _validations_before(self) -> int:
-        """How many validations of this training come before the present one, by the step.
+        """Return how many validations of this training precede the current one, from the step.
 
-        One that ends a run between two intervals counts as the one of the interval it falls into.
+        A validation at the end of a run, between two intervals, counts for the current interval.
 
         Raises:
-            DataError: Validations are not counted in micro-batches.
+            DataError: The validation interval is not a number of micro-batches.
         """
         assert self.trainer is not None
         processed = self._processed()
-        if not processed:  # the check before training
+        if not processed:  # the sanity check before training
             return 0
         interval = self.trainer.val_check_batch
         if interval is None:
             raise DataError(
-                "parity_eval needs validations that are counted: trainer.val_check_interval must "
+                "parity_eval needs validations at fixed steps: trainer.val_check_interval must "
                 f"be a number of micro-batches, received {self.trainer.val_check_interval!r}"
             )
         return max(0, int(-(-processed // interval)) - 1)
 
 
 class ArenaTokens(ArenaData):
-    """Sequences of different lengths; base of ListOps, Text and Retrieval.
+    """Sequences of variable length; base of ListOps, Text and Retrieval.
 
     Args:
-        max_length_tokens: Longer sequences are cut off; max_seq_len is this number rounded up to a
-            power of two: 4000 gives 4096, 1000 gives 1024.
+        max_length_tokens: Longer sequences are truncated; max_seq_len is this number rounded up to
+            a power of two: 4000 gives 4096, 1000 gives 1024.
         **kwargs: Arguments of ArenaData and DataModule.
     """
 
-    num_ids = 257  # bytes and the padding
+    num_ids = 257  # bytes and padding
     max_seq_len: int
 
     def __init__(self, *, max_length_tokens: int = 4000, **kwargs: Any) -> None:
@@ -154,7 +154,7 @@ class ArenaTokens(ArenaData):
         self.max_seq_len = next_power_of_two(max_length_tokens)
 
 
-# ---- grey pictures as sequences of pixels -------------------------------------------------------
+# ---- grey images as sequences of pixels ---------------------------------------------------------
 
 KeyMask = Literal["non_zero", "all"]
 
@@ -162,7 +162,7 @@ KeyMask = Literal["non_zero", "all"]
 def write_pictures(
     writer: CacheWriter, name: str, pictures: Iterable[tuple[npt.NDArray[np.uint8], int]]
 ) -> None:
-    """Add grey pictures of one size, and their classes, to a cache, one in memory at a time."""
+    """Write grey images of one size and their classes to a cache, one at a time."""
     targets: list[int] = []
     with writer.stream(f"{name}_pixels", np.uint8) as append:
         for picture, target in pictures:
@@ -174,9 +174,9 @@ def write_pictures(
 def pixel_split(
     cache: Cache, name: str, num_pixels: int, rows: npt.NDArray[np.int64] | None = None
 ) -> TokenSplit:
-    """Open pictures that `write_pictures` wrote; a sequence is row after row of `num_pixels`.
+    """Open images stored by `write_pictures`; a sequence is `num_pixels` in row-major order.
 
-    `rows` are the pictures that belong to the split; None means all.
+    `rows` are the indices of the images in the split; default: all.
     """
     targets = np.asarray(cache.array(f"{name}_targets"))
     offsets = np.arange(len(targets) + 1, dtype=np.int64) * num_pixels
@@ -186,7 +186,7 @@ def pixel_split(
 
 @dataclass(frozen=True)
 class PixelCollate:
-    """Make a batch of pictures of one size; ids are grey values, `key_mask` is that of `Image`."""
+    """Collate images of one size; ids are grey values, `key_mask` is the option of `Image`."""
 
     key_mask: KeyMask
 
@@ -198,13 +198,13 @@ class PixelCollate:
 
 
 class ArenaPixels(ArenaData):
-    """Grey pictures, pixel by pixel; base of Image and Pathfinder.
+    """Grey images, pixel by pixel; base of Image and Pathfinder.
 
     Args:
-        key_mask: `non_zero`, as in both published pipelines, takes black pixels for padding: they
+        key_mask: `non_zero`, as in both published pipelines, treats black pixels as padding: they
             are neither attended to nor pooled. `all` keeps every pixel.
-        **kwargs: Arguments of ArenaData and DataModule; pictures have one size, so padding does
-            not apply.
+        **kwargs: Arguments of ArenaData and DataModule; images have one size, so padding options
+            do not apply.
     """
 
     num_ids = 256
@@ -214,5 +214,5 @@ class ArenaPixels(ArenaData):
         self.key_mask: KeyMask = key_mask
 
     def collate(self) -> PixelCollate:
-        """Return the function that makes a batch of pictures."""
+        """Return the function that collates images."""
         return PixelCollate(self.key_mask)

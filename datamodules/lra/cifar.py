@@ -1,9 +1,8 @@
-"""CIFAR-10 as it is distributed for Python: the folder cifar-10-batches-py, or its archive.
+"""The Python version of CIFAR-10: the folder cifar-10-batches-py, or its archive.
 
-Six files of pickled arrays (`data_batch_1` … `data_batch_5`, `test_batch`), written by Python 2. A
-pickle can run any code while it is read, so these are read by an unpickler that knows the three
-names that the files need and refuses all others. The archive is read as a stream; nothing is
-extracted.
+Six files of pickled arrays (`data_batch_1` … `data_batch_5`, `test_batch`), written by Python 2.
+Unpickling can run arbitrary code, so the unpickler used here resolves only the three names that the
+files need and rejects all others. The archive is read as a stream; nothing is extracted.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ SPLIT_FILES = {
     "test": ("test_batch",),
 }
 _FILES = tuple(name for names in SPLIT_FILES.values() for name in names)
-# A file of the release has 31 MB; more than this is something else.
+# A file of the release has 31 MB; larger files are rejected.
 _MAX_BYTES = 64 << 20
 
-# Pictures (n, 3, SIDE, SIDE) and labels (n,) of one file.
+# Images (n, 3, SIDE, SIDE) and labels (n,) of one file.
 Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
-# The names that arrays of NumPy need, as the files spell them.
+# Names in the pickles of NumPy arrays, as the files spell them.
 _KNOWN_NAMES: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
     ("numpy", "ndarray"): np.ndarray,
@@ -47,7 +46,7 @@ _KNOWN_NAMES: dict[tuple[str, str], Any] = {
 
 
 def find_release(data_dir: Path) -> Path:
-    """Return the folder of the six files, else the archive, or raise a MissingDataError."""
+    """Return the folder of the six files, else the archive; raises MissingDataError."""
     found = find_set("Image", (data_dir / FOLDER, data_dir), {name: name for name in _FILES})
     if found is not None:
         return found[_FILES[0]].parent
@@ -58,30 +57,30 @@ def find_release(data_dir: Path) -> Path:
         "CIFAR-10 is",
         f"the folder {data_dir / FOLDER} with {', '.join(_FILES)}, or the archive "
         f"{data_dir / ARCHIVE}",
-        "Official source: www.cs.toronto.edu/~kriz/cifar.html, the version for Python",
+        "Official source: www.cs.toronto.edu/~kriz/cifar.html, the Python version",
         "image",
         data_dir,
     )
 
 
 def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Batch]:
-    """Read a folder or an archive; return pictures and labels of each file, by its name.
+    """Read a folder or an archive; return images and labels by file name.
 
-    `advance` is told the number of pictures read.
+    `advance` is called with the number of images read.
 
     Raises:
-        DataError: A file is missing, damaged, too large, not what it should be, or needs a
-            forbidden name; the archive is damaged. The message names the file.
+        DataError: A file is missing, corrupt, too large, not in the expected format, or needs a
+            forbidden name; or the archive is corrupt. The message names the file.
     """
     batches: dict[str, Batch] = {}
 
     def take(name: str, place: str, file: IO[bytes] | None) -> None:
         if name in batches or file is None:
-            raise DataError(f"{place} occurs twice or is not a regular file; refused")
+            raise DataError(f"{place} is a duplicate or not a regular file")
         batch = _parse(place, _bounded(place, file))
         for other, (pictures, _) in batches.items():
             if np.array_equal(pictures, batch[0]):
-                raise DataError(f"{place}: the pictures are those of {other}; one is a copy")
+                raise DataError(f"{place}: the images duplicate those of {other}")
         batches[name] = batch
         advance(len(batches[name][1]))
 
@@ -98,7 +97,7 @@ def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Bat
         read_tar(release, take_member)
         absent = [name for name in _FILES if name not in batches]
         if absent:
-            raise DataError(f"{release}: the archive has no {FOLDER}/{', '.join(absent)}")
+            raise DataError(f"{release}: missing from the archive: {FOLDER}/{', '.join(absent)}")
     return batches
 
 
@@ -111,11 +110,11 @@ def _bounded(place: str, file: IO[bytes]) -> bytes:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows three names, and no others.
+    """Resolves only the names in `_KNOWN_NAMES`.
 
     Args:
-        place: what the file is called where it is refused.
-        content: the file.
+        place: name of the file for messages.
+        content: content of the file.
     """
 
     def __init__(self, place: str, content: bytes) -> None:
@@ -123,33 +122,33 @@ class _Unpickler(pickle.Unpickler):
         self.place = place
 
     def find_class(self, module: str, name: str) -> Any:
-        """Resolve a name in the pickle; raise a DataError for names not in `_KNOWN_NAMES`."""
+        """Resolve a name in the pickle; raises DataError for names not in `_KNOWN_NAMES`."""
         try:
             return _KNOWN_NAMES[module, name]
         except KeyError:
             raise DataError(
-                f"{self.place}: the file asks for {module}.{name}, which no file of CIFAR-10 needs "
-                "and which could run code; it was not read. Take the file from the official archive"
+                f"{self.place}: the file references {module}.{name}, which CIFAR-10 does not need "
+                "and which could run code; it was not loaded. Use the file of the official archive"
             ) from None
 
 
 def _check_opcodes(content: bytes) -> None:
-    """Refuse (ValueError) a memo place beyond the file: Python would allocate memory up to it."""
+    """Raise ValueError for a memo index beyond the file size: Python would allocate up to it."""
     for opcode, argument, _ in pickletools.genops(content):
         is_place = opcode.name in ("PUT", "BINPUT", "LONG_BINPUT")
         if is_place and not 0 <= int(argument or 0) < len(content):
-            raise ValueError(f"memo place {argument}")
+            raise ValueError(f"memo index {argument}")
 
 
 def _parse(place: str, content: bytes) -> Batch:
-    """Read one file and check it."""
+    """Parse and validate one file."""
     try:
         _check_opcodes(content)
         batch = _Unpickler(place, content).load()
     except DataError:
         raise
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise DataError(f"{place}: the file is damaged or cut off ({error!r})") from None
+    except Exception as error:  # a corrupt pickle can raise anything
+        raise DataError(f"{place}: the file is corrupt or truncated ({error!r})") from None
     try:
         if not isinstance(batch, dict):
             raise TypeError(type(batch).__name__)
@@ -160,13 +159,12 @@ def _parse(place: str, content: bytes) -> Batch:
         raise DataError(f"{place}: expected a dict with data and labels ({error!r})") from None
     if not valid or data.shape[1] != _NUM_VALUES:
         raise DataError(
-            f"{place}: expected pictures of 3 x {SIDE} x {SIDE} values, uint8 (n, {_NUM_VALUES}) "
+            f"{place}: expected images of 3 x {SIDE} x {SIDE} values, uint8 (n, {_NUM_VALUES}) "
             f"with n labels, received {shape}"
         )
     for row, label in enumerate(labels):
         if type(label) is not int or not 0 <= label < NUM_CLASSES:
             raise DataError(
-                f"{place}: label of picture {row}: expected 0..{NUM_CLASSES - 1}, received "
-                f"{label!r}"
+                f"{place}: label of image {row}: expected 0..{NUM_CLASSES - 1}, received {label!r}"
             )
     return data.reshape(-1, 3, SIDE, SIDE), np.array(labels, dtype=np.uint8)

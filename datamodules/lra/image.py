@@ -24,7 +24,7 @@ _LUMA = np.array([0.2989, 0.5870, 0.1140], dtype=np.float32)
 def to_grey(pictures: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Luma of red, green and blue, cast to an integer: (n, 3, S, S) -> (n, S, S).
 
-    Source: both published pipelines call TensorFlow's conversion of 8-bit pictures,
+    Source: both published pipelines use TensorFlow's conversion of 8-bit images,
         grey = floor(255.5 · (0.2989 r + 0.587 g + 0.114 b) / 255),   in float32.
     """
     scaled = pictures.astype(np.float32) * np.float32(1 / 255)
@@ -33,14 +33,14 @@ def to_grey(pictures: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 class Image(ArenaPixels):
-    """CIFAR-10 in grey: 1024 pixels row after row, ten classes.
+    """CIFAR-10 in grey: 1024 pixels in row-major order, ten classes.
 
-    Ids: the grey value 0..255. The first 90 % of the training pictures, in the order of the files,
-    are for training, the last 10 % for validation.
+    Ids: the grey value 0..255. The first 90 % of the training images, in file order, are the
+    training split, the last 10 % the validation split.
 
-    Source: Long Range Arena, Image. Departs from the source: the order of the training pictures is
-    that of the release; the published pipelines read a copy in another order, so that their last
-    10 % are other pictures.
+    Source: Long Range Arena, Image. Departs from the source: the training images are in the order
+    of the release; the published pipelines read a reordered copy, so their last 10 % are other
+    images.
 
     Args:
         **kwargs: Arguments of ArenaPixels, ArenaData and DataModule.
@@ -60,11 +60,11 @@ class Image(ArenaPixels):
         }
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache: the release alone."""
+        """Return the settings that determine the content of the cache; the release is fixed."""
         return {"source": "cifar-10-python", "grey": "luma, floor(255.5 y / 255)"}
 
     def sources(self) -> list[Path]:
-        """The archive or the files of the folder."""
+        """Return the archive or the files of the folder."""
         release = cifar.find_release(self.data_dir)
         if release.is_file():
             return [release]
@@ -73,7 +73,7 @@ class Image(ArenaPixels):
     def build(self, writer: CacheWriter) -> None:
         """Read the release."""
         release = cifar.find_release(self.data_dir)
-        with progress("Image: reading the release", _NUM_PICTURES, "pictures") as advance:
+        with progress("Image: reading the release", _NUM_PICTURES, "images") as advance:
             batches = cifar.read_release(release, advance)
         for split, names in cifar.SPLIT_FILES.items():
             write_pictures(
@@ -87,11 +87,11 @@ class Image(ArenaPixels):
             )
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the splits; validation is the end of the training pictures."""
+        """Open the splits; validation is the end of the training images."""
         count = len(cache.array("train_targets"))
         first = count * 9 // 10
         if not 0 < first < count:
-            raise DataError(f"Image: {count} training pictures leave training or validation empty")
+            raise DataError(f"Image: {count} training images leave training or validation empty")
         rows = {"train": np.arange(first), "val": np.arange(first, count)}
         splits: dict[str, Split] = {
             name: pixel_split(cache, "train", self.max_seq_len, part) for name, part in rows.items()

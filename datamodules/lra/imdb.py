@@ -1,8 +1,7 @@
-"""The Large Movie Review Dataset as it is distributed: the folder aclImdb, or its archive.
+"""The distributed Large Movie Review Dataset: the folder aclImdb, or its archive.
 
-Labelled reviews are aclImdb/{train,test}/{neg,pos}/*.txt; everything else is left out. An archive
-is read as a stream; nothing is extracted. Review bytes are taken as they are, whatever their
-encoding.
+Labelled reviews are aclImdb/{train,test}/{neg,pos}/*.txt; everything else is ignored. An archive is
+read as a stream; nothing is extracted. Reviews are read as bytes regardless of their encoding.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _ARCHIVES = ("aclImdb*.tar.gz", "aclImdb*.tgz", "aclImdb*.tar.xz", "aclImdb*.tar
 
 
 def find_release(data_dir: Path) -> Path:
-    """Return the folder that holds train and test, else the archive, or raise a DataError."""
+    """Return the folder that contains train and test, else the archive; raises DataError."""
     for folder in (data_dir / "aclImdb", data_dir):
         if all((folder / split / name).is_dir() for split in SPLITS for name in CLASSES):
             return folder
@@ -51,36 +50,36 @@ def find_release(data_dir: Path) -> Path:
         )
     if len(archives) > 1 and not official:
         names = ", ".join(path.name for path in archives)
-        raise DataError(f"Text: several archives in {data_dir} ({names}); keep only one of them")
+        raise DataError(f"Text: several archives in {data_dir} ({names}); keep only one")
     return (official or archives)[0]
 
 
 def read_folder(folder: Path, advance: Callable[[int], None]) -> Reviews:
-    """Read the reviews in sorted order; `advance` is told of each, a DataError of an empty one."""
+    """Read the reviews in sorted order, calling `advance` for each; empty ones raise DataError."""
     reviews: Reviews = {split: [] for split in SPLITS}
     for split in SPLITS:
         for target, name in enumerate(CLASSES):
             for path in filter(Path.is_file, (folder / split / name).glob("*.txt")):
-                _refuse_size(path, path.stat().st_size)
+                _reject_size(path, path.stat().st_size)
                 reviews[split].append((target, path.name, path.read_bytes()))
                 advance(1)
     return _sorted(reviews, folder)
 
 
 def read_archive(path: Path, advance: Callable[[int], None]) -> Reviews:
-    """Read the reviews in an archive, whatever the order of its members.
+    """Read the reviews in an archive in any order of its members.
 
     Raises:
-        DataError: A member would lie outside the archive's folder or is a link; the archive is
-            damaged, cut off or empty; a review or a class is empty; a review is too long.
+        DataError: A member escapes the archive's folder or is a link; the archive is corrupt,
+            truncated or empty; a review or a class is empty; a review is too long.
     """
     reviews: Reviews = {split: [] for split in SPLITS}
 
     def take(member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-        _refuse_escape(path, member)
+        _reject_escape(path, member)
         match = _MEMBER.fullmatch(member.name)
         if match and member.isfile():
-            _refuse_size(f"{path}: {member.name}", member.size)
+            _reject_size(f"{path}: {member.name}", member.size)
             file = archive.extractfile(member)
             assert file is not None
             reviews[match[1]].append((CLASSES.index(match[2]), match[3], file.read()))
@@ -90,23 +89,21 @@ def read_archive(path: Path, advance: Callable[[int], None]) -> Reviews:
     return _sorted(reviews, path)
 
 
-def _refuse_size(place: object, num_bytes: int) -> None:
+def _reject_size(place: object, num_bytes: int) -> None:
     if num_bytes > MOST_REVIEW_BYTES:
-        raise DataError(f"{place} has {num_bytes} bytes; a review has at most {MOST_REVIEW_BYTES}")
+        raise DataError(f"{place} has {num_bytes} bytes; expected at most {MOST_REVIEW_BYTES}")
 
 
-def _refuse_escape(path: Path, member: tarfile.TarInfo) -> None:
+def _reject_escape(path: Path, member: tarfile.TarInfo) -> None:
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or "\\" in member.name:
-        raise DataError(
-            f"{path}: member {member.name!r} lies outside the archive's folder; refused"
-        )
+        raise DataError(f"{path}: member {member.name!r} is outside the archive's folder")
     if not (member.isfile() or member.isdir()):
-        raise DataError(f"{path}: member {member.name!r} is a link or a device; refused")
+        raise DataError(f"{path}: member {member.name!r} is not a regular file or folder")
 
 
 def _sorted(reviews: Reviews, place: Path) -> Reviews:
-    """Sort by class and name, and check that nothing is empty or twice there."""
+    """Sort by class and name; raises DataError for empty or duplicate reviews."""
     for split, entries in reviews.items():
         entries.sort(key=lambda entry: entry[:2])
         for target, name in enumerate(CLASSES):
@@ -114,7 +111,7 @@ def _sorted(reviews: Reviews, place: Path) -> Reviews:
             if not names:
                 raise DataError(f"{place}: no reviews in {split}/{name}")
             if len(set(names)) != len(names):
-                raise DataError(f"{place}: a file name occurs twice in {split}/{name}")
+                raise DataError(f"{place}: duplicate file name in {split}/{name}")
         for target, name, text in entries:
             if not text:
                 raise DataError(f"{place}: {split}/{CLASSES[target]}/{name} is empty")

@@ -30,9 +30,9 @@ from lit_probattn.base.progress import progress
 
 __all__ = ["ListOps"]
 
-# So many chunks in a row without a new expression mean that there are no more.
+# After this number of consecutive chunks without a new expression, generation stops.
 _BARREN_CHUNKS = 64
-# Below so many samples a process, starting it costs more than it saves.
+# With fewer samples per process, starting a process costs more time than it saves.
 _SAMPLES_PER_PROCESS = 5000
 
 
@@ -40,13 +40,13 @@ _SAMPLES_PER_PROCESS = 5000
 class ListOps(Generated, ArenaTokens):
     """ListOps, generated or as released.
 
-    Ids: 0 padding; 1..4 `[MIN [MAX [MED [SM`; 5 `]`; 6..15 the digits 0..9; 16 unknown (never in
-    checked data). Parentheses are dropped, brackets are tokens.
+    Ids: 0 padding; 1..4 `[MIN [MAX [MED [SM`; 5 `]`; 6..15 the digits 0..9; 16 unknown (does not
+    occur in valid data). Parentheses are dropped, brackets are tokens.
 
-    Generated data is the same for a seed whatever the number of processes and the platform:
-    expressions in order, repeated ones dropped, the first num_train for training, then validation,
-    then test. Released data is `basic_{train,val,test}.tsv`, every line checked and evaluated; the
-    arguments of the generator do not apply to it.
+    Generated data are a function of the seed, independent of the number of processes and of the
+    platform: expressions in order without duplicates, the first num_train for training, then
+    validation, then test. Released data are `basic_{train,val,test}.tsv`, with every line validated
+    and evaluated; the generator's arguments do not apply to them.
 
     Source: Long Range Arena, ListOps. Departs from the source: the order of the token ids, which is
     arbitrary there.
@@ -59,7 +59,8 @@ class ListOps(Generated, ArenaTokens):
         max_depth: Depth at which every node is a digit; the root has depth 1.
         max_args: Largest number of arguments of an operator.
         generator_seed: Seed of the generator.
-        num_processes: Generating processes; None means as many as are useful. Changes nothing else.
+        num_processes: Number of generator processes. Default: chosen automatically. Does not affect
+            the data.
         **kwargs: Arguments of Generated (samples of the splits), ArenaTokens, ArenaData and
             DataModule.
     """
@@ -91,7 +92,7 @@ class ListOps(Generated, ArenaTokens):
         if source == "generated" and max_length - 1 > self._max_length_tokens:
             raise DataError(
                 f"generated expressions have up to max_length - 1 = {max_length - 1} tokens, but "
-                f"max_length_tokens={self._max_length_tokens} would cut them off; raise "
+                f"max_length_tokens={self._max_length_tokens} would truncate them; raise "
                 "max_length_tokens"
             )
         self.source = source
@@ -103,7 +104,7 @@ class ListOps(Generated, ArenaTokens):
         self.published = {name: Published(size) for name, size in sizes.items()}
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         if self.source == "released":
             return {"source": "released", "tokens": list(TOKENS)}
         generator = dataclasses.asdict(self.generator)
@@ -117,7 +118,7 @@ class ListOps(Generated, ArenaTokens):
         }
 
     def sources(self) -> list[Path]:
-        """The released files, if they are read."""
+        """Return the released files; none for generated data."""
         if self.source == "generated":
             return []
         return list(listops_release.find_release(self.data_dir).values())
@@ -137,12 +138,12 @@ class ListOps(Generated, ArenaTokens):
         }
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn token ids into text."""
+        """Convert token ids to text."""
         return " ".join(TOKENS[i] for i in ids)
 
     def _generate(self, writer: CacheWriter) -> None:
         total = sum(self.num_samples.values())
-        found: dict[bytes, tuple[npt.NDArray[np.uint8], int]] = {}  # by hash, in order, each once
+        found: dict[bytes, tuple[npt.NDArray[np.uint8], int]] = {}  # by hash, without duplicates
         barren = 0
         useful = num_useful(self._num_processes, 1 + total // _SAMPLES_PER_PROCESS)
         chunks = generate_chunks(self.generator, useful)
@@ -160,7 +161,7 @@ class ListOps(Generated, ArenaTokens):
                     if barren == _BARREN_CHUNKS:
                         settings = self.generator
                         raise DataError(
-                            f"ListOps: found {len(found)} different expressions, asked for "
+                            f"ListOps: found {len(found)} different expressions, expected "
                             f"{total}; min_length={settings.min_length}, "
                             f"max_length={settings.max_length}, max_depth={settings.max_depth} and "
                             f"max_args={settings.max_args} do not allow more"

@@ -1,9 +1,9 @@
 """ListOps in the format of the Long Range Arena release: `basic_{train,val,test}.tsv`.
 
-One header line `Source<TAB>Target`, then one expression and its value a line. An operator with
+A header line `Source<TAB>Target`, then one expression and its value per line. An operator with
 arguments a1 … an is the left-nested pair (((OP, a1), …, an), `]`), and a pair is printed as
-`( left right )`. So MAX of 4 and 3 is `( ( ( [MAX 4 ) 3 ) ] )`. The parentheses carry nothing and
-are dropped; operators, `]` and digits are the tokens.
+`( left right )`. For example, MAX of 4 and 3 is `( ( ( [MAX 4 ) 3 ) ] )`. The parentheses are
+redundant and dropped; operators, `]` and digits are the tokens.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FOLDERS = (
     "lra_release/lra_release/listops-1000",
 )
 _HEADER = b"Source\tTarget"
-_OPEN, _CLOSED = 254, 253  # parentheses, beside the token ids
+_OPEN, _CLOSED = 254, 253  # codes of parentheses, distinct from token ids
 _CODES = {token.encode(): code for code, token in enumerate(TOKENS) if code}
 _CODES |= {b"(": _OPEN, b")": _CLOSED}
 
 
 def find_release(data_dir: Path) -> dict[str, Path]:
-    """Return the path of each split's file, or raise a MissingDataError."""
+    """Return the path of each split's file; raises MissingDataError."""
     remedies = {"options": " --source released", "otherwise": ", or use --source generated"}
     return find_tables("ListOps", SPLIT_FILES, FOLDERS, data_dir, **remedies)
 
@@ -43,9 +43,9 @@ def find_release(data_dir: Path) -> dict[str, Path]:
 def read_split(
     path: Path, advance: Callable[[int], None]
 ) -> tuple[list[npt.NDArray[np.uint8]], list[int]]:
-    """Read and check one file. Returns token ids of each expression, and the values.
+    """Read and validate one file; return the token ids and the value of each expression.
 
-    `advance` is told the number of bytes read. A DataError gives file, line number and reason.
+    `advance` is called with the number of bytes read. A DataError gives file, line and reason.
     """
     tokens: list[npt.NDArray[np.uint8]] = []
     targets: list[int] = []
@@ -72,7 +72,7 @@ def read_split(
 
 
 def _parse_line(line: bytes) -> tuple[bytes, int]:
-    """Return the tokens and the value of a line. A ValueError gives the reason only."""
+    """Return the tokens and the value of a line; raises ValueError with the reason."""
     if not line.strip():
         raise ValueError("the line is empty")
     source, *rest = line.split(b"\t")
@@ -86,12 +86,14 @@ def _parse_line(line: bytes) -> tuple[bytes, int]:
     tokens = symbols.translate(None, bytes([_OPEN, _CLOSED]))
     value = evaluate(tokens)
     if value != int(label):
-        raise ValueError(f"the value given is {int(label)}, but the expression has {value}")
+        raise ValueError(
+            f"received the value {int(label)}, but the expression evaluates to {value}"
+        )
     return tokens, value
 
 
 def _to_symbols(source: bytes) -> bytes:
-    """Map a source to one byte per word."""
+    """Encode each word of an expression as one byte."""
     try:
         return bytes(map(_CODES.__getitem__, source.split()))
     except KeyError as error:
@@ -108,7 +110,7 @@ def _check_parentheses(symbols: bytes) -> None:
 
 
 def evaluate(tokens: bytes) -> int:
-    """Return the value of one complete expression given as token ids; a ValueError otherwise."""
+    """Return the value of one complete expression of token ids; raises ValueError if malformed."""
     stack: list[tuple[int, list[int]]] = []
     arguments: list[int] = []  # of the innermost open operator; at the root, the result
     for token in tokens:
@@ -126,7 +128,7 @@ def evaluate(tokens: bytes) -> int:
             outer.append(_apply(operator, arguments))
             arguments = outer
     if stack:
-        raise ValueError(f"unbalanced brackets: the line ends with {len(stack)} of them open")
+        raise ValueError(f"unbalanced brackets: {len(stack)} unclosed at the end of the line")
     if len(arguments) != 1:
         raise ValueError(f"expected one expression, received {len(arguments)}")
     return arguments[0]

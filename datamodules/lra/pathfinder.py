@@ -25,37 +25,38 @@ _NUM_PUBLISHED = 200_000
 
 
 class Pathfinder(ArenaPixels):
-    """Pictures of dashed contours with two markers; 1 if one contour joins them, else 0.
+    """Images of dashed contours with two markers; 1 if one contour connects them, else 0.
 
-    Ids: the grey value 0..255 of each pixel, row after row: 1024 of them at resolution 32,
+    Ids: the grey value 0..255 of each pixel in row-major order: 1024 pixels at resolution 32,
     16384 at 128 (Path-X). The papers' Pathfinder and Path-X are `hard`.
 
-    Released pictures are read from `pathfinder32` or `pathfinder128` as they are. Generated ones
-    are written in the same format, the same for a seed whatever the number of processes, and then
-    read in the same way.
+    Released images are read unchanged from `pathfinder32` or `pathfinder128`. Generated images are
+    a function of the seed, independent of the number of processes; they are written and read in the
+    format of the release.
 
-    Source: Long Range Arena, Pathfinder. Departs from the source: which picture falls into which
-    split, since both published orders depend on the machine that made them.
+    Source: Long Range Arena, Pathfinder. Departs from the source: the assignment of images to
+    splits, since both published orders depend on the machine.
 
     Args:
         difficulty: Contours of 6 (`easy`), 9 (`intermediate`) or 14 (`hard`) paddles.
-        resolution: Pixels of a side.
+        resolution: Side length in pixels.
         source: Read the release in `data_dir` (or its folders lra_release,
-            lra_release/lra_release), or generate the pictures.
-        num_images: Pictures that are generated.
+            lra_release/lra_release), or generate the images.
+        num_images: Number of generated images.
         generator_seed: Seed of the generator.
-        generated_dir: Folder of generated pictures, which can then serve as a `data_dir`. None
-            means a folder in cache_dir.
-        num_processes: Generating processes; None means as many as are useful. Changes nothing else.
-        split: How 80 % are chosen for training, 10 % for validation, 10 % for test. `shuffled`
-            cuts after a shuffle, a pure function of split_seed (as MGK's base code does);
-            `in_order` cuts in the order of the files (as the benchmark's pipeline does).
-        split_seed: Seed of the shuffle.
+        generated_dir: Folder of generated images, which can be used as `data_dir` later. Default: a
+            folder in cache_dir.
+        num_processes: Number of generator processes. Default: chosen automatically. Does not affect
+            the images.
+        split: How the splits of 80, 10 and 10 % are chosen. `shuffled` splits a permutation that is
+            a pure function of split_seed (as MGK's base code does); `in_order` splits the images in
+            file order (as the benchmark's pipeline does).
+        split_seed: Seed of the permutation.
         **kwargs: Arguments of ArenaPixels, ArenaData and DataModule.
     """
 
     task = "pathfinder"
-    num_classes = 2  # not joined and joined
+    num_classes = 2  # not connected, connected
     max_seq_len: int
 
     def __init__(
@@ -88,11 +89,11 @@ class Pathfinder(ArenaPixels):
         self.published = _published(_NUM_PUBLISHED)
 
     def must_name(self) -> dict[str, Any]:
-        """The difficulty has no default."""
+        """Return difficulty and resolution; the difficulty has no default."""
         return {"difficulty": self.difficulty, "resolution": self.resolution}
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         place = {"resolution": self.resolution, "difficulty": self.difficulty}
         if self.source == "released":
             return {"source": "released", **place}
@@ -108,7 +109,7 @@ class Pathfinder(ArenaPixels):
         }
 
     def sources(self) -> list[Path]:
-        """The metadata files of the release and the folder of its pictures, if they are read."""
+        """Return metadata files and image folder of the release; none for generated data."""
         if self.source == "generated":
             return []
         folder = self._released_folder()
@@ -116,7 +117,7 @@ class Pathfinder(ArenaPixels):
         return release.list_metadata(folder) + pictures
 
     def build(self, writer: CacheWriter) -> None:
-        """Generate the pictures if asked; read them."""
+        """Generate the images if requested, then read them."""
         if self.source == "generated":
             folder = self.generated_dir / f"pathfinder{self.resolution}"
             folder = folder / release.FOLDERS[self.difficulty]
@@ -124,27 +125,29 @@ class Pathfinder(ArenaPixels):
         else:
             folder = self._released_folder()
         entries = release.read_entries(folder, release.list_metadata(folder))
-        with progress("Pathfinder: reading the pictures", len(entries), "pictures") as advance:
+        with progress("Pathfinder: reading the images", len(entries), "images") as advance:
             pictures = release.pictures(entries, self.resolution, advance)
             write_pictures(writer, "all", pictures)
         writer.add("num_listed", np.array([len(entries)]))
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the splits: choices of rows."""
+        """Open the splits as row subsets."""
         count = len(cache.array("all_targets"))
         num_empty = int(cache.array("num_listed")[0]) - count
         self.published = _published(_NUM_PUBLISHED - num_empty)
         if num_empty:
             self.notes = [
-                f"{num_empty} pictures are empty files and were skipped, as published; 160000, "
-                f"20000 and 20000 count them, so the sizes below are those of the rest"
+                f"{num_empty} images are empty files and were skipped, as published; 160000, "
+                f"20000 and 20000 include them, so the sizes below exclude them"
             ]
         order = np.arange(count)
         if self.protocol == "shuffled":
             order = permutation(count, self.split_seed)
         cuts = _cut(count)
         if any(rows.start == rows.stop for rows in cuts.values()):
-            raise DataError(f"Pathfinder: {count} pictures leave a split empty; 10 are the fewest")
+            raise DataError(
+                f"Pathfinder: {count} images leave a split empty; at least 10 are needed"
+            )
         return {
             name: pixel_split(cache, "all", self.max_seq_len, order[rows.start : rows.stop])
             for name, rows in cuts.items()
@@ -154,18 +157,18 @@ class Pathfinder(ArenaPixels):
         return release.find_release(self.data_dir, self.resolution, self.difficulty)
 
     def _generate(self, folder: Path) -> None:
-        # Imported here: reading needs no generator.
+        # Imported lazily: reading does not need the generator.
         from datamodules.lra import pathfinder_generator as generator
 
         processes = num_useful(
             self._num_processes, -(-self.num_images // generator.PICTURES_PER_FILE)
         )
-        with progress("Pathfinder: generating", self.num_images, "pictures") as advance:
+        with progress("Pathfinder: generating", self.num_images, "images") as advance:
             generator.write_pictures(folder, self.generator, self.num_images, processes, advance)
 
 
 def _cut(count: int) -> dict[str, range]:
-    """Cut `count` places into 80, 10 and 10 %, rounded as in the source."""
+    """Split `count` positions into 80, 10 and 10 %, rounded as in the source."""
     first, second = count * 8 // 10, count * 9 // 10
     return {"train": range(first), "val": range(first, second), "test": range(second, count)}
 

@@ -1,4 +1,4 @@
-"""A picture of Pathfinder in the making: its parameters, contours of paddles, their drawing."""
+"""Generation of a Pathfinder image: parameters, contours of paddles, drawing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import ImageDraw
 
 __all__ = ["Canvas", "Contour", "Draws", "GeneratorSettings", "marker", "paddle"]
 
-# A change of the pictures that a seed means needs a new number.
+# Increment when the images of a given seed change.
 GENERATOR_VERSION = 1
 
 CONTOUR_LENGTHS = {"easy": 6, "intermediate": 9, "hard": 14}
@@ -45,26 +45,26 @@ _SIZES: dict[int, dict[str, Any]] = {
 IntArray = npt.NDArray[np.int64]
 Point = tuple[int, int]
 Window = tuple[slice, slice]
-RETRIALS = 2  # of a paddle
-_FREE = 0.3  # a mask up to this value leaves room for the start of a contour
-_CROSSING = 1.8  # a mask and a paddle's mask that sum to this overlap
+RETRIALS = 2  # per paddle
+_FREE = 0.3  # mask values up to this are free for the start of a contour
+_CROSSING = 1.8  # masks overlap if their sum reaches this
 FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """What decides the pictures; lengths in pixels.
+    """Settings that determine the images; lengths in pixels.
 
     Args:
-        contour_length: Paddles of a target.
-        padding: Pixels at the edge that stay empty.
-        seed_distance: Pixels between the starts of the two targets.
-        paddle_margins: Room around paddles; one value is drawn for each picture.
-        continuity: How straight contours are; 1 is the least.
-        distractor_paddles: The number of distractors is this, divided by their length.
+        contour_length: Number of paddles of a target.
+        padding: Width of the empty border.
+        seed_distance: Distance between the starts of the two targets.
+        paddle_margins: Margins around paddles; one is drawn for each image.
+        continuity: Straightness of contours; at least 1.
+        distractor_paddles: Total number of paddles of all distractors.
         snake_contrast: Brightness of distractors.
-        paddle_contrast: Factor on it for targets.
-        antialias: How much finer the grid is on which shapes are drawn.
+        paddle_contrast: Brightness of targets relative to distractors.
+        antialias: Supersampling factor for drawing shapes.
     """
 
     contour_length: int
@@ -92,44 +92,44 @@ class GeneratorSettings:
 
     @property
     def distractor_length(self) -> int:
-        """Paddles of a distractor."""
+        """Number of paddles of a distractor."""
         return self.contour_length // 3
 
     @property
     def num_distractors(self) -> int:
-        """Distractors that are tried."""
+        """Number of distractors to attempt."""
         return self.distractor_paddles // self.distractor_length
 
 
 class Draws:
-    """Random numbers from the raw output of a generator, which NumPy keeps stable."""
+    """Random numbers from a generator's raw output, which NumPy keeps stable across versions."""
 
     def __init__(self, *key: int) -> None:
         self._bits = np.random.PCG64DXSM(np.random.SeedSequence(key))
 
     def below(self, count: int) -> int:
-        """Return an integer, uniform on 0..count-1."""
+        """Return a uniform integer in 0..count-1."""
         return (int(self._bits.random_raw()) >> 32) * count >> 32
 
     def unit(self) -> float:
-        """Return a number, uniform on [0, 1)."""
+        """Return a uniform number in [0, 1)."""
         return (int(self._bits.random_raw()) >> 11) * 2.0**-53
 
     def angle(self) -> float:
-        """Return an angle of a whole number of degrees, in radians."""
+        """Return a uniform angle of whole degrees, in radians."""
         return (self.below(360) - 180) * math.pi / 180
 
 
 @dataclass
 class Contour:
-    """A contour that grows.
+    """A contour under construction.
 
     Args:
-        pivot: The point from which the last paddle was laid.
+        pivot: The point from which the last paddle was drawn.
         angle: Direction of the last paddle.
-        tip: The far end of the last paddle.
-        window: Where the last paddle lies.
-        room: Its mask, which is not yet part of the common mask.
+        tip: End point of the last paddle.
+        window: Slices of the last paddle's bounding box.
+        room: Mask of the last paddle, not yet part of the common mask.
     """
 
     start: Point
@@ -141,7 +141,7 @@ class Contour:
 
 
 class Canvas:
-    """Picture and mask; `margin` is the room around paddles in pixels."""
+    """Image and mask; `margin` is the clearance around paddles in pixels."""
 
     def __init__(self, settings: GeneratorSettings, margin: int, draws: Draws) -> None:
         self.settings, self.margin, self.draws = settings, margin, draws
@@ -158,20 +158,20 @@ class Canvas:
 
     @property
     def pixels(self) -> FloatArray:
-        """The picture without border, (side, side)."""
+        """The image without border, (side, side)."""
         return self.image[self._picture, self._picture]
 
     @property
     def free_part(self) -> float:
-        """Part of the picture on which nothing lies."""
+        """Fraction of the image that is free."""
         return float((self.mask[self._picture, self._picture] <= _FREE).mean())
 
     def contains(self, point: Point) -> bool:
-        """Whether a point is in the picture."""
+        """Whether a point is inside the image."""
         return all(self._picture.start <= at < self._picture.stop for at in point)
 
     def seed(self, contrast: float, edge: int = 1) -> Contour | None:
-        """Lay the first paddle of a contour where there is room, `edge` pixels from the edge."""
+        """Draw the first paddle of a contour at a free position, `edge` pixels from the edge."""
         for _ in range(1 + RETRIALS):
             angle = self.draws.angle()
             free = self._free_starts(self._paddle(angle), edge)
@@ -184,7 +184,7 @@ class Canvas:
         return None
 
     def first_paddle(self, start: Point, angle: float, contrast: float) -> Contour | None:
-        """Lay a paddle from `start`, if its end and the pivot behind it are in the picture."""
+        """Draw a paddle at `start` if its end and the pivot behind it are inside the image."""
         length = self.settings.paddle_length
         end = translate(start, angle, length)
         pivot = translate(end, angle + math.pi, length + self.margin)
@@ -194,7 +194,7 @@ class Canvas:
         return Contour(start, pivot, angle, end, window, room)
 
     def extend(self, contour: Contour, contrast: float) -> bool:
-        """Lay the next paddle, closing the previous one; return False if there is no way on."""
+        """Draw the next paddle and close the previous one; return False if impossible."""
         length = self.settings.paddle_length
         pivot = translate(contour.pivot, contour.angle, length + 2 * self.margin)
         points, angles = _circle(length + self.margin)
@@ -215,16 +215,17 @@ class Canvas:
         return False
 
     def close(self, contour: Contour) -> None:
-        """Make the last paddle of a contour part of the mask."""
+        """Add the last paddle of a contour to the common mask."""
         part = self.mask[contour.window]
         np.maximum(part, contour.room, out=part)
 
     def _chances(
         self, pivot: Point, angle: float, points: IntArray, angles: FloatArray
     ) -> FloatArray:
-        """Cumulated chances, not normalised, of points around a pivot to end the next paddle.
+        """Return cumulative unnormalised weights of the points around a pivot where a paddle can
+        end.
 
-        Straight on is most likely: the chance falls with cos² of the turn times `continuity`.
+        Straight continuations are most likely: the weight is cos² of the turn times `continuity`.
         """
         full = len(self.mask)
         ends = (points + pivot) @ (full, 1)  # index in the flattened array
@@ -237,7 +238,7 @@ class Canvas:
         return chances
 
     def _free_starts(self, piece: Paddle, edge: int) -> IntArray:
-        """Points (num_points, 2), `edge` pixels from the edge, with room for a whole paddle."""
+        """Return the points (num_points, 2), `edge` pixels from the edge, where a paddle fits."""
         first, last = self._picture.start + edge, self._picture.stop - edge
         side, reach = last - first, piece.half
         part = slice(first - reach, last + reach)
@@ -257,7 +258,7 @@ class Canvas:
         return paddle(angle, s.paddle_length, s.paddle_thickness, self.margin, s.antialias)
 
     def _lay(self, piece: Paddle, start: Point, contrast: float) -> tuple[Window, FloatArray]:
-        """Draw a paddle. Returns where it lies, and its mask there."""
+        """Draw a paddle; return its window and its mask there."""
         window = _window(start, piece)
         part = self.image[window]
         np.maximum(part, piece.picture * contrast, out=part)
@@ -271,7 +272,7 @@ def _window(start: Point, piece: Paddle) -> Window:
 
 @lru_cache(maxsize=16)
 def _circle(radius: int) -> tuple[IntArray, FloatArray]:
-    """Pixels about `radius` from the origin, (num_points, 2), and their directions."""
+    """Return pixels at distance `radius` from the origin, (num_points, 2), and their angles."""
     around = np.arange(0, 2 * math.pi, 1 / radius)
     points = np.stack([np.sin(around), np.cos(around)], axis=1) * radius
     pixels = np.unique(np.floor(points).astype(np.int64), axis=0)
@@ -284,9 +285,9 @@ class Paddle:
 
     Args:
         picture: Brightness 0..1. Shape (2 · half + 1, 2 · half + 1).
-        mask: The same, grown by the margin.
-        half: Pixels from the centre to the edge.
-        core: Offsets from the start, (num_offsets, 2), of the pixels that the mask fills.
+        mask: Brightness dilated by the margin.
+        half: Distance from the centre to the edge in pixels.
+        core: Offsets from the start, (num_offsets, 2), of the pixels covered by the mask.
     """
 
     picture: FloatArray
@@ -297,9 +298,9 @@ class Paddle:
 
 @lru_cache(maxsize=4096)
 def paddle(angle: float, length: int, thickness: float, margin: int, antialias: int) -> Paddle:
-    """Draw a paddle in the direction `angle`; `margin` pixels wider on each side in the mask.
+    """Draw a paddle in the direction `angle`; the mask is dilated by `margin` pixels.
 
-    `thickness` is a whole number of pixels on the grid that is `antialias` times finer.
+    `thickness` is a whole number of pixels on the supersampled grid (factor `antialias`).
     """
     half = length + math.ceil(thickness) + margin
     centre, side = half * antialias, 2 * half * antialias + 1
@@ -314,7 +315,7 @@ def paddle(angle: float, length: int, thickness: float, margin: int, antialias: 
 
 
 def marker(centre: tuple[int, int], radius: float, side: int, antialias: int) -> FloatArray:
-    """Draw a disc. Returns brightness 0..1 of the whole picture, (side, side)."""
+    """Draw a disc; return the brightness 0..1 of the whole image, (side, side)."""
     grid = np.arange(side * antialias)
     y, x = (grid[:, None] - centre[0] * antialias, grid - centre[1] * antialias)
     disc = (x**2 + y**2 <= (radius * antialias) ** 2) * np.uint8(255)
@@ -322,7 +323,7 @@ def marker(centre: tuple[int, int], radius: float, side: int, antialias: int) ->
 
 
 def translate(point: tuple[int, int], angle: float, distance: float) -> tuple[int, int]:
-    """Return the pixel at a distance from another, rounded up as in the source."""
+    """Return the pixel at a distance and angle from a point, rounded up as in the source."""
     y, x = point[0] + distance * math.sin(angle), point[1] + distance * math.cos(angle)
     return math.ceil(y), math.ceil(x)
 
@@ -336,7 +337,7 @@ def disc_offsets(radius: int) -> IntArray:
 
 
 def _grow(picture: npt.NDArray[np.uint8], offsets: IntArray) -> npt.NDArray[np.uint8]:
-    """Largest value in the neighbourhood of each pixel."""
+    """Return the largest value in the neighbourhood of each pixel."""
     reach = int(np.abs(offsets).max())
     padded = np.pad(picture, reach)
     side = len(picture)

@@ -1,6 +1,6 @@
-"""Pathfinder's generator: one picture, and folders of them in the format of the release.
+"""Pathfinder's generator: single images, and folders of them in the format of the release.
 
-Several processes write; the pictures depend on the settings only.
+Several processes write the images, which depend only on the settings.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from lit_probattn.base.processes import job_of_worker, workers
 
 __all__ = ["PICTURES_PER_FILE", "Picture", "draw_picture", "serve", "write_pictures"]
 
-_CONTOUR_RETRIALS = 4  # of a distractor
-_LEAST_ROOM = 0.01  # part of the picture that must be free for another distractor
-_MOST_ATTEMPTS = 100_000  # at the two targets of one picture
+_CONTOUR_RETRIALS = 4  # per distractor
+_LEAST_ROOM = 0.01  # fraction of the image that must be free for another distractor
+_MOST_ATTEMPTS = 100_000  # to draw the two targets of one image
 PICTURES_PER_FILE = 1000
 _SETTINGS_FILE = "generator.json"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Grey values (side, side), label, and the margin of the paddles that was drawn."""
+    """Grey values (side, side), label, and the paddle margin of the image."""
 
     pixels: npt.NDArray[np.uint8]
     label: int
@@ -53,7 +53,7 @@ class Picture:
 
 
 def draw_picture(settings: GeneratorSettings, index: int) -> Picture:
-    """Draw picture `index`, a function of both and Pillow's version; a DataError if none fits."""
+    """Draw image `index`; it also depends on Pillow's version. Raises DataError if impossible."""
     draws = Draws(settings.seed, settings.side, settings.contour_length, index)
     label = draws.below(2)
     margin = settings.paddle_margins[draws.below(len(settings.paddle_margins))]
@@ -67,14 +67,14 @@ def draw_picture(settings: GeneratorSettings, index: int) -> Picture:
         centre = (y - canvas.border, x - canvas.border)
         disc = marker(centre, settings.marker_radius, settings.side, settings.antialias)
         image = np.maximum(image, disc)
-    pixels = (image * (255 / image.max()) + 0.5).astype(np.uint8)  # stretched to 0..255
+    pixels = (image * (255 / image.max()) + 0.5).astype(np.uint8)  # scaled to 0..255
     return Picture(pixels, label, margin)
 
 
 def _draw_targets(
     settings: GeneratorSettings, margin: int, draws: Draws
 ) -> tuple[Canvas, list[Contour]]:
-    """Draw both targets, anew until they fit."""
+    """Draw both targets, retrying until they fit."""
     contrast = settings.snake_contrast * settings.paddle_contrast
     for _ in range(_MOST_ATTEMPTS):
         canvas = Canvas(settings, margin, draws)
@@ -86,12 +86,12 @@ def _draw_targets(
             return canvas, targets
     raise DataError(
         f"Pathfinder: two contours of {settings.contour_length} paddles do not fit into "
-        f"{settings.side} x {settings.side} pixels; none of {_MOST_ATTEMPTS} attempts did"
+        f"{settings.side} x {settings.side} pixels after {_MOST_ATTEMPTS} attempts"
     )
 
 
 def _two_seeds(canvas: Canvas, contrast: float) -> list[Contour]:
-    """Lay the first paddle of both targets. Returns nothing if they do not fit."""
+    """Draw the first paddle of both targets; returns an empty list if they do not fit."""
     distance, draws = canvas.settings.seed_distance, canvas.draws
     first = canvas.seed(contrast, edge=2 * distance)
     if first is None:
@@ -107,7 +107,7 @@ def _two_seeds(canvas: Canvas, contrast: float) -> list[Contour]:
 
 
 def _add_distractor(canvas: Canvas) -> Canvas:
-    """Return the canvas with one more distractor, or as it was if none fits."""
+    """Return the canvas with another distractor, or unchanged if none fits."""
     contrast = canvas.settings.snake_contrast
     for _ in range(1 + _CONTOUR_RETRIALS):
         trial = copy.copy(canvas)
@@ -127,19 +127,19 @@ def write_pictures(
     num_processes: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Write pictures 0..num_pictures-1 below `folder`, unless they are there.
+    """Write images 0..num_pictures-1 to `folder` unless they exist.
 
-    The number of processes changes nothing else. `advance` is told the number of pictures written,
-    or found.
+    The number of processes does not affect the images. `advance` is called with the number of
+    images written or found.
 
     Raises:
-        DataError: The folder holds something else or cannot be written, or a worker failed.
+        DataError: The folder contains other files or is not writable, or a worker failed.
     """
     try:
         _claim(folder, settings, num_pictures)
     except OSError as error:
         raise DataError(
-            f"the folder {folder} cannot be written ({error.strerror or error}); set generated_dir"
+            f"the folder {folder} is not writable ({error.strerror or error}); set generated_dir"
         ) from error
     if num_processes == 1:
         _write_files(folder, settings, num_pictures, 0, 1, advance)
@@ -150,7 +150,7 @@ def write_pictures(
 
 
 def _claim(folder: Path, settings: GeneratorSettings, num_pictures: int) -> None:
-    """Note in the folder what is written there, or compare with what is noted."""
+    """Record the settings in the folder, or compare them with the recorded ones."""
     wanted = {"generator_version": GENERATOR_VERSION, "num_pictures": num_pictures}
     wanted |= dataclasses.asdict(settings)
     text = json.dumps(wanted, indent=1, sort_keys=True)
@@ -159,7 +159,7 @@ def _claim(folder: Path, settings: GeneratorSettings, num_pictures: int) -> None
     if note.is_file():
         if note.read_text() != text:
             raise DataError(
-                f"{note}: the folder holds pictures of other settings; set generated_dir"
+                f"{note}: the folder contains images of other settings; set generated_dir"
             )
     elif any(folder.iterdir()):
         raise DataError(f"{folder} is not empty and was not generated; set generated_dir")
@@ -175,7 +175,7 @@ def _write_files(
     num_processes: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Write every W-th metadata file with its pictures."""
+    """Write every W-th metadata file with its images."""
     (folder / "metadata").mkdir(exist_ok=True)
     num_files = -(-num_pictures // PICTURES_PER_FILE)
     for number in range(rank, num_files, num_processes):
@@ -200,7 +200,7 @@ def _write_files(
 
 
 def _follow(started: list[subprocess.Popen[bytes]], advance: Callable[[int], None]) -> None:
-    """Wait for the workers, passing on what they report."""
+    """Wait for the workers, forwarding their progress."""
     lock = threading.Lock()
 
     def listen(worker: subprocess.Popen[bytes]) -> None:
@@ -216,12 +216,12 @@ def _follow(started: list[subprocess.Popen[bytes]], advance: Callable[[int], Non
         thread.join()
         if worker.wait():
             raise DataError(
-                f"Pathfinder: a generating process failed (exit status {worker.returncode})"
+                f"Pathfinder: a generator process failed (exit status {worker.returncode})"
             )
 
 
 def serve() -> None:
-    """Be a worker: write the files of one rank, report on the standard output."""
+    """Run a worker: write the files of one rank and report progress on standard output."""
     rank, num_processes, folder, settings, num_pictures = job_of_worker()
     settings["paddle_margins"] = tuple(settings["paddle_margins"])
 

@@ -1,8 +1,8 @@
 """Pathfinder in the format of the Long Range Arena release.
 
-`pathfinder<side>/<difficulty folder>/metadata/*.npy` are plain text, one picture a line, words
-between spaces: folder, file name, index, label and parameters of the generator. Pictures are grey
-8-bit PNG files at `<difficulty folder>/<folder>/<file name>`. Some released pictures are empty
+`pathfinder<side>/<difficulty folder>/metadata/*.npy` are plain text with one image per line:
+folder, file name, index, label and parameters of the generator, separated by spaces. Images are
+grey 8-bit PNG files at `<difficulty folder>/<folder>/<file name>`. Some released images are empty
 files; they are skipped, as in the published pipelines.
 """
 
@@ -34,7 +34,7 @@ _LEAST_WORDS = 4
 
 
 class Entry(NamedTuple):
-    """One line of the metadata: its place, for messages; the picture; 1 if its markers join."""
+    """One line of the metadata: location for messages, image file, 1 if the markers connect."""
 
     place: str
     path: Path
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 def find_release(data_dir: Path, side: int, difficulty: str) -> Path:
-    """Return the folder of a difficulty, or raise a MissingDataError."""
+    """Return the folder of a difficulty; raises MissingDataError."""
     name = f"pathfinder{side}"
     candidates = [data_dir / parent / name / FOLDERS[difficulty] for parent in _PARENTS]
     if data_dir.name == name:
@@ -62,7 +62,7 @@ def find_release(data_dir: Path, side: int, difficulty: str) -> Path:
 
 
 def list_metadata(folder: Path) -> list[Path]:
-    """Return the metadata files of a difficulty, sorted by number, or raise a MissingDataError."""
+    """Return the metadata files of a difficulty, sorted by number; raises MissingDataError."""
     paths = sorted((folder / "metadata").glob("*.npy"), key=_number)
     if not paths:
         raise MissingDataError(f"Pathfinder: no metadata/*.npy in {folder}")
@@ -78,18 +78,18 @@ def read_entries(folder: Path, paths: list[Path]) -> list[Entry]:
     """Read the metadata of a difficulty; a DataError gives file, line and reason."""
     entries = [entry for path in paths for entry in _read_file(folder, path)]
     if not entries:
-        raise DataError(f"{folder / 'metadata'}: the files have no line")
+        raise DataError(f"{folder / 'metadata'}: the files contain no lines")
     return entries
 
 
 def _read_file(folder: Path, path: Path) -> Iterator[Entry]:
     content = path.read_bytes()
     if not content:
-        raise DataError(f"{path}: the file is empty; each metadata file lists pictures")
+        raise DataError(f"{path}: the file is empty; expected metadata of images")
     if content.startswith(b"\x93NUMPY"):
         raise DataError(
-            f"{path}: this is an array of NumPy; the release has plain text under this name, one "
-            f"picture a line: folder, file name, index, label"
+            f"{path}: expected plain text with one image per line (folder, file name, index, "
+            f"label), received a NumPy array"
         )
     for number, line in enumerate(content.splitlines(), start=1):
         try:
@@ -100,7 +100,7 @@ def _read_file(folder: Path, path: Path) -> Iterator[Entry]:
 
 
 def _parse(line: str) -> tuple[str, int]:
-    """Return path and label of a line. A ValueError gives the reason only."""
+    """Return path and label of a line; raises ValueError with the reason."""
     words = line.split()
     if len(words) < _LEAST_WORDS:
         raise ValueError(
@@ -109,41 +109,41 @@ def _parse(line: str) -> tuple[str, int]:
         )
     name = PurePosixPath(words[0], words[1])
     if name.is_absolute() or ".." in name.parts:
-        raise ValueError(f"the picture {str(name)!r} lies outside the release; refused")
+        raise ValueError(f"the image {str(name)!r} is outside the release")
     if words[3] not in ("0", "1"):
         raise ValueError(f"the label must be 0 or 1, received {words[3][:40]!r}")
     return str(name), int(words[3])
 
 
 def _read_picture(entry: Entry, side: int) -> npt.NDArray[np.uint8] | None:
-    """Return the grey values (side, side) of a picture; None if the file is empty."""
+    """Return the grey values (side, side) of an image; None if the file is empty."""
     try:
         if not entry.path.stat().st_size and entry.path.is_file():
             return None
         if not entry.path.is_file():
             raise OSError("it is not a regular file")
         with PilImage.open(entry.path, formats=["PNG"]) as picture:
-            picture.verify()  # the checksums, which reading the pixels does not look at
+            picture.verify()  # reading the pixels does not verify the checksums
         with PilImage.open(entry.path, formats=["PNG"]) as picture:
             if picture.size != (side, side) or picture.mode != "L":
                 width, height = picture.size
                 raise DataError(
-                    f"{entry.place}: expected a grey picture (mode L) of {side} x {side} pixels, "
+                    f"{entry.place}: expected a grey image (mode L) of {side} x {side} pixels, "
                     f"{entry.path} has mode {picture.mode} and {width} x {height}"
                 )
             return np.asarray(picture)
     except FileNotFoundError:
-        raise DataError(f"{entry.place}: the picture {entry.path} is missing") from None
+        raise DataError(f"{entry.place}: the image {entry.path} is missing") from None
     except (OSError, SyntaxError, ValueError, PilImage.DecompressionBombError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{entry.place}: the picture {entry.path} is damaged ({error})") from None
+        raise DataError(f"{entry.place}: the image {entry.path} is corrupt ({error})") from None
 
 
 def pictures(
     entries: list[Entry], side: int, advance: Callable[[int], None]
 ) -> Iterator[tuple[npt.NDArray[np.uint8], int]]:
-    """Yield pixels and label of each picture that is not empty; `advance` is told of each line."""
+    """Yield pixels and label of each non-empty image; `advance` is called for each line."""
     for entry in entries:
         picture = _read_picture(entry, side)
         advance(1)

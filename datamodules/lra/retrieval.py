@@ -1,4 +1,4 @@
-"""Retrieval of the Long Range Arena: are two papers linked? Both are read byte by byte."""
+"""Retrieval of the Long Range Arena: are two papers linked? Both are sequences of bytes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Retrieval"]
 class Retrieval(ArenaTokens):
     """Pairs of papers of the ACL Anthology Network as bytes; 1 if they are linked, else 0.
 
-    Ids: 0 padding, byte + 1 otherwise. Quotes and bytes that are not UTF-8 are tokens like all
-    others. A batch has two sequences per sample: `inputs` and `key_mask` (B, 2, N). The cache holds
-    each different text once, its first 10000 bytes, and serves every length.
+    Ids: 0 padding, byte + 1 otherwise. Quotes and bytes that are not UTF-8 are ordinary tokens. A
+    batch has two sequences per sample: `inputs` and `key_mask` (B, 2, N). The cache stores the
+    first 10000 bytes of each distinct text, for all values of `max_length_tokens`.
 
-    Source: Long Range Arena, Retrieval, as both published pipelines (the benchmark's and that of
-    MGK's base code) prepare it. Departs from the source: nothing.
+    Source: Long Range Arena, Retrieval, as prepared by both published pipelines (the benchmark's
+    and MGK's base code). Departs from the source: nothing.
 
     Args:
         **kwargs: Arguments of ArenaTokens (`max_length_tokens` at most 10000), ArenaData and
@@ -43,22 +43,23 @@ class Retrieval(ArenaTokens):
         super().__init__(**kwargs)
         if self._max_length_tokens > aan.MAX_TEXT_BYTES:
             raise DataError(
-                f"max_length_tokens must be at most {aan.MAX_TEXT_BYTES}, the part of a text that "
+                f"max_length_tokens must be at most {aan.MAX_TEXT_BYTES}, the prefix of a text "
+                f"that "
                 f"the published pipelines read, received {self._max_length_tokens}"
             )
         sizes = {"train": 147086, "val": 18090, "test": 17437}
         self.published = {name: Published(size) for name, size in sizes.items()}
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache: the release alone."""
+        """Return the settings that determine the content of the cache; the release is fixed."""
         return {"source": "new_aan_pairs", "tokens": "bytes", "text_bytes": aan.MAX_TEXT_BYTES}
 
     def sources(self) -> list[Path]:
-        """The released files."""
+        """Return the released files."""
         return list(aan.find_release(self.data_dir).values())
 
     def build(self, writer: CacheWriter) -> None:
-        """Read the release, one line in memory at a time."""
+        """Read the release line by line."""
         paths = aan.find_release(self.data_dir)
         size = sum(path.stat().st_size for path in paths.values())
         with (
@@ -77,7 +78,7 @@ class Retrieval(ArenaTokens):
             writer.add(f"{name}_targets", np.array(targets, dtype=np.uint16))
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the three splits, over one table of texts."""
+        """Open the three splits, which share the stored texts."""
         texts = Ragged.open(cache, "texts")
         splits: dict[str, Split] = {}
         for name in aan.SPLIT_FILES:
@@ -94,7 +95,7 @@ class Retrieval(ArenaTokens):
 
 
 class _Texts:
-    """Writes each different text once, by `append`."""
+    """Writes each distinct text once, by `append`."""
 
     def __init__(self, append: Callable[[npt.ArrayLike], None]) -> None:
         self._append = append

@@ -1,4 +1,4 @@
-"""Text of the Long Range Arena: sentiment of IMDB reviews, read byte by byte."""
+"""Text of the Long Range Arena: sentiment of IMDB reviews as sequences of bytes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from lit_probattn.base.progress import progress
 
 __all__ = ["Text"]
 
-_NUM_REVIEWS = 50000  # in the release; for the progress bar and the comparison with it
+_NUM_REVIEWS = 50000  # in the release; for the progress bar and the published sizes
 
 
 class Text(HeldOut, ArenaTokens):
     """IMDB reviews as bytes, negative (0) or positive (1).
 
-    Ids: 0 padding, byte + 1 otherwise; bytes that are not UTF-8 are tokens like all others. Reviews
-    are in the order class, then file name. The cache holds whole reviews and serves every length
-    and split.
+    Ids: 0 padding, byte + 1 otherwise; bytes that are not UTF-8 are ordinary tokens. Reviews are
+    sorted by class, then file name. The cache stores whole reviews, for all lengths and splits.
 
-    Source: Long Range Arena, Text. Departs from the source: validation is a part of the training
-    split by default; `test_as_val` gives the papers' protocol, which selects on test data.
+    Source: Long Range Arena, Text. Departs from the source: by default, validation is part of the
+    training split; `test_as_val` gives the papers' protocol, which selects on test data.
 
     Args:
-        split: `held_out` keeps val_fraction of each class of the training split for validation, a
-            pure function of split_seed. `test_as_val` validates on the test split.
+        split: `held_out` holds out val_fraction of each class of the training split for validation,
+            as a pure function of split_seed. `test_as_val` validates on the test split.
         **kwargs: Arguments of HeldOut, ArenaTokens, ArenaData and DataModule.
     """
 
@@ -54,11 +53,11 @@ class Text(HeldOut, ArenaTokens):
             self.published = {"train": half, "val": half, "test": half}
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache: the release alone."""
+        """Return the settings that determine the content of the cache; the release is fixed."""
         return {"source": "aclImdb", "tokens": "bytes", "classes": list(imdb.CLASSES)}
 
     def sources(self) -> list[Path]:
-        """The archive, or the folders of the classes."""
+        """Return the archive, or the folders of the classes."""
         release = imdb.find_release(self.data_dir)
         if release.is_file():
             return [release]
@@ -76,7 +75,7 @@ class Text(HeldOut, ArenaTokens):
             write_sequences(writer, name, texts, map(len, texts), targets)
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the splits; held-out validation is a choice of rows of the training split."""
+        """Open the splits; held-out validation is a subset of the rows of the training split."""
 
         def part(name: str, rows: npt.NDArray[np.int64] | None = None) -> TokenSplit:
             return TokenSplit.from_cache(cache, name, self._max_length_tokens, shift=1, rows=rows)

@@ -1,1 +1,1 @@
-"""ImageNet: release files, samples, batches."""
+"""Image data sets: ImageNet and class folders, samples, batches."""

@@ -1,8 +1,8 @@
-"""Batches of pictures: mixup and cutmix, requests that name the step.
+"""Batches of images: mixup, cutmix, and sample requests that include the step.
 
-Mixing. The two pictures that are mixed are neighbours in the global batch, and one draw, a function
-of (seed, step), serves the whole global batch. So a global batch is mixed alike for every number of
-ranks and accumulation steps, as long as a micro-batch holds whole pairs.
+Mixing. Mixed images are neighbours in the global batch, and one draw, a function of (seed, step),
+applies to the whole global batch. A global batch is therefore mixed identically for every number of
+ranks and accumulation steps, provided that micro-batches contain whole pairs.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from datamodules.pictures.samples import Request, Sample, seeded
 
 __all__ = ["Mixing", "PictureCollate", "RequestOrder"]
 
-_MIX = 0x313  # keeps these draws apart from those of the order and of the transforms
+_MIX = 0x313  # separates these draws from order and transforms
 
 
 @dataclass
 class Mixing:
     """Mixup and cutmix of neighbours, by timm.
 
-    Source: timm's `Mixup` in batch mode. Departs from the source: partners are neighbours of the
-    batch instead of its first and last; the order of a batch is random, so this changes no
-    distribution.
+    Source: timm's `Mixup` in batch mode. Departs from the source: partners are neighbours in the
+    batch instead of first and last; since the order of a batch is random, the distribution is the
+    same.
 
     Args:
-        mixup, cutmix: Parameters of the Beta distributions; 0 for none.
+        mixup, cutmix: Parameters of the Beta distributions; 0 disables.
         probability: Probability that a batch is mixed.
-        switch: Probability of cutmix where both are on.
+        switch: Probability of cutmix if both are enabled.
     """
 
     mixup: float
@@ -58,9 +58,9 @@ class Mixing:
         )
 
     def __call__(self, pictures: Tensor, step: int) -> tuple[Tensor, float]:
-        """Return the mixed pictures (B, 3, S, S), and the share of each in its own place."""
+        """Return the mixed images (B, 3, S, S), and the weight of each original image."""
         rows = torch.arange(len(pictures))
-        # timm mixes the first with the last: neighbours go to opposite ends.
+        # timm mixes the first with the last, so neighbours are moved to opposite ends.
         order = torch.cat([rows[::2], rows[1::2].flip(0)])
         with seeded(self.seed, _MIX, step):
             mixed, shares = self._mix(pictures[order], (order % 2).long())
@@ -71,16 +71,16 @@ class Mixing:
 
 @dataclass(frozen=True)
 class PictureCollate:
-    """Make a batch of pictures; `mixing` mixes those of a training batch."""
+    """Collate images; `mixing` mixes those of a training batch."""
 
     mixing: Mixing | None = None
 
     def __call__(self, samples: list[Sample]) -> Batch:
         """Return a batch.
 
-        `inputs` (B, 3, S, S), `key_mask` (B, 1), all True (a picture has no padding), `target` and
-        `sample_ids` (B,); if pictures are mixed also `mix_target` (B,), the class of the partner,
-        and `mix_weight` (B,) float32, its share.
+        `inputs` (B, 3, S, S), `key_mask` (B, 1), all True (images have no padding), `target` and
+        `sample_ids` (B,); if images are mixed also `mix_target` (B,), the class of the partner,
+        and `mix_weight` (B,) float32, its weight.
         """
         pictures = torch.stack([sample.picture for sample in samples])
         batch = batch_of(samples, pictures, torch.ones(len(samples), 1, dtype=torch.bool))
@@ -92,7 +92,7 @@ class PictureCollate:
 
 
 class RequestOrder:
-    """The micro-batches of a training order, as requests that know epoch and step."""
+    """The micro-batches of a training order as requests with epoch and step."""
 
     def __init__(self, order: TrainingOrder) -> None:
         self.order = order

@@ -1,6 +1,7 @@
-"""Where the pictures of ImageNet are, and which class each of them has.
+"""Image files of ImageNet and their classes.
 
-Where validation pictures lie in one folder, the development kit or Kaggle's table tells classes.
+If all validation images are in one folder, the classes are read from the development kit or from
+Kaggle's table.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ += ["subfolders"]
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".webp")
 
-# Folders below data_dir that may hold train and val.
+# Folders below data_dir that can contain train and val.
 _ROOTS = ("", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")
 _KIT = "ILSVRC2012_validation_ground_truth.txt"
 _TABLE = "LOC_val_solution.csv"
@@ -42,13 +43,13 @@ _PLACES = (
 
 @dataclass(frozen=True)
 class PictureFiles:
-    """The pictures of one split; names are kept as bytes, so that a million of them stay small.
+    """Image files of one split; names are stored as bytes to save memory.
 
     Args:
         classes: Folder name of each class, in the order of the class numbers.
         names: File names, shape (num_pictures,).
         targets: Class numbers, shape (num_pictures,).
-        flat: Whether all pictures lie in `folder` itself.
+        flat: Whether all images are directly in `folder`.
     """
 
     folder: Path
@@ -61,18 +62,18 @@ class PictureFiles:
         return len(self.targets)
 
     def path(self, index: int) -> Path:
-        """Return where a picture lies."""
+        """Return the path of an image."""
         folder = self.folder if self.flat else self.folder / self.classes[self.targets[index]]
         return folder / os.fsdecode(bytes(self.names[index]))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the classes, names and sizes of all pictures; none of them is read."""
+        """SHA-256 of classes, names and sizes of all images, without reading them."""
         sizes = (self.path(index).stat().st_size for index in range(len(self)))
         return self.digest_of(map(str, sizes))
 
     def digest_of(self, facts: Iterable[str]) -> str:
-        """Return a SHA-256 of the classes and names, and of a fact about each picture."""
+        """Return a SHA-256 of the classes, the names, and one fact per image."""
         lines = (
             b"%d %s %s\n" % (target, bytes(name), fact.encode())
             for name, target, fact in zip(self.names, self.targets, facts, strict=True)
@@ -80,13 +81,13 @@ class PictureFiles:
         return digest_of(chain([repr(self.classes).encode("utf-8", "surrogateescape")], lines))
 
     def part(self, rows: npt.NDArray[np.integer]) -> PictureFiles:
-        """Return some of the pictures."""
+        """Return a subset of the images."""
         names, targets = self.names[rows], self.targets[rows]
         return PictureFiles(self.folder, self.classes, names, targets, self.flat)
 
 
 def find_root(data_dir: Path) -> Path:
-    """Return the folder that holds `train` and `val`, or raise a MissingDataError."""
+    """Return the folder that contains `train` and `val`; raises MissingDataError."""
     for name in _ROOTS:
         root = data_dir / name
         if (root / "train").is_dir() and (root / "val").is_dir():
@@ -96,7 +97,7 @@ def find_root(data_dir: Path) -> Path:
     raise MissingDataError(
         f"ImageNet: no folder with train/ and val/; expected {data_dir / 'imagenet' / 'train'} and "
         f"{data_dir / 'imagenet' / 'val'} (or directly in {data_dir})"
-        + (f"; of these there is only {present[0]}" if present else "")
+        + (f"; found only {present[0]}" if present else "")
         + ". Get ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and "
         "ILSVRC2012_devkit_t12.tar.gz from https://image-net.org and unpack the first into "
         "train/<wnid>/, the second into val/; nothing is downloaded"
@@ -104,27 +105,31 @@ def find_root(data_dir: Path) -> Path:
 
 
 def read_train(root: Path) -> PictureFiles:
-    """Read the class folders of `train`, numbered by name; a DataError if one is empty."""
+    """Read the class folders of `train`, numbered by name; raises DataError if one is empty."""
     folder = root / "train"
     classes = subfolders(folder)
     if not classes:
         archives = _files(folder, (".tar",))
         raise DataError(
             f"{folder} has no class folders"
-            + (f"; unpack each archive, {archives[0]} into its own folder" if archives else "")
+            + (
+                f"; unpack each archive into a separate folder, such as {archives[0]}"
+                if archives
+                else ""
+            )
         )
     return pictures_of_classes(folder, classes)
 
 
 def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) -> PictureFiles:
-    """Read `val`: class folders, or all pictures in one folder and a file with their classes.
+    """Read `val`: class folders, or all images in one folder and a file with their classes.
 
     Args:
-        ground_truth: File with the classes of a flat folder. None means the usual places.
+        ground_truth: File with the classes of a flat folder. Default: search the usual locations.
 
     Raises:
-        DataError: The classes differ from those of the training split, a folder is empty, or a
-            picture has no class.
+        DataError: The classes differ from those of the training split, a folder is empty, or an
+            image has no class.
     """
     folder = root / "val"
     present = subfolders(folder)
@@ -133,7 +138,7 @@ def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) ->
         return pictures_of_classes(folder, classes)
     names = _files(folder, SUFFIXES)
     if not names:
-        raise DataError(f"{folder} has neither class folders nor pictures")
+        raise DataError(f"{folder} has neither class folders nor images")
     labels = _read_ground_truth(root, names, ground_truth)
     _check_classes(folder, classes, sorted(set(labels)))
     numbers = {name: number for number, name in enumerate(classes)}
@@ -152,21 +157,22 @@ def _check_classes(folder: Path, expected: Sequence[str], found: Sequence[str]) 
     ]
     raise DataError(
         f"training and validation have different classes: {'; '.join(parts)}. Both need the same "
-        "class folders, or class numbers would not mean the same"
+        "class folders, otherwise class numbers differ"
     )
 
 
 def pictures_of_classes(
     folder: Path, classes: tuple[str, ...], every_class: bool = True
 ) -> PictureFiles:
-    """Read class folders; a DataError if one is empty, unless a class may be absent."""
+    """Read class folders; raises DataError for an empty one if `every_class` is set."""
     names: list[str] = []
     targets: list[int] = []
     for number, name in enumerate(classes):
         inside = _files(folder / name, SUFFIXES) if (folder / name).is_dir() else []
         if not inside and every_class:
             raise DataError(
-                f"class folder {folder / name} holds no picture ({', '.join(SUFFIXES)}); fill it, "
+                f"class folder {folder / name} contains no images ({', '.join(SUFFIXES)}); add "
+                f"some, "
                 "or remove the class from train and val"
             )
         names += inside
@@ -179,20 +185,20 @@ def _as_bytes(names: list[str]) -> npt.NDArray[np.bytes_]:
 
 
 def subfolders(folder: Path) -> tuple[str, ...]:
-    """Return the names of the folders in a folder, sorted, without hidden ones."""
+    """Return the sorted names of the visible subfolders of a folder."""
     with os.scandir(folder) as entries:
         return tuple(sorted(e.name for e in entries if e.is_dir() and not e.name.startswith(".")))
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
-    """Return the regular files of a folder with these suffixes, sorted, without hidden ones."""
+    """Return the sorted visible regular files of a folder with these suffixes."""
     with os.scandir(folder) as entries:
         found = [e.name for e in entries if e.name.lower().endswith(suffixes) and e.is_file()]
     return sorted(name for name in found if not name.startswith("."))
 
 
 def _read_ground_truth(root: Path, names: Sequence[str], given: Path | None = None) -> list[str]:
-    """Return the class (folder name) of each of the pictures with these sorted names."""
+    """Return the class (folder name) of each image, given the sorted file names."""
     path = _find(root) if given is None else given
     if not path.is_file():
         raise MissingDataError(f"ground-truth file not found: {path}")
@@ -201,21 +207,21 @@ def _read_ground_truth(root: Path, names: Sequence[str], given: Path | None = No
     lines = path.read_text(encoding="utf-8").split()
     if len(lines) != len(names):
         raise DataError(
-            f"{path} has {len(lines)} lines, but {root / 'val'} has {len(names)} pictures: "
-            "expected one line for each picture"
+            f"{path} has {len(lines)} lines, but {root / 'val'} has {len(names)} images: "
+            "expected one line per image"
         )
     if all(line.isdecimal() for line in lines):
         classes = _class_of_number(path.with_name("meta.mat"))
         unknown = [line for line in lines if int(line) not in classes]
         if unknown:
-            raise DataError(f"{path}: class number {unknown[0]} is not in meta.mat")
+            raise DataError(f"{path}: class number {unknown[0]} is missing from meta.mat")
         lines = [classes[int(line)] for line in lines]
     for place, name in enumerate(names, start=1):
         number = re.search(r"_(\d+)\.\w+$", name)
         if number is None or int(number[1]) != place:
             raise DataError(
-                f"picture {name} stands at place {place} of the sorted names: expected "
-                f"ILSVRC2012_val_{place:08d}; the ground-truth file goes by these numbers"
+                f"image {name} is at position {place} of the sorted names: expected "
+                f"ILSVRC2012_val_{place:08d}; the ground-truth file is ordered by these numbers"
             )
     return lines
 
@@ -226,9 +232,10 @@ def _find(root: Path) -> Path:
             if (root / place / name).is_file():
                 return root / place / name
     raise MissingDataError(
-        f"{root / 'val'} has no class folders, so a file with the classes is needed: expected "
-        f"{root / _KIT} with meta.mat beside it (both from ILSVRC2012_devkit_t12.tar.gz), or "
-        f"{root / _TABLE}, or the path as ground_truth"
+        f"{root / 'val'} has no class folders, so a file with the classes is required: expected "
+        f"{root / _KIT} and meta.mat in the same folder (both from ILSVRC2012_devkit_t12.tar.gz), "
+        f"or "
+        f"{root / _TABLE}, or its path as ground_truth"
     )
 
 
@@ -236,13 +243,13 @@ def _class_of_number(path: Path) -> dict[int, str]:
     """Read `meta.mat`: class number -> folder name of the 1000 leaf classes."""
     if not path.is_file():
         raise MissingDataError(
-            f"{path} not found: it says which class each number of the ground-truth file is"
+            f"{path} not found: it maps the numbers of the ground-truth file to classes"
         )
     try:
         from scipy.io import loadmat
     except ImportError as error:
         raise DataError(
-            f"reading {path} needs scipy: pip install scipy, or move the pictures into val/<wnid>/"
+            f"reading {path} needs scipy: pip install scipy, or move the images into val/<wnid>/"
         ) from error
     synsets = loadmat(path, squeeze_me=True)["synsets"]
     leaves = [s for s in synsets.ravel() if int(s["num_children"]) == 0]
@@ -257,5 +264,5 @@ def _from_table(path: Path, names: Sequence[str]) -> list[str]:
     classes = {row["ImageId"]: row["PredictionString"].split()[:1] for row in rows}
     missing = [name for name in names if not classes.get(name.rpartition(".")[0])]
     if missing:
-        raise DataError(f"{path} has no class for {missing[0]} ({len(missing)} such pictures)")
+        raise DataError(f"{path}: missing class of {missing[0]} ({len(missing)} such images)")
     return [classes[name.rpartition(".")[0]][0] for name in names]

@@ -1,4 +1,4 @@
-"""Pictures in class folders of the user's own."""
+"""Images in user-provided class folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from datamodules.core.own import (
     class_lines,
     required_path,
     split_of,
-    told_ignored,
+    warn_ignored,
 )
 from datamodules.pictures.files import SUFFIXES, PictureFiles, pictures_of_classes, subfolders
 from datamodules.pictures.imagenet import ImageNet
@@ -31,11 +31,11 @@ __all__ = ["PictureFolder"]
 
 @with_defaults(image_size=64, augmentation="none", mixup=0.0, cutmix=0.0)
 class PictureFolder(AtPath, Divided, ImageNet):
-    """Pictures and their class in folders: `train/CLASS/*.jpg` and so on, or `CLASS/*.jpg`.
+    """Images in class folders: `train/CLASS/*.jpg` and so on, or `CLASS/*.jpg`.
 
-    Folders of splits may have any of their usual names (train, val, valid, test, …). What has no
-    folder is divided off the training pictures by a hash of each file's content, so that equal
-    files are in one split. Pictures of any size and colours are read as RGB.
+    Split folders can have any of the usual names (train, val, valid, test, …). Splits without a
+    folder are split off from the training images by a hash of each file's content, so equal files
+    are in the same split. Images of any size and colour mode are read as RGB.
 
     Args:
         **kwargs: Arguments of AtPath, Divided and ImageNet.
@@ -50,7 +50,7 @@ class PictureFolder(AtPath, Divided, ImageNet):
         self.select_on_test, self.published = False, {}
 
     def folder_of(self, path: str) -> Path | None:
-        """Return the folder."""
+        """Return the folder of the data."""
         root = required_path(path)
         if not root.is_dir():
             raise DataError(f"{root}: expected a folder with a folder for each class")
@@ -58,7 +58,7 @@ class PictureFolder(AtPath, Divided, ImageNet):
 
     @property
     def _folders(self) -> dict[str, PictureFiles]:
-        """Files of the three splits, listed and divided once."""
+        """Files of the three splits, listed and split once."""
         if not self._files:
             splits = self._split_folders()
             if splits:
@@ -69,7 +69,7 @@ class PictureFolder(AtPath, Divided, ImageNet):
         return self._files
 
     def _split_folders(self) -> dict[str, str]:
-        """Return the folder of each split; none where `train` holds pictures, as a class does."""
+        """Return the folder of each split; empty if `train` is itself a class folder."""
         names = subfolders(self.root)
         found = by_split(self.root, [name for name in names if subfolders(self.root / name)])
         if "train" not in found:
@@ -77,10 +77,10 @@ class PictureFolder(AtPath, Divided, ImageNet):
         for name in names:
             if name not in found.values() and split_of(name) is not None:
                 raise DataError(
-                    f"{self.root / name} is a split by its name, but there is no folder of a class "
-                    f"in it; sort its pictures into folders, or rename it"
+                    f"{self.root / name} denotes a split, but contains no class folders; "
+                    f"sort its images into class folders, or rename it"
                 )
-        told_ignored(self.root, names, found.values())
+        warn_ignored(self.root, names, found.values())
         return found
 
     def _given(self, splits: dict[str, str]) -> dict[str, PictureFiles]:
@@ -89,8 +89,9 @@ class PictureFolder(AtPath, Divided, ImageNet):
             extra = sorted(set(subfolders(self.root / name)) - set(classes))
             if extra:
                 raise DataError(
-                    f"{self.root / name}: class {extra[0]} is not in {splits['train']}, so it "
-                    f"cannot be learned; add pictures of it there, or remove it here"
+                    f"{self.root / name}: class {extra[0]} is missing from {splits['train']}, so "
+                    f"it "
+                    f"cannot be learned; add images of it there, or remove it here"
                 )
         return {
             split: pictures_of_classes(self.root / name, classes, split == "train")
@@ -98,7 +99,7 @@ class PictureFolder(AtPath, Divided, ImageNet):
         }
 
     def _divided(self, found: dict[str, PictureFiles]) -> dict[str, PictureFiles]:
-        """Divide off the splits without a folder; refuse equal pictures in two folders."""
+        """Split off the splits without a folder; raises DataError for duplicates across splits."""
         digests = {
             name: [_digest(files.path(i)) for i in range(len(files))]
             for name, files in found.items()
@@ -107,7 +108,7 @@ class PictureFolder(AtPath, Divided, ImageNet):
             name: files.digest_of(digest.hex() for digest in digests[name])
             for name, files in found.items()
         }
-        _refuse_overlap(found, digests)
+        _reject_overlap(found, digests)
         shares = {name: share for name, share in self.shares.items() if name not in found}
         if not shares:
             return found
@@ -119,28 +120,28 @@ class PictureFolder(AtPath, Divided, ImageNet):
         if lacking:
             name = train.classes[min(lacking)]
             raise DataError(
-                f"{self.root / name}: all pictures of this class fall out of training; add more, "
-                f"or make folders train, val and test"
+                f"{self.root / name}: no images of this class are left for training; add more, "
+                f"or create folders train, val and test"
             )
         return result
 
     @property
     def source_hashes(self) -> dict[str, str]:
-        """SHA-256 of names and contents of the pictures of each folder of a split, or of all."""
+        """SHA-256 of names and contents of the images, per split folder or of all."""
         self._folders  # noqa: B018
         return dict(self._hashes)
 
     def prepare_data(self) -> None:
-        """List and divide the pictures before anything starts."""
+        """List and split the images before training starts."""
         self._folders  # noqa: B018
 
     def size_lines(self) -> Iterator[str]:
-        """Yield what a report says of the splits, sizes of pictures, and three samples."""
+        """Yield lines about the splits and image sizes, and three samples."""
         for name, split in self.splits.items():
             sizes = sorted(_pixels(self._folders[name]))
             low, median, high, most = (sizes[int(q * (len(sizes) - 1))] for q in (0, 0.5, 0.95, 1))
             yield (
-                f"{name}: {len(split)} pictures, shorter side min {low}, median {median}, p95 "
+                f"{name}: {len(split)} images, shorter side min {low}, median {median}, p95 "
                 f"{high}, max {most} pixels"
             )
             yield from class_lines(self.classes, split.targets)
@@ -153,7 +154,7 @@ class PictureFolder(AtPath, Divided, ImageNet):
             )
 
     def load_splits(self) -> dict[str, Any]:
-        """Open the splits; the test pictures are their own."""
+        """Open the splits, including a separate test split."""
         return self.split_objects(*(self._folders[name] for name in ("train", "val", "test")))
 
 
@@ -162,8 +163,8 @@ def _classes(folder: Path) -> tuple[str, ...]:
     if len(names) < 2:
         told = f"only {names[0]}" if names else "none"
         raise DataError(
-            f"{folder}: expected a folder for each of at least two classes with pictures "
-            f"({', '.join(SUFFIXES)}) in it; found {told}"
+            f"{folder}: expected at least two class folders with images "
+            f"({', '.join(SUFFIXES)}); found {told}"
         )
     return names
 
@@ -173,18 +174,18 @@ def _digest(path: Path) -> bytes:
 
 
 def _pixels(files: PictureFiles) -> Iterator[int]:
-    """Yield the shorter side of each picture; a DamagedError names one that cannot be read."""
+    """Yield the shorter side of each image; raises DamagedError for an unreadable one."""
     for index in range(len(files)):
         yield min(open_picture(files.path(index)).size)
 
 
-def _refuse_overlap(found: dict[str, PictureFiles], digests: dict[str, list[bytes]]) -> None:
+def _reject_overlap(found: dict[str, PictureFiles], digests: dict[str, list[bytes]]) -> None:
     seen: dict[bytes, tuple[str, Path]] = {}
     for name, files in found.items():
         for index, digest in enumerate(digests[name]):
             other, path = seen.setdefault(digest, (name, files.path(index)))
             if other != name:
                 raise DataError(
-                    f"{files.path(index)} is equal to {path}: a picture in two splits makes a "
-                    f"score too good; remove one of them"
+                    f"{files.path(index)} duplicates {path}: an image in two splits inflates "
+                    f"scores; remove one of them"
                 )

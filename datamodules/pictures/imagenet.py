@@ -1,4 +1,4 @@
-"""ImageNet, ILSVRC 2012: pictures in class folders, with timm's augmentation."""
+"""ImageNet, ILSVRC 2012: images in class folders, with timm's augmentation."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ from lit_probattn.base.files import digest, replace_text
 
 __all__ = ["ImageNet"]
 
-_CROP_SCALE = (0.08, 1.0)  # smallest and largest share of a picture in a random crop
-_PER_LINE = 8  # classes on a line of the report
+_CROP_SCALE = (0.08, 1.0)  # smallest and largest fraction of an image in a random crop
+_PER_LINE = 8  # classes per line of the report
 
 
 class ImageNet(ClassMap, DataModule):
-    """Pictures and their class; `inputs` are float32 (B, 3, S, S), normalised.
+    """Images and their classes; `inputs` are float32 (B, 3, S, S), normalised.
 
     Files are `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG` in data_dir or its folder `imagenet`; or
-    all validation pictures in `val` itself, with the ground-truth file of the development kit.
-    Classes are numbered in the order of their folder names. The map from numbers to names goes into
-    every checkpoint, and a checkpoint with another one is refused; `prepare` writes it to
-    cache_dir. The published test pictures have no labels: test is the validation folder.
+    all validation images in `val` itself, with the ground-truth file of the development kit.
+    Classes are numbered in the order of their folder names. The map from numbers to names is stored
+    in every checkpoint, and a checkpoint with another map is rejected; `prepare` writes it to
+    cache_dir. The published test images have no labels: test is the validation folder.
 
-    What is drawn for a picture depends on (seed, epoch, sample) alone, and how a batch is mixed on
-    (seed, step): see `datamodules.pictures.samples` and `datamodules.pictures.batches`.
+    The augmentation of an image is a function of (seed, epoch, sample), and the mixing of a batch
+    of (seed, step): see `datamodules.pictures.samples` and `datamodules.pictures.batches`.
 
     Source: FiSH, NeurIPS 2022, table 5: the recipe of DeiT and Swin, by timm.
     Departs from the source: partners of mixup and cutmix are neighbours in the global batch.
 
     Args:
-        image_size: S. Evaluation resizes the shorter side to S / 0.875 and takes the centre.
-        augmentation: `recipe`; or `none`: training pictures are prepared as those of evaluation.
-        auto_augment: timm's name of a policy; None for none. As in timm, colour jitter is off where
-            there is one.
+        image_size: S. Evaluation resizes the shorter side to S / 0.875 and crops the centre.
+        augmentation: `recipe`; or `none`: training images are transformed like evaluation images.
+        auto_augment: timm's name of a policy; None disables it. As in timm, a policy disables
+            colour jitter.
         color_jitter: Strength of brightness, contrast and saturation jitter.
         erase: Probability that a rectangle is replaced by noise.
         flip: Probability of a horizontal flip.
-        mixup: Parameter of mixup; 0 for none.
-        cutmix: Parameter of cutmix; 0 for none.
+        mixup: Parameter of mixup; 0 disables it.
+        cutmix: Parameter of cutmix; 0 disables it.
         mix_probability: Probability that a batch is mixed.
-        mix_switch: Probability of cutmix where mixup is on, too.
-        held_out_per_class: Training pictures of each class that are held out for validation, so
-            that selection does not see the test pictures. 0, as in the source, validates on them.
+        mix_switch: Probability of cutmix if mixup is also enabled.
+        held_out_per_class: Training images of each class that are held out for validation, so that
+            selection does not use test images. 0, as in the source, validates on the test images.
         ground_truth: Path of the file with the classes of a flat validation folder.
-        verify: `check` reads every picture and lists the damaged ones.
-        **kwargs: Arguments of DataModule. Those about padding do not apply.
+        verify: Let `check` read every image and list the corrupt ones.
+        **kwargs: Arguments of DataModule, except those about padding, which do not apply.
     """
 
     task = "imagenet"
@@ -92,7 +92,7 @@ class ImageNet(ClassMap, DataModule):
             if not 0 <= value <= 1:
                 raise DataError(f"{name} is a probability, received {value}")
         if min(mixup, cutmix) < 0:
-            raise DataError(f"mixup and cutmix must not be negative, received {mixup} and {cutmix}")
+            raise DataError(f"mixup and cutmix must be at least 0, received {mixup} and {cutmix}")
         require_one_of(("recipe", "none"), augmentation=augmentation)
         self.image_size, self.verify = image_size, verify
         self.max_seq_len = image_size**2
@@ -117,7 +117,7 @@ class ImageNet(ClassMap, DataModule):
         self._files: dict[str, PictureFiles] = {}
         self._hashes: dict[str, str] = {}
 
-    # ---- sizes, which depend on the folders ----------------------------------------------------
+    # ---- sizes, determined by the folders ------------------------------------------------------
 
     @property
     def classes(self) -> list[str]:
@@ -126,17 +126,17 @@ class ImageNet(ClassMap, DataModule):
 
     @property
     def num_classes(self) -> int:
-        """Class folders of the training split."""
+        """Number of class folders of the training split."""
         return len(self._folders["train"].classes)
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What is behind a result; plain JSON values."""
+        """Data settings that are stored with a result; plain JSON values."""
         return {"classes_sha256": self._digest(), "held_out_per_class": self.held_out_per_class}
 
     @property
     def source_hashes(self) -> dict[str, str]:
-        """SHA-256 of names and sizes of the training and the validation pictures."""
+        """SHA-256 of names and sizes of the training and validation images."""
         if not self._hashes:
             self._hashes = {name: files.digest for name, files in self._folders.items()}
         return dict(self._hashes)
@@ -144,11 +144,11 @@ class ImageNet(ClassMap, DataModule):
     # ---- report --------------------------------------------------------------------------------
 
     def size_lines(self) -> Iterator[str]:
-        """Yield pictures and counts per class of each split."""
+        """Yield the number of images and the counts per class of each split."""
         for name, split in self.splits.items():
             counts = np.bincount(split.targets, minlength=self.num_classes)
             yield (
-                f"{name}: {len(split)} pictures, {self.num_classes} classes, per class min "
+                f"{name}: {len(split)} images, {self.num_classes} classes, per class min "
                 f"{counts.min()}, median {int(np.median(counts))}, max {counts.max()}"
             )
             pairs = [f"{c} {n}" for c, n in zip(self.classes, counts, strict=True)]
@@ -156,7 +156,7 @@ class ImageNet(ClassMap, DataModule):
                 yield f"  {'  '.join(pairs[first : first + _PER_LINE])}"
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
-        """Yield the number of classes, and damaged pictures if they are looked for."""
+        """Yield the number of classes and, if `verify` is set, the corrupt images."""
         yield compare_size("classes", 1000, self.num_classes, self.num_classes == 1000)
         for name, files in self._folders.items() if self.verify else ():
             damaged = 0
@@ -166,12 +166,12 @@ class ImageNet(ClassMap, DataModule):
                 except DamagedError as error:
                     damaged += 1
                     yield str(error).split(". Replace it with")[0], False
-            yield f"{name}: {len(files)} pictures read, {damaged} damaged", damaged == 0
+            yield f"{name}: {len(files)} images read, {damaged} corrupt", damaged == 0
 
     # ---- splits --------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
-        """Check the folders before anything starts, and write the class map to cache_dir."""
+        """Check the folders before training starts, and write the class map to cache_dir."""
         text = json.dumps(dict(enumerate(self.classes)), indent=0) + "\n"
         path = self.cache_dir / f"imagenet-classes-{self._digest()[:12]}.json"
         if path.is_file() and path.read_text(encoding="utf-8") == text:
@@ -182,7 +182,7 @@ class ImageNet(ClassMap, DataModule):
         except OSError as error:
             raise DataError(
                 f"cannot write the class map {path}: {error.strerror}; set cache_dir (or "
-                "LIT_PROBATTN_CACHE) to a folder that can be written to"
+                "LIT_PROBATTN_CACHE) to a writable folder"
             ) from error
 
     def load_splits(self) -> dict[str, Split]:
@@ -198,7 +198,7 @@ class ImageNet(ClassMap, DataModule):
     def split_objects(
         self, train: PictureFiles, val: PictureFiles, test: PictureFiles
     ) -> dict[str, Split]:
-        """Return the splits of three lists of files, training pictures augmented."""
+        """Return the splits of three file lists, with augmented training images."""
         evaluate = create_transform(self.image_size, interpolation="bicubic", crop_pct=0.875)
         augment: Any = evaluate
         if self._augmentation is not None:
@@ -213,16 +213,16 @@ class ImageNet(ClassMap, DataModule):
         }
 
     def collate(self) -> PictureCollate:
-        """Return the function that makes a training batch."""
+        """Return the function that collates a training batch."""
         return PictureCollate(self.mixing)
 
     def collate_of(self, name: str) -> PictureCollate:
-        """Return the function that makes an evaluation batch: nothing is mixed."""
+        """Return the function that collates an evaluation batch, without mixing."""
         return PictureCollate()
 
     @property
     def _folders(self) -> dict[str, PictureFiles]:
-        """Files of `train` and `val`, listed once: the model asks for sizes before `setup`."""
+        """Files of `train` and `val`, listed once: the model needs sizes before `setup`."""
         if not self._files:
             root = find_root(self.data_dir)
             train = read_train(root)
@@ -231,13 +231,13 @@ class ImageNet(ClassMap, DataModule):
         return self._files
 
     def _held_out(self, files: PictureFiles) -> npt.NDArray[np.bool_]:
-        """Choose pictures of each class, a function of their number alone; True for validation."""
+        """Choose images of each class as a function of their number; True for validation."""
 
         def count(target: int, num_rows: int) -> int:
             if num_rows <= self.held_out_per_class:
                 raise DataError(
                     f"held_out_per_class={self.held_out_per_class} leaves class "
-                    f"{files.classes[target]}, which has {num_rows} pictures, none for training"
+                    f"{files.classes[target]}, which has {num_rows} images, none for training"
                 )
             return self.held_out_per_class
 

@@ -1,8 +1,8 @@
-"""Pictures in files: decoding, timm's transforms, and draws that name their sample.
+"""Image files: decoding, timm's transforms, and random draws keyed by sample.
 
-The transforms of timm draw from the global generators of Python, numpy and torch. Each picture
-sets them for itself from (seed, epoch, sample) and puts them back, so that what happens to a sample
-depends on nothing else: not on the worker, the rank, or what came before.
+timm's transforms use the global generators of Python, numpy and torch. Each image seeds them from
+(seed, epoch, sample) and restores them afterwards, so the augmentation of a sample does not depend
+on the worker, the rank or earlier samples.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from lit_probattn.base.errors import DamagedError
 
 __all__ = ["PictureSplit", "Request", "Sample", "open_picture", "seeded"]
 
-# Pillow goes by content: without a list, an EPS named .JPEG would start Ghostscript.
+# Pillow detects formats by content: without a list, an EPS named .JPEG would start Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP")
 
-_AUGMENT = 0x1AF  # keeps these draws apart from those of the order and of mixing
+_AUGMENT = 0x1AF  # separates these draws from order and mixing
 
 
 class Request(NamedTuple):
-    """A training sample as the order asks for it: sample, pass over the data, optimiser step."""
+    """A request for a training sample: sample index, epoch, optimiser step."""
 
     sample: int
     epoch: int
@@ -41,7 +41,7 @@ class Request(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One picture, normalised, (3, S, S); `step` is 0 in evaluation."""
+    """One normalised image (3, S, S); `step` is 0 in evaluation."""
 
     picture: Tensor
     target: int
@@ -51,7 +51,7 @@ class Sample(NamedTuple):
 
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
-    """Set the global generators from a key, and put them back at the end."""
+    """Seed the global generators from a key, and restore them on exit."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     seed = int(hashes(1, *key)[0])
     random.seed(seed)
@@ -66,15 +66,15 @@ def seeded(*key: int) -> Iterator[None]:
 
 
 def open_picture(path: Path) -> Image.Image:
-    """Read a picture of any colours as RGB; a DamagedError names a file that cannot be read."""
+    """Read an image of any mode as RGB; raises DamagedError for an unreadable file."""
     try:
         with Image.open(path, formats=FORMATS) as picture:
             if picture.format == "PNG":
-                picture.verify()  # reading the pixels does not look at them
+                picture.verify()  # reading the pixels does not verify the checksums
         with Image.open(path, formats=FORMATS) as picture:
             picture.load()
             if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
-                # Without this, what lies under transparent pixels would show.
+                # Otherwise the colours of transparent pixels would become visible.
                 white = Image.new("RGBA", picture.size, "white")
                 return Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
             if picture.mode.startswith("I"):
@@ -83,9 +83,9 @@ def open_picture(path: Path) -> Image.Image:
                 return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
             return picture.convert("RGB")
     except UnidentifiedImageError as error:
-        reason = f"it is not a picture of a kind that is read ({', '.join(FORMATS)})"
+        reason = f"unsupported image format, expected one of {', '.join(FORMATS)}"
         if path.stat().st_size == 0:
-            reason = "it is empty"
+            reason = "the file is empty"
         raise DamagedError(_damaged(path, reason)) from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DamagedError(_damaged(path, str(error))) from error
@@ -93,16 +93,16 @@ def open_picture(path: Path) -> Image.Image:
 
 def _damaged(path: Path, reason: str) -> str:
     return (
-        f"{path}: the picture cannot be read: {reason}. Replace it with an intact copy, or remove "
+        f"{path}: unreadable image: {reason}. Replace it with an intact copy, or remove "
         "the file; `python -m datamodules check imagenet --verify true` lists all such files"
     )
 
 
 def keep_no_bits(transform: Any) -> Any:
-    """Let the posterize operations of a transform of timm keep 0 bits, which gives black.
+    """Let the posterize operations of a timm transform keep 0 bits, which gives black.
 
-    Magnitudes are drawn with noise, so timm asks for 0 bits now and then. Pillow made a black
-    picture of it up to version 12; since then it is an error.
+    Magnitudes are noisy, so timm sometimes requests 0 bits. Pillow returned a black image up to
+    version 12 and raises since.
     """
     for step in getattr(transform, "transforms", ()):
         policy = (op for part in getattr(step, "policy", ()) for op in part)
@@ -113,16 +113,16 @@ def keep_no_bits(transform: Any) -> Any:
 
 
 def _posterize(function: Any, picture: Image.Image, bits: int, **options: Any) -> Any:
-    """Keep some bits of each colour; none is black."""
+    """Keep the given number of bits per colour; 0 gives black."""
     blank = bits < 1
     return Image.new(picture.mode, picture.size) if blank else function(picture, bits, **options)
 
 
 class PictureSplit:
-    """The pictures of one split; a map-style data set.
+    """The images of one split; a map-style data set.
 
     Args:
-        transform: From a picture to a tensor (3, image_size, image_size).
+        transform: Maps an image to a tensor (3, image_size, image_size).
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class PictureSplit:
         return len(self.files)
 
     def __getitem__(self, index: int | Request) -> Sample:
-        """Return a sample; FILL gives an empty picture under the id FILL."""
+        """Return a sample; FILL returns a black image with the id FILL."""
         request = index if isinstance(index, Request) else Request(int(index), 0, 0)
         if request.sample == FILL:
             blank = torch.zeros(3, self.image_size, self.image_size)
@@ -157,5 +157,5 @@ class PictureSplit:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Pixels of each sample, shape (num_samples,)."""
+        """Number of pixels of each sample, shape (num_samples,)."""
         return np.full(len(self), self.image_size**2, dtype=np.int64)

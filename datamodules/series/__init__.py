@@ -1,1 +1,1 @@
-"""The UEA archive: time series, their .ts files and batches."""
+"""Time series: the UEA archive, user files, batches."""

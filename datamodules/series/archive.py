@@ -1,4 +1,4 @@
-"""The UEA multivariate archive: its names, its published sizes, where its files are expected."""
+"""The UEA multivariate archive: names, published sizes, expected file locations."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["ARCHIVES", "BUNDLED", "ArchiveFiles", "ArchiveSize", "check_name", "
 
 ArchiveSource = Literal["released", "bundled"]
 
-# Archives that the optional package aeon carries.
+# Archives included in the optional package aeon.
 BUNDLED = ("BasicMotions", "JapaneseVowels")
 
-# Folders below data_dir in which an archive's own folder may lie, in the order of the search.
+# Folders below data_dir that can contain an archive's folder, in search order.
 _PARENTS = ("", "UEA", "uea", "Multivariate_ts", "UEA/Multivariate_ts", "uea/Multivariate_ts")
 
 
 @dataclass(frozen=True)
 class ArchiveSize:
-    """Published size of an archive; lengths are the longest of both files."""
+    """Published size of an archive; `max_length` is the maximum over both files."""
 
     num_train: int
     num_test: int
@@ -33,8 +33,8 @@ class ArchiveSize:
     num_classes: int
 
 
-# The 30 archives of the 2018 collection. Sizes by its published table; None where releases or
-# tables disagree with each other, so that there is nothing to hold a file to.
+# The 30 archives of the 2018 collection, with sizes from its published table; None if releases or
+# tables contradict each other, so that there is no reliable size.
 ARCHIVES: dict[str, ArchiveSize | None] = {
     "ArticularyWordRecognition": ArchiveSize(275, 300, 9, 144, 25),
     "AtrialFibrillation": ArchiveSize(15, 15, 2, 640, 3),
@@ -71,7 +71,7 @@ ARCHIVES: dict[str, ArchiveSize | None] = {
 
 @dataclass(frozen=True)
 class ArchiveFiles:
-    """The two files of an archive, and what is known of their release beside their hashes."""
+    """The two files of an archive, and the version of its release."""
 
     train: Path
     test: Path
@@ -79,7 +79,7 @@ class ArchiveFiles:
 
 
 def check_name(name: str) -> None:
-    """Raise a DataError that names the nearest archive for an unknown one."""
+    """Raise a DataError that names the nearest archive if `name` is unknown."""
     if name not in ARCHIVES:
         raise DataError(_unknown(name))
 
@@ -92,25 +92,25 @@ def _unknown(name: str) -> str:
 
 
 def find_archive(name: str, data_dir: Path, source: ArchiveSource) -> ArchiveFiles:
-    """Return the files of an archive in `data_dir`, or those that aeon carries (`bundled`).
+    """Return the files of an archive in `data_dir`, or the copies in aeon (`bundled`).
 
-    A name outside the collection stands for files of the user's own.
+    A name outside the collection refers to the user's files.
 
     Raises:
-        MissingDataError: A file is not there; the message says where it is expected and where it
-            comes from.
+        MissingDataError: A file is missing; the message gives its expected location and its
+            official source.
     """
     if source == "bundled":
         return _bundled(name)
     if Path(name).name != name:
-        raise DataError(f"name must be a plain name, without folders, received {name!r}")
+        raise DataError(f"name must not contain folders, received {name!r}")
     folders = [data_dir / parent / own for parent in _PARENTS for own in (name, "")]
     found = find_set(name, folders, _files(name))
     if found is not None:
         return ArchiveFiles(**found, version=_declared_version(found["train"].parent))
     if name not in ARCHIVES:
         raise MissingDataError(
-            f"{_unknown(name)}. Files of your own are read from "
+            f"{_unknown(name)}. Your own files are read from "
             f"{data_dir / name}, as {name}_TRAIN.ts and {name}_TEST.ts"
         )
     hint = ""
@@ -118,14 +118,14 @@ def find_archive(name: str, data_dir: Path, source: ArchiveSource) -> ArchiveFil
         hint = ", or set source to bundled (--data.init_args.source bundled) for aeon's copy"
     raise MissingDataError(
         f"{name}: no {name}_TRAIN.ts and {name}_TEST.ts in {data_dir / name} (nor directly in "
-        f"{data_dir}, nor below its folders UEA and Multivariate_ts). Nothing is downloaded: take "
+        f"{data_dir}, nor below its folders UEA and Multivariate_ts). Nothing is downloaded: get "
         f"{name}.zip from https://www.timeseriesclassification.com (or all of "
         f"Multivariate2018_ts.zip) and unpack it there{hint}"
     )
 
 
 def _declared_version(folder: Path) -> str:
-    """Content of a file VERSION beside the archive, or `unknown`: `.ts` files carry none."""
+    """Return the content of a file VERSION next to the archive, else `unknown`."""
     path = folder / "VERSION"
     return path.read_text(encoding="utf-8").strip() if path.is_file() else "unknown"
 
@@ -133,15 +133,15 @@ def _declared_version(folder: Path) -> str:
 def _bundled(name: str) -> ArchiveFiles:
     if name not in BUNDLED:
         raise MissingDataError(
-            f"aeon does not carry {name}{nearest(name, BUNDLED, lists=False)}; it has "
-            f"{' and '.join(BUNDLED)}: for other archives use source released"
+            f"aeon does not include {name}{nearest(name, BUNDLED, lists=False)}; it has "
+            f"{' and '.join(BUNDLED)}: for other archives use source=released"
         )
     spec = importlib.util.find_spec("aeon")
     places = list(spec.submodule_search_locations or []) if spec else []
     if not places:
         raise MissingDataError(
-            f"source bundled reads {name} from the package aeon, which is not installed: "
-            f'pip install "lit-probattn[series]", or use source released'
+            f"source=bundled reads {name} from the package aeon, which is not installed: "
+            f'pip install "lit-probattn[series]", or use source=released'
         )
     folder = Path(places[0]) / "datasets" / "data" / name
     found = find_set(name, [folder], _files(name))

@@ -1,4 +1,4 @@
-"""Time series with labels in files of the user's own."""
+"""Labelled time series in the user's files."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ Series = npt.NDArray[np.float32]
 
 
 class OwnSeries(OwnSamples, SeriesData):
-    """Series and their class, from `.ts`, CSV, TSV, JSON lines, Parquet or NumPy files.
+    """Labelled series from `.ts`, CSV, TSV, JSON lines, Parquet or NumPy files.
 
-    A table is long, a row for each step, if it has a column of ids; steps are put in the order of
-    the time column: numbers, dates in ISO format (2020-01-31, 2020-01-31T10:00+02:00) or times of
-    day. Otherwise it is wide: a row is a series of one feature, and every column but
-    the label is a step; missing values at its end are not part of it. A `.npz` has `x`, (series,
-    steps) or (series, steps, features), and `y`, the labels. Missing values (NaN, empty) are
-    interpolated within each series.
+    A table with an id column is long, with one row per step; steps are sorted by the time column:
+    numbers, dates in ISO format (2020-01-31, 2020-01-31T10:00+02:00) or times of day. Otherwise a
+    table is wide: a row is a series of one feature, and every column except the label is a step;
+    missing values at the end are dropped. A `.npz` file contains `x`, (series, steps) or (series,
+    steps, features), and `y`, the labels. Missing values (NaN, empty) are interpolated within each
+    series.
 
     Args:
-        label_column: Column of the labels. None takes the first usual name, and says which.
-        id_column: Column that says which series a row of a long table belongs to. None takes the
-            first usual name, if there is one.
-        time_column: Column by which the steps of a long table are ordered. None takes the first
-            usual name; without one, rows are in order.
+        label_column: Column of the labels. Default: the first usual name, which is reported.
+        id_column: Column with the series id of each row of a long table. Default: the first usual
+            name, if present.
+        time_column: Column that orders the steps of a long table. Default: the first usual name;
+            without one, rows are in order.
         **kwargs: Arguments of OwnSamples and SeriesData.
     """
 
@@ -68,7 +68,7 @@ class OwnSeries(OwnSamples, SeriesData):
 
     @property
     def num_features(self) -> int:
-        """Features of a step."""
+        """Number of features per step."""
         return int(self.facts["num_features"])
 
     @property
@@ -84,18 +84,18 @@ class OwnSeries(OwnSamples, SeriesData):
         }
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         return {**super().settings(), **self._columns()}
 
     def must_name(self) -> dict[str, Any]:
-        """The files, and columns that are given."""
+        """Return the path of the training file and the columns that are set."""
         given = {name: value for name, value in self._columns().items() if value is not None}
         return {**super().must_name(), **given}
 
     # ---- reading -------------------------------------------------------------------------------
 
     def read(self, path: Path) -> Rows:
-        """Read a file by the end of its name."""
+        """Read a file in the format given by its suffix."""
         if path.suffix.lower() == ".ts":
             found = read_ts(path)
             return Rows(found.series, found.labels, [f"{path}, line {n}" for n in found.lines], [])
@@ -115,28 +115,28 @@ class OwnSeries(OwnSamples, SeriesData):
         if name is None:
             series = _wide(table, rest)
             places = [table.place(row) for row in range(len(labels))]
-            return Rows(series, labels, places, [f"{note}, a series in every row", *table.notes])
+            return Rows(series, labels, places, [f"{note}, one series per row", *table.notes])
         time = None
         if self.time_column is not None or known & set(_TIMES):
             time = table.column(self.time_column, "time_column", _TIMES)
         features = [column for column in rest if column not in (name, time)]
-        order = "as they stand" if time is None else f"by {time!r}"
+        order = "in row order" if time is None else f"sorted by {time!r}"
         note += f", series by {name!r}, steps {order}, values {', '.join(features)}"
         return _long(table, name, time, features, labels, note)
 
     def key(self, value: Series) -> bytes:
-        """Return the numbers."""
+        """Return shape and values as bytes."""
         return repr(value.shape).encode() + value.tobytes()
 
     def store(
         self, writer: CacheWriter, parts: dict[str, list[Any]], targets: dict[str, list[int]]
     ) -> dict[str, Any]:
-        """Add the series; a DataError if they differ in their features."""
+        """Add the series; raises DataError if their numbers of features differ."""
         sizes = {series.shape[1] for part in parts.values() for series in part}
         if len(sizes) > 1:
             told = " and ".join(map(str, sorted(sizes)))
             path = self.files.files["train"]
-            raise DataError(f"{path}: series of {told} features; all need the same number")
+            raise DataError(f"{path}: series have {told} features; expected the same number in all")
         for name, part in parts.items():
             write_sequences(writer, name, part, map(len, part), targets[name], "values")
         return {"num_features": sizes.pop(), "longest": max(map(len, parts["train"]))}
@@ -144,8 +144,8 @@ class OwnSeries(OwnSamples, SeriesData):
     # ---- splits --------------------------------------------------------------------------------
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the splits; statistics of the normalisation are those of training."""
-        self.notes = [*self.facts["notes"], f"features of a step: {self.num_features}"]
+        """Open the splits; the normalisation uses training statistics."""
+        self.notes = [*self.facts["notes"], f"features per step: {self.num_features}"]
         part = partial(SeriesSplit.from_cache, cache)
         splits: dict[str, Any] = {
             name: part(name, self.max_seq_len) for name in ("train", "val", "test")
@@ -159,7 +159,7 @@ class OwnSeries(OwnSamples, SeriesData):
         return splits
 
     def shown(self, name: str, index: int) -> str:
-        """Return the first numbers of a series, as they are in the file."""
+        """Format the first values of a series, without normalisation."""
         split: Any = self.splits[name]
         series = split.series(index)
         told = ", ".join(f"{value:.4g}" for value in series[:8, 0])
@@ -167,7 +167,7 @@ class OwnSeries(OwnSamples, SeriesData):
 
 
 def _number(text: object) -> float:
-    """Return a number; NaN for what stands for a missing one. A ValueError for anything else."""
+    """Parse a number, with NaN for missing values; raises ValueError for anything else."""
     if text is None or (isinstance(text, str) and text.strip().lower() in _MISSING):
         return float("nan")
     if isinstance(text, bool) or not isinstance(text, int | float | str):
@@ -179,9 +179,9 @@ def _number(text: object) -> float:
 
 
 def _matrix(table: Table, names: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Return columns of numbers, (rows, columns); a DataError names the first that is none."""
+    """Return numeric columns, (rows, columns); a DataError gives the first non-number."""
     if not names:
-        raise DataError(f"{table.path}: no column of values beside {', '.join(table.columns)}")
+        raise DataError(f"{table.path}: no value columns besides {', '.join(table.columns)}")
     found = np.empty((len(table.places), len(names)))
     for place, name in enumerate(names):
         for row, value in enumerate(table.columns[name]):
@@ -198,15 +198,15 @@ def _matrix(table: Table, names: Sequence[str]) -> npt.NDArray[np.float64]:
 def _checked(series: npt.NDArray[np.float64], place: str) -> Series:
     empty = np.isnan(series).all(axis=0)
     if not series.shape[1]:
-        raise DataError(f"{place}: a step has no feature; expected at least one number")
+        raise DataError(f"{place}: a step has no features; expected at least one number")
     if not len(series) or empty.any():
-        raise DataError(f"{place}: feature {int(empty.argmax()) + 1} has no value at all")
+        raise DataError(f"{place}: feature {int(empty.argmax()) + 1}: all values are missing")
     beyond = np.abs(series) > np.finfo(np.float32).max
     if beyond.any():
         step, feature = np.argwhere(beyond)[0]
         raise DataError(
             f"{place}: feature {feature + 1} of step {step + 1} is {series[step, feature]}, which "
-            f"float32 has not; correct it, or write NaN where a value is missing"
+            f"exceeds float32; correct it, or write NaN for a missing value"
         )
     return np.ascontiguousarray(series, dtype=np.float32)
 
@@ -224,7 +224,7 @@ def _wide(table: Table, names: Sequence[str]) -> list[Series]:
 def _long(
     table: Table, name: str, time: str | None, features: list[str], labels: list[str], note: str
 ) -> Rows:
-    """Gather the rows of each series."""
+    """Group the rows of each series."""
     values = _matrix(table, features)
     rows: dict[Any, list[int]] = {}
     for row, number in enumerate(table.columns[name]):
@@ -232,7 +232,7 @@ def _long(
     if len(rows) == len(labels):
         raise DataError(
             f"{table.path}: every {name!r} has one row, so series would have one step; if the "
-            f"table is wide, a series in every row, remove that column, otherwise set id_column"
+            f"table is wide (one series per row), remove that column, otherwise set id_column"
         )
     times = None if time is None else _times(table, time)
     found = Rows([], [], [], [note, *table.notes])
@@ -240,8 +240,8 @@ def _long(
         for row in own:
             if labels[row] != labels[own[0]]:
                 raise DataError(
-                    f"{table.place(row)}: series {number} is {labels[row]!r} here and "
-                    f"{labels[own[0]]!r} before; a series has one label"
+                    f"{table.place(row)}: series {number} has label {labels[row]!r} here and "
+                    f"{labels[own[0]]!r} before; expected one label per series"
                 )
         ordered = own if times is None else sorted(own, key=lambda row: times[row])
         if times is not None:
@@ -249,7 +249,7 @@ def _long(
                 if times[one] == times[other]:
                     told = table.columns[time][other]  # type: ignore[index]
                     raise DataError(
-                        f"{table.place(other)}: series {number} has time {told!r} twice"
+                        f"{table.place(other)}: series {number} has duplicate time {told!r}"
                     )
         found.values.append(_checked(values[ordered], f"{table.path}, series {number}"))
         found.labels.append(labels[own[0]])
@@ -258,9 +258,9 @@ def _long(
 
 
 def _times(table: Table, name: str) -> list[Any]:
-    """Return times that can be compared; a DataError names the row of one that cannot."""
+    """Return comparable times; a DataError gives the row of an invalid one."""
     found: list[Any] = []
-    first: dict[str, int] = {}  # kind -> row where it is first seen
+    first: dict[str, int] = {}  # kind -> first row with it
     for row, value in enumerate(table.columns[name]):
         if value is None or value != value or str(value).strip().lower() in _MISSING:
             raise DataError(f"{table.place(row)}: {name} is missing; fill it, or remove the row")
@@ -268,7 +268,7 @@ def _times(table: Table, name: str) -> list[Any]:
         if not kind:
             raise DataError(
                 f"{table.place(row)}: {name} is {str(value)[:40]!r}, expected a number or an ISO "
-                f"date, as 2020-01-31; write all times so"
+                f"date such as 2020-01-31; write all times in this format"
             )
         found.append(moment)
         first.setdefault(kind, row)
@@ -276,13 +276,13 @@ def _times(table: Table, name: str) -> list[Any]:
         (kind, row), (other, later) = list(first.items())[:2]
         raise DataError(
             f"{table.place(later)}: {name} is {other}, but {kind} in {table.unit} "
-            f"{table.places[row]}; write all times in one way"
+            f"{table.places[row]}; write all times in one format"
         )
     return found
 
 
 def _moment(value: object) -> tuple[str, Any]:
-    """Return the kind of a time and what it is compared by; no kind if it is none."""
+    """Return the kind of a time and its comparison key; an empty kind if it is invalid."""
     readers: tuple[Callable[[str], Any], ...]
     readers = int, float, datetime.fromisoformat, time.fromisoformat
     for reader in readers if isinstance(value, str) else ():
@@ -304,13 +304,13 @@ def _read_arrays(path: Path) -> Rows:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (*DAMAGED, ValueError, TypeError):  # of one array without a name, the last
+    except (*DAMAGED, ValueError, TypeError):  # TypeError: a single unnamed array
         raise DataError(
-            f"{path}: not a .npz file of numbers, or damaged; write it by numpy.savez(x=…, y=…)"
+            f"{path}: not a .npz file of numbers, or corrupt; write it with numpy.savez(x=…, y=…)"
         ) from None
     if not {"x", "y"} <= set(arrays):
         names = ", ".join(arrays) or "none"
-        raise DataError(f"{path}: expected arrays x and y, it has {names}")
+        raise DataError(f"{path}: expected arrays x and y, received {names}")
     x, y = arrays["x"], arrays["y"]
     if x.ndim == 2:
         x = x[:, :, None]

@@ -1,4 +1,4 @@
-"""Series of different lengths: missing values, normalisation, samples."""
+"""Series of variable length: missing values, normalisation, samples."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 def fill_missing(series: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Interpolate missing values linearly; before the first and after the last, repeat them.
+    """Interpolate missing values linearly, with constant extrapolation at both ends.
 
     Args:
-        series: (length, num_features), NaN where missing; at least one value of each feature.
+        series: (length, num_features), NaN for missing values; each feature needs at least one
+            value.
     """
     missing = np.isnan(series)
     if not missing.any():
@@ -41,12 +42,12 @@ class Normalizer:
 
     Source: the loaders of mvts and Flowformer, as in FiSH: `standardize` is
     (x − mean) / (std + ε) with mean and std of each feature over all steps of all training series,
-    `minmax` is (x − min) / (max − min + ε) over the same; the `per_sample` forms take them from
-    the series itself. ε = 2.2e-16; std divides by the number of steps less one.
+    `minmax` is (x − min) / (max − min + ε) over the same; the `per_sample` variants use the
+    statistics of the series itself. ε = 2.2e-16; std divides by the number of steps minus one.
     Departs from the source: a constant feature gives zeros, not rounding errors divided by ε.
 
     Args:
-        shift, scale: (num_features,) float64; of training series. None where not used.
+        shift, scale: (num_features,) float64, from training series; None if unused.
     """
 
     kind: Normalization
@@ -57,7 +58,7 @@ class Normalizer:
     def fit(
         cls, kind: Normalization, series: Callable[[], Iterable[npt.NDArray[np.float32]]]
     ) -> Normalizer:
-        """Make one; `series` returns the training series, without missing values, each time."""
+        """Fit to the training series without missing values that each call of `series` returns."""
         if kind in ("none", "per_sample_std", "per_sample_minmax"):
             return cls(kind)
         return cls(kind, *_shift_and_scale(series, deviation=kind == "standardize"))
@@ -76,7 +77,7 @@ class Normalizer:
 def _shift_and_scale(
     series: Callable[[], Iterable[npt.NDArray[np.float32]]], *, deviation: bool
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Mean and deviation, or minimum and range, of each feature; scale ∞ where it is constant."""
+    """Return mean and deviation, or minimum and range, per feature; scale ∞ if it is constant."""
     count = 0
     total: npt.NDArray[np.float64] | float = 0.0
     low, high = np.array(np.inf), np.array(-np.inf)
@@ -93,13 +94,13 @@ def _shift_and_scale(
 
 
 class SeriesData(DataModule):
-    """What data sets of series share.
+    """Base of data sets of series.
 
     Args:
-        normalization: `standardize` and `minmax` by each feature's training statistics, or by
-            those of the series itself (`per_sample_std`, `per_sample_minmax`), or `none`.
-        max_length: Series are cut off after so many steps. None means the longest of training.
-        **kwargs: Arguments of the next base.
+        normalization: `standardize` and `minmax` by each feature's training statistics, or by the
+            statistics of the series itself (`per_sample_std`, `per_sample_minmax`), or `none`.
+        max_length: Longer series are truncated. Default: the longest training series.
+        **kwargs: Arguments of the parent class.
     """
 
     def __init__(
@@ -117,17 +118,17 @@ class SeriesData(DataModule):
 
 
 class SeriesSplit(SequenceSplit):
-    """Series (num_steps, num_features), NaN where missing; whole ones pass through `normalizer`."""
+    """Series (num_steps, num_features), NaN if missing; `normalizer` applies to whole series."""
 
     kind = "values"
     normalizer = Normalizer("none")
 
     def values(self, row: int) -> Any:
-        """Return a stored series, normalised, (length, num_features) float32."""
+        """Return a normalised series, (length, num_features) float32."""
         return self.normalizer(self._whole(row))[: self._max_length]
 
     def series(self, index: int) -> npt.NDArray[np.float32]:
-        """Return sample `index` without missing values, neither normalised nor cut off."""
+        """Return sample `index` without missing values, not normalised and not truncated."""
         return self._whole(self._rows[index])
 
     def _whole(self, row: int) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Reading `.ts` files: header and series, checked line by line."""
+"""Reader for `.ts` files with line-by-line validation of header and series."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass
 class TsHeader:
-    """What the lines before `@data` say; None where they do not.
+    """Content of the lines before `@data`; None for missing tags.
 
     Args:
         classes: Class labels, in the order of the header.
-        equal_length: Whether all series have one length; they have unless the file denies it.
-        num_lines: Lines before the data.
+        equal_length: Whether all series have the same length; true by default.
+        num_lines: Number of lines before the data.
     """
 
     classes: list[str] = field(default_factory=list)
@@ -43,19 +43,19 @@ class TsHeader:
 
 
 class _Place:
-    """A file and the line that is being read, for messages."""
+    """A file and the current line, for messages."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.line = path, 0
 
     def error(self, message: str) -> DataError:
-        """Return an error that names the place."""
+        """Return an error with the current location."""
         place = f"{self.path}:{self.line}" if self.line else str(self.path)
         return DataError(f"{place}: {message}")
 
 
 def _numbered(file: TextIO, place: _Place) -> Iterator[str]:
-    """Yield lines without their ends, and keep the place up to date."""
+    """Yield lines without line ends, and update the current line."""
     for line in file:
         place.line += 1
         yield line.rstrip("\n")
@@ -67,7 +67,7 @@ def _read_header(file: TextIO, place: _Place) -> TsHeader:
     for line in _numbered(file, place):
         if place.line == 1 and line.startswith(_BOM):
             raise place.error(
-                "begins with a byte-order mark, which hides the first tag; save the file as UTF-8 "
+                "starts with a byte-order mark, which hides the first tag; save the file as UTF-8 "
                 "without one"
             )
         text = line.strip()
@@ -80,11 +80,11 @@ def _read_header(file: TextIO, place: _Place) -> TsHeader:
             raise place.error("expected the name of a tag after @")
         key = tag.lower()
         if key in seen:
-            raise place.error(f"@{tag} is given twice")
+            raise place.error(f"duplicate @{tag}")
         seen.add(key)
         if key == "data":
             if values:
-                raise place.error(f"@data must stand alone, received {_shortened(text)}")
+                raise place.error(f"@data must be alone on its line, received {_shortened(text)}")
             header.num_lines = place.line
             if not header.classes:
                 raise place.error("@data without @classLabel: the classes are not declared")
@@ -99,7 +99,7 @@ def _read_header(file: TextIO, place: _Place) -> TsHeader:
 
 def _set_features(count: int, header: TsHeader, place: _Place) -> None:
     if header.num_features not in (None, count):
-        raise place.error("@univariate true and @dimensions of more than one")
+        raise place.error("@univariate true, but @dimensions is larger than one")
     header.num_features = count
 
 
@@ -123,7 +123,7 @@ def _read_tag(key: str, tag: str, values: list[str], header: TsHeader, place: _P
         _read_classes(tag, values, header, place)
     elif key not in _TAGS:
         near = difflib.get_close_matches(key, _TAGS, n=1, cutoff=0.8)
-        if near:  # other tags are comments of the release
+        if near:  # other tags are comments in the release
             raise place.error(f"unknown tag @{tag}; did you mean @{near[0]}?")
 
 
@@ -131,11 +131,11 @@ def _read_classes(tag: str, values: list[str], header: TsHeader, place: _Place) 
     if not values or values[0].lower() != "true" or len(values) < 2:
         raise place.error(f"@{tag} must be `true` and a list of class labels")
     header.classes = values[1:]
-    # Other readers take labels in lower case, so nothing may depend on their case.
+    # Other readers convert labels to lower case, so labels must be distinct regardless of case.
     lower = [label.lower() for label in header.classes]
     doubles = {label for label in header.classes if lower.count(label.lower()) > 1}
     if doubles:
-        raise place.error(f"@{tag} lists a label twice: {', '.join(sorted(doubles))}")
+        raise place.error(f"@{tag} has duplicate labels: {', '.join(sorted(doubles))}")
 
 
 def _boolean(tag: str, values: list[str], place: _Place) -> bool:
@@ -153,13 +153,13 @@ def _positive(tag: str, values: list[str], place: _Place) -> int:
 
 
 def _shortened(text: str) -> str:
-    """Quote a text from the file, cut to 40 characters."""
+    """Quote a text from the file, truncated to 40 characters."""
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
 @dataclass(frozen=True)
 class TsFile:
-    """A file that passed: `series` are (length, num_features), NaN where a value is missing."""
+    """A validated file: `series` are (length, num_features), NaN for missing values."""
 
     header: TsHeader
     series: list[npt.NDArray[np.float32]]
@@ -168,7 +168,7 @@ class TsFile:
 
 
 def read_ts(path: Path) -> TsFile:
-    """Read a file, every line checked.
+    """Read and validate a file.
 
     Raises:
         DataError: The file is malformed; the message names file and line.
@@ -176,7 +176,7 @@ def read_ts(path: Path) -> TsFile:
     place = _Place(path)
     found = TsFile(TsHeader(), [], [], [])
     try:
-        # Lines may end in LF or CR LF; both are read alike.
+        # Universal newlines: LF and CR LF are equivalent.
         with path.open(encoding="utf-8") as file:
             header = _read_header(file, place)
             for line in _numbered(file, place):
@@ -189,12 +189,12 @@ def read_ts(path: Path) -> TsFile:
         raise place.error(f"not UTF-8 text ({error.reason})") from None
     if not found.series:
         place.line = header.num_lines
-        raise place.error("@data is followed by no series")
+        raise place.error("no series after @data")
     return replace(found, header=header)
 
 
 def _line_of_wrong_byte(path: Path) -> int:
-    """Line of the first byte that is not UTF-8; text is decoded in blocks, which hide it."""
+    """Line of the first byte that is not UTF-8; block-wise decoding does not report it."""
     content = path.read_bytes()
     try:
         content.decode("utf-8")
@@ -207,11 +207,11 @@ def _line_of_wrong_byte(path: Path) -> int:
 
 
 def _read_case(line: str, header: TsHeader, place: _Place) -> tuple[str, npt.NDArray[np.float32]]:
-    """Return label and series (length, num_features); learns what the header leaves open."""
+    """Return label and series (length, num_features); infers what the header does not specify."""
     if not line.strip():
         raise place.error("empty line among the series")
     if ":" not in line:
-        raise place.error("no class label: expected values of each dimension, then `:label`")
+        raise place.error("missing class label: expected values of each dimension, then `:label`")
     *dimensions, label = line.split(":")
     label = label.strip()
     if header.num_features is None:
@@ -223,7 +223,7 @@ def _read_case(line: str, header: TsHeader, place: _Place) -> tuple[str, npt.NDA
     known = {name.lower() for name in header.classes}
     if label.lower() not in known:
         raise place.error(
-            f"label {_shortened(label)} is none of the classes {', '.join(header.classes)}"
+            f"unknown label {_shortened(label)}, expected one of {', '.join(header.classes)}"
         )
     values = [
         _read_values(text, number + 1, header, place) for number, text in enumerate(dimensions)
@@ -233,21 +233,21 @@ def _read_case(line: str, header: TsHeader, place: _Place) -> tuple[str, npt.NDA
         other = next(i for i, length in enumerate(lengths) if length != lengths[0])
         raise place.error(
             f"dimension 1 has {lengths[0]} values and dimension {other + 1} has {lengths[other]}: "
-            f"expected the same"
+            f"expected equal numbers"
         )
     if header.equal_length:
         if header.length is None:
             header.length = lengths[0]
         if lengths[0] != header.length:
             raise place.error(
-                f"a series of length {lengths[0]}, expected {header.length}; series of several "
-                f"lengths need `@equalLength false` in the header"
+                f"a series of length {lengths[0]}, expected {header.length}; series of variable "
+                f"length require `@equalLength false` in the header"
             )
     return label, np.array(values, dtype=np.float32).T.copy()
 
 
 def _read_values(text: str, dimension: int, header: TsHeader, place: _Place) -> list[float]:
-    """Return the values of one dimension, NaN where one is missing."""
+    """Return the values of one dimension, NaN for missing ones."""
     words = text.split(",")
     found = _numbers(text, words)
     if found is not None:
@@ -259,7 +259,7 @@ def _read_values(text: str, dimension: int, header: TsHeader, place: _Place) -> 
             if not header.missing:
                 raise place.error(
                     f"dimension {dimension}, value {position + 1} is {word!r}, but missing values "
-                    f"need `@missing true` in the header"
+                    f"require `@missing true` in the header"
                 )
         elif number is None:
             raise place.error(
@@ -268,12 +268,12 @@ def _read_values(text: str, dimension: int, header: TsHeader, place: _Place) -> 
             )
         found.append(float("nan") if number is None else number[0])
     if all(value != value for value in found):
-        raise place.error(f"dimension {dimension} has no value at all: all {len(found)} missing")
+        raise place.error(f"dimension {dimension}: all {len(found)} values are missing")
     return found
 
 
 def _numbers(text: str, words: list[str]) -> list[float] | None:
-    """Return numbers, all finite in float32; float() itself takes nan, inf, 1_0, other digits."""
+    """Parse numbers finite in float32; unlike float(), rejects nan, inf, 1_0, non-ASCII digits."""
     if not text.isascii() or "_" in text or "n" in text.lower():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Time series of the UEA archive, chosen by name, or of the user's own `.ts` files."""
+"""Time series of the UEA archive, selected by name, or of the user's `.ts` files."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from lit_probattn.base.errors import DataError, require_one_of
 
 __all__ = ["UEA"]
 
-_READER_VERSION = 1  # part of the cache's name: what is stored, and how
+_READER_VERSION = 1  # part of the cache name; increment when the stored data change
 
 
 @with_defaults(val_fraction=0.2, split_seed=1337)
 class UEA(HeldOut, SeriesData, CachedDataModule):
     """Series and their class; `inputs` are float32 (B, N, num_features).
 
-    The archive's own training and test files stay what they are. Series may differ in length; they
-    are padded with 0, and `key_mask` says where they are real. Missing values are interpolated
-    within each series. Statistics of a normalisation are those of the training split. Classes are
-    numbered in the order of the training file's header; `classes` maps numbers to labels.
+    The archive's training and test files are kept as they are. Series can differ in length; they
+    are padded with 0, and `key_mask` marks real steps. Missing values are interpolated within each
+    series. Normalisation uses statistics of the training split. Classes are numbered in the order
+    of the training file's header; `classes` maps numbers to labels.
 
     Files are `<data_dir>/<name>/<name>_{TRAIN,TEST}.ts`, or the same below `UEA` or
-    `Multivariate_ts`, or directly in data_dir. The values are kept in a cache.
+    `Multivariate_ts`, or directly in data_dir. The values are cached.
 
     Source: the loaders of mvts and Flowformer, as in FiSH (NeurIPS 2022). Departs from the source:
-    validation is a part of the training file by default; `select_on=test` gives the papers'
+    by default, validation is part of the training file; `select_on=test` gives the papers'
     protocol, which selects on test data.
 
     Args:
-        name: Name of the archive; any other name stands for `.ts` files of your own, univariate
-            or multivariate, whose sizes are found from the files.
+        name: Name of the archive; any other name refers to your own `.ts` files, univariate or
+            multivariate, whose sizes are determined from the files.
         source: `released` reads the files in data_dir; `bundled` the copies of BasicMotions and
-            JapaneseVowels that aeon carries.
-        select_on: `val` keeps val_fraction of each class of the training file for validation, a
-            pure function of split_seed. `test` trains on the whole training file and validates on
-            the test file, as the papers do.
-        **kwargs: Arguments of HeldOut, SeriesData and DataModule. A class with two or more series
-            keeps at least one on either side. As in the source, longer test series are cut off.
+            JapaneseVowels in the package aeon.
+        select_on: `val` holds out val_fraction of each class of the training file for validation,
+            as a pure function of split_seed. `test` trains on the whole training file and validates
+            on the test file, as the papers do.
+        **kwargs: Arguments of HeldOut, SeriesData and DataModule. A class with at least two series
+            has at least one in each part. As in the source, longer test series are truncated.
     """
 
     task = "uea"
@@ -68,20 +68,20 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
         self.archive, self.source, self.select_on = name, source, select_on
         cached = (self.cache_dir / self.cache_spec.name).is_dir()
         if name not in ARCHIVES and not cached:
-            self.sources()  # tells an unknown name from files of the user's own
+            self.sources()  # raises for a name that is neither an archive nor the user's files
         self.select_on_test = select_on == "test"
         size = ARCHIVES.get(name)
-        if size is not None:  # the collection's table has it, and it is not in doubt
+        if size is not None:  # the published size is known and unambiguous
             train, test = Published(size.num_train), Published(size.num_test)
             self.published = {"train+val": train, "test": test}
             if self.select_on_test:
                 self.published = {"train": train, "val": test, "test": test}
 
-    # ---- sizes, which depend on the files ------------------------------------------------------
+    # ---- sizes, determined by the files --------------------------------------------------------
 
     @property
     def num_features(self) -> int:
-        """Dimensions of a series."""
+        """Number of dimensions of a series."""
         return int(self.cache.array("train_values").shape[1])
 
     @property
@@ -91,7 +91,7 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Classes that occur in the training file."""
+        """Number of classes in the training file."""
         return len(self.classes)
 
     @property
@@ -103,7 +103,7 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Release and protocol behind a result; plain JSON values."""
+        """Release and protocol of a result; plain JSON values."""
         return {
             "archive": self.archive,
             "archive_source": self.source,
@@ -119,20 +119,20 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
     # ---- cache ---------------------------------------------------------------------------------
 
     def must_name(self) -> dict[str, Any]:
-        """The archive has no default, and the place of its files decides the cache."""
+        """Return archive and source; the archive has no default."""
         return {"name": self.archive, "source": self.source}
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache: the release alone."""
+        """Return the settings that determine the content of the cache; the release is fixed."""
         return {"archive": self.archive, "source": self.source, "reader_version": _READER_VERSION}
 
     def sources(self) -> list[Path]:
-        """Both files."""
+        """Return both files."""
         files = find_archive(self.archive, self.data_dir, self.source)
         return [files.train, files.test]
 
     def build(self, writer: CacheWriter) -> None:
-        """Read both files; a DataError if one is malformed or they do not fit together."""
+        """Read both files; raises DataError if one is malformed or they are inconsistent."""
         files = find_archive(self.archive, self.data_dir, self.source)
         train, test = read_ts(files.train), read_ts(files.test)
         classes = _common_classes(train, test, files.train, files.test)
@@ -157,7 +157,7 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
     # ---- splits --------------------------------------------------------------------------------
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the splits; held-out validation is a choice of rows of the training file."""
+        """Open the splits; held-out validation is a subset of the rows of the training file."""
         facts, rows = self._facts, {}
         self.notes = [
             f"archive {self.archive}, {self.source}, version {facts['version']}; "
@@ -165,7 +165,7 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
             f"classes: {', '.join(f'{i} = {label}' for i, label in enumerate(self.classes))}",
         ]
         if facts["absent"]:
-            self.notes.append(f"in the header but in no series: {', '.join(facts['absent'])}")
+            self.notes.append(f"classes without series: {', '.join(facts['absent'])}")
         if self.select_on_test:
             self.notes.append("train is the whole training file")
         if not self.select_on_test:
@@ -191,14 +191,15 @@ class UEA(HeldOut, SeriesData, CachedDataModule):
         chosen = choose_per_class(targets, self.num_classes, self.split_seed, count)
         if not chosen.any():
             raise DataError(
-                f"{self.archive}: no class has two training series, so none can be held out for "
-                f"validation; only select_on=test is possible"
+                f"{self.archive}: no class has two training series, so no series can be held out "
+                f"for "
+                f"validation; set select_on=test"
             )
         return chosen
 
 
 def _common_classes(train: TsFile, test: TsFile, train_path: Path, test_path: Path) -> list[str]:
-    """Return the classes of the training series, in the header's order; the test must fit."""
+    """Return the classes of the training series in header order, which must cover the test."""
     sizes = train.header.num_features, test.header.num_features
     if sizes[0] != sizes[1]:
         raise DataError(f"{train_path} has {sizes[0]} dimensions and {test_path} has {sizes[1]}")
@@ -206,7 +207,7 @@ def _common_classes(train: TsFile, test: TsFile, train_path: Path, test_path: Pa
     for label, line in zip(test.labels, test.lines, strict=True):
         if label.lower() not in present:
             raise DataError(
-                f"{test_path}:{line}: class {label!r} occurs in no series of {train_path}, so it "
+                f"{test_path}:{line}: class {label!r} is missing from {train_path}, so it "
                 f"cannot be learned"
             )
     return [label for label in train.header.classes if label.lower() in present]

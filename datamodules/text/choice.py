@@ -1,4 +1,4 @@
-"""Which tokens data have: those of a file, or how they are learned of the training text."""
+"""Tokenisation settings: tokens read from a file or learned from the training text."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _READ: dict[str, Callable[[Path], Tokens]] = {
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """What tokens are, and how many of them there may be.
+    """Type and number of tokens.
 
     Args:
-        unit: Bytes, characters, words (what blanks separate, case kept), subwords (pairs of bytes,
-            with an end of a line), or of encoders wordpiece (BERT) or bpe (RoBERTa).
-        limit: Most tokens, the most frequent ones; None keeps every word.
-        min_count: Words that are rarer in the training text are `<unk>`; None keeps every word, and
-            has `<unk>` only where the text has it.
-        lower: Whether WordPiece drops case and accents.
-        file: File or folder of tokens that are given, or a cache that holds some.
+        unit: Bytes, characters, words (separated by whitespace, case kept), subwords (byte-level
+            BPE with an end-of-line token), or for encoders wordpiece (BERT) or bpe (RoBERTa).
+        limit: Maximum number of tokens, most frequent first; None keeps every word.
+        min_count: Words with a lower count in the training text are `<unk>`; None keeps every word,
+            and has `<unk>` only if the text contains it.
+        lower: Whether WordPiece removes case and accents.
+        file: File or folder with a tokeniser, or a cache that contains one.
     """
 
     unit: Unit | Kind
@@ -59,17 +59,18 @@ class TokenChoice:
             for name, given, default in (*usual, ("lower", self.lower, True)):
                 if given != default:
                     raise DataError(
-                        f"{name} is for a tokeniser that is made, but tokenizer={self.file} is "
-                        f"given; leave one of them out ({name} is {default!r} then)"
+                        f"{name} applies to learned tokenisers, but tokenizer={self.file} is set; "
+                        f"unset "
+                        f"one of them ({name} defaults to {default!r})"
                     )
 
     @property
     def by_subwords(self) -> bool:
-        """Whether tokens are parts of words."""
+        """Whether tokens are sub-words."""
         return self.unit not in ("words", "bytes", "characters")
 
     def settings(self) -> dict[str, Any]:
-        """What decides the tokens; of a file its content, not its place."""
+        """Return the settings that determine the tokens; for a file its content, not its path."""
         if self.file is not None:
             return {"tokeniser": self.given.digest}
         found = {"tokens": self.unit, "vocab_limit": self.limit, "min_count": self.min_count}
@@ -79,7 +80,7 @@ class TokenChoice:
         return {name: found[name] for name in names}
 
     def files(self) -> list[Path]:
-        """Return the file or folder that is read; none where the tokens are learned."""
+        """Return the tokeniser's file or folder; none if the tokens are learned."""
         return [] if self.file is None else [self._cached if self._is_cache else self._path]
 
     @property
@@ -96,12 +97,12 @@ class TokenChoice:
 
     @cached_property
     def given(self) -> Tokens:
-        """The tokens of the file."""
+        """The tokens read from the file."""
         if self._is_cache:
             found = Tokens.from_text(np.load(self._cached).tobytes().decode())
             if "mask" not in found.special:
                 raise DataError(
-                    f"{self._path}: the tokens of this cache are those of running text, without "
+                    f"{self._path}: this cache has tokens of running text, without "
                     f"the special tokens of an encoder; set tokenizer to a cache of text_pairs, "
                     f"question_answering or pretraining_text"
                 )
@@ -109,14 +110,14 @@ class TokenChoice:
         return _READ.get(self.unit, read_encoder)(self._path)
 
     def make(self, train: TextSource) -> Tokens:
-        """Return the tokens, from the file or from the training text."""
+        """Return the tokens, read from the file or learned from the training text."""
         if self.file is not None:
             return self.given
         with progress(f"counting {self.unit}", train.size, train.unit) as advance:
             return self.make_from(_texts_of(train, advance))
 
     def make_from(self, texts: Iterable[str]) -> Tokens:
-        """Return the tokens; pieces of the training text end at line ends."""
+        """Return the tokens; `texts` are whole lines of the training text."""
         if self.file is not None:
             return self.given
         if self.unit == "bytes":
@@ -136,18 +137,18 @@ class TokenChoice:
     # ---- caches ------------------------------------------------------------------------------
 
     def write(self, writer: CacheWriter, texts: Callable[[], Iterable[str]]) -> Tokens:
-        """Add the tokens to a cache, and return them."""
+        """Write the tokens to a cache and return them."""
         return self.store(writer, self.make_from(texts()).text)
 
     @staticmethod
     def store(writer: CacheWriter, text: str) -> Tokens:
-        """Add tokens to a cache by their `text`, and return them."""
+        """Write tokens, given as `text`, to a cache and return them."""
         writer.add_text(_ARRAY, text)
         return Tokens.from_text(text)
 
     @staticmethod
     def read(cache: Cache) -> Tokens:
-        """Return the tokens of a cache."""
+        """Read the tokens of a cache."""
         return Tokens.from_text(cache.text(_ARRAY))
 
 
@@ -157,12 +158,12 @@ def of_running_text(
     tokenizer_file: str | None = None,
     tokenizer: str | None = None,
 ) -> TokenChoice:
-    """Return the choice of at most one of four settings (or a DataError), or all words."""
+    """Return the choice for at most one of four settings; default: all words."""
     given = {"vocab_file": vocab_file, "subwords": subwords, "tokenizer_file": tokenizer_file}
     given["tokenizer"] = tokenizer
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) > 1:
-        raise DataError(f"{' and '.join(chosen)} are set: at most one vocabulary can be used")
+        raise DataError(f"{' and '.join(chosen)} are set: expected at most one vocabulary")
     if tokenizer is not None:
         return TokenChoice("wordpiece", file=tokenizer)
     if subwords is not None or tokenizer_file is not None:
@@ -171,7 +172,7 @@ def of_running_text(
 
 
 def _texts_of(source: TextSource, advance: Callable[[int], None]) -> Iterator[str]:
-    """Yield the pieces of a text; `advance` is told how much of it was read."""
+    """Yield the blocks of a text; `advance` is called with the amount read."""
     position = 0
     for block in source.blocks():
         yield block.text

@@ -1,8 +1,8 @@
-"""Work in steps that resumes after an interruption.
+"""Resumable jobs that consist of steps.
 
-A job folder holds a file per step and state.json, which says how much of each file is certain. The
-state is written after the file is on the disk; what a file holds beyond it, left by an
-interruption, is cut off. A job with another identity starts anew.
+A job folder contains a file per step and state.json, which records how much of each file is
+committed. The state is written after the file is synced to disk; data beyond the recorded size,
+left by an interruption, are truncated. A job with a different identity starts over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lit_probattn.base.files import replace_text, sync
 __all__ = ["Job", "Step", "TokenisationJob"]
 
 _STATE = "state.json"
-# Pieces of text between two saved states: about 64 MiB.
+# Blocks of text between two saved states: about 64 MiB.
 _BLOCKS_PER_STATE = 16
 _COPY_TOKENS = 4 << 20
 
@@ -36,9 +36,9 @@ class Step:
     """A step in progress.
 
     Args:
-        file: Open at the end of what is certain; append to it.
-        done: Counts that belong to it, JSON values; change them in place.
-        save: Makes the file and the counts certain.
+        file: Open at the end of the committed data; append to it.
+        done: Counts of the committed data as JSON values; modified in place.
+        save: Commits the file and the counts.
     """
 
     file: BinaryIO
@@ -47,10 +47,10 @@ class Step:
 
 
 class Job:
-    """Steps in a folder of their own.
+    """Steps in a separate folder.
 
     Args:
-        identity: What the result depends on; JSON values.
+        identity: Everything that determines the result; JSON values.
     """
 
     def __init__(self, folder: Path, identity: Any) -> None:
@@ -73,20 +73,20 @@ class Job:
         return state
 
     def path(self, name: str) -> Path:
-        """Return the file of a step."""
+        """Return the path of a step's file."""
         return self.folder / name
 
     def counts(self, name: str) -> dict[str, Any]:
-        """Return the counts of a step that has been started."""
+        """Return the counts of a step that has started."""
         found: dict[str, Any] = self._state["steps"][name]
         return found
 
     @contextmanager
     def step(self, name: str, **counts: Any) -> Iterator[Step]:
-        """Open a step, or the rest of it; it is saved when the block ends without an error.
+        """Start or resume a step; it is saved if the block exits without an error.
 
         Args:
-            counts: What `done` holds at the start.
+            counts: Initial values of `done`.
         """
         done = self._state["steps"].setdefault(name, {"bytes": 0, **counts})
         self.path(name).touch()
@@ -103,7 +103,7 @@ class Job:
             save()
 
     def text(self, name: str, make: Callable[[], str]) -> str:
-        """Return a text that is made once."""
+        """Return a text that is computed once."""
         if name not in self._state["steps"]:
             content = make().encode()
             with self.step(name) as step:
@@ -116,11 +116,11 @@ class Job:
 
 
 class TokenisationJob(Job):
-    """The tokenisation of some splits: int32 ids, one after the other, in a file per split.
+    """Tokenisation of several splits: consecutive int32 ids in one file per split.
 
     Args:
         sources: The text of each split.
-        identity: What else the result depends on; JSON values.
+        identity: Everything else that determines the result; JSON values.
     """
 
     def __init__(self, folder: Path, sources: dict[str, TextSource], identity: Any) -> None:
@@ -129,10 +129,10 @@ class TokenisationJob(Job):
         super().__init__(folder, [identity, files])
 
     def tokenise(self, name: str, vocabulary: Tokens, advance: Callable[[int], None]) -> None:
-        """Tokenise one split, or the rest of it; `advance` receives how much of it was read.
+        """Tokenise one split, resuming if possible; `advance` is called with the amount read.
 
         Raises:
-            DataError: The text is empty, or has a word that `vocabulary` does not have.
+            DataError: The text is empty, or contains a word that `vocabulary` does not support.
         """
         source = self.sources[name]
         with self.step(_file(name), position=0, tokens=0, unknown=0) as step:
@@ -151,15 +151,15 @@ class TokenisationJob(Job):
                 if number % _BLOCKS_PER_STATE == 0:
                     step.save()
         if done["tokens"] == 0:
-            raise DataError(f"{source.name} is empty: the {name} split needs text")
+            raise DataError(f"{source.name} is empty: the {name} split requires text")
 
     def num_unknown(self, name: str) -> int:
-        """Return how many tokens of a split stand for words that are not in the vocabulary."""
+        """Return the number of unknown tokens of a split."""
         count: int = self.counts(_file(name))["unknown"]
         return count
 
     def tokens(self, name: str) -> Iterator[npt.NDArray[np.int32]]:
-        """Yield the ids of a split in pieces."""
+        """Yield the ids of a split in blocks."""
         with self.path(_file(name)).open("rb") as file:
             while raw := file.read(4 * _COPY_TOKENS):
                 yield np.frombuffer(raw, dtype="<i4")

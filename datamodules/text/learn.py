@@ -1,4 +1,4 @@
-"""Tokens of a training text: bytes, characters, words, pairs of bytes, WordPiece."""
+"""Learning tokenisers from a training text: bytes, characters, words, BPE, WordPiece."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ ROBERTA = dict(
         strict=True,
     )
 )
-# Begins a piece that does not begin its word.
+# Prefix of a piece that does not start a word.
 CONTINUED = "##"
-# Rarer characters are unknown, as in BERT's vocabularies.
+# Rarer characters are unknown, as in BERT's vocabulary.
 _MOST_CHARACTERS = 1000
 _LEAST_COUNT = 2
 _WORDS_AT_ONCE = 10_000
-_MOST_LETTERS = 500  # of a word that is learned from
+_MOST_LETTERS = 500  # longest word used for learning
 _LONG_WORD = re.compile(rf"\w{{{_MOST_LETTERS + 1},}}|[^\w\s]{{{_MOST_LETTERS + 1},}}")
-# What `str.split` takes for blanks: four more than `WhitespaceSplit`.
+# What `str.split` treats as whitespace: four more characters than `WhitespaceSplit`.
 _BLANKS = r"[\s\x1c-\x1f]+"
 
 # ---- units with a list of tokens ---------------------------------------------------------------
 
 
 def as_words(words: Sequence[str]) -> Tokens:
-    """Return words, by their ids; a text is cut at blanks, case kept.
+    """Return a tokeniser of words, whose ids are their indices; splits at whitespace, keeps case.
 
     Raises:
-        DataError: A word occurs twice, is empty or has blanks in it; or `<eos>` is missing.
+        DataError: A word is duplicate, empty or contains whitespace; or `<eos>` is missing.
     """
     ids: dict[str, int] = {}
     for number, word in enumerate(words):
         if word.split() != [word]:
-            raise DataError(f"line {number + 1} is {word!r}: expected one word without blanks")
+            raise DataError(f"line {number + 1} is {word!r}: expected one word without whitespace")
         first = ids.setdefault(word, number)
         if first != number:
             raise DataError(
-                f"{word!r} is in line {first + 1} and again in line {number + 1}; every word "
-                f"has one id, so remove one of the lines"
+                f"duplicate word {word!r} in lines {first + 1} and {number + 1}; remove one of "
+                f"the lines"
             )
     if END_OF_LINE not in ids:
-        raise DataError(f"{END_OF_LINE!r}, which ends every line of text, is missing; add it")
+        raise DataError(f"missing {END_OF_LINE!r}, which ends every line of text; add it")
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_BLANKS), "removed")
     unknown = {"unknown": UNKNOWN} if UNKNOWN in ids else {}
@@ -82,32 +82,32 @@ def as_words(words: Sequence[str]) -> Tokens:
 def learn_words(
     texts: Iterable[str], limit: int | None = None, min_count: int = 1, unknown: bool = False
 ) -> Tokens:
-    """Return `<eos>` and the words by falling frequency, equal ones by first occurrence.
+    """Return `<eos>` and the words by decreasing frequency, ties by first occurrence.
 
-    Source: the Transformer-XL code, which MGK's language models use; `<unk>` is a word of the
-    corpus like all others there.
+    Source: the Transformer-XL code, which MGK's language models use; there, `<unk>` is an ordinary
+    word of the corpus.
 
     Args:
-        limit: Most tokens.
-        min_count: Rarer words are left out.
-        unknown: Whether there is an `<unk>`, id 1, whatever the text has.
+        limit: Maximum number of tokens.
+        min_count: Rarer words are dropped.
+        unknown: Whether to always include `<unk>` as id 1.
     """
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.split())
     own = (END_OF_LINE, UNKNOWN) if unknown else (END_OF_LINE,)
-    # The sort behind most_common is stable and the counter remembers first occurrences.
+    # most_common is a stable sort, and the counter preserves first occurrences.
     words = [w for w, n in counts.most_common() if n >= min_count and w not in own]
     if unknown and not words:
         raise DataError(
-            f"no word occurs {min_count} times in the training text; lower min_count, or use "
-            f"tokens bytes"
+            f"no word occurs {min_count} times in the training text; lower min_count, or set "
+            f"tokens to bytes"
         )
     return as_words([*own, *words][:limit])
 
 
 def learn_characters(texts: Iterable[str], limit: int) -> Tokens:
-    """Return `<unk>`, the newline, and characters by falling frequency."""
+    """Return `<unk>`, the newline, and characters by decreasing frequency."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
@@ -121,7 +121,7 @@ def learn_characters(texts: Iterable[str], limit: int) -> Tokens:
 
 
 def as_bytes() -> Tokens:
-    """Return the 256 bytes of UTF-8; the newline ends a line."""
+    """Return a tokeniser of the 256 bytes of UTF-8; the newline ends a line."""
     ids = byte_ids()
     tokenizer = Tokenizer(models.BPE(ids, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -130,20 +130,20 @@ def as_bytes() -> Tokens:
     return Tokens(tokenizer, {"end_of_line": newline})
 
 
-# ---- pairs of bytes ----------------------------------------------------------------------------
+# ---- byte-level BPE ----------------------------------------------------------------------------
 
 
 def learn_subwords(texts: Iterable[str], size: int) -> Tokens:
-    """Learn pairs of bytes; `<eos>` is id 0, `<unk>`, which no text needs, id 1."""
+    """Learn byte-level BPE; `<eos>` is id 0, `<unk>`, which never occurs, id 1."""
     if size < 258:
-        raise DataError(f"subwords must be at least 258 (the bytes and two more), received {size}")
+        raise DataError(f"subwords must be at least 258 (256 bytes and two more), received {size}")
     lines = (line for text in texts for line in without_long_words(text).split("\n"))
     tokenizer = _byte_pairs(lines, size, (END_OF_LINE, UNKNOWN), 0)
     return Tokens(tokenizer, {"end_of_line": END_OF_LINE, "unknown": UNKNOWN})
 
 
 def learn_byte_pairs(texts: Iterable[str], size: int) -> Tokens:
-    """Learn pairs of bytes as RoBERTa has them; a DataError if there is no room for the bytes."""
+    """Learn RoBERTa-style BPE; raises DataError if `size` is too small for the bytes."""
     _require_room(size, 256 + len(ROBERTA), "bytes")
     tokenizer = _byte_pairs(texts, size, list(ROBERTA.values()), _LEAST_COUNT)
     return as_roberta(tokenizer.model, ROBERTA)
@@ -165,10 +165,10 @@ def _byte_pairs(texts: Iterable[str], size: int, special: Sequence[str], least: 
 
 
 def without_long_words(text: str) -> str:
-    """Return a text to learn from, without what is cut as one word of more than 500 characters.
+    """Remove words of more than 500 characters from a text before learning.
 
-    Time to learn grows with the square of the longest word, and base64 or code has some of a
-    million. What is cut as one is a run of letters and digits, or of other signs.
+    The time to learn is quadratic in the longest word, and base64 or code can have words of a
+    million characters. Here a word is a run of letters and digits, or of other symbols.
     """
     longest = max(map(len, text.split()), default=0)
     return text if longest <= _MOST_LETTERS else _LONG_WORD.sub(" ", text)
@@ -177,12 +177,12 @@ def without_long_words(text: str) -> str:
 def as_roberta(
     model: Any, special: dict[str, str], blank_first: bool = False, name: str = ""
 ) -> Tokens:
-    """Return RoBERTa's tokeniser of pairs of bytes; errors call it by `name`."""
+    """Return RoBERTa's byte-level BPE tokeniser; `name` is used in error messages."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=blank_first)
     tokenizer.decoder = decoders.ByteLevel()
     _mark_special(tokenizer, special, takes_blank=True)
-    # Takes blanks out of offsets; special tokens are put by `Tokens.join`.
+    # Excludes whitespace from offsets; special tokens are added by `Tokens.join`.
     end, begin = (
         (special[role], tokenizer.token_to_id(special[role]) or 0)
         for role in ("separator", "begin")
@@ -195,17 +195,17 @@ def as_roberta(
 
 
 def learn_pieces(texts: Iterable[str], size: int, lower_case: bool = True) -> Tokens:
-    """Learn WordPiece as BERT has it, always the same of the same texts.
+    """Learn BERT-style WordPiece deterministically.
 
-    Nothing is learned of words of more than 500 characters, which BERT reads as unknown.
+    Words of more than 500 characters, which are unknown in BERT, are ignored.
 
-    The trainer numbers continued characters as it meets them, in no certain order, and breaks ties
-    between pairs by these numbers; so it is given them, in order, as special tokens.
+    The trainer numbers continuation characters in no fixed order and breaks ties between pairs by
+    these numbers; they are therefore passed as special tokens in a fixed order.
 
     Args:
-        texts: Pieces of text that end between words.
-        size: Most pieces.
-        lower_case: Whether case and accents are dropped.
+        texts: Texts that end between words.
+        size: Maximum number of pieces.
+        lower_case: Whether case and accents are removed.
 
     Raises:
         DataError: There are no words, or more characters than pieces.
@@ -216,7 +216,7 @@ def learn_pieces(texts: Iterable[str], size: int, lower_case: bool = True) -> To
     for text in texts:
         words.update(word for word, _ in cut(tidy(without_long_words(text))))
     if not words:
-        raise DataError("the texts have no words: a vocabulary needs some")
+        raise DataError("the texts contain no words to learn a vocabulary from")
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:
@@ -241,7 +241,7 @@ def learn_pieces(texts: Iterable[str], size: int, lower_case: bool = True) -> To
 
 
 def _repeated(words: Counter[str]) -> Iterator[str]:
-    """Yield every word as often as it was counted."""
+    """Yield every word as many times as it was counted."""
     for word in sorted(words):
         for first in range(0, words[word], _WORDS_AT_ONCE):
             yield " ".join([word] * min(_WORDS_AT_ONCE, words[word] - first))
@@ -255,7 +255,7 @@ def as_bert(
     strip_accents: bool | None = None,
     name: str = "",
 ) -> Tokens:
-    """Return BERT's tokeniser; errors call it by `name`."""
+    """Return BERT's tokeniser; `name` is used in error messages."""
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token=special["unknown"]))
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -270,7 +270,7 @@ def as_bert(
 
 
 def _mark_special(tokenizer: Tokenizer, special: dict[str, str], takes_blank: bool = False) -> None:
-    """Have special tokens read where a text has them; the mask takes a blank before it along."""
+    """Recognise special tokens in text; the mask token absorbs preceding whitespace."""
     known = tokenizer.get_vocab()
     tokens = [
         AddedToken(name, lstrip=takes_blank and role == "mask", normalized=False)
@@ -283,6 +283,6 @@ def _mark_special(tokenizer: Tokenizer, special: dict[str, str], takes_blank: bo
 def _require_room(size: int, least: int, what: str) -> None:
     if size < least:
         raise DataError(
-            f"vocab_limit must be at least {least}, the special tokens and the {what} of the "
-            f"texts, received {size}"
+            f"vocab_limit must be at least {least}, the number of special tokens plus the {what} "
+            f"of the texts, received {size}"
         )

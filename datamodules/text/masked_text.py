@@ -1,4 +1,4 @@
-"""Running text for masked language models: full sequences between a begin and an end token."""
+"""Running text for masked language models: full sequences between begin and end tokens."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["MaskedSplit", "MaskedText"]
 
-_SPECIAL = 3  # begin, end, mask: the last ids
+_SPECIAL = 3  # begin, end and mask have the last ids
 
 
 class MaskedSplit(WindowSplit):
-    """Sequences of a stream: begin, its next segment_len − 2 tokens, end.
+    """Sequences of a token stream: begin, the next segment_len − 2 tokens, end.
 
-    A sample has `inputs` (n,), nothing hidden yet, and `target` (n,), the same with IGNORE at
-    begin and end. What is left of the stream is a last, shorter sequence, unless it is dropped.
+    A sample has `inputs` (n,), not masked yet, and `target` (n,), the same ids with IGNORE at
+    begin and end. The remainder of the stream is a shorter last sequence, unless it is dropped.
 
     Args:
-        segment_len: Tokens of a sequence, begin and end included; at least 3.
-        vocab_size: Ids; the last three are begin, end and mask.
-        ends: Ids of begin and end of a vocabulary that has its own. Ends in the text, too, are
-            never hidden.
+        segment_len: Number of tokens per sequence, begin and end included; at least 3.
+        vocab_size: Number of ids; the last three are begin, end and mask.
+        ends: Ids of begin and end if the vocabulary defines them. End tokens inside the text are
+            never masked either.
 
     Raises:
-        DataError: The text is shorter than one sequence, and short ones are left out.
+        DataError: The text is shorter than one sequence, and short ones are dropped.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class MaskedSplit(WindowSplit):
         self._count = full + (1 if rest and not drop_short else 0)
         if not self._count:
             raise DataError(
-                f"the text has {len(tokens)} tokens, at least {self.length} are needed at "
+                f"the text has {len(tokens)} tokens, expected at least {self.length} for "
                 f"segment_len={segment_len}"
             )
 
@@ -72,22 +72,22 @@ class MaskedSplit(WindowSplit):
 
 @with_defaults(segment_len=512)
 class MaskedText(WikiText103):
-    """Text for masked language models, from the files and the cache of `WikiText103`.
+    """Text for masked language models, with the files and the cache of `WikiText103`.
 
-    Batches have `target` (B, N), the tokens themselves, -100 at begin, end and padding. Words are
-    hidden by the task, anew in every epoch.
+    Batches have `target` (B, N), the tokens themselves, -100 at begin, end and padding. The task
+    masks tokens, with new masks in every epoch.
 
     Source: value-aware attention (Gupta and Berant, 2021), A.1: an end token after each document,
-    all documents one text, cut into full sequences of L − 2 tokens between begin and end.
-    Departs from the source: `<eos>` ends lines, not documents, and the text keeps its order; words
+    all documents concatenated, divided into full sequences of L − 2 tokens between begin and end.
+    Departs from the source: `<eos>` ends lines, not documents, and the text is not shuffled; words
     instead of sub-words, unless `subwords`, `tokenizer_file` or `tokenizer` is set.
 
     Args:
-        tokenizer: Folder or file of a pre-trained encoder's tokeniser, see `read_encoder`,
-            or a cache that one was made for. Begin, end and mask are its own then, and its
-            separator ends lines.
+        tokenizer: Folder or file of a pre-trained encoder's tokeniser (see `read_encoder`), or a
+            cache that contains one. Its begin, end and mask tokens are used, and its separator ends
+            lines.
         **kwargs: Arguments of WikiText103: `segment_len` is L, begin and end included, and
-            `vocab_size` at least the vocabulary and three more; pad_to and pad_multiple have no
+            `vocab_size` at least the vocabulary plus three; pad_to and pad_multiple have no
             effect.
     """
 
@@ -103,7 +103,7 @@ class MaskedText(WikiText103):
     def __init__(self, *, tokenizer: str | None = None, **kwargs: Any) -> None:
         super().__init__(
             batching="segments",
-            # Of language models only: sequences do not overlap, and nothing is continued.
+            # These apply to language models only: sequences do not overlap and are not continued.
             val_stride=None,
             test_stride=None,
             prompts=None,
@@ -118,12 +118,12 @@ class MaskedText(WikiText103):
 
     @property
     def pretrained(self) -> Tokens | None:
-        """The pre-trained tokeniser, if there is one."""
+        """The pre-trained tokeniser, or None."""
         return self.vocabulary if self._named.get("tokenizer") is not None else None
 
     @property
     def mask_token(self) -> int | None:
-        """Id of the mask token of a pre-trained tokeniser; without one it is the last id."""
+        """Id of the mask token of a pre-trained tokeniser; None means the last id."""
         return None if self.pretrained is None else self.pretrained.mask
 
     @property
@@ -136,17 +136,17 @@ class MaskedText(WikiText103):
         return len(self.vocabulary) + (_SPECIAL if self.pretrained is None else 0)
 
     def form(self, name: str) -> str:
-        """How a split is scored."""
+        """Return the scoring mode of a split."""
         return "masked"
 
     def decode(self, ids: Any) -> str:
-        """Turn token ids into text, without begin, end and mask."""
+        """Convert token ids to text without begin, end and mask."""
         if self.pretrained is not None:
             return super().decode(ids)
         return super().decode([i for i in ids if i < self.vocab_size - _SPECIAL])
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the three splits; a DataError if vocab_size or the training text is too small."""
+        """Open the splits; raises DataError if vocab_size or the training text is too small."""
         needed, own = self._needed, self.pretrained
         if needed > self.vocab_size and own is not None:
             raise DataError(
@@ -155,8 +155,8 @@ class MaskedText(WikiText103):
             )
         if needed > self.vocab_size:
             raise DataError(
-                f"the vocabulary has {needed - _SPECIAL} words, and begin, end and mask need an id "
-                f"each, but vocab_size={self.vocab_size}; set vocab_size to at least {needed}"
+                f"the vocabulary has {needed - _SPECIAL} words, plus an id each for begin, end and "
+                f"mask, but vocab_size={self.vocab_size}; set vocab_size to at least {needed}"
             )
         splits: dict[str, Any] = {}
         for name in ("train", "val", "test"):
@@ -168,12 +168,12 @@ class MaskedText(WikiText103):
         return splits
 
     def size_lines(self) -> Iterator[str]:
-        """Yield what a report says of the splits."""
+        """Yield lines about the splits."""
         for line in super().size_lines():
             yield line.replace("(segments", "(full sequences", 1)
 
     def collate(self) -> Callable[[list[Any]], Any]:
-        """Return the function that makes a training batch."""
+        """Return the function that collates a training batch."""
         return StreamCollate("masked")
 
     def predict_dataloader(self) -> EvaluationLoader:

@@ -1,7 +1,7 @@
-"""Releases of text: what their files are called, where they are looked for, how they are unpacked.
+"""Text releases: file names, search locations, unpacking.
 
-A release is passed on in several forms. Each form has parts, such as its splits, and each part has
-patterns of file names, of which the first that is there counts.
+A release can exist in several layouts. Each layout has parts, such as the splits, and each part has
+file-name patterns, of which the first match is used.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Release:
     """The files of a release.
 
     Args:
-        title: What messages call it.
-        command: What prepares it, after `python -m datamodules prepare`.
-        expected: Its files, for messages.
-        origin: Where it is from.
-        forms: Patterns of the files of each part, form by form.
-        folders: Folders below `data_dir` that are looked in.
-        optional: Parts that a form may lack.
-        counts: Published numbers, by part.
-        otherwise: What a message says at its end.
+        title: Name for messages.
+        command: Options of `python -m datamodules prepare` that select the release.
+        expected: File names for messages.
+        origin: Official source.
+        forms: File-name patterns of each part, for each layout.
+        folders: Folders below `data_dir` to search.
+        optional: Parts that can be missing.
+        counts: Published sizes, by part.
+        otherwise: Text appended to the message about missing files.
     """
 
     title: str
@@ -50,14 +50,14 @@ class Release:
     otherwise: str = ""
 
     def find(self, data_dir: Path, path: str = "") -> dict[str, list[Path]]:
-        """Return the files of each part, of the first form that is complete.
+        """Return the files of each part, from the first complete layout.
 
         Args:
-            path: A folder that is looked in, in place of those below `data_dir`.
+            path: A folder to search instead of those below `data_dir`.
 
         Raises:
-            MissingDataError: No form is complete; the message names what is expected, or what is
-                missing of the form that lacks least.
+            MissingDataError: No layout is complete; the message lists the expected files, or the
+                files missing from the most complete layout.
         """
         place = expand(path) if path else data_dir
         found = self.files_in([place] if path else [data_dir / name for name in self.folders])
@@ -72,7 +72,7 @@ class Release:
         )
 
     def files_in(self, folders: Iterable[Path]) -> dict[str, list[Path]] | None:
-        """Return the same from some folders; None if there is no file of the release."""
+        """Return the files of each part from some folders; None if none of the files exists."""
         incomplete: list[tuple[list[str], Path]] = []
         for folder in folders:
             for form in self.forms:
@@ -89,7 +89,7 @@ class Release:
         shown = ", ".join(shown_name(Path(name)) for name in names[:_SHOWN])
         more = f" and {len(names) - _SHOWN} more files" if len(names) > _SHOWN else ""
         raise MissingDataError(
-            f"{self.title}: found {shown_name(first)}, but not {shown}{more}; add what is missing"
+            f"{self.title}: found {shown_name(first)}, but missing {shown}{more}"
         )
 
 
@@ -108,12 +108,12 @@ def _files_of(folder: Path, form: Form) -> dict[str, list[Path]]:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a path has the name of an archive."""
+    """Whether a path has an archive suffix."""
     return path.name.endswith(ARCHIVES)
 
 
 def shown_name(path: Path) -> str:
-    """Return how messages call a file: one of an archive (see `extract`) by both names."""
+    """Return a file name for messages: for a file of an archive (see `extract`) both names."""
     for folder in path.parents:
         if is_archive(folder):
             return f"{folder.name}: {path.relative_to(folder)}"
@@ -121,13 +121,13 @@ def shown_name(path: Path) -> str:
 
 
 def extract(archive: Path, parent: Path, wanted: Callable[[str], bool]) -> Path:
-    """Write the files of an archive whose names are wanted to a folder, as they lie in it.
+    """Extract the selected files of an archive to a folder, preserving subfolders.
 
     Returns:
-        The folder; it has the archive's name, so that `shown_name` can tell.
+        The folder, which has the archive's name for `shown_name`.
 
     Raises:
-        DataError: The archive is damaged.
+        DataError: The archive is corrupt.
     """
     folder = parent / archive.name
     done = folder / ".done"
@@ -155,7 +155,7 @@ def extract(archive: Path, parent: Path, wanted: Callable[[str], bool]) -> Path:
 
 
 def _splits(pattern: str, *names: str) -> dict[str, tuple[str, ...]]:
-    """Return the file of each split, by what stands for it in a name."""
+    """Return the file of each split, given its name in the release."""
     splits = ("train", "val", "test")
     return {s: (pattern.format(name),) for s, name in zip(splits, names, strict=False)}
 
@@ -200,7 +200,7 @@ _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
 
 
 def lm1b(num_held_out: int = HELD_OUT_SHARDS) -> Release:
-    """Return the one-billion-word benchmark with so many of its held-out shards, from the first."""
+    """Return the one-billion-word benchmark with its first `num_held_out` held-out shards."""
     folders = "{}-monolingual.tokenized.shuffled"
     train = [f"{folders.format('training')}/news.en-{n:05d}-of-00100" for n in range(1, 100)]
     held_out = [
@@ -214,7 +214,7 @@ def lm1b(num_held_out: int = HELD_OUT_SHARDS) -> Release:
         ({name: (name,) for name in (*train, *held_out)},),
         (_LM1B, "", f"lm1b/{_LM1B}", "lm1b"),
         counts={"train": 30_301_028, "held out": 306_688},
-        otherwise="; --corpus other takes any text with a sentence per line",
+        otherwise="; --corpus other accepts any text with a sentence per line",
     )
 
 
@@ -279,7 +279,7 @@ SQUAD = {
 
 
 def _both(pattern: str, folder: str = "") -> dict[str, tuple[str, ...]]:
-    """Return the file of both languages of a part, by what stands for them in a name."""
+    """Return the files of both languages of a part."""
     name = pattern.removesuffix(".{}").removesuffix(".{}.xml")
     return {f"{name}.{language}": (folder + pattern.format(language),) for language in ("de", "en")}
 
@@ -309,7 +309,7 @@ IWSLT14 = Release(
         *(form for folder in ("de-en/", f"{_PREPARED}/", "") for form in _iwslt14(folder)),
     ),
     ("", "iwslt14"),
-    counts={"train": 160_239, "val": 7_283, "test": 6_750},  # as printed by those who ran it
+    counts={"train": 160_239, "val": 7_283, "test": 6_750},  # as reported by users of the script
 )
 
 WMT14_PIECES = {
@@ -317,13 +317,13 @@ WMT14_PIECES = {
     "val": "newstest2013.tok.bpe.32000",
     "test": "newstest2014.tok.bpe.32000",
 }
-# Raw text: each corpus by the first of its names that is there.
+# Raw text: the first existing name of each corpus is used.
 WMT14_CORPORA = ("europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v12.de-en")
 _OTHER_NAMES = {"news-commentary-v12.de-en": "news-commentary-v9.de-en"}
 
 
 def wmt14(source_language: str = "en") -> Release:
-    """Return WMT'14 English–German; which SGML files are its text depends on the direction."""
+    """Return WMT'14 English–German; the SGML files that it uses depend on the direction."""
 
     def form(stems: Iterable[str]) -> dict[str, list[str]]:
         return {
@@ -352,7 +352,7 @@ def wmt14(source_language: str = "en") -> Release:
 
 
 def _wmt14_names(stem: str, language: str, source_language: str) -> list[str]:
-    """Return how one language of a part may be called: plain text, or SGML of the news."""
+    """Return the possible file names of one language of a part: plain text, or SGML of the news."""
     names = [f"{stem}.{language}"]
     if stem in _OTHER_NAMES:
         names.append(f"{_OTHER_NAMES[stem]}.{language}")

@@ -1,4 +1,4 @@
-"""Running text of the user's own, for language models: a file, or a folder of files."""
+"""The user's running text for language models: a file, or a folder of files."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from lit_probattn.base.files import digest, fingerprint
 __all__ = ["DividedText", "OwnText"]
 
 SUFFIXES = (".txt", ".text", ".md", ".rst", ".tokens", ".parquet")
-# From so many files on, a file is a document and stays whole.
+# With at least this many files, a file is a document and is not divided.
 _LEAST_DOCUMENTS = 20
-# Without documents: pieces of whole lines, about so many of them, within these sizes in characters.
+# Otherwise: about this many pieces of whole lines, with these bounds on characters per piece.
 _PIECES, _LEAST_PIECE, _LARGEST_PIECE = 100, 100, 20000
 _SHOWN = 70
 
 
 @dataclass(frozen=True)
 class DividedText(TextSource):
-    """One split of a text that is divided by a hash; positions count bytes of all files.
+    """One split of a text that is split by a hash; positions count bytes of all files.
 
     Args:
         parts: The files.
         split: The split.
         chosen: Split of each piece, by its digest.
-        piece_len: Least characters of a piece; None if each file is one piece.
+        piece_len: Minimum number of characters of a piece; None if each file is one piece.
     """
 
     parts: tuple[TextSource, ...]
@@ -47,22 +47,22 @@ class DividedText(TextSource):
 
     @property
     def name(self) -> str:
-        """The first file, and how many more."""
+        """Name of the first file, and the number of others."""
         more = len(self.parts) - 1
         return f"{self.split} part of {self.parts[0].name}" + (f" and {more} more" if more else "")
 
     @property
     def size(self) -> int:
-        """Size of all files."""
+        """Total size of all files."""
         return sum(part.size for part in self.parts)
 
     def identity(self) -> list[Any]:
-        """The files, and the division."""
+        """Return the identity of the files and of the split."""
         chosen = digest(repr(sorted(self.chosen.items())))
         return [*super().identity(), self.split, self.piece_len, chosen]
 
     def blocks(self, start: int = 0) -> Iterator[Block]:
-        """Yield the pieces of the split."""
+        """Yield the blocks of the split."""
         first = 0
         for part in self.parts:
             size = part.size
@@ -87,7 +87,7 @@ class DividedText(TextSource):
 
 
 def pieces(text: str, length: int) -> Iterator[str]:
-    """Yield whole lines together, each time at least `length` characters."""
+    """Yield groups of whole lines with at least `length` characters."""
     lines: list[str] = []
     size = 0
     for line in io.StringIO(text, newline="\n"):
@@ -105,20 +105,21 @@ def _fingerprint(source: TextSource) -> bytes:
 
 
 class OwnText(AtPath, Divided, TextStream):
-    """Text of the user's own as one stream of tokens per split; every line ends with `<eos>`.
+    """The user's text as one stream of tokens per split; every line ends with `<eos>`.
 
-    Where tokens are bytes or characters, the newline is the `<eos>`. Words that the vocabulary has
-    not become `<unk>`.
+    If tokens are bytes or characters, the newline is the `<eos>`. Words outside the vocabulary
+    become `<unk>`.
 
-    `path` is a text file, Parquet with a column `text`, or a folder of such files, searched to any
-    depth. Files called train, val and test are the splits. Otherwise text is divided by a hash:
-    whole files where there are 20 or more, pieces of some lines otherwise.
+    `path` is a text file, a Parquet file with a column `text`, or a folder of such files, searched
+    recursively. Files named train, val and test are the splits. Otherwise the text is split by a
+    hash: whole files if there are at least 20, else groups of lines.
 
     Args:
-        tokens: What a token is: bytes, characters, words (as blanks separate them), or subwords
+        tokens: Type of tokens: bytes, characters, words (separated by whitespace), or subwords
             (byte-level pair encoding).
-        vocab_limit: Most tokens of the vocabulary, the most frequent ones; the number of sub-words.
-        min_count: Words that are rarer in the training text become `<unk>`.
+        vocab_limit: Maximum size of the vocabulary, most frequent tokens first; the number of
+            sub-words.
+        min_count: Words with a lower count in the training text become `<unk>`.
         **kwargs: Arguments of AtPath, Divided and TextStream.
     """
 
@@ -137,19 +138,19 @@ class OwnText(AtPath, Divided, TextStream):
         super().__init__(units=TokenChoice(tokens, vocab_limit, min_count), **kwargs)
         self.path, self.title = expand(self.given_path), self.given_path
         self._found: dict[str, TextSource] = {}
-        self._files()  # names what is wrong with the path at once
+        self._files()  # raises errors of the path immediately
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         files = {"path": str(self.path.resolve()), "shares": self.shares}
         return {**files, "split_seed": self.split_seed, **super().settings()}
 
     def must_name(self) -> dict[str, Any]:
-        """The path has no default."""
+        """Return the path, which has no default, and the tokenisation settings."""
         return {"path": self.path, **self.units.settings()}
 
     def sources(self) -> list[Path]:
-        """The files."""
+        """Return the text files."""
         return self._files()
 
     def _files(self) -> list[Path]:
@@ -161,13 +162,13 @@ class OwnText(AtPath, Divided, TextStream):
         files = [p for p in found if p.is_file() and not p.name.startswith(".")]
         if not files:
             raise MissingDataError(
-                f"{self.path}: no text in this folder; expected files that end in "
+                f"{self.path}: this folder contains no text; expected files ending in "
                 f"{', '.join(SUFFIXES)}"
             )
         return files
 
     def find(self) -> dict[str, TextSource]:
-        """Return the splits: files of their own, or parts of all files."""
+        """Return the splits: separate files, or parts of all files."""
         if not self._found:
             sources = [_source(path) for path in self._files()]
             given = self._given(sources)
@@ -175,7 +176,7 @@ class OwnText(AtPath, Divided, TextStream):
         return self._found
 
     def _given(self, sources: Sequence[TextSource]) -> dict[str, TextSource]:
-        """Return the files of the splits by their names; nothing unless all three are there."""
+        """Return the files of the splits by name; empty unless all three exist."""
         found: dict[str, TextSource] = {}
         for source in sources:
             stem = source.paths[0].stem.replace(".", "_")
@@ -187,8 +188,9 @@ class OwnText(AtPath, Divided, TextStream):
                 lacking = ", ".join(name for name in ("val", "test") if name not in found)
                 names = ", ".join(source.paths[0].name for source in sources[:5])
                 raise DataError(
-                    f"{self.path} has {names}, but no file for {lacking}; add it, or rename the "
-                    f"files so that they are divided"
+                    f"{self.path} has {names}, but the {lacking} file is missing; add it, or "
+                    f"rename the "
+                    f"files so that they are split automatically"
                 )
             return {}
         digests: dict[bytes, TextSource] = {}
@@ -196,7 +198,7 @@ class OwnText(AtPath, Divided, TextStream):
             same = digests.setdefault(_fingerprint(source), source)
             if same is not source:
                 raise DataError(
-                    f"{source.name} is equal to {same.name}; a split needs its own text"
+                    f"{source.name} duplicates {same.name}; every split needs different text"
                 )
         return {name: found[name] for name in ("train", "val", "test")}
 
@@ -210,7 +212,7 @@ class OwnText(AtPath, Divided, TextStream):
             if not size:
                 raise DataError(f"{self.path} is empty: expected text")
             length = min(max(size // _PIECES, _LEAST_PIECE), _LARGEST_PIECE)
-            unit = "pieces of whole lines"
+            unit = "groups of lines"
             texts = (block.text for source in sources for block in source.blocks())
             keys = [fingerprint(piece.encode()) for text in texts for piece in pieces(text, length)]
         splits = divide(str(self.path), keys, self.shares, self.split_seed, unit)
@@ -222,7 +224,7 @@ class OwnText(AtPath, Divided, TextStream):
         }
 
     def size_lines(self) -> Iterator[str]:
-        """Yield what a report says of the splits, and three samples."""
+        """Yield lines about the splits, and three samples."""
         counts = self.counts
         yield f"tokens: {self.units.unit}, vocabulary {len(self.vocabulary)}"
         for name in ("train", "val", "test"):
@@ -230,7 +232,7 @@ class OwnText(AtPath, Divided, TextStream):
             lines = self._line_lengths(name)
             low, median, high, most = np.percentile(lines, (0, 50, 95, 100)).astype(int)
             yield (
-                f"{name}: {found} tokens, {len(self.split(name))} samples; tokens of a line min "
+                f"{name}: {found} tokens, {len(self.split(name))} samples; tokens per line min "
                 f"{low}, median {median}, p95 {high}, max {most}"
             )
             yield f"<unk> in {name}: {unknown} of {found} tokens ({100 * unknown / found:.2f} %)"

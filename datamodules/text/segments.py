@@ -1,7 +1,7 @@
-"""Segments of one long stream of tokens: columns, windows, prompts, and batches of them.
+"""Segments of one long token stream: columns, windows, prompts, and batches of them.
 
-A sample has `inputs` (n,) and `target` (n,), the tokens that follow; IGNORE marks a prediction that
-is not scored.
+A sample has `inputs` (n,) and `target` (n,), the next token at each position; predictions with
+target IGNORE are not scored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IGNORE = -100
 
 
 class StreamSample(NamedTuple):
-    """A segment and what follows each of its tokens."""
+    """A segment and the next token at each position."""
 
     inputs: npt.NDArray[np.int64]
     target: npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ class StreamSample(NamedTuple):
 
 
 class _Stream(Mapped):
-    """A split of one stream of tokens."""
+    """A split that is one stream of tokens."""
 
     def __init__(self, tokens: npt.NDArray[np.integer]) -> None:
         self.tokens = tokens
@@ -43,14 +43,14 @@ class _Stream(Mapped):
 
 
 class ColumnSplit(_Stream):
-    """The stream cut into equal columns, read downwards side by side.
+    """The stream divided into equal columns, which are read in parallel.
 
     Source: MGK's language modelling code. Sample s · columns + c is segment s of column c; a batch
-    is one segment of every column. What is left of the stream after the last column is dropped; the
-    last segment of all columns is shorter.
+    is one segment of every column. The remainder of the stream after the last column is dropped;
+    the last segment of all columns can be shorter.
 
     Raises:
-        DataError: A column would have no prediction.
+        DataError: The columns are too short for a prediction.
     """
 
     def __init__(self, tokens: npt.NDArray[np.integer], num_columns: int, segment_len: int) -> None:
@@ -59,7 +59,7 @@ class ColumnSplit(_Stream):
         self.column_len = len(tokens) // num_columns
         if self.column_len < 2:
             raise DataError(
-                f"the training text of {len(tokens)} tokens cannot be cut into "
+                f"the training text of {len(tokens)} tokens is too short for "
                 f"batch_size={num_columns} columns of at least 2 tokens; lower batch_size"
             )
 
@@ -75,16 +75,16 @@ class ColumnSplit(_Stream):
 
 
 class WindowSplit(_Stream):
-    """Windows that begin every `stride` tokens and score every prediction of the stream once.
+    """Windows that start every `stride` tokens and score every prediction of the stream once.
 
-    The first window scores all its predictions, each later one its last `stride`, which so have at
-    least window_len - stride tokens before them. With stride = window_len these are independent
-    segments; with stride 1 it is the sliding window of the papers.
+    The first window scores all its predictions, each later one only its last `stride`, which
+    therefore have at least window_len - stride tokens of context. With stride = window_len these
+    are independent segments; with stride 1 it is the sliding window of the papers.
 
-    `drop_short` leaves out a last window that is shorter.
+    `drop_short` drops a shorter last window.
 
     Raises:
-        DataError: There is no window; or the stride is not from 1 to window_len.
+        DataError: There are no windows; or the stride is not from 1 to window_len.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class WindowSplit(_Stream):
         super().__init__(tokens)
         if not 1 <= stride <= window_len:
             raise DataError(
-                f"a stride must be from 1 to segment_len={window_len}, so that no token is left "
-                f"out; received {stride}"
+                f"a stride must be from 1 to segment_len={window_len}, so that no token is "
+                f"skipped; received {stride}"
             )
         self.window_len, self.stride = window_len, stride
         beyond = max(0, len(tokens) - 1 - window_len)
@@ -106,7 +106,7 @@ class WindowSplit(_Stream):
         if len(tokens) < 2 or (drop_short and len(tokens) - 1 < window_len):
             needed = window_len + 1 if drop_short else 2
             raise DataError(
-                f"the text has {len(tokens)} tokens, at least {needed} are needed at "
+                f"the text has {len(tokens)} tokens, expected at least {needed} for "
                 f"segment_len={window_len}"
             )
 
@@ -124,7 +124,7 @@ class WindowSplit(_Stream):
 
 
 class PromptSplit:
-    """Prompts to continue: token ids of each."""
+    """Token ids of prompts to continue."""
 
     def __init__(self, prompts: list[npt.NDArray[np.int64]]) -> None:
         self.prompts = prompts
@@ -133,18 +133,18 @@ class PromptSplit:
         return len(self.prompts)
 
     def __getitem__(self, index: int) -> StreamSample:
-        """Return one prompt; it has nothing to score."""
+        """Return one prompt, without scored predictions."""
         inputs = self.prompts[0 if index == FILL else index]
         return StreamSample(inputs, np.full_like(inputs, IGNORE), index)
 
 
 @dataclass(frozen=True)
 class StreamCollate:
-    """Make a batch of segments.
+    """Collate segments.
 
     Args:
-        form: How they are scored: `segments`, `sliding` or `stride<n>`; in the batch as `form`.
-        pad_left: Padding before the tokens (prompts) instead of after them.
+        form: Scoring mode: `segments`, `sliding` or `stride<n>`; stored in the batch.
+        pad_left: Whether padding comes before the tokens (prompts) instead of after them.
     """
 
     form: str

@@ -1,7 +1,7 @@
-"""The text of a split, read in pieces: a text file, a member of a zip, Parquet shards.
+"""The text of a split, read in blocks: a text file, a member of a zip file, Parquet shards.
 
-Lines end as in Python's text files ("\\n", "\\r\\n" or "\\r"), a byte-order mark is skipped, and
-the last line need not be ended.
+Line ends are those of Python's text files ("\\n", "\\r\\n" or "\\r"), a byte-order mark is skipped,
+and the last line can lack a line end.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lit_probattn.base.errors import DataError
 __all__ = ["Block", "ParquetText", "PlainText", "TextSource"]
 
 _BLOCK_BYTES = 4 << 20
-# A piece is whole lines, so a line without end would fill the memory.
+# Limits memory: blocks are whole lines.
 MOST_LINE_BYTES = 64 << 20
 _BLOCK_ROWS = 16384
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Block(NamedTuple):
-    """Whole lines of text, each ended by a newline, and where the next piece begins."""
+    """Whole lines of text, each ended by a newline, and the position of the next block."""
 
     text: str
     position: int
@@ -44,53 +44,53 @@ class TextSource:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name for messages."""
         return ", ".join(map(str, self.paths))
 
     @property
     def size(self) -> int:
-        """Position of the end."""
+        """End position."""
         raise NotImplementedError
 
     def blocks(self, start: int = 0) -> Iterator[Block]:
-        """Yield the pieces from a position that an earlier piece gave."""
+        """Yield the blocks from a position returned with an earlier block."""
         raise NotImplementedError
 
     def identity(self) -> list[Any]:
-        """Names, sizes and times of the files: what an interrupted job must find unchanged."""
+        """Return names, sizes and times of the files, which must not change until a job ends."""
         states = [(path, path.stat()) for path in self.paths]
         return [[str(path), state.st_size, state.st_mtime_ns] for path, state in states]
 
 
 @dataclass(frozen=True)
 class PlainText(TextSource):
-    """A text file in UTF-8, or one in a zip.
+    """A UTF-8 text file, or a member of a zip file.
 
     Args:
-        member: Its name in the archive; None if it is not in one.
+        member: Name in the archive; None for a plain file.
     """
 
     member: str | None = None
 
     @property
     def name(self) -> str:
-        """Path, and name in the archive."""
+        """Path, and name in the archive if there is one."""
         return str(self.paths[0]) if self.member is None else f"{self.paths[0]}:{self.member}"
 
     @property
     def size(self) -> int:
-        """Bytes of text."""
+        """Number of bytes of text."""
         if self.member is None:
             return self.paths[0].stat().st_size
         with self._archive() as archive:
             return archive.getinfo(self.member).file_size
 
     def identity(self) -> list[Any]:
-        """The file, and the name in the archive."""
+        """Return the identity of the file, and the name in the archive."""
         return [*super().identity(), self.member]
 
     def blocks(self, start: int = 0) -> Iterator[Block]:
-        """Yield pieces of about 4 MiB; a DataError for wrong bytes, lines or damage."""
+        """Yield blocks of about 4 MiB; raises DataError for invalid bytes, lines or archives."""
         with self._open() as file:
             file.seek(start)
             position = start
@@ -99,7 +99,7 @@ class PlainText(TextSource):
                     line = self._line_of(position + raw.rfind(b"\n") + 1)
                     raise DataError(
                         f"{self.name}, line {line}: longer than {MOST_LINE_BYTES} bytes; split the "
-                        "text into lines"
+                        "text into shorter lines"
                     )
                 yield Block(self._decode(raw, position), position + len(raw))
                 position += len(raw)
@@ -110,7 +110,7 @@ class PlainText(TextSource):
             with zipfile.ZipFile(self.paths[0]) as archive:
                 yield archive
         except DAMAGED as error:
-            raise DataError(f"{self.name} is damaged: {error}") from None
+            raise DataError(f"{self.name} is corrupt: {error}") from None
 
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
@@ -143,22 +143,22 @@ class PlainText(TextSource):
 
 @dataclass(frozen=True)
 class ParquetText(TextSource):
-    """Parquet shards with a column `text`; a row is a line, ended by a newline or not."""
+    """Parquet shards with a column `text`; each row is a line, with or without a newline."""
 
     unit = "rows"
 
     @cached_property
     def _rows(self) -> list[int]:
-        """Rows of each shard."""
+        """Number of rows of each shard."""
         return [self._shard(path).metadata.num_rows for path in self.paths]
 
     @property
     def size(self) -> int:
-        """Rows of all shards."""
+        """Number of rows of all shards."""
         return sum(self._rows)
 
     def blocks(self, start: int = 0) -> Iterator[Block]:
-        """Yield pieces of at most 16384 rows; a DataError for rows without text, or damage."""
+        """Yield blocks of at most 16384 rows; raises DataError for missing text or corruption."""
         position = 0
         for path, count in zip(self.paths, self._rows, strict=True):
             if position + count <= start:
@@ -172,7 +172,7 @@ class ParquetText(TextSource):
                 position += len(rows)
 
     def _batches(self, path: Path) -> Iterator[list[str | None]]:
-        """Yield the rows of a shard in pieces."""
+        """Yield the rows of a shard in batches."""
         with _readable(path):
             for batch in self._shard(path).iter_batches(_BLOCK_ROWS, columns=["text"]):
                 yield batch.column(0).to_pylist()
@@ -192,7 +192,7 @@ class ParquetText(TextSource):
 
     def _join(self, rows: list[str | None], path: Path, first: int) -> str:
         if None in rows:
-            raise DataError(f"{path}: row {first + rows.index(None)} of the split has no text")
+            raise DataError(f"{path}: row {first + rows.index(None)} of the split: text is missing")
         lines = (str(row).replace("\r\n", "\n").replace("\r", "\n") for row in rows)
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
@@ -205,4 +205,4 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (ArrowException, OSError, UnicodeDecodeError) as error:
         text = " ".join(str(error).split())
-        raise DataError(f"{path} is not a Parquet file, or damaged: {text}") from None
+        raise DataError(f"{path} is not a Parquet file or is corrupt: {text}") from None

@@ -37,11 +37,11 @@ _log = logging.getLogger("datamodules")
 
 @dataclass(frozen=True)
 class TextCounts:
-    """Counts of `words` of the vocabulary, and of tokens of each split, `<eos>` included.
+    """Number of `words` of the vocabulary, and of tokens of each split, `<eos>` included.
 
     Args:
-        unknown: Tokens of each split that became `<unk>`, their word being unknown.
-        published: Published counts, as far as there are any.
+        unknown: Number of `<unk>` tokens of each split.
+        published: Published counts, if any.
     """
 
     found: Mapping[str, int]
@@ -49,14 +49,15 @@ class TextCounts:
     published: Mapping[str, int]
 
     def problems(self) -> Iterator[str]:
-        """Yield counts that differ from the published ones, and words that became `<unk>`."""
+        """Yield lines about counts that differ from published ones, and about `<unk>` tokens."""
         for name, expected in self.published.items():
             if self.found[name] != expected:
-                yield f"{self.found[name]} {_WHAT[name]}, published are {expected}"
+                yield f"{self.found[name]} {_WHAT[name]}, expected the published {expected}"
         for name, number in self.unknown.items():
             if number:
                 yield (
-                    f"{number} of {self.found[name]} {_WHAT[name]} are not in the vocabulary of "
+                    f"{number} of {self.found[name]} {_WHAT[name]} are missing from the "
+                    f"vocabulary of "
                     f"{self.found['words']} words and became <unk>"
                 )
 
@@ -64,25 +65,25 @@ class TextCounts:
 class TextStream(CachedDataModule):
     """Text as one stream of tokens per split; base of the data sets of running text.
 
-    Batches have `target` (B, N), the token after each of `inputs` (B, N), -100 where a prediction
-    is not scored, and `form`, which says how evaluation is done: `segments`, `sliding` or
-    `stride<n>`. Tokenising needs memory for the vocabulary and a piece of the text only, and goes
-    on where it was interrupted.
+    Batches have `target` (B, N), the token after each of `inputs` (B, N), -100 for predictions that
+    are not scored, and `form`, the evaluation mode: `segments`, `sliding` or
+    `stride<n>`. Tokenisation is resumable, and its memory is limited to the vocabulary and a block
+    of the text.
 
     Args:
-        units: What tokens are.
-        segment_len: Tokens of a segment or window; the model's max_seq_len.
-        batching: `columns` cuts the training stream into batch_size columns that are read side by
-            side, in the same order in every epoch; `segments` shuffles its segments of segment_len
-            tokens (a shorter last one is left out).
-        vocab_size: Rows of the model's embedding table, at least the size of the vocabulary. None
-            means its size, for which the text is tokenised as soon as a model asks.
-        val_stride: Tokens from one validation window to the next. None means segment_len, which
-            gives independent segments; 1 is the sliding window of the papers.
-        test_stride: The same for the test split.
-        prompts: Texts that `predict` continues. None takes num_prompts pieces of predict_split.
-        num_prompts: Number of pieces.
-        prompt_len: Tokens of a piece.
+        units: Type and number of tokens.
+        segment_len: Number of tokens of a segment or window; the model's max_seq_len.
+        batching: `columns` divides the training stream into batch_size columns that are read in
+            parallel, in the same order in every epoch; `segments` shuffles its segments of
+            segment_len tokens (a shorter last one is dropped).
+        vocab_size: Rows of the model's embedding table, at least the size of the vocabulary.
+            Default: its size, which requires tokenised text when the model is built.
+        val_stride: Number of tokens between the starts of validation windows. Default: segment_len,
+            which gives independent segments; 1 is the sliding window of the papers.
+        test_stride: Number of tokens between the starts of test windows. Default: segment_len.
+        prompts: Texts that `predict` continues. Default: num_prompts excerpts of predict_split.
+        num_prompts: Number of excerpts.
+        prompt_len: Number of tokens of an excerpt.
         **kwargs: Arguments of DataModule; pad_to and pad_multiple have no effect.
     """
 
@@ -114,15 +115,15 @@ class TextStream(CachedDataModule):
         self._prompts, self._num_prompts, self._prompt_len = prompts, num_prompts, prompt_len
         self._vocabulary: Tokens | None = None
 
-    # ---- the kind's part -----------------------------------------------------------------------
+    # ---- implemented by subclasses -------------------------------------------------------------
 
     def find(self) -> dict[str, TextSource]:
-        """Return the text of the splits train, val and test; a DataError if it is not there."""
+        """Return the text of the splits train, val and test; raises DataError if it is missing."""
         raise NotImplementedError
 
     @property
     def published_counts(self) -> dict[str, int]:
-        """Published counts of words and tokens, as far as there are any."""
+        """Published counts of words and tokens, if any."""
         return {}
 
     # ---- sizes -------------------------------------------------------------------------------
@@ -134,17 +135,17 @@ class TextStream(CachedDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Every word of the table is a possible prediction."""
+        """Number of rows of the embedding table: every word is a possible prediction."""
         return self.vocab_size
 
     @property
     def vocabulary(self) -> Tokens:
-        """Words and ids; the text is tokenised if it has not been."""
+        """Words and ids; the text is tokenised if necessary."""
         if self._vocabulary is None:
             self._vocabulary = TokenChoice.read(self.cache)
         return self._vocabulary
 
-    def require_room(self) -> None:
+    def require_vocabulary_size(self) -> None:
         """Raise a DataError if the vocabulary is larger than vocab_size."""
         words = len(self.vocabulary)
         if words > self.vocab_size:
@@ -154,11 +155,11 @@ class TextStream(CachedDataModule):
             )
 
     def decode(self, ids: Any) -> str:
-        """Turn token ids into text."""
+        """Convert token ids to text."""
         return self.vocabulary.decode(ids)
 
     def form(self, name: str) -> str:
-        """How a split is scored: `segments`, `sliding` or `stride<n>`."""
+        """Return the scoring mode of a split: `segments`, `sliding` or `stride<n>`."""
         stride = self._strides.get(name, self.segment_len)
         if stride == self.segment_len:
             return "segments"
@@ -167,11 +168,11 @@ class TextStream(CachedDataModule):
     # ---- the cache ---------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         return self.units.settings()
 
     def sources(self) -> list[Path]:
-        """The files of the text."""
+        """Return the text files."""
         found = self.find().values()
         return list(dict.fromkeys(path for source in found for path in source.paths))
 
@@ -197,7 +198,7 @@ class TextStream(CachedDataModule):
     # ---- splits ------------------------------------------------------------------------------
 
     def load_splits(self) -> dict[str, Split]:
-        """Open the splits, and warn of counts that are not the published ones."""
+        """Open the splits, and warn if counts differ from the published ones."""
         splits = super().load_splits()
         if self.trainer is None or self.trainer.is_global_zero:
             for problem in self.counts.problems():
@@ -205,8 +206,8 @@ class TextStream(CachedDataModule):
         return splits
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the three splits; a DataError if vocab_size is too small or a split too short."""
-        self.require_room()
+        """Open the three splits; raises DataError if vocab_size or a split is too small."""
+        self.require_vocabulary_size()
         train = cache.array("train_tokens")
         splits: dict[str, Any] = {}
         if self.batching == "columns":
@@ -220,7 +221,7 @@ class TextStream(CachedDataModule):
 
     @property
     def counts(self) -> TextCounts:
-        """Words and tokens, beside the published numbers."""
+        """Numbers of words and tokens, with the published numbers."""
         cache = self.cache
         sizes = {name: len(cache.array(f"{name}_tokens")) for name in _SPLITS}
         unknown = dict(zip(_SPLITS, cache.array("num_unknown").tolist(), strict=True))
@@ -228,7 +229,7 @@ class TextStream(CachedDataModule):
         return TextCounts(words, unknown, self.published_counts)
 
     def size_lines(self) -> Iterator[str]:
-        """Yield what a report says of the splits."""
+        """Yield lines about the splits."""
         counts = self.counts
         yield f"vocabulary: {counts.found['words']} words, sha256 {self.vocabulary.digest}"
         for name in _SPLITS:
@@ -239,7 +240,7 @@ class TextStream(CachedDataModule):
             )
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
-        """Yield a line for each published number, and whether ours is equal."""
+        """Yield a line for each published number, and whether the number found is equal."""
         counts = self.counts
         for name, expected in counts.published.items():
             found = counts.found[name]
@@ -248,11 +249,11 @@ class TextStream(CachedDataModule):
     # ---- batches -----------------------------------------------------------------------------
 
     def collate(self) -> Callable[[list[Any]], Any]:
-        """Return the function that makes a training batch."""
+        """Return the function that collates a training batch."""
         return StreamCollate("segments")
 
     def collate_of(self, name: str) -> Callable[[list[Any]], Any]:
-        """Return the function that makes a batch of one split."""
+        """Return the function that collates a batch of one split."""
         return StreamCollate(self.form(name))
 
     def test_as_validation(self) -> EvaluationLoader:
@@ -276,7 +277,7 @@ class TextStream(CachedDataModule):
         if self._prompts is not None:
             found = [self.vocabulary.encode(text)[0].astype(np.int64) for text in self._prompts]
             if not found or not all(map(len, found)):
-                raise DataError("prompts must hold at least one text, and none may be empty")
+                raise DataError("prompts must contain at least one text, and no empty ones")
             return found
         tokens = self.cache.array(f"{self.predict_split}_tokens")
         starts = np.linspace(0, max(0, len(tokens) - self._prompt_len), self._num_prompts)

@@ -1,4 +1,4 @@
-"""Tables of the user's own: a text, or a pair of texts, and a label in each row."""
+"""The user's tables with a text, or a pair of texts, and a label in each row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lit_probattn.base.progress import progress
 
 __all__ = ["Encoded", "LabelledTexts", "TextTable", "Texts"]
 
-# Usual names of columns, the likeliest first.
+# Usual column names, most likely first.
 _TEXT_GUESSES = (
     *("text", "sentence", "review", "content", "document", "body", "message", "comment"),
     *("tweet", "question", "utterance", "description", "title"),
@@ -35,16 +35,16 @@ _PAIR_GUESSES = (
     *(("sentence1", "sentence2"), ("text1", "text2"), ("premise", "hypothesis")),
     *(("question", "sentence"), ("question1", "question2"), ("first", "second")),
 )
-_SHOWN = 70  # characters of a text
-Texts = tuple[str | None, ...]  # of a row; None where a pair has no second
+_SHOWN = 70  # characters per text
+Texts = tuple[str | None, ...]  # of a row; None for a missing second text
 
 
 class Encoded(NamedTuple):
-    """The texts of a row in tokens.
+    """The tokenised texts of a row.
 
     Args:
-        second: Where the second text begins; the length where there is none.
-        counted: Tokens that are unknown or cut off, whatever the kind counts.
+        second: Start of the second text; the length if there is none.
+        counted: Number of unknown or truncated tokens, depending on the subclass.
     """
 
     ids: npt.ArrayLike
@@ -53,11 +53,11 @@ class Encoded(NamedTuple):
 
 
 class TextTable(OwnSamples):
-    """Rows of one or two texts and a label, as sequences of tokens.
+    """Rows of one or two texts and a label, as token sequences.
 
-    A text alone is a pair without its second. A subclass sets `columns`, the value of each setting
-    that names a column (of one text or two, then of the label), and `choice`, and makes the
-    sequence of a row.
+    A single text is a pair without a second text. A subclass sets `columns`, the value of each
+    setting that names a column (one or two texts, then the label), and `choice`, and implements
+    `encoded`.
     """
 
     what = "texts"
@@ -66,17 +66,17 @@ class TextTable(OwnSamples):
     choice: TokenChoice
 
     def encoded(self, tokens: Tokens, texts: Texts) -> Encoded:
-        """Return the sequence of a row."""
+        """Return the token sequence of a row."""
         raise NotImplementedError
 
     # ---- reading -----------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         return {**super().settings(), **self.columns, **self.choice.settings()}
 
     def sources(self) -> list[Path]:
-        """The files, each once, and those of given tokens."""
+        """Return the files without duplicates, including the files of given tokens."""
         return list(dict.fromkeys([*super().sources(), *self.choice.files()]))
 
     def read(self, path: Path) -> Rows:
@@ -89,7 +89,7 @@ class TextTable(OwnSamples):
             listed = " and ".join(map(repr, texts))
             notes.append(
                 f"{path.name}: texts from column {listed}, labels from {label!r}; "
-                f"{', '.join(self.columns)} name others"
+                f"{', '.join(self.columns)} select others"
             )
         labels = labels_of(table, label)
         values: list[Any] = [table.strings(name) for name in texts]
@@ -98,7 +98,7 @@ class TextTable(OwnSamples):
         return Rows(list(zip(*values, strict=True)), labels, places, notes)
 
     def _columns_of(self, table: Table) -> list[str]:
-        """Return the columns of the texts and of the label, as named or by usual names."""
+        """Return the columns of the texts and the label, as set or by usual names."""
         *texts, label = self.columns
         named = {setting: self.columns[setting] for setting in texts}
         found: dict[str, str] = {}
@@ -115,11 +115,13 @@ class TextTable(OwnSamples):
         for name in found.values():
             settings = [setting for setting, column in found.items() if column == name]
             if len(settings) > 1:
-                raise DataError(f"{' and '.join(settings)} are both {name!r}; name two columns")
+                raise DataError(
+                    f"{' and '.join(settings)} are both {name!r}; set two different columns"
+                )
         return list(found.values())
 
     def key(self, value: Texts) -> bytes:
-        """Return the texts themselves, without the blanks around them."""
+        """Return the stripped texts as bytes."""
         parts = [(text or "").strip() for text in value]
         return "\x1f".join(parts).encode("utf-8", "surrogatepass")
 
@@ -128,7 +130,7 @@ class TextTable(OwnSamples):
     def store(
         self, writer: CacheWriter, parts: dict[str, list[Any]], targets: dict[str, list[int]]
     ) -> dict[str, Any]:
-        """Make the tokens of the training split, unless they are given, and the sequences."""
+        """Write the sequences, with given tokens or tokens learned from the training split."""
 
         def texts() -> Iterator[str]:
             for row in parts["train"]:
@@ -142,7 +144,7 @@ class TextTable(OwnSamples):
         return {"counts": counts}
 
     def cleaned(self, text: str) -> str:
-        """Return a text as its tokens are made of it."""
+        """Return a text as it is tokenised."""
         return text
 
     def _write(
@@ -153,7 +155,7 @@ class TextTable(OwnSamples):
         targets: list[int],
         tokens: Tokens,
     ) -> int:
-        """Add the sequences of a split to a cache; return the sum of what they count."""
+        """Write the sequences of a split to a cache; return the sum of `counted`."""
         seconds: list[int] = []
         count = 0
         with (
@@ -174,11 +176,11 @@ class TextTable(OwnSamples):
     # ---- texts -------------------------------------------------------------------------------
 
     def decode(self, ids: Any) -> str:
-        """Turn ids of a batch into text."""
+        """Convert the ids of a batch to text."""
         raise NotImplementedError
 
     def shown(self, name: str, index: int) -> str:
-        """Return the beginnings of the texts of a sample, as the model sees them."""
+        """Return the beginnings of the texts of a sample, decoded from its ids."""
         sample = self.split(name)[index]
         second = getattr(sample, "second", len(sample.values))
         parts = (sample.values[:second], sample.values[second:])
@@ -188,18 +190,20 @@ class TextTable(OwnSamples):
 class LabelledTexts(TextTable):
     """Texts and their class, from a CSV, TSV, JSON lines or Parquet file.
 
-    Ids: 0 padding, then the tokens; a line of the text ends with `<eos>` (a newline where tokens
-    are bytes or characters). The vocabulary is that of the training split. `classes` maps class
-    numbers to labels.
+    Ids: 0 padding, then the tokens; a line of the text ends with `<eos>` (a newline if tokens
+    are bytes or characters). The vocabulary is learned from the training split. `classes` maps
+    class numbers to labels.
 
     Args:
-        text_column: Column of the texts. None takes the first usual name, and says which.
-        label_column: Column of the labels, words or numbers. None likewise.
-        tokens: What a token is: bytes, characters, words (as blanks separate them), or subwords
+        text_column: Column of the texts. Default: the first usual name, which is reported.
+        label_column: Column of the labels, words or numbers. Default: the first usual name, which
+            is reported.
+        tokens: Type of tokens: bytes, characters, words (separated by whitespace), or subwords
             (byte-level pair encoding).
-        vocab_limit: Most tokens of the vocabulary, the most frequent ones; the number of sub-words.
-        min_count: Words that are rarer in the training split become `<unk>`.
-        max_length: Texts are cut off after so many tokens; the model's max_seq_len.
+        vocab_limit: Maximum size of the vocabulary, most frequent tokens first; the number of
+            sub-words.
+        min_count: Words with a lower count in the training split become `<unk>`.
+        max_length: Longer texts are truncated to this number of tokens; the model's max_seq_len.
         **kwargs: Arguments of OwnSamples.
     """
 
@@ -226,7 +230,7 @@ class LabelledTexts(TextTable):
 
     @cached_property
     def vocabulary(self) -> Tokens:
-        """Tokens and their ids, which are one less than those of a batch."""
+        """Tokens and their ids, which are one less than the ids in a batch."""
         return TokenChoice.read(self.cache)
 
     @property
@@ -235,7 +239,7 @@ class LabelledTexts(TextTable):
         return len(self.vocabulary) + 1
 
     def must_name(self) -> dict[str, Any]:
-        """The files, and what is not the default."""
+        """Return the files and the settings that differ from their defaults."""
         named = {name: value for name, value in self.columns.items() if value is not None}
         return {**super().must_name(), **named, **self.choice.settings()}
 
@@ -244,7 +248,7 @@ class LabelledTexts(TextTable):
         return text.strip().replace("\r\n", "\n").replace("\r", "\n") + "\n"
 
     def encoded(self, tokens: Tokens, texts: Texts) -> Encoded:
-        """Return the tokens of a text; those that are unknown are counted."""
+        """Return the tokens of a text; unknown ones are counted."""
         ids, unknown = tokens.encode(self.cleaned(str(texts[0])))
         return Encoded(ids, len(ids), unknown)
 
@@ -255,11 +259,11 @@ class LabelledTexts(TextTable):
         return {name: part(name, self.max_seq_len) for name in ("train", "val", "test")}
 
     def decode(self, ids: Any) -> str:
-        """Turn ids of a batch into text, without padding."""
+        """Convert the ids of a batch to text without padding."""
         return self.vocabulary.decode([int(i) - 1 for i in ids if i > 0])
 
     def size_lines(self) -> Iterator[str]:
-        """Yield what a report says of the splits, and how much is unknown."""
+        """Yield lines about the splits, and the share of unknown tokens."""
         yield f"tokens: {self.choice.unit}, vocabulary {len(self.vocabulary)}"
         yield from super().size_lines()
         for name, unknown in self.facts["counts"].items():

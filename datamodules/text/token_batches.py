@@ -1,4 +1,4 @@
-"""Batches that are counted in tokens: what data modules of sentences share."""
+"""Base of data modules whose batches are counted in tokens."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ __all__ = ["TokenBatches"]
 
 
 class TokenBatches(DataModule):
-    """A data module whose batches hold at most `max_tokens` tokens, padding included.
+    """A data module whose batches contain at most `max_tokens` tokens, padding included.
 
-    A subclass gives `batch_lengths`. Padded lengths are rounded up to multiples of `pad_multiple`.
+    A subclass implements `batch_lengths`. Padded lengths are rounded up to multiples of
+    `pad_multiple`.
 
     Args:
-        max_tokens: Tokens of one optimiser step, over all ranks and accumulation steps, padding
-            included.
-        eval_max_tokens: The same for one evaluation batch of one rank. None means max_tokens,
-            divided by the number of micro-batches of a step. Results do not depend on it.
+        max_tokens: Maximum number of tokens per optimiser step, over all ranks and accumulation
+            steps, padding included.
+        eval_max_tokens: Maximum number of tokens per evaluation batch of one rank. Default:
+            max_tokens divided by the number of micro-batches per step. Does not affect results.
         pad_multiple: Padded lengths are rounded up to a multiple of this.
-        **kwargs: Arguments of the next base.
+        **kwargs: Arguments of the parent class.
     """
 
     sets: tuple[str, ...] = ("batch_size", "eval_batch_size", "pad_to")
@@ -52,17 +53,17 @@ class TokenBatches(DataModule):
         self.max_tokens, self.eval_max_tokens = max_tokens, eval_max_tokens
 
     def batch_lengths(self, name: str) -> Lengths:
-        """Return the lengths of a split as batches see them."""
+        """Return the lengths of a split that determine its batches."""
         raise NotImplementedError
 
     @property
     def batch_setting(self) -> tuple[str, int]:
-        """Batches are counted in tokens."""
+        """Name and value of the setting that determines the size of an optimiser step."""
         return "max_tokens", self.max_tokens
 
     @property
     def eval_batch_setting(self) -> tuple[str, int]:
-        """Name and value of the setting that says what an evaluation batch holds."""
+        """Name and value of the setting that determines the size of an evaluation batch."""
         return "eval_max_tokens", self.eval_max_tokens or self.max_tokens
 
     @cached_property
@@ -75,7 +76,7 @@ class TokenBatches(DataModule):
         return self._steps_per_epoch
 
     def require_tokens(self, lengths: Lengths, what: str, remedy: str) -> None:
-        """Raise a DataError if the longest sample is longer than a batch."""
+        """Raise a DataError if the longest sample exceeds a batch."""
         if lengths.longest > self.max_tokens:
             raise DataError(
                 f"max_tokens={self.max_tokens} is below the longest training {what} of "

@@ -1,4 +1,4 @@
-"""Tokens from files: a list of words, tokenizer.json, vocab.txt, vocab.json with merges.txt."""
+"""Tokeniser files: a list of words, tokenizer.json, vocab.txt, vocab.json with merges.txt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SETTINGS = "tokenizer_config.json"
 
 
 def read_words(path: Path) -> Tokens:
-    """Read one word per line, in the order of the ids, `<eos>` among them."""
+    """Read one word per line, in the order of the ids, including `<eos>`."""
     text = _text(path, "vocabulary")
     try:
         return as_words(text.removesuffix("\n").split("\n"))
@@ -28,7 +28,7 @@ def read_words(path: Path) -> Tokens:
 
 
 def read_subwords(path: Path) -> Tokens:
-    """Read a tokenizer.json that has `<eos>`."""
+    """Read a tokenizer.json that contains `<eos>`."""
     tokenizer = _tokenizer(path)
     unknown = {} if tokenizer.token_to_id(UNKNOWN) is None else {"unknown": UNKNOWN}
     return Tokens(tokenizer, {"end_of_line": END_OF_LINE, **unknown}, f"tokenizer file {path}")
@@ -38,12 +38,12 @@ def read_encoder(path: Path) -> Tokens:
     """Read the tokeniser of a pre-trained encoder.
 
     Args:
-        path: `tokenizer.json`, `vocab.txt` or `vocab.json`, or a folder, in which the first of them
-            that is there is read. `tokenizer_config.json` beside it says what is set; case is kept
-            only if it sets `do_lower_case` to false.
+        path: `tokenizer.json`, `vocab.txt` or `vocab.json`, or a folder, of which the first of
+            these that exists is read. Settings come from `tokenizer_config.json` in the same
+            folder; case is kept only if it sets `do_lower_case` to false.
 
     Raises:
-        DataError: A file is missing or unreadable, or a special token is.
+        DataError: A file is missing or unreadable, or a special token is missing.
     """
     file = _find(path)
     beside = file.parent / _SETTINGS
@@ -65,7 +65,9 @@ def read_encoder(path: Path) -> Tokens:
     if file.name == _BYTES:
         ids = _json(file)
         if not ids or not all(type(number) is int and number >= 0 for number in ids.values()):
-            raise DataError(f"{file} is not a vocabulary: expected tokens and ids; get it again")
+            raise DataError(
+                f"{file} is not a vocabulary: expected tokens and ids; replace the file"
+            )
         special = _special(settings, ids, file, (ROBERTA,))
         try:
             model = models.BPE.from_file(str(file), str(file.with_name(_MERGES)))
@@ -78,7 +80,7 @@ def read_encoder(path: Path) -> Tokens:
 
 
 def _find(path: Path) -> Path:
-    """Return the file that is read: `path`, or the first that is in this folder."""
+    """Return the file to read: `path`, or the first known file in this folder."""
     if path.is_dir():
         there = [path / name for name in (_WHOLE, _WORDS, _BYTES) if (path / name).is_file()]
         if not there:
@@ -93,7 +95,7 @@ def _find(path: Path) -> Path:
         raise MissingDataError(f"tokeniser {path} not found{near}")
     if path.name == _BYTES and not path.with_name(_MERGES).is_file():
         raise MissingDataError(
-            f"found {path}, but not {path.with_name(_MERGES)}: put both in one folder"
+            f"found {path}, but missing {path.with_name(_MERGES)}: put both in one folder"
         )
     return path
 
@@ -101,7 +103,7 @@ def _find(path: Path) -> Path:
 def _special(
     settings: dict[str, Any], known: dict[str, int], file: Path, usual: tuple[dict[str, str], ...]
 ) -> dict[str, str]:
-    """Return the special tokens by what they are for: those of the settings, or the usual ones."""
+    """Return the special token of each role, from the settings or by usual names."""
     found = {}
     for role in BERT:
         given = settings.get(ROLES[role])
@@ -110,8 +112,8 @@ def _special(
         there = [name for name in names if name in known]
         if not there:
             raise DataError(
-                f"{file} has no {role} token {' or '.join(map(repr, names))}: add it, or name "
-                f"another as {ROLES[role]} in {_SETTINGS}"
+                f"{file}: missing {role} token {' or '.join(map(repr, names))}; add it, or set "
+                f"{ROLES[role]} in {_SETTINGS}"
             )
         found[role] = there[0]
     return found
@@ -128,8 +130,8 @@ def _tokenizer(file: Path) -> Tokenizer:
 
 def _unreadable(file: Path, error: Exception) -> DataError:
     return DataError(
-        f"{file} is not a vocabulary that the package tokenizers reads: {error}; get the "
-        f"tokeniser's files again"
+        f"{file} is not a vocabulary of the package tokenizers: {error}; replace the "
+        f"tokeniser's files"
     )
 
 
@@ -139,14 +141,14 @@ def _text(file: Path, what: str = "tokeniser") -> str:
     except OSError as error:
         raise MissingDataError(f"{what} file {file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{what} file {file} is not UTF-8: {error}; get it again") from None
+        raise DataError(f"{what} file {file} is not UTF-8: {error}; replace it") from None
 
 
 def _json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(_text(file))
     except json.JSONDecodeError as error:
-        raise DataError(f"{file} is not JSON: {error}; get it again") from None
+        raise DataError(f"{file} is not JSON: {error}; replace it") from None
     if not isinstance(content, dict):
-        raise DataError(f"{file} is not a JSON object; get it again")
+        raise DataError(f"{file} is not a JSON object; replace it")
     return content

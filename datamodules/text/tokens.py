@@ -1,4 +1,4 @@
-"""Tokens: a `tokenizers.Tokenizer`, whatever the unit, and which of its ids are special."""
+"""Tokens: a `tokenizers.Tokenizer` of any unit, and its special ids."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from lit_probattn.base.files import digest, replace_text
 __all__ = ["END_OF_LINE", "ROLES", "UNKNOWN", "Pieces", "Tokens", "byte_ids"]
 
 END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
-# Ids may have gaps, but so many for each token are a mistake.
+# Ids can have gaps; more than this many ids per token are an error.
 _MOST_IDS = 4
-# What a special token is for, and its name in the tokenizer_config.json of Hugging Face.
+# Role of a special token -> its name in the tokenizer_config.json of Hugging Face.
 ROLES = {
     "begin": "cls_token",
     "separator": "sep_token",
@@ -33,29 +33,29 @@ ROLES = {
 
 
 def byte_ids() -> dict[str, int]:
-    """Return the characters that stand for bytes in GPT-2's rule, each with its byte."""
+    """Return GPT-2's characters for bytes, each with its byte."""
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in kept]
     return {chr(byte): byte for byte in kept} | {chr(256 + n): b for n, b in enumerate(rest)}
 
 
 def _check_ids(known: dict[str, int], origin: str) -> None:
-    """Raise a DataError where two tokens have one id, or an id is far beyond their number."""
+    """Raise a DataError if two tokens share an id, or an id far exceeds the number of tokens."""
     tokens: dict[int, str] = {}
     for token, number in known.items():
         other = tokens.setdefault(number, token)
         if other != token:
             pair = " and ".join(map(repr, sorted((other, token))))
-            raise DataError(f"{origin}: {pair} both have the id {number}; get it again")
+            raise DataError(f"{origin}: {pair} both have the id {number}; replace the file")
         if number >= _MOST_IDS * len(known):
             raise DataError(
                 f"{origin}: {token!r} has the id {number}, far beyond {len(known)} tokens; each id "
-                f"is a row of the model's table: get it again"
+                f"is a row of the embedding table: replace the file"
             )
 
 
 class Pieces(NamedTuple):
-    """A text, or a pair, in tokens: ids, first and last character of each, 1 for a second text."""
+    """A tokenised text or pair: ids, character offsets, token types (1 for a second text)."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
@@ -65,20 +65,20 @@ class Pieces(NamedTuple):
 class Tokens:
     """A tokeniser. A line of text ends with one token, `end_of_line`.
 
-    BERT's manner of pairs is `[CLS] a [SEP] b [SEP]`, the second text of type 1; RoBERTa's, of
-    tokenisers whose first token is `<s>`, is `<s> a </s></s> b </s>`, all of type 0.
+    BERT's format of a pair is `[CLS] a [SEP] b [SEP]`, with type 1 for the second text; RoBERTa's,
+    used if the first token is `<s>`, is `<s> a </s></s> b </s>`, with type 0 for both.
 
     Args:
-        tokenizer: Cuts a line.
-        special: Names of tokens by what they are for, see `ROLES`; the separator ends a line where
-            there is no other end.
+        tokenizer: Tokenises a line.
+        special: Special token of each role, see `ROLES`; the separator ends a line if there is no
+            `end_of_line`.
 
     Raises:
-        DataError: A special token is not in the vocabulary.
+        DataError: A special token is missing from the vocabulary.
     """
 
     end_of_line: int
-    unknown: int = -1  # no id: nothing is unknown
+    unknown: int = -1  # not an id: there are no unknown tokens
     begin: int
     separator: int
     mask: int
@@ -92,7 +92,9 @@ class Tokens:
         for role, token in special.items():
             number = tokenizer.token_to_id(token)
             if number is None:
-                raise DataError(f"{name or 'the tokeniser'} has no {role} token {token!r}: add it")
+                raise DataError(
+                    f"{name or 'the tokeniser'}: missing {role} token {token!r}; add it"
+                )
             setattr(self, role, number)
         if "end_of_line" not in special:
             self.end_of_line = self.separator
@@ -104,23 +106,23 @@ class Tokens:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read what `text` gives."""
+        """Parse `text`."""
         special, _, tokenizer = text.partition("\n")
         return cls(Tokenizer.from_str(tokenizer), json.loads(special))
 
     @cached_property
     def text(self) -> str:
-        """What a cache stores: a line of the special tokens, and a tokenizer.json."""
+        """Serialised form: a line with the special tokens, and a tokenizer.json."""
         return f"{json.dumps(self.special)}\n{self.tokenizer.to_str()}"
 
     @property
     def digest(self) -> str:
-        """SHA-256 of `text`, or of the words, one a line: what is the same means the same."""
+        """SHA-256 of `text`, or of the list of words."""
         text = "".join(f"{word}\n" for word in self.words) if self._has_words else self.text
         return digest(text)
 
     def save(self, folder: Path) -> None:
-        """Write the files that Hugging Face, and `read_folder`, read; a DataError if they exist."""
+        """Write the files of a Hugging Face tokeniser; raises DataError if they exist."""
         settings = {ROLES[role]: token for role, token in self.special.items()}
         files = {"tokenizer.json": self.tokenizer.to_str(True)}
         files["tokenizer_config.json"] = json.dumps(settings, indent=2) + "\n"
@@ -142,28 +144,28 @@ class Tokens:
     # ---- lines -------------------------------------------------------------------------------
 
     def encode(self, text: str) -> tuple[npt.NDArray[np.int32], int]:
-        """Turn text into ids, a newline into the end of a line; count what is unknown.
+        """Convert text to ids, with `end_of_line` for newlines; also return the unknown count.
 
         Raises:
-            DataError: A word is unknown, and no token stands for it.
+            DataError: A word is unknown, and there is no `<unk>` token.
         """
-        if self._has_bytes:  # as the tokeniser does, 600 times faster
+        if self._has_bytes:  # equal to the tokeniser, 600 times faster
             return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32), 0
         if self._has_words:  # 4 times faster
             return self._look_up(text.replace("\n", f" {END_OF_LINE} ").split())
-        if self._has_characters:  # 7 times faster, in a tenth of the memory
+        if self._has_characters:  # 7 times faster, a tenth of the memory
             return self._look_up(text)
         lines = text.split("\n")
         ends = [(self.end_of_line,)] * (len(lines) - 1) + [()]
         ids = chain(*chain.from_iterable(zip(self.encode_lines(lines), ends, strict=True)))
         found = np.fromiter(ids, dtype=np.int32)
         unknown = int((found == self.unknown).sum())
-        if unknown:  # its own name in a text is known
+        if unknown:  # a literal `<unk>` in the text is known
             unknown -= text.count(self.special["unknown"])
         return found, unknown
 
     def _look_up(self, units: Sequence[str]) -> tuple[npt.NDArray[np.int32], int]:
-        """Return the ids of words or characters, and how many are unknown."""
+        """Return the ids of words or characters, and the number of unknown ones."""
         found = map(self._ids.get, units, repeat(-1))
         ids = np.fromiter(found, dtype=np.int32, count=len(units))
         missing = ids == -1
@@ -171,8 +173,8 @@ class Tokens:
         if count and self.unknown < 0:
             word = units[int(missing.argmax())]
             raise DataError(
-                f"{word!r} is not in the vocabulary of {len(self)} words, and neither is "
-                f"{UNKNOWN!r} to stand for it; add {UNKNOWN!r} to the vocabulary or its text"
+                f"{word!r} is missing from the vocabulary of {len(self)} words, which has no "
+                f"{UNKNOWN!r} either; add {UNKNOWN!r} to the vocabulary or its text"
             )
         ids[missing] = self.unknown
         return ids, count
@@ -183,7 +185,7 @@ class Tokens:
         return known
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn ids into text; the end of a line becomes a newline."""
+        """Convert ids to text, with newlines for `end_of_line`."""
         lines: list[list[int]] = [[]]
         for token in ids:
             if token == self.end_of_line:
@@ -194,22 +196,22 @@ class Tokens:
         return "\n".join(self.tokenizer.decode(line, skip_special_tokens=skip) for line in lines)
 
     def decode_sequence(self, ids: Iterable[int]) -> str:
-        """Turn the ids of a sequence into text, without special tokens."""
+        """Convert the ids of a sequence to text without special tokens."""
         return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of many texts, without special tokens around them."""
+        """Return the ids of several texts, without added special tokens."""
         return [e.ids for e in self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)]
 
     # ---- sequences of encoders ---------------------------------------------------------------
 
     def encode_plain(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of a text and their offsets, without special tokens around them."""
+        """Return the ids of a text and their offsets, without added special tokens."""
         found = self.tokenizer.encode(text, add_special_tokens=False)
         return found.ids, found.offsets
 
     def sequence(self, text: str, pair: str | None = None) -> Pieces:
-        """Return a text, or a pair of texts, as a model reads it; (0, 0) at special tokens."""
+        """Return a text or pair with special tokens, whose offsets are (0, 0)."""
         ids, offsets = self.encode_plain(text)
         second, second_offsets = (None, None) if pair is None else self.encode_plain(pair)
         joined, types = self.join(ids, second)
@@ -218,19 +220,19 @@ class Tokens:
     def join(
         self, first: Sequence[int], second: Sequence[int] | None = None
     ) -> tuple[list[int], list[int]]:
-        """Put special tokens around ids, or a pair of them; return ids and token types."""
+        """Add special tokens to the ids of a text or pair; return ids and token types."""
         ids = self.lay_out(first, second, self.separator)
         ids[0] = self.begin
         num_first = len(first) + 2 if self.pairs == "bert" else len(ids)
         return ids, [int(place >= num_first) for place in range(len(ids))]
 
     def lay_out(self, first: Sequence[Any], second: Sequence[Any] | None, filler: Any) -> list[Any]:
-        """Lay out what belongs to the tokens of a pair as `join` does, `filler` at special ones."""
+        """Arrange per-token values like `join`, with `filler` at special tokens."""
         if second is None:
             return [filler, *first, filler]
         middle = [filler] * (2 if self.pairs == "roberta" else 1)
         return [filler, *first, *middle, *second, filler]
 
     def num_special(self, pair: bool = False) -> int:
-        """Return how many special tokens `join` adds."""
+        """Return the number of special tokens that `join` adds."""
         return len(self.lay_out([], [] if pair else None, 0))

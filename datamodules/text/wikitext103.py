@@ -24,22 +24,22 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.parquet$")
 
 @with_defaults(test_stride=1)
 class WikiText103(TextStream):
-    """Text as one stream of words per split, `<eos>` at every line end.
+    """Text as one stream of words per split, with `<eos>` at every line end.
 
-    Source: MGK, ICML 2022, appendix A.1.2 and its code: words as they stand, no words dropped,
+    Source: MGK, ICML 2022, appendix A.1.2 and its code: unmodified words, none dropped,
     vocabulary by frequency, columns in training, sliding windows in evaluation.
-    Departs from the source: segments in evaluation are those of the one stream, not of ten columns,
+    Departs from the source: evaluation segments come from one stream instead of ten columns,
     so that each token counts once and the result does not depend on the batch size.
 
-    Files that are found: see `datamodules.text.releases.WIKITEXT`.
+    Supported files: see `datamodules.text.releases.WIKITEXT`.
 
     Args:
-        corpus: Decides the folders that are looked in and the published numbers that are compared;
-            `other` is any text in `data_dir`, compared with nothing.
-        vocab_file: Use this vocabulary, one word per line in the order of the ids, `<eos>` among
-            them. Other words become `<unk>`. None makes it of the training text.
-        subwords: Number of byte-level sub-words to train on the training text, in place of words.
-        tokenizer_file: Use the sub-words of this tokenizer.json, `<eos>` among them.
+        corpus: Determines the folders to search and the published numbers to compare with;
+            `other` is any text in `data_dir`, without a comparison.
+        vocab_file: Use this vocabulary, one word per line in the order of the ids, including
+            `<eos>`. Other words become `<unk>`. Default: built from the training text.
+        subwords: Number of byte-level sub-words to learn from the training text, instead of words.
+        tokenizer_file: Use the sub-words of this tokenizer.json, which must include `<eos>`.
         **kwargs: Arguments of TextStream; a `test_stride` of 1 is the sliding window of the papers.
     """
 
@@ -64,11 +64,11 @@ class WikiText103(TextStream):
         self.corpus = self.title = corpus
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         return {"corpus": self.corpus, **super().settings()}
 
     def must_name(self) -> dict[str, Any]:
-        """Settings that identify the cache, as far as they are not the defaults."""
+        """Return the settings that identify the cache and differ from their defaults."""
         given = {"corpus": self.corpus, **self._named}
         return {k: v for k, v in given.items() if v is not None and v != "wikitext-103"}
 
@@ -78,7 +78,7 @@ class WikiText103(TextStream):
 
     @property
     def published_counts(self) -> dict[str, int]:
-        """Published counts of the corpus; of sub-words, or another vocabulary, there are none."""
+        """Published counts of the corpus; empty for sub-words and other vocabularies."""
         published = {} if self.units.by_subwords else dict(WIKITEXT[self.corpus].counts)
         if self.units.file is not None:
             published.pop("words", None)
@@ -89,8 +89,8 @@ def find_release(data_dir: Path, corpus: Corpus) -> dict[str, TextSource]:
     """Find the text of the splits train, val and test.
 
     Raises:
-        MissingDataError: Nothing complete was found, or a Parquet shard is missing.
-        DataError: An archive is damaged or another one; shards are of different sets.
+        MissingDataError: No complete set of files, or a missing Parquet shard.
+        DataError: An archive is corrupt or a different one; shards belong to different sets.
     """
     files = WIKITEXT[corpus].find(data_dir)
     if "archive" in files:
@@ -103,14 +103,14 @@ def _archived(path: Path) -> dict[str, TextSource]:
         with zipfile.ZipFile(path) as archive:
             members = archive.namelist()
     except DAMAGED as error:
-        raise DataError(f"{path} is not a zip archive, or damaged: {error}") from None
+        raise DataError(f"{path} is not a zip archive or is corrupt: {error}") from None
     found: dict[str, TextSource] = {}
     for name, wanted in _MEMBERS.items():
         member = next((m for m in members if m.rpartition("/")[2] == wanted), None)
         if member is None:
             shown = ", ".join(map(repr, members[:8]))
             raise DataError(
-                f"{path} has no {wanted}; it has {shown}. Expected the word-level archive "
+                f"{path}: missing {wanted}; it contains {shown}. Expected the word-level archive "
                 f"{path.name}, not the raw one"
             )
         found[name] = PlainText((path,), member)
@@ -129,6 +129,6 @@ def _source(paths: list[Path]) -> TextSource:
     if missing:
         shown = ", ".join(f"{number:05d}" for number in missing)
         raise MissingDataError(
-            f"{paths[0].parent}: beside {paths[0].name}, shard {shown} is missing"
+            f"{paths[0].parent}: found {paths[0].name}, but missing shard {shown}"
         )
     return ParquetText(tuple(paths))

@@ -1,1 +1,1 @@
-"""Offline reinforcement learning: trajectories in D4RL's format, read, cut into segments, made."""
+"""Offline reinforcement learning: trajectories in D4RL's format, segments, toy data."""

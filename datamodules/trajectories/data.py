@@ -1,4 +1,4 @@
-"""Trajectories as a data set of a decision transformer."""
+"""Trajectories as a data set for decision transformers."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _SHOWN_ROWS = 3
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What running a trained model in its environment needs to know of the data.
+    """Facts about the data that are needed to run a trained model in its environment.
 
     Args:
-        env_name: As gymnasium has it, without the version.
+        env_name: gymnasium's name, without the version.
         observation_mean: Subtracted from observations, (obs_dim,) float64.
-        observation_std: They are divided by it then; 1e-6 is added to it already. (obs_dim,).
-        target_returns: Returns that the model is asked for, not divided by `return_scale`.
+        observation_std: Divisor after the subtraction, including the added 1e-6. (obs_dim,).
+        target_returns: Target returns for the model, not divided by `return_scale`.
         reference_returns: Returns of a random policy and of an expert: scores 0 and 100.
-        return_scale: What returns-to-go were divided by.
-        context_length: Steps that the model saw at once.
-        max_timestep: Steps have numbers below this.
+        return_scale: Divisor of returns-to-go.
+        context_length: Number of steps in the model's context.
+        max_timestep: Upper bound of step numbers, exclusive.
     """
 
     env_name: str
@@ -65,7 +65,7 @@ class Evaluation:
     max_timestep: int
 
     def state(self) -> dict[str, Any]:
-        """Return the same as plain values, for checkpoints; floats keep every bit."""
+        """Return plain values for checkpoints; floats are exact."""
         values = {
             name: value.tolist() if isinstance(value, np.ndarray) else value
             for name, value in asdict(self).items()
@@ -75,21 +75,22 @@ class Evaluation:
 
 @with_defaults(val_fraction=0.05, batch_size=64)
 class TrajectoryModule(HeldOut):
-    """Base of data sets of trajectories: segments, validation episodes, what checkpoints keep.
+    """Base of data sets of trajectories: segments, validation episodes, checkpoint state.
 
-    Batches are described in `datamodules.trajectories.segments.SegmentCollate`. A segment begins at
-    every step of a training episode, and an epoch has each once, so that episodes are drawn in
-    proportion to their length. Validation reads its episodes without overlap. Test and prediction
-    read the same: what is tested of a decision transformer is its return in the environment.
+    For the batches see `datamodules.trajectories.segments.SegmentCollate`. A segment starts at
+    every step of a training episode, and an epoch contains each once, so that episodes are sampled
+    in proportion to their length. Validation reads its episodes without overlap. Test and
+    prediction read the same, since a decision transformer is tested by its return in the
+    environment.
 
-    Departs from the source: there, segments are drawn with replacement, and nothing is held out
-    (`val_fraction` 0).
+    Departs from the source: there, segments are drawn with replacement, and no episodes are held
+    out (`val_fraction` 0).
 
     Args:
-        context_length: Steps of a segment; three tokens each.
+        context_length: Number of steps of a segment, with three tokens each.
         return_scale: Returns-to-go are divided by this.
-        **kwargs: Arguments of HeldOut and DataModule. With a `val_fraction` of 0 all episodes are
-            trained on, and validation reads these.
+        **kwargs: Arguments of HeldOut and DataModule. With a `val_fraction` of 0, training uses all
+            episodes, and so does validation.
     """
 
     sets: tuple[str, ...] = ("pad_to", "pad_multiple")
@@ -106,7 +107,7 @@ class TrajectoryModule(HeldOut):
 
     @property
     def environment(self) -> Environment:
-        """The environment that the episodes are of."""
+        """The environment of the episodes."""
         raise NotImplementedError
 
     @property
@@ -118,27 +119,27 @@ class TrajectoryModule(HeldOut):
 
     @property
     def obs_dim(self) -> int:
-        """Numbers of an observation."""
+        """Size of an observation."""
         return self.environment.obs_dim
 
     @property
     def act_dim(self) -> int:
-        """Numbers of an action."""
+        """Size of an action."""
         return self.environment.act_dim
 
     @property
     def max_timestep(self) -> int:
-        """Rows of the table of time steps: as many as the longest episode has, at least 1000."""
+        """Rows of the time-step embedding: the length of the longest episode, at least 1000."""
         return max(MAX_STEPS, int(self.episodes.lengths.max()))
 
     @property
     def max_seq_len(self) -> int:
-        """Tokens of a segment: return-to-go, state and action of each step."""
+        """Number of tokens of a segment: return-to-go, state and action of each step."""
         return 3 * self.context_length
 
     @property
     def evaluation(self) -> Evaluation:
-        """What running a trained model needs to know."""
+        """Facts that are needed to run a trained model."""
         mean, std = np.array(self.episodes.moments)
         return Evaluation(
             self.environment.name,
@@ -154,7 +155,7 @@ class TrajectoryModule(HeldOut):
     # ---- splits ------------------------------------------------------------------------------
 
     def load_splits(self) -> dict[str, Split]:
-        """Cut the episodes into segments."""
+        """Divide the episodes into segments."""
         episodes = self.episodes
         train, held_out = self._divided(len(episodes))
         sizes = self.context_length, self.return_scale
@@ -165,12 +166,12 @@ class TrajectoryModule(HeldOut):
         return splits
 
     def _divided(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the episodes to train on and those to validate on, each in order."""
+        """Return the training and the validation episodes, each in order."""
         if not self.val_fraction:
             return np.arange(count), np.arange(count)
         if count < 2:
             raise DataError(
-                f"{count} episode cannot be divided into training and validation; set "
+                f"{count} episode cannot be split into training and validation; set "
                 f"val_fraction to 0"
             )
         num_held_out = min(max(1, round(self.val_fraction * count)), count - 1)
@@ -183,13 +184,13 @@ class TrajectoryModule(HeldOut):
         return f"validation and test read the same {count} held-out episodes"
 
     def collate(self) -> Callable[[list[Any]], Any]:
-        """Return the function that makes a batch."""
+        """Return the function that collates a batch."""
         return SegmentCollate(self.context_length, self.obs_dim, self.act_dim)
 
     # ---- checkpoints -------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what an evaluation needs to know, for checkpoints."""
+        """Return the evaluation facts, for checkpoints."""
         return {"evaluation": self.evaluation.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -201,24 +202,24 @@ class TrajectoryModule(HeldOut):
                 was = "" if isinstance(value, list) else f", was {before[name]}"
                 raise DataError(
                     f"the checkpoint was trained on other data: {name} {told}{was}; use the data "
-                    f"and the settings of data of the training"
+                    f"and the data settings of its training"
                 )
 
     # ---- reports -----------------------------------------------------------------------------
 
     @property
     def headline(self) -> str:
-        """What a report says first."""
+        """First line of a report."""
         sizes = f"obs_dim {self.obs_dim}, act_dim {self.act_dim}, max_timestep {self.max_timestep}"
         return f"{self.environment.name}, {sizes}"
 
     def size_lines(self) -> Iterator[str]:
-        """Yield what a report says: episodes, returns, lengths, actions, segments, three rows."""
+        """Yield lines about episodes, returns, lengths, actions and segments, and three rows."""
         episodes, score = self.episodes, self.environment.score
         count, terminated = len(episodes), int(episodes.terminated.sum())
         yield (
-            f"{count} episodes, {episodes.num_steps} steps; {terminated} ended by themselves, "
-            f"{count - terminated} were cut off"
+            f"{count} episodes, {episodes.num_steps} steps; {terminated} terminated, "
+            f"{count - terminated} truncated"
         )
         returns = [float(f(episodes.returns)) for f in (np.min, np.mean, np.max)]
         told = ", ".join(
@@ -228,12 +229,12 @@ class TrajectoryModule(HeldOut):
         yield f"returns: {told}"
         low, median, high = np.percentile(episodes.lengths, (0, 50, 100)).astype(int)
         mean = episodes.lengths.mean()
-        yield f"steps of an episode: min {low}, median {median}, mean {mean:.1f}, max {high}"
+        yield f"steps per episode: min {low}, median {median}, mean {mean:.1f}, max {high}"
         ranges = zip(episodes.actions.min(axis=0), episodes.actions.max(axis=0), strict=True)
         yield f"actions: {', '.join(f'{low:.3f} to {high:.3f}' for low, high in ranges)}"
         splits: dict[str, Any] = self.splits
         train, val = splits["train"], splits["val"]
-        yield f"train: {len(train.chosen)} episodes, {len(train)} segments, one from every step on"
+        yield f"train: {len(train.chosen)} episodes, {len(train)} segments, one from every step"
         yield f"val, test: {len(val.chosen)} episodes, {len(val)} segments without overlap"
         for row in np.linspace(0, episodes.num_steps - 1, _SHOWN_ROWS).astype(int):
             observation, action = (
@@ -249,17 +250,18 @@ class TrajectoryModule(HeldOut):
 class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
     """Trajectories in D4RL's format, for decision transformers.
 
-    Files are D4RL's releases, as `hopper_medium-v2.hdf5`; those of gymnasium's environments, as
-    `hopper_medium-v5.hdf5`; or any with `observations`, `actions`, `rewards`, `terminals` and
-    `timeouts`. Observations are standardised by mean and standard deviation (+ 1e-6) of all steps.
+    Files are D4RL's releases, such as `hopper_medium-v2.hdf5`; files of gymnasium's environments,
+    such as `hopper_medium-v5.hdf5`; or any with `observations`, `actions`, `rewards`, `terminals`
+    and `timeouts`. Observations are standardised by mean and standard deviation (+ 1e-6) of all
+    steps.
 
-    `path` is the file, or `minari:NAME` for a data set that the package minari has on this machine.
+    `path` is the file, or `minari:NAME` for a data set of the package minari on this machine.
 
     Args:
-        env: HalfCheetah, Hopper or Walker2d. With `path`, None tells it by the name.
-        quality: In place of `path`: random, medium, medium-replay, medium-expert or expert. The
-            file is `<env>_<quality>-<version>.hdf5` of `data_dir`, a release (v2) before data of
-            gymnasium's environment (v5).
+        env: HalfCheetah, Hopper or Walker2d. Default with `path`: inferred from the name.
+        quality: Instead of `path`: random, medium, medium-replay, medium-expert or expert. The
+            file is `<env>_<quality>-<version>.hdf5` in `data_dir`; a release (v2) takes precedence
+            over data of gymnasium's environment (v5).
         **kwargs: Arguments of AtPath and TrajectoryModule.
     """
 
@@ -271,10 +273,11 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
         super().__init__(**kwargs)
         path = self.given_path
         if path and quality is not None:
-            raise DataError("path and quality both name a file; give one of them")
+            raise DataError("path and quality are mutually exclusive; set one of them")
         if not path and (env is None or quality is None):
             raise DataError(
-                "expected a file: set env and quality, as `--env Hopper --quality medium`, or path"
+                "no file is specified: set env and quality, such as `--env Hopper --quality "
+                "medium`, or path"
             )
         if quality is not None:
             require_one_of(QUALITIES, quality=quality)
@@ -284,16 +287,16 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
         self._episodes: Episodes | None = None
 
     def folder_of(self, path: str) -> Path | None:
-        """Return the folder of a file that is named."""
+        """Return the folder of `path`; None without one."""
         return expand(path).parent if path and not path.startswith(MINARI) else None
 
     @property
     def environment(self) -> Environment:
-        """The environment that the episodes are of."""
+        """The environment of the episodes."""
         return self._environment
 
     def file(self) -> Path:
-        """Return the file; a MissingDataError if there is none."""
+        """Return the file; raises MissingDataError if it is missing."""
         if self.quality is not None:
             return find_file(self.environment, self.quality, self.data_dir)
         return expand(self.path)
@@ -305,7 +308,7 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
     # ---- the cache ---------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         name = self.path
         if not self._is_minari:
             try:
@@ -316,17 +319,17 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
         return {"file": name, "env": self.environment.name}
 
     def must_name(self) -> dict[str, Any]:
-        """Neither the file nor what names it has a default."""
+        """Return the settings that select the file, which have no defaults."""
         if self.quality is not None:
             return {"env": self.environment.name, "quality": self.quality}
         return {"path": self.path, "env": self.environment.name}
 
     def sources(self) -> list[Path]:
-        """The file."""
+        """Return the file; none for minari."""
         return [] if self._is_minari else [self.file()]
 
     def build(self, writer: CacheWriter) -> None:
-        """Read the file and cut it into episodes."""
+        """Read the file and divide it into episodes."""
         read = read_minari if self._is_minari else read_steps
         place: Any = self.path if self._is_minari else self.file()
         Episodes.from_steps(read(place, self.environment)).write(writer)
@@ -342,7 +345,7 @@ class Trajectories(AtPath, TrajectoryModule, CachedDataModule):
 
     @property
     def episodes(self) -> Episodes:
-        """All episodes; the cache is made first if needed."""
+        """All episodes; the cache is built first if necessary."""
         if self._episodes is None:
             self._episodes = Episodes.from_cache(self.cache)
         return self._episodes

@@ -1,4 +1,4 @@
-"""The environments of D4RL's locomotion data: sizes and returns of reference."""
+"""The environments of D4RL's locomotion data: sizes and reference returns."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["ENVIRONMENTS", "MAX_STEPS", "QUALITIES", "Environment", "Quality", "
 
 Quality = Literal["random", "medium", "medium-replay", "medium-expert", "expert"]
 QUALITIES: tuple[Quality, ...] = get_args(Quality)
-# Steps after which an episode is cut off.
+# Maximum number of steps of an episode.
 MAX_STEPS = 1000
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What the data say of an environment.
+    """Facts about an environment that the data depend on.
 
     Args:
-        name: As gymnasium has it, without the version.
-        obs_dim: Numbers of an observation.
-        act_dim: Numbers of an action, each in [-1, 1].
-        target_returns: Returns that a trained model is asked for.
+        name: gymnasium's name, without the version.
+        obs_dim: Size of an observation.
+        act_dim: Size of an action, whose entries are in [-1, 1].
+        target_returns: Target returns for a trained model.
         reference_returns: Returns of a random policy and of an expert. Source: D4RL's `infos.py`.
-        version: Version of gymnasium's environment that data are made with here; None for an
-            environment that is not gymnasium's.
-        max_steps: Steps after which an episode is cut off.
+        version: Version of gymnasium's environment for data generated here; None for other
+            environments.
+        max_steps: Maximum number of steps of an episode.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Environment:
     max_steps: int = MAX_STEPS
 
     def score(self, total: float) -> float:
-        """Normalise a return: 0 is the random policy of reference, 100 the expert."""
+        """Normalise a return: 0 is the random reference policy, 100 the expert."""
         random, expert = self.reference_returns
         return 100 * (total - random) / (expert - random)
 
@@ -55,10 +55,10 @@ ENVIRONMENTS = {
 
 
 def environment_named(name: str) -> Environment:
-    """Return an environment by its name, in capitals or not.
+    """Return an environment by its name, ignoring case.
 
     Raises:
-        DataError: There is none of this name.
+        DataError: There is no such environment.
     """
     if name.lower() not in ENVIRONMENTS:
         valid = [environment.name for environment in ENVIRONMENTS.values()]

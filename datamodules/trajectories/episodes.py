@@ -1,4 +1,4 @@
-"""Steps cut into episodes: returns-to-go, the scale of observations, what a cache holds of them."""
+"""Episodes of steps: returns-to-go, observation statistics, cached arrays."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _EPS = 1e-6
 
 
 class Episodes(Mapped):
-    """Episodes, one after the other.
+    """Episodes, stored consecutively.
 
     Args:
-        observations: As recorded, (num_steps, obs_dim) float32.
+        observations: Recorded observations, (num_steps, obs_dim) float32.
         actions: (num_steps, act_dim) float32.
         rewards: (num_steps,) float32.
-        returns_to_go: Undiscounted sum of the rewards from a step, its own included, to the end of
+        returns_to_go: Undiscounted sum of the rewards from a step (included) to the end of
             its episode, (num_steps,) float64.
         offsets: First step of each episode, and the number of steps, (num_episodes + 1,).
-        terminated: Whether an episode ended by itself, (num_episodes,).
-        moments: Mean and standard deviation + 1e-6 of each number of an observation over all steps,
-            (2, obs_dim) float64.
-        notes: What a reader of the sizes should know.
+        terminated: Whether an episode terminated instead of being truncated, (num_episodes,).
+        moments: Mean and standard deviation + 1e-6 of each entry of the observations over all
+            steps, (2, obs_dim) float64.
+        notes: Remarks for reports.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Episodes(Mapped):
 
     @classmethod
     def from_steps(cls, steps: Steps) -> Episodes:
-        """Cut steps into episodes."""
+        """Divide steps into episodes."""
         offsets = np.concatenate([[0], steps.ends + 1]).astype(np.int64)
         to_go = np.empty(len(steps.rewards), dtype=np.float64)
         for first, stop in itertools.pairwise(offsets):
@@ -72,7 +72,7 @@ class Episodes(Mapped):
         return cls(notes=notes, **arrays)
 
     def write(self, writer: CacheWriter) -> None:
-        """Add them to a new cache."""
+        """Write the episodes to a new cache."""
         for name in (*_ARRAYS, "moments"):
             writer.add(name, getattr(self, name))
         writer.add("notes", np.frombuffer(json.dumps(self.notes).encode(), dtype=np.uint8))
@@ -82,12 +82,12 @@ class Episodes(Mapped):
 
     @property
     def num_steps(self) -> int:
-        """Steps of all episodes."""
+        """Number of steps of all episodes."""
         return len(self.rewards)
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Steps of each episode, (num_episodes,)."""
+        """Number of steps of each episode, (num_episodes,)."""
         return np.asarray(np.diff(self.offsets))
 
     @cached_property
@@ -96,6 +96,6 @@ class Episodes(Mapped):
         return np.asarray(self.returns_to_go[self.offsets[:-1]])
 
     def standardised(self, rows: Any) -> npt.NDArray[np.float32]:
-        """Return observations of some steps, less their mean and over their deviation."""
+        """Return the standardised observations of some steps."""
         mean, std = self.moments
         return ((self.observations[rows] - mean) / std).astype(np.float32)

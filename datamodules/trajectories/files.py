@@ -1,7 +1,7 @@
-"""Files of D4RL (HDF5): their names, and what is read of them.
+"""D4RL's HDF5 files: names and content.
 
-A file holds the steps of many episodes, one after the other: `observations`, `actions`, `rewards`,
-`terminals` (the episode ended by itself) and `timeouts` (it was cut off).
+A file stores the steps of many episodes consecutively: `observations`, `actions`, `rewards`,
+`terminals` (the episode terminated) and `timeouts` (it was truncated).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 RELEASE = "v2"  # version of D4RL's files that the papers use
-# Actions of policies that end in tanh may exceed 1 by rounding.
+# Rounding can push the actions of tanh policies beyond 1.
 _LARGEST_ACTION = 1 + 1e-5
 
 
@@ -52,15 +52,15 @@ def _h5py(why: str) -> Any:
 
 
 def file_name(environment: Environment, quality: str, version: str = RELEASE) -> str:
-    """Return the name of a file, as `hopper_medium_replay-v2.hdf5`."""
+    """Return the name of a file, such as `hopper_medium_replay-v2.hdf5`."""
     return f"{environment.name.lower()}_{quality.replace('-', '_')}-{version}.hdf5"
 
 
 def find_file(environment: Environment, quality: str, data_dir: Path) -> Path:
-    """Find the release of D4RL, or without it, data of gymnasium's environment.
+    """Find D4RL's release, or else data of gymnasium's environment.
 
     Raises:
-        MissingDataError: There is neither.
+        MissingDataError: Neither exists.
     """
     names = [file_name(environment, quality, v) for v in (RELEASE, environment.version or "toy")]
     for name in names:
@@ -73,23 +73,22 @@ def find_file(environment: Environment, quality: str, data_dir: Path) -> Path:
         "It is a release of D4RL (http://rail.eecs.berkeley.edu/datasets/offline_rl)",
         f"trajectories --env {environment.name} --quality {quality}",
         data_dir,
-        f"; examples/sets/d4rl_by_search.py makes {names[1]} without it",
+        f"; examples/sets/d4rl_by_search.py generates {names[1]} without it",
     )
 
 
 def environment_of(name: str) -> Environment:
-    """Tell the environment by the name of a file or data set.
+    """Infer the environment from the name of a file or data set.
 
     Raises:
-        DataError: The name of none is a word of it.
+        DataError: The name contains no environment.
     """
     words = re.split(r"[^a-z0-9]+", name.lower())
     found = next((word for word in words if word in ENVIRONMENTS), None)
     if found is None:
         names = ", ".join(environment.name for environment in ENVIRONMENTS.values())
         raise DataError(
-            f"{name}: the name does not say which environment the data are of; set env to one of "
-            f"{names}"
+            f"{name}: the name does not contain an environment; set env to one of {names}"
         )
     return environment_named(found)
 
@@ -105,9 +104,10 @@ class Steps:
         observations: (num_steps, obs_dim) float32.
         actions: (num_steps, act_dim) float32.
         rewards: (num_steps,) float32.
-        ends: Last step of each episode, rising; the last of them is the last step. (num_episodes,).
-        terminated: Whether the episode ended by itself, (num_episodes,).
-        notes: What a reader of the sizes should know.
+        ends: Last step of each episode, increasing; the last one is the last step.
+            (num_episodes,).
+        terminated: Whether the episode terminated instead of being truncated, (num_episodes,).
+        notes: Remarks for reports.
     """
 
     observations: npt.NDArray[np.float32]
@@ -119,14 +119,14 @@ class Steps:
 
 
 def read_steps(path: Path, environment: Environment) -> Steps:
-    """Read a file of D4RL; what it holds beside the steps is ignored.
+    """Read a D4RL file, ignoring additional keys.
 
-    An episode ends at a terminal or a timeout; where the file has no timeouts, at step 1000, as
-    D4RL's readers of v0 and v1 do. Steps after the last end are left out, as in their readers.
+    An episode ends at a terminal or a timeout; if the file has no timeouts, at step 1000, as in
+    D4RL's readers of v0 and v1. Steps after the last end are dropped, as in these readers.
 
     Raises:
         MissingDataError: There is no such file.
-        DataError: It is not such a file, or of another environment; the message names the key.
+        DataError: The file is invalid or belongs to another environment; the message names the key.
     """
     if not path.is_file():
         raise MissingDataError(f"{path}: no such file")
@@ -138,7 +138,7 @@ def read_steps(path: Path, environment: Environment) -> Steps:
             return _steps_of(path, file, environment)
     except OSError as error:
         reason = " ".join(str(error).split())
-        kind = "damaged or cut off" if h5py.is_hdf5(path) else "not an HDF5 file"
+        kind = "corrupt or truncated" if h5py.is_hdf5(path) else "not an HDF5 file"
         raise DataError(
             f"{path}: {kind}; expected a file in D4RL's layout, copy it again ({reason})"
         ) from None
@@ -147,24 +147,24 @@ def read_steps(path: Path, environment: Environment) -> Steps:
 def _steps_of(path: Path, file: Mapping[str, Any], environment: Environment) -> Steps:
     needed = ("observations", "actions", "rewards", "terminals")
     keys = (*needed, "timeouts") if "timeouts" in list(file) else needed
-    lacking = [key for key in keys if file.get(key) is None]  # links that lead nowhere too
+    lacking = [key for key in keys if file.get(key) is None]  # dangling links included
     if lacking:
         found = ", ".join(sorted(file)) or "nothing"
         raise DataError(
-            f"{path}: no {' and no '.join(lacking)}; D4RL's files hold {', '.join(needed)} and "
+            f"{path}: missing {', '.join(lacking)}; D4RL's files contain {', '.join(needed)} and "
             f"timeouts, found {found}"
         )
     lengths = {key: _length(path, key, file[key]) for key in keys}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{key} {length}" for key, length in lengths.items())
-        raise DataError(f"{path}: one row a step is expected, received unequal lengths: {told}")
+        raise DataError(f"{path}: expected one row per step, received different lengths: {told}")
     if not lengths["rewards"]:
-        raise DataError(f"{path}: there is no step in it; copy it again")
+        raise DataError(f"{path}: the file contains no steps; copy it again")
     sizes = {"observations": environment.obs_dim, "actions": environment.act_dim}
     for key, size in sizes.items():
         if file[key].shape[1:] != (size,):
             raise DataError(
-                f"{path}: {environment.name} has {key} of {size} numbers, received shape "
+                f"{path}: {environment.name} requires {key} of size {size}, received shape "
                 f"{file[key].shape}; set env to the environment of this file"
             )
     values = {key: _numbers(path, key, file[key]) for key in needed[:3]}
@@ -178,17 +178,17 @@ def _steps_of(path: Path, file: Mapping[str, Any], environment: Environment) -> 
         is_end = terminals | _cut_at(terminals, environment.max_steps)
         notes.append(
             f"{path.name} has no timeouts: an episode ends at a terminal or at step "
-            f"{environment.max_steps}, as D4RL's readers of v0 and v1 do"
+            f"{environment.max_steps}, as in D4RL's readers of v0 and v1"
         )
     ends = np.flatnonzero(is_end)
     if not len(ends):
         raise DataError(
-            f"{path}: no episode ends in {len(is_end)} steps: no terminal and no timeout is set; "
-            f"correct the file"
+            f"{path}: no episode ends in {len(is_end)} steps: there are no terminals and no "
+            f"timeouts; correct the file"
         )
     count = int(ends[-1]) + 1
     if count < len(is_end):
-        notes.append(f"{len(is_end) - count} steps after the last end of an episode are left out")
+        notes.append(f"{len(is_end) - count} steps after the end of the last episode are dropped")
     observations, actions, rewards = (values[key][:count] for key in needed[:3])
     return Steps(observations, actions, rewards, ends, terminals[ends], notes)
 
@@ -196,18 +196,20 @@ def _steps_of(path: Path, file: Mapping[str, Any], environment: Environment) -> 
 def _length(path: Path, key: str, dataset: Any) -> int:
     shape = getattr(dataset, "shape", None)
     if not shape:
-        raise DataError(f"{path}: {key} is not an array with one row a step; correct the file")
+        raise DataError(f"{path}: {key} is not an array with one row per step; correct the file")
     return int(shape[0])
 
 
 def _numbers(path: Path, key: str, dataset: Any) -> npt.NDArray[np.float32]:
     if dataset.dtype.kind not in "fiu":
-        raise DataError(f"{path}: {key} holds {dataset.dtype}, expected numbers; correct the file")
+        raise DataError(
+            f"{path}: {key} has dtype {dataset.dtype}, expected numbers; correct the file"
+        )
     values = np.asarray(dataset[()], dtype=np.float32)
     if key == "rewards" and values.size != len(values):
         raise DataError(
-            f"{path}: {key} must be one number a step, received shape {dataset.shape}; correct the "
-            f"file"
+            f"{path}: {key} must have one number per step, received shape {dataset.shape}; correct "
+            f"the file"
         )
     values = values.reshape(len(values)) if key == "rewards" else values
     check_finite(path, key, values)
@@ -220,34 +222,34 @@ def _flags(path: Path, key: str, dataset: Any) -> npt.NDArray[np.bool_]:
     if len(values) != len(dataset) or wrong.any():
         received = f"{values[int(np.argmax(wrong))]}" if wrong.any() else f"shape {dataset.shape}"
         raise DataError(
-            f"{path}: {key} must be 0 or 1, one a step, received {received}; correct the file"
+            f"{path}: {key} must be 0 or 1 at each step, received {received}; correct the file"
         )
     return values.astype(np.bool_)
 
 
 def check_finite(path: Path | str, key: str, values: npt.NDArray[np.float32]) -> None:
-    """Raise a DataError that names the first step with a number that is not finite."""
+    """Raise a DataError that names the first step with a non-finite number."""
     rows = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not rows.all():
         raise DataError(
-            f"{path}: {key} of step {int(np.argmin(rows))}: expected finite numbers; leave its "
-            f"episode out"
+            f"{path}: {key} of step {int(np.argmin(rows))}: expected finite numbers; remove the "
+            f"episode"
         )
 
 
 def check_actions(path: Path | str, actions: npt.NDArray[np.float32]) -> None:
-    """Raise a DataError that names the first step with an action beyond [-1, 1]."""
+    """Raise a DataError that names the first step with an action outside [-1, 1]."""
     rows = np.abs(actions).max(axis=1)
     if rows.max() > _LARGEST_ACTION:
         step = int(np.argmax(rows > _LARGEST_ACTION))
         raise DataError(
-            f"{path}: actions must be in [-1, 1], which is what a model can give; step {step} has "
-            f"{rows[step]:g}; scale them"
+            f"{path}: step {step}: actions must be in [-1, 1] (the model's output range), received "
+            f"{rows[step]:g}; rescale them"
         )
 
 
 def _cut_at(terminals: npt.NDArray[np.bool_], most: int) -> npt.NDArray[np.bool_]:
-    """Mark every step that is number `most` of an episode, counted on from terminals and marks."""
+    """Mark every `most`-th step of an episode, counted from terminals and marks."""
     marks = np.zeros(len(terminals), dtype=np.bool_)
     starts = [0, *(np.flatnonzero(terminals) + 1).tolist(), len(terminals)]
     for start, stop in itertools.pairwise(starts):

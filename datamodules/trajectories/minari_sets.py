@@ -1,4 +1,4 @@
-"""Data sets of the package minari that lie on this machine, read as files of D4RL are."""
+"""Local data sets of the package minari, in the format of D4RL's files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from lit_probattn.base.errors import DataError, MissingDataError
 
 __all__ = ["MINARI", "read_minari"]
 
-MINARI = "minari:"  # what a path begins with that names such a data set
+MINARI = "minari:"  # prefix of paths that name such a data set
 
 
 def read_minari(path: str, environment: Environment) -> Steps:
-    """Read all episodes of a data set; nothing is downloaded.
+    """Read all episodes of a local data set.
 
     Args:
-        path: `minari:` and the name, as `minari:mujoco/hopper/medium-v0`.
+        path: `minari:` and the name, such as `minari:mujoco/hopper/medium-v0`.
 
     Raises:
-        MissingDataError: It is not on this machine.
-        DataError: The package is missing, or the data set is of another environment.
+        MissingDataError: The data set is not on this machine.
+        DataError: The package is missing, or the data set belongs to another environment.
     """
     name = path.removeprefix(MINARI)
     try:
@@ -36,12 +36,12 @@ def read_minari(path: str, environment: Environment) -> Steps:
         data = minari.load_dataset(name)
     except FileNotFoundError:
         raise MissingDataError(
-            f"{path}: not among the data sets on this machine; run `minari download {name}`"
+            f"{path}: there is no such local data set; run `minari download {name}`"
         ) from None
     episodes = list(data.iterate_episodes())
     parts = [_arrays(path, episode, environment) for episode in episodes]
     if not parts:
-        raise DataError(f"{path}: there is no episode in it")
+        raise DataError(f"{path}: the data set contains no episodes")
     observations, actions, rewards = (
         np.concatenate([part[place] for part in parts]) for place in range(3)
     )
@@ -54,7 +54,7 @@ def read_minari(path: str, environment: Environment) -> Steps:
 
 
 def _arrays(path: str, episode: Any, environment: Environment) -> tuple[Any, Any, Any]:
-    """Observations before each step, actions and rewards of an episode."""
+    """Return the observations before each step, the actions and the rewards of an episode."""
     rewards = np.asarray(episode.rewards, dtype=np.float32)
     # The observation after the last step has no action.
     observations = np.asarray(episode.observations, dtype=np.float32)[: len(rewards)]
@@ -63,8 +63,9 @@ def _arrays(path: str, episode: Any, environment: Environment) -> tuple[Any, Any
     expected = (len(rewards), environment.obs_dim), (len(rewards), environment.act_dim)
     if shapes != expected or not len(rewards):
         raise DataError(
-            f"{path}: {environment.name} has observations of {environment.obs_dim} and actions of "
-            f"{environment.act_dim} numbers, received shapes {shapes[0]} and {shapes[1]}; set env "
-            f"to the environment of this data set"
+            f"{path}: {environment.name} requires observations of size {environment.obs_dim} and "
+            f"actions of size {environment.act_dim}, received shapes {shapes[0]} and {shapes[1]}; "
+            f"set "
+            f"env to the environment of this data set"
         )
     return observations, actions, rewards

@@ -15,7 +15,7 @@ from datamodules.trajectories.episodes import Episodes
 
 __all__ = ["PADDED_ACTION", "Segment", "SegmentCollate", "Segments"]
 
-PADDED_ACTION = -10.0  # what padding holds in place of an action, as in the source
+PADDED_ACTION = -10.0  # action of padded steps, as in the source
 
 
 class Segment(NamedTuple):
@@ -24,8 +24,8 @@ class Segment(NamedTuple):
     Args:
         observations: Standardised, (num_steps, obs_dim) float32.
         actions: (num_steps, act_dim) float32.
-        returns_to_go: Divided by the scale of returns, (num_steps,) float32.
-        first: Number of the first step in its episode, from 0.
+        returns_to_go: Divided by the return scale, (num_steps,) float32.
+        first: Index of the first step in its episode.
     """
 
     observations: npt.NDArray[np.float32]
@@ -36,12 +36,13 @@ class Segment(NamedTuple):
 
 
 class Segments:
-    """Segments of at most `context_length` steps, which never reach into the next episode.
+    """Segments of at most `context_length` steps, each within one episode.
 
     Args:
-        chosen: Number of each episode that they are of.
-        stride: Steps from the beginning of one segment to that of the next. 1 begins a segment at
-            every step, so that an episode is drawn in proportion to its length, as in the source.
+        chosen: Indices of the episodes.
+        stride: Number of steps between the starts of consecutive segments. 1 starts a segment at
+            every step, so that episodes are sampled in proportion to their length, as in the
+            source.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Segments:
         return len(self._firsts)
 
     def __getitem__(self, index: int) -> Segment:
-        """Return one segment; for FILL one that only fills up."""
+        """Return one segment; FILL returns the first one with the id FILL."""
         first = int(self._firsts[0 if index == FILL else index])
         offsets = self.episodes.offsets
         episode = int(np.searchsorted(offsets, first, side="right")) - 1
@@ -76,7 +77,7 @@ class Segments:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Steps of each segment, (num_segments,)."""
+        """Number of steps of each segment, (num_segments,)."""
         offsets = self.episodes.offsets
         stops = offsets[np.searchsorted(offsets, self._firsts, side="right")]
         return np.minimum(stops - self._firsts, self.context_length)
@@ -84,7 +85,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class SegmentCollate:
-    """Make a batch of segments, padded on the right to `context_length` steps."""
+    """Collate segments, padded on the right to `context_length` steps."""
 
     context_length: int
     obs_dim: int
@@ -95,8 +96,8 @@ class SegmentCollate:
 
         `observations` (B, K, obs_dim), `actions` (B, K, act_dim) and `returns_to_go` (B, K, 1) are
         float32, `timesteps` (B, K) int64, `mask` (B, K) is True on real steps, and `sample_ids`
-        (B,) are the numbers of the segments. Padding holds 0, and -10 for actions. A row that only
-        fills up has no real step, and the id -1.
+        (B,) are the indices of the segments. Padding is 0, and -10 for actions. A filler row has no
+        real steps and the id -1.
         """
         batch, steps = len(segments), self.context_length
         observations = np.zeros((batch, steps, self.obs_dim), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Trajectories of a point that is pushed to the middle: tests, smoke runs; no simulator needed."""
+"""Trajectories of a point pushed to the origin, for tests and smoke runs without a simulator."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ __all__ = ["ToyTrajectories"]
 
 @with_defaults(context_length=5, return_scale=10.0)
 class ToyTrajectories(TrajectoryModule):
-    """Episodes of a point in the plane, pushed to the middle by policies from bad to good.
+    """Episodes of a point in the plane, pushed to the origin by policies of increasing skill.
 
-    Episode i is a pure function of (data_seed, i). Everything is made in memory; there is no cache.
+    Episode i is a pure function of (data_seed, i). All data are generated in memory; there is no
+    cache.
 
     Args:
-        num_episodes: Episodes, of at most 31 steps.
+        num_episodes: Number of episodes, of at most 31 steps each.
         data_seed: Seed of the episodes.
         **kwargs: Arguments of TrajectoryModule.
     """
@@ -40,12 +41,12 @@ class ToyTrajectories(TrajectoryModule):
 
     @property
     def environment(self) -> Environment:
-        """The environment that the episodes are of."""
+        """The environment of the episodes."""
         return TOY
 
     @property
     def episodes(self) -> Episodes:
-        """All episodes, made when they are first used."""
+        """All episodes, generated on first use."""
         if self._episodes is None:
             self._episodes = Episodes.from_steps(self._steps())
         return self._episodes
@@ -64,9 +65,9 @@ class ToyTrajectories(TrajectoryModule):
 
 
 def _play(skill: float, key: tuple[int, ...]) -> tuple[Any, Any, Any, bool]:
-    """Play an episode that pushes to the middle the more, the higher the skill in [0, 1) is.
+    """Play an episode with a policy of skill in [0, 1).
 
-    Returns observations, actions, rewards, and whether it ended by itself.
+    Returns observations, actions, rewards, and whether the episode terminated.
     """
     rng, environment = np.random.default_rng(key), ToyEnvironment()
     noise = 0.8 - 0.7 * skill

@@ -1,4 +1,4 @@
-"""A point that is pushed to the middle: an environment of plain NumPy, for tests."""
+"""A point pushed to the origin: a NumPy environment for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from datamodules.trajectories.environments import Environment
 
 __all__ = ["TOY", "ToyEnvironment"]
 
-# Returns of reference are those of uniform actions and of the best linear policy that was found.
+# Reference returns: uniform actions, and the best linear policy found.
 TOY = Environment("Toy", 5, 2, (28.0, 14.0), (0.3, 29.4), version=None, max_steps=31)
 _LIMIT = 1.5
 
@@ -20,9 +20,9 @@ _LIMIT = 1.5
 class ToyEnvironment:
     """A point in the plane, with gymnasium's interface.
 
-    An action of two numbers pushes it; a step pays 1 less its distance from the middle. An episode
-    ends where the point leaves a square, and is cut off after 31 steps. Observations (5,) are the
-    position, the velocity, and the distance.
+    A two-dimensional action accelerates the point; the reward of a step is 1 minus its distance
+    from the origin. An episode terminates if the point leaves a square, and is truncated after 31
+    steps. Observations (5,) are the position, the velocity, and the distance.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class ToyEnvironment:
         return self
 
     def reset(self, seed: int | None = None) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
-        """Begin an episode; returns the observation and an empty dict."""
+        """Start an episode; return the observation and an empty dict."""
         rng = np.random.default_rng(seed)
         self.data.qpos[:], self.data.qvel[:] = rng.uniform(-1, 1, 2), rng.uniform(-0.2, 0.2, 2)
         self._step = 0
@@ -44,7 +44,7 @@ class ToyEnvironment:
     def step(
         self, action: npt.ArrayLike
     ) -> tuple[npt.NDArray[np.float64], float, bool, bool, dict[str, Any]]:
-        """Push; returns observation, reward, whether it ended, whether it is cut off, a dict."""
+        """Apply an action; return observation, reward, terminated, truncated, and an empty dict."""
         position, velocity = self.data.qpos, self.data.qvel
         velocity *= 0.8
         velocity += 0.15 * np.clip(np.asarray(action, dtype=np.float64), -1, 1)
@@ -60,4 +60,4 @@ class ToyEnvironment:
         return np.concatenate([position, self.data.qvel, [np.hypot(*position)]])
 
     def close(self) -> None:
-        """Nothing is to be freed."""
+        """Do nothing: there are no resources to release."""

@@ -7,6 +7,9 @@ exported program draws by PyTorch's own operations, with the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -164,98 +167,58 @@ def _fake() -> bool:
 # ---- operators of a graph ----------------------------------------------------------------------
 
 
-@torch.library.custom_op("lit_probattn::keep_pairs", mutates_args=())
-def _keep_operator(
-    seed: Tensor,
-    sample_ids: Tensor | None,
-    step: int,
-    layer: int,
-    p: float,
-    batch_size: int,
-    num_heads: int,
-    block: list[int],
-    device: torch.device,
-) -> Tensor:
-    row, row_stop, col, col_stop, first_head = block
-    dropout = AttentionDropout(p, RandomKey(int(seed), step, sample_ids, layer))
-    rows, cols = range(row, row_stop), range(col, col_stop)
-    return _keep_pairs(dropout, batch_size, num_heads, rows, cols, device, first_head)
+def _operator(
+    name: str, arguments: str, draw: Callable[..., Tensor], empty: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """Define `lit_probattn::<name>`, whose draw is named by the parts of a key.
+
+    Args:
+        name: of the operator.
+        arguments: its schema, after that of the key.
+        draw: (key, *arguments) -> the draw.
+        empty: (*arguments) -> a tensor of its shape, for graphs and predictions.
+    """
+
+    def run(seed: Tensor, sample_ids: Tensor | None, step: int, layer: int, *rest: Any) -> Tensor:
+        return draw(RandomKey(int(seed), step, sample_ids, layer), *rest)
+
+    key = "Tensor seed, Tensor? sample_ids, SymInt step, SymInt layer"
+    schema = f"({key}, {arguments}) -> Tensor"
+    made = torch.library.custom_op(f"lit_probattn::{name}", run, mutates_args=(), schema=schema)
+    made.register_fake(lambda seed, sample_ids, step, layer, *rest: empty(*rest))
+    return made
 
 
-@_keep_operator.register_fake
-def _(
-    seed: Tensor,
-    sample_ids: Tensor | None,
-    step: int,
-    layer: int,
-    p: float,
-    batch_size: int,
-    num_heads: int,
-    block: list[int],
-    device: torch.device,
-) -> Tensor:
-    row, row_stop, col, col_stop, _ = block
-    shape = (batch_size, num_heads, row_stop - row, col_stop - col)
-    return torch.empty(shape, dtype=torch.bool, device=device)
-
-
-@torch.library.custom_op("lit_probattn::normal_noise", mutates_args=())
-def _noise_operator(
-    seed: Tensor,
-    sample_ids: Tensor | None,
-    step: int,
-    layer: int,
-    batch_size: int,
-    num_maps: int,
-    block: list[int],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Tensor:
-    row, row_stop, col, col_stop = block
-    key = RandomKey(int(seed), step, sample_ids, layer)
-    rows, cols = range(row, row_stop), range(col, col_stop)
-    return _normal_noise(key, batch_size, num_maps, rows, cols, device, dtype)
-
-
-@_noise_operator.register_fake
-def _(
-    seed: Tensor,
-    sample_ids: Tensor | None,
-    step: int,
-    layer: int,
-    batch_size: int,
-    num_maps: int,
-    block: list[int],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Tensor:
-    row, row_stop, col, col_stop = block
-    shape = (batch_size, num_maps, row_stop - row, col_stop - col)
-    return torch.empty(shape, dtype=dtype, device=device)
-
-
-@torch.library.custom_op("lit_probattn::philox_words", mutates_args=())
-def _words_operator(
-    seed: Tensor,
-    sample_ids: Tensor | None,
-    step: int,
-    layer: int,
-    stream: int,
-    batch_size: int,
-    device: torch.device,
-) -> Tensor:
-    key = RandomKey(int(seed), step, sample_ids, layer)
-    return _philox_words(key, stream, batch_size, device)
-
-
-@_words_operator.register_fake
-def _(
-    seed: Tensor,
-    sample_ids: Tensor | None,
-    step: int,
-    layer: int,
-    stream: int,
-    batch_size: int,
-    device: torch.device,
-) -> Tensor:
-    return torch.empty(2 + batch_size, dtype=torch.int64, device=device)
+_keep_operator = _operator(
+    "keep_pairs",
+    "float p, SymInt batch_size, SymInt num_heads, SymInt[] block, Device device",
+    lambda key, p, batch_size, num_heads, block, device: _keep_pairs(
+        *(AttentionDropout(p, key), batch_size, num_heads),
+        *(range(*block[:2]), range(*block[2:4]), device, block[4]),
+    ),
+    lambda p, batch_size, num_heads, block, device: torch.empty(
+        (batch_size, num_heads, block[1] - block[0], block[3] - block[2]),
+        dtype=torch.bool,
+        device=device,
+    ),
+)
+_noise_operator = _operator(
+    "normal_noise",
+    "SymInt batch_size, SymInt num_maps, SymInt[] block, Device device, ScalarType dtype",
+    lambda key, batch_size, num_maps, block, device, dtype: _normal_noise(
+        key, batch_size, num_maps, range(*block[:2]), range(*block[2:]), device, dtype
+    ),
+    lambda batch_size, num_maps, block, device, dtype: torch.empty(
+        (batch_size, num_maps, block[1] - block[0], block[3] - block[2]),
+        dtype=dtype,
+        device=device,
+    ),
+)
+_words_operator = _operator(
+    "philox_words",
+    "SymInt stream, SymInt batch_size, Device device",
+    _philox_words,
+    lambda stream, batch_size, device: torch.empty(
+        2 + batch_size, dtype=torch.int64, device=device
+    ),
+)

@@ -1,17 +1,17 @@
-"""The front door: `python -m lit_probattn {fit,validate,test,predict}`.
+"""Command line `python -m lit_probattn {fit,validate,test,predict}`.
 
 Configurations are composed: a task, an attention, a trainer, then flags.
 
     python -m lit_probattn fit --task lra_listops --attention smgk --trainer one_gpu
     python -m lit_probattn test --config runs/lra_listops-smgk/0/config.yaml --ckpt_path best
 
---task, --attention and --trainer take a name, which `python -m lit_probattn list tasks` and the
-like show, or the path of a file; --config FILE, which may be repeated, adds a file.
-fit --init_from CHECKPOINT begins with the weights of another run, of another task too.
-LIT_PROBATTN_CONFIGS names folders of your own with tasks/, attention/ and trainer/ in them.
+--task, --attention and --trainer accept a name, as listed by `python -m lit_probattn list tasks`
+(attention, trainers), or the path of a file; --config FILE, which can be repeated, adds a file.
+fit --init_from CHECKPOINT initialises the weights from another run, possibly of another task.
+LIT_PROBATTN_CONFIGS lists your own folders with subfolders tasks/, attention/ and trainer/.
 
---debug (or LIT_PROBATTN_DEBUG=1) shows the traceback of every error. --allow_code MODULE, which may
-be repeated, lets a configuration name classes of a module that is not an installed package.
+--debug (or LIT_PROBATTN_DEBUG=1) prints the traceback of every error. --allow_code MODULE, which
+can be repeated, permits classes of a module that is not part of an installed package.
 """
 
 import json
@@ -35,7 +35,7 @@ from lit_probattn.cli.files import (
     config_files,
     files_before_flags,
     read_config_files,
-    refuse_linked,
+    reject_linked,
     run_folder_of,
     run_name,
     with_initial_weights,
@@ -43,7 +43,7 @@ from lit_probattn.cli.files import (
 )
 from lit_probattn.cli.jsonargparse_internals import failure_of_link
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
-from lit_probattn.cli.parser import Instantiator, RunParser, refuse_more_arguments, refuse_nulls
+from lit_probattn.cli.parser import Instantiator, RunParser, reject_more_arguments, reject_nulls
 from lit_probattn.configs import (
     SIZES_OF_DATA,
     SIZES_OF_SOME_DATA,
@@ -71,7 +71,7 @@ from lit_probattn.training.init_from import Taken, init_from
 from lit_probattn.training.lightning_internals import BareCLI, meet_on_loopback
 from lit_probattn.training.logs import RunCSVLogger, tensorboard_logger
 from lit_probattn.training.memory import MemoryAdvice
-from lit_probattn.training.peers import SignsOfLife
+from lit_probattn.training.peers import Heartbeats
 from lit_probattn.training.preemption import StopSignals, job_name
 from lit_probattn.training.run_folder import (
     RunPlan,
@@ -86,20 +86,20 @@ from lit_probattn.training.run_record import (
     tested_during_training,
     write_record,
 )
-from lit_probattn.training.saving import RunCheckpoint, refuse_test_monitors
+from lit_probattn.training.saving import RunCheckpoint, reject_test_monitors
 
 TRAINER_DEFAULTS = {
-    "use_distributed_sampler": False,  # the DataModules decide who gets which sample
-    "check_val_every_n_epoch": None,  # training is one endless epoch; validation goes by batches
+    "use_distributed_sampler": False,  # the DataModules distribute samples over ranks
+    "check_val_every_n_epoch": None,  # training is one endless epoch; validation counts batches
     "log_every_n_steps": 10,
-    "enable_model_summary": False,  # its FLOPs column cannot count attention
+    "enable_model_summary": False,  # its FLOPs column does not count attention
 }
-NAMES = """--task NAME, --attention NAME and --trainer NAME stand for --config FILE with the file of
-that name; `python -m lit_probattn list tasks` (attention, trainers) shows the names."""
+NAMES = """--task NAME, --attention NAME and --trainer NAME abbreviate --config FILE with the file
+of that name; `python -m lit_probattn list tasks` (attention, trainers) lists the names."""
 
 
 class RunCLI(BareCLI):
-    """LightningCLI with run folders, checked checkpoints and readable errors.
+    """LightningCLI with run folders, verified checkpoints and readable errors.
 
     Args:
         arguments: command line after the program's name.
@@ -112,7 +112,7 @@ class RunCLI(BareCLI):
         self.files = read_config_files(config_files(words))
         for word in words:
             if word.startswith("--"):
-                refuse_linked("the command line", word.partition("=")[0])
+                reject_linked("the command line", word.partition("=")[0])
         self.given = words[:1]
         words = with_folder(words, self.files.values())
         super().__init__(
@@ -131,9 +131,9 @@ class RunCLI(BareCLI):
     # ---- the command line ----------------------------------------------------------------------
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Return the command that is given; all, as for help, where none is.
+        """Return the command on the command line; all commands, for help, if there is none.
 
-        A command's parser takes a tenth of a second, so the others' are left out.
+        Building a command's parser takes a tenth of a second, so other commands are skipped.
         """
         every = BareCLI.subcommands()
         return {name: every[name] for name in self.given if name in every} or every
@@ -144,16 +144,16 @@ class RunCLI(BareCLI):
             "--seed_everything",
             type=int,
             default=0,
-            help="The run's seed: weights, order of the data, dropout and noise follow from it.",
+            help="Seed of the run: weights, sample order, dropout and noise depend on it.",
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the run's settings; hand sizes of the data and the seed to the model."""
+        """Add the run's settings; link sizes of the data and the seed to the model."""
         parser.description = f"{parser.description}\n\n{NAMES}"
         parser.add_class_arguments(RunSettings, "run")
         for size in SIZES_OF_DATA:
             target = f"model.init_args.{size}"
-            if size in SIZES_OF_SOME_DATA:  # other data, from outside too, need not know of it
+            if size in SIZES_OF_SOME_DATA:  # other data, also from other packages, can lack it
                 find = _finder(size)
                 parser.link_arguments("data", target, find, apply_on="instantiate")
             else:
@@ -162,25 +162,25 @@ class RunCLI(BareCLI):
         parser.link_arguments("seed_everything", "data.init_args.seed")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse; `args` is always given."""
+        """Parse the command line; `args` is always set."""
         with only_allowed_code():
             self.config = parser.parse_args(args)
         command = self.config.get("subcommand")
         if command is not None:
-            refuse_nulls(self.config[command], {"run": RunSettings}, SIZES_OF_DATA)
-            refuse_more_arguments(self.config[command])
+            reject_nulls(self.config[command], {"run": RunSettings}, SIZES_OF_DATA)
+            reject_more_arguments(self.config[command])
             if self.config[command].get("ckpt_path") == "":
-                raise ConfigError("--ckpt_path is empty: give best, last, auto or a path")
+                raise ConfigError("--ckpt_path is empty: pass best, last, auto or a path")
 
     def instantiate_classes(self) -> None:
-        """Construct everything; what data raise when asked for a size is told as it is."""
+        """Instantiate everything; errors of the data in a link are raised unchanged."""
         try:
             super().instantiate_classes()
         except ValueError as error:
             raise failure_of_link(error) or error from None
 
     def add_instantiators(self) -> None:
-        """Construct model and data by `Instantiator`."""
+        """Instantiate model and data by `Instantiator`."""
         for key, base in (("model", pl.LightningModule), ("data", pl.LightningDataModule)):
             self.parser.add_instantiator(Instantiator(cli=self, key=key), base, subclasses=True)
         self.parser.add_instantiator(PendingLogger, Logger, subclasses=True)
@@ -198,7 +198,7 @@ class RunCLI(BareCLI):
         return self.settings.name or run_name(self.files, self.part(self.config, "model"))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Trainer with our checkpoint files and progress; loggers follow with the run folder."""
+        """Return a trainer with this package's checkpoints and progress, without loggers."""
         config = self.part(self.config_init, "trainer")
         self._own_loggers = config.get("logger") in (None, True)
         self._named_loggers = pending(config.get("logger"))
@@ -210,8 +210,8 @@ class RunCLI(BareCLI):
             kwargs["plugins"] = [*plugins, CheckedCheckpointIO()]
         callbacks = config.get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        refuse_test_monitors(callbacks)
-        added = [MemoryAdvice(), SignsOfLife(), SameSources(), StepNumbers(), Throughput()]
+        reject_test_monitors(callbacks)
+        added = [MemoryAdvice(), Heartbeats(), SameSources(), StepNumbers(), Throughput()]
         added.append(FinalValidation())
         if self.settings.test_during_training is not None:
             added.append(TestScores(self.settings.test_during_training))
@@ -232,11 +232,11 @@ class RunCLI(BareCLI):
         return trainer
 
     def _add_callback(self, callback: Callback) -> None:
-        """Add what needs the run folder, before the checkpoints."""
+        """Add a callback that needs the run folder, before the checkpoints."""
         vars(self.trainer)["callbacks"].insert(0, callback)
 
     def fit(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
-        """Train, in a run folder."""
+        """Train in a run folder."""
         if self.part(self.config, "trainer").fast_dev_run:
             self._take_weights(None)
             self.trainer.fit(**kwargs, ckpt_path=ckpt_path)
@@ -255,10 +255,10 @@ class RunCLI(BareCLI):
                 plan.discard_if_unused()
             raise
         finally:
-            plan.let_go()
+            plan.release_lock()
 
     def _train(self, plan: RunPlan, config: dict[str, Any], kwargs: dict[str, Any]) -> None:
-        self._refuse_two_sources(plan)
+        self._reject_two_sources(plan)
         if 0 < self.trainer.max_steps <= plan.steps_done:
             self._report_finished(plan)
             return
@@ -294,26 +294,28 @@ class RunCLI(BareCLI):
         finally:
             signals.restore()
 
-    def _refuse_two_sources(self, plan: RunPlan) -> None:
-        """Raise a ConfigError if weights are to come from two places."""
+    def _reject_two_sources(self, plan: RunPlan) -> None:
+        """Raise a ConfigError if weights have two sources."""
         source, start = self.settings.init_from, plan.checkpoint
         if source is not None and start is not None and folder_of_checkpoint(start) != plan.folder:
             raise ConfigError(
-                f"--init_from {source} and --ckpt_path, which starts from {start}: give one of "
-                "them; --ckpt_path goes on with optimiser and step, --init_from takes weights only"
+                f"--init_from {source} and --ckpt_path, which starts from {start}, are mutually "
+                "exclusive: --ckpt_path also restores optimiser and step, --init_from only weights"
             )
 
     def _take_weights(self, plan: RunPlan | None) -> Taken | None:
-        """Begin with the weights of `run.init_from`; a run that goes on has its own.
+        """Load the weights of `run.init_from`, unless the run resumes.
 
         Raises:
-            ConfigError: the weights do not fit.
+            ConfigError: the weights do not match.
         """
         source = self.settings.init_from
         if source is None:
             return None
         if plan is not None and plan.checkpoint is not None:
-            plan.notes.append(f"--init_from {source} is not read: the run goes on from its own")
+            plan.notes.append(
+                f"--init_from {source} is ignored: the run resumes from its checkpoint"
+            )
             return None
         tokeniser = getattr(self.datamodule, "tokeniser_digest", None)
         taken = init_from(self.model, source, tokeniser)
@@ -387,7 +389,7 @@ class RunCLI(BareCLI):
     def _plan_evaluation(self, command: str, request: str | None) -> tuple[RunPlan, Scope]:
         if request is None:
             raise ConfigError(
-                f"{command} needs trained weights: add --ckpt_path best, last or a path"
+                f"{command} requires trained weights: add --ckpt_path best, last or a path"
             )
         config = self._config_dict()
         scope = Scope(limit=limit_of(self.trainer, command))
@@ -407,13 +409,13 @@ class RunCLI(BareCLI):
         return shared, scope
 
     def _sources(self) -> dict[str, str]:
-        """Prepare the data; return what they were made from."""
+        """Prepare the data; return the hashes of their sources."""
         self.datamodule.prepare_data()
         found: dict[str, str] = getattr(self.datamodule, "source_hashes", {})
         return found
 
     def _config_dict(self) -> dict[str, Any]:
-        """The resolved configuration as it is stored: with the run's name, without a checkpoint."""
+        """The resolved configuration to store: with the run's name, without a checkpoint."""
         parser = self.command_parser()
         config = self.config[str(self.subcommand)].clone()
         config["run"]["name"] = self.run_name
@@ -423,7 +425,7 @@ class RunCLI(BareCLI):
 
 
 def _finder(name: str) -> Callable[[Any], Any]:
-    """Return what reads a size of the data, None where they have none; the help shows its name."""
+    """Return a function that reads a size of the data or None; help displays its name."""
 
     def find(data: Any) -> Any:
         return getattr(data, name, None)
@@ -438,10 +440,10 @@ def _attention_of(config: dict[str, Any]) -> str | None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Parse a command line; nothing is constructed.
+    """Parse a command line without instantiating anything.
 
     Raises:
-        ConfigError: a key, a value or a file is wrong.
+        ConfigError: a key, a value or a file is invalid.
     """
     try:
         _ParsingCLI(arguments)
@@ -451,16 +453,16 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 class _ParsingCLI(RunCLI):
-    """Parses a command line, and ends."""
+    """Parses a command line and exits."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, and end."""
+        """Parse and exit."""
         super().parse_arguments(parser, args)
         raise SystemExit(0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command after the program's name, by default the process's own.
+    """Run the command given after the program's name; default: this process's arguments.
 
     Returns:
         Exit status; see `lit_probattn.cli.errors`.

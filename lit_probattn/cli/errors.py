@@ -1,6 +1,6 @@
-"""How a command ends: one readable line and an exit status for what a user got wrong.
+"""Exit status of commands, and one-line messages for user errors.
 
-A fault of the program keeps its traceback.
+Bugs keep their traceback.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from lit_probattn.base.provenance import is_first_rank, rank
 from lit_probattn.tasks.finite import NonFiniteError
 from lit_probattn.training import peers
 from lit_probattn.training.checkpoints import CheckpointError
-from lit_probattn.training.memory import is_out_of_memory, told_out_of_memory
+from lit_probattn.training.memory import is_out_of_memory, out_of_memory_line
 from lit_probattn.training.preemption import Preempted, requeue
 
-# What a machine can refuse when files are written, and what to do about it.
+# Errors of the file system while writing, and their remedies.
 _FULL = (
-    "free some space where it is written, or put runs (--run.root), caches "
-    "(--data.init_args.cache_dir) or what is printed elsewhere"
+    "free some space on that disk, or write runs (--run.root), caches "
+    "(--data.init_args.cache_dir) or output elsewhere"
 )
 
 _FORBIDDEN = "check the permissions; runs go to --run.root, caches to --data.init_args.cache_dir"
@@ -41,12 +41,12 @@ _STORAGE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _FORBIDDEN),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
-    errno.EIO: "the disk or its network failed; nothing that was complete is lost",
+    errno.EIO: "the disk or its network failed; completed files are not affected",
     errno.ENAMETOOLONG: "choose a shorter --run.name",
 }
 
-_LOGGERS = ("wandb", "mlflow")  # packages that raise errors of their own
-_NO_GPU = " Use --trainer.accelerator cpu, or look at `lit-probattn --version --verbose`"
+_LOGGERS = ("wandb", "mlflow")  # packages with their own exceptions
+_NO_GPU = " Use --trainer.accelerator cpu, or see `lit-probattn --version --verbose`"
 
 _WORKER = re.compile(r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed|exited unexpectedly)")
 DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"
@@ -55,7 +55,7 @@ DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"
 class ConstructionError(BaseException):
     """An exception in the constructor of a configured class; `error` is the original.
 
-    Not an Exception, which the parser would take for a value of the wrong type.
+    Not an Exception, which the parser would interpret as a value of the wrong type.
     """
 
     def __init__(self, key: str, error: Exception) -> None:
@@ -67,10 +67,10 @@ class ConstructionError(BaseException):
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:
-    """Return one line and exit status for an exception that a user can act on; None for a fault.
+    """Return one line and exit status for a user error; None for a bug.
 
-    These are errors that our own code or Lightning's checks raise on purpose, and values that the
-    constructor of a configured class refuses; anything else is a fault.
+    User errors are raised deliberately by this package or by Lightning's checks, or are values that
+    the constructor of a configured class rejects; everything else is a bug.
     """
     if isinstance(error, ConstructionError):
         explained = explain(error.error)
@@ -80,29 +80,30 @@ def explain(error: BaseException) -> tuple[str, int] | None:
         text = explained[0] if explained else " ".join(str(error.error).split())
         return f"{_field(error)}: {text}", 2
     if is_out_of_memory(error):
-        return told_out_of_memory(error), 2
+        return out_of_memory_line(error), 2
     text = " ".join(str(error).split())
     cause = error.__cause__
     if isinstance(cause, ValueError) and isinstance(cause.__cause__, ModuleNotFoundError):
-        # the parser's account of a class whose package is not there
+        # the parser's message about a class of a missing package
         return " ".join(f"{cause.args[0].partition(':')[0]}: {cause.__cause__}".split()), 2
     if isinstance(error, NonFiniteError):
         return text, 1
     if isinstance(error, ConfigError | CheckpointError | MisconfigurationException):
         return text + _NO_GPU * text.startswith("No supported gpu backend found"), 2
     if type(error).__module__.partition(".")[0] in _LOGGERS:
-        return f"trainer.logger: {text}", 2  # no key, no server: said when the run begins
+        return f"trainer.logger: {text}", 2  # missing key or unreachable server, at the start
     if isinstance(error, OSError) and error.errno in _STORAGE:
         place = "" if error.filename is None else f": {error.filename}"
         return f"{(error.strerror or 'cannot write').lower()}{place}; {_STORAGE[error.errno]}", 2
     found = _WORKER.search(text)
-    # Its half of a connection may be missed before its death is.
+    # The loss of the connection can be noticed before the death of the process.
     if found or (isinstance(error, ConnectionError | EOFError) and _is_from_loader(error)):
         process = f"process ({found[1]})" if found else "process"
         return (
             f"a loader {process} was killed, most likely because memory ran out: lower "
-            "--data.init_args.num_workers or --data.init_args.batch_size; the same command with "
-            "--ckpt_path last goes on from the last checkpoint"
+            "--data.init_args.num_workers or --data.init_args.batch_size; rerun the same command "
+            "with "
+            "--ckpt_path last to resume from the last checkpoint"
         ), 2
     if text.startswith("You set `--ntasks="):
         return (
@@ -111,26 +112,26 @@ def explain(error: BaseException) -> tuple[str, int] | None:
             "SLURM_JOB_NAME=interactive to run one process in this allocation"
         ), 2
     if text.startswith("Error(s) in loading state_dict"):
-        return f"the checkpoint does not fit this configuration: {_differences(text)}", 2
+        return f"the checkpoint does not match this configuration: {_differences(text)}", 2
     if isinstance(error, ValueError | NotImplementedError | FileNotFoundError):
         return (text, 2) if _is_raised(error, (*OUR_PACKAGES, "lightning")) else None
-    if isinstance(error, TypeError):  # Lightning's answer to some values of the trainer
+    if isinstance(error, TypeError):  # raised by Lightning for some trainer settings
         return (text, 2) if _is_raised(error, ("lightning",)) else None
     return None
 
 
 def _differences(text: str) -> str:
-    """What `load_state_dict` found, shortened: how many tensors differ, and the first of each."""
+    """Summarise `load_state_dict` errors: how many tensors differ, and the first of each."""
     shapes = re.findall(
         r"size mismatch for (\S+): .*?torch.Size\((\[.*?\])\).*?torch.Size\((\[.*?\])\)", text
     )
     parts = []
     if shapes:
         name, theirs, ours = shapes[0]
-        parts.append(f"{len(shapes)} of other shapes (first {name}: {theirs} there, {ours} here)")
+        parts.append(f"{len(shapes)} with other shapes (first {name}: {theirs}, expected {ours})")
     for kind, pattern in (
-        ("missing in it", r"Missing key\(s\) in state_dict: ([^:]+?)\. "),
-        ("unknown here", r"Unexpected key\(s\) in state_dict: ([^:]+?)\. "),
+        ("missing", r"Missing key\(s\) in state_dict: ([^:]+?)\. "),
+        ("unexpected", r"Unexpected key\(s\) in state_dict: ([^:]+?)\. "),
     ):
         found = re.search(pattern, f"{text} ")
         if found:
@@ -140,7 +141,7 @@ def _differences(text: str) -> str:
 
 
 def _is_raised(error: BaseException, packages: Collection[str]) -> bool:
-    """Whether the innermost frame is a `raise` in one of the packages; in any, if none is given."""
+    """Whether the innermost frame is a `raise` in one of the packages; empty means any."""
     traceback = error.__traceback__
     if traceback is None:
         return False
@@ -153,13 +154,13 @@ def _is_raised(error: BaseException, packages: Collection[str]) -> bool:
 
 
 def _is_from_loader(error: BaseException) -> bool:
-    """Whether an exception came out of the queue between PyTorch's DataLoader and its processes."""
+    """Whether an exception was raised in the queue between DataLoader and its processes."""
     modules = {frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)}
     return modules >= {"torch.utils.data.dataloader", "multiprocessing.queues"}
 
 
 def _field(error: ConstructionError) -> str:
-    """Configuration key whose class refused: the attention's if it was the attention."""
+    """Return the configuration key of the class that raised: the attention's, if it did."""
     traceback = error.error.__traceback__
     field = error.key
     while traceback is not None:
@@ -176,8 +177,8 @@ def exit_status(run: Callable[[], object]) -> int:
     """Run a command.
 
     Returns:
-        0; 2 for what a user got wrong; 1 for a loss that is not finite or another rank that died;
-        128 + signal for a run that was asked to end and saved itself.
+        0; 2 for a user error; 1 for a non-finite loss or a failed rank;
+        128 + signal for a run that received a stop signal and saved a checkpoint.
     """
     try:
         run()
@@ -206,13 +207,13 @@ def exit_status(run: Callable[[], object]) -> int:
 
 
 def say_error(text: str) -> None:
-    """Write a line to stderr in one piece: ranks share the terminal."""
+    """Write a line to stderr in one call, since ranks share the terminal."""
     prefix = "error" if is_first_rank() else f"error on rank {rank()}"
     sys.stderr.write(f"{prefix}: {text}\n")
 
 
 def quieten() -> None:
-    """Leave out Lightning's advertisements, and a deprecation inside Lightning."""
+    """Suppress Lightning's advertisements, and a deprecation warning inside Lightning."""
     warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec.*")
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
         logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())

@@ -1,4 +1,4 @@
-"""Configuration files of a command: read and put in order before the parser sees them."""
+"""Configuration files of a command, validated and ordered before parsing."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -8,9 +8,9 @@ import yaml
 
 from lit_probattn.base.config_files import KINDS, bundle_of, file_named, find, run_stem
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.configs import SIZES_OF_DATA, read_yaml, refuse_two_tasks, settings_of
+from lit_probattn.configs import SIZES_OF_DATA, read_yaml, reject_two_tasks, settings_of
 
-# Flags that take the name of a file, by the kind of the file; and what such a file must set.
+# Flags that accept the name of a file, by its kind; and what such a file must set.
 NAMED = {
     "task": "the class of a model (model.class_path)",
     "attention": "an attention (model.init_args.attention)",
@@ -19,13 +19,13 @@ NAMED = {
 
 
 def with_named_files(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `--config PATH` in place of `--task NAME` and the like.
+    """Replace `--task NAME` and similar flags by `--config PATH`.
 
-    The task comes before all other files, as it names the model that they set arguments of; the
-    others stay where they stand.
+    The task file is moved before all other files, since it sets the model class that they set
+    arguments of; the others keep their order.
 
     Raises:
-        ConfigError: no file has this name, or it cannot be read; a flag is given twice or without
+        ConfigError: no file has this name, or it cannot be read; a flag is duplicate or lacks
             a name, or its file is of another kind.
     """
     words: list[str] = []
@@ -40,14 +40,14 @@ def with_named_files(arguments: Sequence[str]) -> list[str]:
             continue
         if not equals:
             name = next(rest, "")
-        if kind == "trainer" and name.startswith("{"):  # its settings, as the parser takes them
+        if kind == "trainer" and name.startswith("{"):  # inline settings
             words += [flag, name]
             continue
         if not name or name.startswith("-"):
-            listed = f"`lit-probattn list {KINDS[kind][1]}` shows the names"
-            raise ConfigError(f"{flag} needs a name or a path; {listed}")
+            listed = f"`lit-probattn list {KINDS[kind][1]}` lists the names"
+            raise ConfigError(f"{flag} requires a name or a path; {listed}")
         if kind in seen:
-            raise ConfigError(f"{flag} is given twice; keep one, or add a file by --config")
+            raise ConfigError(f"duplicate {flag}; keep one, or add a file by --config")
         seen.add(kind)
         path = file_named(kind, name)
         _check_kind(kind, path)
@@ -56,7 +56,7 @@ def with_named_files(arguments: Sequence[str]) -> list[str]:
 
 
 def with_initial_weights(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `--run.init_from` in place of `--init_from`.
+    """Replace `--init_from` by `--run.init_from`.
 
     Raises:
         ConfigError: the command does not train.
@@ -65,7 +65,8 @@ def with_initial_weights(arguments: Sequence[str]) -> list[str]:
     given = [word for word in arguments if word.partition("=")[0] in (short, whole)]
     if given and arguments[0] != "fit":
         raise ConfigError(
-            f"{given[0].partition('=')[0]} is for fit; {arguments[0]} takes weights by --ckpt_path"
+            f"{given[0].partition('=')[0]} applies to fit; {arguments[0]} loads weights by "
+            f"--ckpt_path"
         )
     return [
         word.replace(short, whole, 1) if word.partition("=")[0] == short else word
@@ -74,7 +75,7 @@ def with_initial_weights(arguments: Sequence[str]) -> list[str]:
 
 
 def _check_kind(kind: str, path: str) -> None:
-    """Refuse a file of another kind."""
+    """Raise for a file of another kind."""
     content = read_yaml(path)
     if not (
         (kind == "task" and sets_task(content))
@@ -90,10 +91,10 @@ def config_files(arguments: Sequence[str]) -> list[str]:
 
 
 def files_before_flags(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with configuration files, as they lie today, right after the command.
+    """Move configuration files, with their current content, directly after the command.
 
-    The parser lets the later of file and flag win; so flags win wherever they stand. It opens files
-    itself, and takes the text of one too: that of an entry of a bundle is handed over.
+    The parser lets the later of file and flag win; with this order, flags always win. The parser
+    opens files itself but also accepts their text, which is used for entries of a bundle.
     """
     flags = list(arguments)
     files: list[str] = []
@@ -106,7 +107,7 @@ def files_before_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def _config_flags(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield where a file is named, what stands before its name there, and the name."""
+    """Yield the position of each file name, the prefix of the name there, and the name."""
     for position, argument in enumerate(arguments):
         if position and arguments[position - 1] in ("--config", "-c"):
             yield position, "", argument
@@ -115,61 +116,61 @@ def _config_flags(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def read_config_files(files: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the contents of configuration files, by the names that the user gave.
+    """Return the contents of configuration files, by the names on the command line.
 
     Raises:
-        ConfigError: a file is missing or holds no configuration; two are task files; one stands in
-            the wrong order.
+        ConfigError: a file is missing or contains no configuration; two are task files; or the
+            order is wrong.
     """
     contents: dict[str, dict[str, Any]] = {}
     for name in files:
         contents[name] = read_yaml(name)
         _check_parts(name, contents[name])
-    refuse_two_tasks(contents)
+    reject_two_tasks(contents)
     _check_order(contents)
     return contents
 
 
 def _check_parts(name: str, content: dict[str, Any]) -> None:
-    """Refuse a part of a configuration that is not a group of keys; the parser would take it."""
+    """Raise if a part of a configuration is not a mapping, which the parser would accept."""
     for key in ("trainer", "run", "model", "data"):
         part = content.get(key, {})
         if isinstance(part, dict) or (isinstance(part, str) and key in ("model", "data")):
             continue
         wanted = "class_path and init_args" if key in ("model", "data") else "its keys"
-        raise ConfigError(f"{name}: {key} must hold {wanted}, received {part!r}")
+        raise ConfigError(f"{name}: {key}: expected {wanted}, received {part!r}")
     for key, value in settings_of(content):
         if key.endswith("init_args") and value != {}:
             shown = "null" if value is None else repr(value)
-            raise ConfigError(f"{name}: {key} must hold arguments by name, received {shown}")
-        refuse_linked(name, key)
+            raise ConfigError(f"{name}: {key}: expected arguments by name, received {shown}")
+        reject_linked(name, key)
 
 
-def refuse_linked(place: str, key: str) -> None:
-    """Refuse an argument that the data or the seed of the run decide; the parser would drop it.
+def reject_linked(place: str, key: str) -> None:
+    """Raise for an argument set by the data or the run's seed, which the parser would drop.
 
     Raises:
-        ConfigError: it names the key, and what decides it.
+        ConfigError: the message names the key and its source.
     """
     part, _, name = key.removeprefix("--").replace(".init_args", "", 1).partition(".")
     if part == "model" and name in SIZES_OF_DATA:
-        raise ConfigError(f"{place}: {key} is not read, as the data decide it: leave it out")
+        raise ConfigError(f"{place}: {key} is set by the data: remove it")
     if part in ("model", "data") and name == "seed":
-        raise ConfigError(f"{place}: {key} is not read, as seed_everything decides it: set that")
+        raise ConfigError(f"{place}: {key} is set by seed_everything: set that instead")
 
 
 def sets_attention(content: dict[str, Any]) -> bool:
-    """Return whether a file chooses the attention variant."""
+    """Return whether a file sets the attention variant."""
     return "attention" in _part(content, "model", "init_args")
 
 
 def sets_task(content: dict[str, Any]) -> bool:
-    """Return whether a file names the class of the model."""
+    """Return whether a file sets the class of the model."""
     return "class_path" in _part(content, "model")
 
 
 def run_name(contents: dict[str, dict[str, Any]], model: Any) -> str:
-    """Return `<task>-<attention>`, after the files that set them, or else after the classes.
+    """Return `<task>-<attention>`, from the names of the files that set them, or else classes.
 
     `contents` are configuration files by name, `model` is the resolved part of the configuration.
     """
@@ -205,10 +206,11 @@ def _check_order(contents: dict[str, dict[str, Any]]) -> None:
     if early and tasks and names.index(early[0]) < names.index(tasks[0]):
         raise ConfigError(
             f"put the task file first: --config {tasks[0]} --config {early[0]} (the task file "
-            "names the model that the other file sets arguments of)"
+            "sets the model class that the other file sets arguments of)"
         )
     if early and not tasks:
         raise ConfigError(
-            f"no task file: {early[0]} sets arguments of a model that no file names; start with "
-            "one, for example --task lra_listops"
+            f"no task file: {early[0]} sets arguments of a model whose class is not set; start "
+            f"with "
+            "a task, for example --task lra_listops"
         )

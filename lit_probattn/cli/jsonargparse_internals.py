@@ -1,7 +1,7 @@
-"""What jsonargparse keeps to itself: its parsers' options, and the causes behind its messages.
+"""Uses of private jsonargparse APIs: options of parsers, and causes of error messages.
 
-The one home of its private members and of patterns over its wording; each has a test in
-`tests/cli/test_jsonargparse_internals.py` that provokes the real thing and fails when it changes.
+All private members and patterns of messages are here; each has a test in
+`tests/cli/test_jsonargparse_internals.py` that triggers it and fails when it changes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from lit_probattn.attention import Attention
 from lit_probattn.base.errors import nearest
 from lit_probattn.configs import KEY, public_path
 
-# Where the library raises a bare TypeError, KeyError or ValueError, only its text says what and
-# where. The rest is read from exceptions: an unknown class from AttributeError, ImportError and
-# ModuleNotFoundError, a class and its arguments from `Refused`.
+# If the library raises a plain TypeError, KeyError or ValueError, only its message contains the
+# details. The rest is read from exceptions: an unknown class from AttributeError, ImportError and
+# ModuleNotFoundError, a class and its arguments from `Rejected`.
 UNKNOWN_FLAG = re.compile(r"unrecognized arguments: --([^\s=]+)")
 UNKNOWN_KEY = re.compile(r"[Oo]ption '([^']+)'")
 MISSING = re.compile(r"arguments are required: ([\w, ]+)")
@@ -43,17 +43,17 @@ NOT_A_SUBCLASS = re.compile(r"Expected '([\w.]+)' to be a subclass")
 
 @functools.cache
 def _imports(source: str) -> ast.Module:
-    """The top of a module that can hold an `if TYPE_CHECKING`: its imports and its conditions."""
+    """Parse a module's imports and conditions, which can contain `if TYPE_CHECKING`."""
     tree = ast.parse(source)
     kinds = (ast.Import, ast.ImportFrom, ast.If)
     return ast.Module([node for node in tree.body if isinstance(node, kinds)], tree.type_ignores)
 
 
 def read_sources_once() -> None:
-    """Let the library parse the source of a module once, in place of once a signature.
+    """Let the library parse the source of a module once instead of once per signature.
 
-    It looks for names that are imported for type checkers only. A run has some fifty signatures
-    out of a dozen modules, PyTorch's longest among them: almost half a second at every start.
+    It searches for names imported for type checkers only. A run has about fifty signatures
+    from a dozen modules, including PyTorch's longest: almost half a second per start.
     """
 
     def update_aliases(
@@ -65,8 +65,8 @@ def read_sources_once() -> None:
     TypeCheckingVisitor.update_aliases = update_aliases  # type: ignore[method-assign]
 
 
-class Refused(ArgumentError):
-    """What the parser of a class's arguments refused; `names` are its arguments."""
+class Rejected(ArgumentError):
+    """Error of the parser of a class's arguments; `names` are its arguments."""
 
     def __init__(self, message: str, owner: type | None, names: list[str]) -> None:
         super().__init__(None, message)
@@ -82,9 +82,9 @@ def option_names(parser: Any) -> list[str]:
 
 
 def prefer_integers(parser: Any) -> None:
-    """Let options that take integers and floats try integers first: batches, not a share of them.
+    """Let options that accept integers and floats try integers first: batches, not fractions.
 
-    Python caches `Optional[Union[int, float]]` in the order in which any package first wrote it.
+    Python caches `Optional[Union[int, float]]` in the order in which any package first used it.
     """
     for action in parser._actions:
         kinds = list(typing.get_args(getattr(action, "_typehint", None)))
@@ -100,14 +100,14 @@ def prefer_integers(parser: Any) -> None:
 
 
 def readable(message: str, error: BaseException | None, options: list[str]) -> str:
-    """Reduce a refusal of the argument parser to one line, with the nearest valid name.
+    """Reduce an error of the argument parser to one line, with the nearest valid name.
 
     `error` is the exception behind the message; `options` are the valid ones, without `--`.
     """
     causes = list(_causes(error))
     cause = causes[-1] if causes else None
-    owners = [item for item in causes if isinstance(item, Refused)]
-    number = _refused_number(causes)
+    owners = [item for item in causes if isinstance(item, Rejected)]
+    number = _rejected_number(causes)
     keys = [
         f"{key}.{number}" if key == "layers" and number is not None else key
         for key in KEY.findall(message)
@@ -126,14 +126,14 @@ def readable(message: str, error: BaseException | None, options: list[str]) -> s
     if NO_TASK.search(message):
         return (
             "no task and no attention: add --task NAME --attention NAME, for example --task "
-            "tiny/lra_listops --attention smgk (`lit-probattn list` shows the names), or of a run "
-            "that there is --config RUN/config.yaml"
+            "tiny/lra_listops --attention smgk (`lit-probattn list` lists the names), or for an "
+            "existing run --config RUN/config.yaml"
         )
     missing = MISSING.search(text)
     if missing and missing[1] == "attention":
         return (
             "no attention variant: add --attention NAME, for example --attention softmax "
-            "(`lit-probattn list attention` shows the names), or a file after the task file"
+            "(`lit-probattn list attention` lists the names), or a file after the task file"
         )
     if missing and path:
         return f"{path}: missing {missing[1]}"
@@ -142,12 +142,12 @@ def readable(message: str, error: BaseException | None, options: list[str]) -> s
         return f"{path}: {problem[0]} {problem[1]!r}{_suggest_class(problem[1], path)}"
     not_keys = NOT_KEYS.search(message)
     if not_keys and KEY.search(message):
-        return f"{KEY.findall(message)[-1]}: expected its keys, received {not_keys[1]!r}"
+        return f"{KEY.findall(message)[-1]}: expected a mapping, received {not_keys[1]!r}"
     return _wrong_value(message, path) or _in_one_line(message)
 
 
 def failure_of_link(error: ValueError) -> BaseException | None:
-    """Return what went wrong in a function that links two arguments; None for another error."""
+    """Return the error in a function that links two arguments; None for other errors."""
     return error.__cause__ if str(error).startswith("Call to compute_fn of link") else None
 
 
@@ -157,8 +157,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _refused_number(causes: Sequence[BaseException]) -> int | None:
-    """The number of the class that was refused, of classes given by number; None of others."""
+def _rejected_number(causes: Sequence[BaseException]) -> int | None:
+    """Return the key of the rejected class among classes by number, or None."""
     texts = [str(cause) for cause in causes]
     for text, refusal in itertools.pairwise(texts):
         found = BY_NUMBER.search(text)
@@ -175,7 +175,7 @@ def _refused_number(causes: Sequence[BaseException]) -> int | None:
 
 
 def _shown(entry: Any) -> str:
-    """A class and its arguments, as the library prints them."""
+    """Format a class and its arguments like the library."""
     if not isinstance(entry, Mapping):
         return str(entry)
     inner = {"init_args": Namespace(**entry["init_args"])} if "init_args" in entry else {}
@@ -183,21 +183,21 @@ def _shown(entry: Any) -> str:
 
 
 def _nearest_option(key: str, options: list[str]) -> str:
-    """The nearest option, or the nearest first part if that is what is wrong."""
+    """Return the nearest option, or the nearest first part if that is unknown."""
     first = key.split(".")[0]
     firsts = {option.split(".")[0] for option in options}
     return nearest(key, options) if first in firsts else nearest(first, firsts)
 
 
 def _unknown_class(cause: BaseException | None) -> tuple[str, str] | None:
-    """What is wrong with the path of a class, and the path."""
+    """Return what is wrong with the path of a class, and the path."""
     if isinstance(cause, AttributeError):
         return "unknown class", f"{getattr(cause.obj, '__name__', cause.obj)}.{cause.name}"
     if isinstance(cause, ModuleNotFoundError):
         return "no module named", str(cause.name)
     for problem, pattern in (
         ("not the path of a class:", NOT_A_PATH),
-        ("not a class that fits here:", NOT_A_SUBCLASS),
+        ("not a class of the expected type:", NOT_A_SUBCLASS),
     ):
         found = pattern.search(str(cause))
         if found:
@@ -206,7 +206,7 @@ def _unknown_class(cause: BaseException | None) -> tuple[str, str] | None:
 
 
 def _suggest_class(given: str, path: str) -> str:
-    """The nearest class of the same name or module; for an attention variant, all of them."""
+    """Suggest a class with a similar name in the module; for attention, list all."""
     is_attention = path.endswith("attention")
     package = "lit_probattn.attention" if is_attention else given.rpartition(".")[0]
     try:

@@ -1,4 +1,4 @@
-"""Loggers that a user names: made once the run's folder is known, which is where they write."""
+"""User-specified loggers, instantiated once the run folder is known."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lit_probattn.base.errors import ConfigError
 
 KEY = "trainer.logger"
 FOLDER = "save_dir"
-# A logger of Lightning -> its package, which is also the name of our extra.
+# Lightning's logger -> its package, which is also the name of the extra.
 _PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow"}
-# Those whose constructor does not do without a folder.
+# Loggers whose constructor requires a folder.
 _NEED_FOLDER = ("CSVLogger", "TensorBoardLogger")
 
 
 class PendingLogger:
-    """A logger that is not made yet.
+    """A logger that is not instantiated yet.
 
     Args:
         cls: its class.
-        options: what its constructor is given.
+        options: arguments of its constructor.
     """
 
     def __init__(self, cls: type[Logger], *args: Any, **options: Any) -> None:
@@ -36,25 +36,25 @@ class PendingLogger:
     def check(self) -> None:
         """Raise a ConfigError if its package is not installed.
 
-        Not where it is constructed: the parser would take that for a value of the wrong type.
+        Not in the constructor: the parser would interpret that as a value of the wrong type.
         """
         package = _PACKAGES.get(self.cls.__name__)
         if package is not None and find_spec(package) is None:
             raise ConfigError(_missing(self.cls, package))
 
     def make(self, folder: Path) -> Logger:
-        """Return the logger; without a folder of its own it writes into `folder`.
+        """Return the logger; without a configured folder it writes to `folder`.
 
         Raises:
-            ConfigError: its package is not installed, or refuses its options.
+            ConfigError: its package is not installed, or rejects its options.
         """
         options = dict(self.options)
         known = inspect.signature(self.cls).parameters
         unset = FOLDER in known and options.get(FOLDER) in ("", None, known[FOLDER].default)
-        if unset and not options.get("dir"):  # the other name that W&B has for it
+        if unset and not options.get("dir"):  # W&B's other name for the folder
             options[FOLDER] = str(self._place(folder))
         if "tracking_uri" in known and not options.get("tracking_uri"):
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow asks to be sure
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # required by MLflow
         try:
             return self.cls(*self.args, **options)
         except ModuleNotFoundError as error:
@@ -62,7 +62,7 @@ class PendingLogger:
             raise ConfigError(
                 f"{KEY}: {error}" if package is None else _missing(self.cls, package)
             ) from error
-        except Exception as error:  # whatever a logger's package refuses: no key, no server, …
+        except Exception as error:  # the packages raise arbitrary exceptions
             told = str(error).strip().partition("\n")[0] or type(error).__name__
             raise ConfigError(f"{KEY}: {self.cls.__name__}: {told}") from error
 
@@ -72,12 +72,13 @@ class PendingLogger:
 
 def _missing(cls: type, package: str) -> str:
     return (
-        f"{KEY}: {cls.__name__} needs the package {package}: pip install 'lit-probattn[{package}]'"
+        f"{KEY}: {cls.__name__} requires the package {package}: pip install "
+        f"'lit-probattn[{package}]'"
     )
 
 
 def pending(logger: object) -> list[PendingLogger]:
-    """Return the loggers that wait in `trainer.logger`: one, several, or none.
+    """Return the loggers in `trainer.logger` that are not instantiated yet (zero or more).
 
     Raises:
         ConfigError: the package of one is not installed.
@@ -90,7 +91,7 @@ def pending(logger: object) -> list[PendingLogger]:
 
 
 def with_folder(words: Sequence[str], files: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a command line whose logger need not be given a folder: it says the run's.
+    """Add an empty folder argument to a command line whose logger requires one.
 
     Args:
         words: the command line.

@@ -1,6 +1,6 @@
-"""The argument parser of the command line: full names only, one line for what is wrong.
+"""Argument parser of the command line: unabbreviated flags, one-line errors.
 
-`null` where a value is needed is refused too: the parser takes it for any type.
+`null` for a required value is an error, although jsonargparse accepts it for any type.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.cli.errors import ConstructionError
 from lit_probattn.cli.files import NAMED
 from lit_probattn.cli.jsonargparse_internals import (
-    Refused,
+    Rejected,
     option_names,
     prefer_integers,
     read_sources_once,
@@ -40,40 +40,40 @@ read_sources_once()
 
 
 class RunParser(LightningArgumentParser):
-    """Parser that takes no shortened flags and says in one line what is wrong."""
+    """Parser without abbreviated flags that reports errors in one line."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(*args, **kwargs)
-        # Where this is the parser of a class's arguments:
+        # For a parser of a class's arguments:
         self.owner: type | None = None
         self.names: list[str] = []
 
     def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> list[str]:
-        """Add the arguments of a class, and remember whose they are."""
+        """Add the arguments of a class, and store the class."""
         self.owner, self.names = theclass, super().add_class_arguments(theclass, *args, **kwargs)
         prefer_integers(self)
         return self.names
 
     def dump(self, namespace: Any, *args: Any, **kwargs: Any) -> str:
-        """Serialise a configuration; parsing has checked it, so it is not checked again."""
+        """Serialise a configuration without validating it again."""
         text: str = super().dump(namespace, *args, **{"skip_validation": True, **kwargs})
         return text
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        """Raise `ConfigError`, unless this parser only tries whether a value fits."""
+        """Raise `ConfigError`, or `Rejected` while trying whether a value is valid."""
         if not self.exit_on_error:
-            raise Refused(message, self.owner, self.names) from ex
+            raise Rejected(message, self.owner, self.names) from ex
         raise ConfigError(readable(message, ex, [*option_names(self), *NAMED])) from ex
 
 
 class HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
-    """Help that keeps the lines of the description."""
+    """Help formatter that preserves the lines of the description."""
 
 
 class Instantiator(ModuleInstantiator):
-    """Constructs model and data; tells a refusal of the constructor from a wrong type."""
+    """Instantiates model and data; distinguishes constructor errors from wrong types."""
 
     def __call__(
         self,
@@ -82,8 +82,8 @@ class Instantiator(ModuleInstantiator):
         applied_instantiation_links: dict[str, Any],
         **kwargs: Any,
     ) -> Any:
-        """Construct; any exception of the constructor becomes a `ConstructionError`."""
-        # A size that the data do not have (features of tokens) is not the model's to store.
+        """Instantiate; any exception of the constructor becomes a `ConstructionError`."""
+        # The model does not store sizes that the data lack (features of tokens).
         links = {key: size for key, size in applied_instantiation_links.items() if size is not None}
         try:
             _require_sizes(class_type, applied_instantiation_links)
@@ -93,25 +93,26 @@ class Instantiator(ModuleInstantiator):
 
 
 def _require_sizes(class_type: type, links: dict[str, Any]) -> None:
-    """Refuse data that do not have a size which the model needs."""
+    """Raise if the data lack a size that the model requires."""
     parameters = inspect.signature(class_type).parameters
     for key, size in links.items():
         name = key.rpartition(".")[2]
         needed = name in parameters and parameters[name].default is inspect.Parameter.empty
         if needed and size is None:
             raise ValueError(
-                f"{class_type.__name__} needs {name}, which these data do not have: tokens have a "
-                "vocab_size, series and pictures have num_features, pairs of languages a "
-                "source_vocab_size too, trajectories an obs_dim; choose a task for this data set"
+                f"{class_type.__name__} requires {name}, which these data do not have: tokens "
+                f"have a "
+                "vocab_size, series and images have num_features, pairs of languages also a "
+                "source_vocab_size, trajectories an obs_dim; choose a task for this data set"
             )
 
 
-def refuse_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -> None:
-    """Refuse null for a key whose type does not allow it.
+def reject_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -> None:
+    """Raise for null in a key whose type does not allow it.
 
     Args:
         config: the configuration of a command, a namespace.
-        known: classes of parts that do not name their own, by key.
+        known: classes of parts without a class path, by key.
         linked: arguments of the model that are set later.
 
     Raises:
@@ -129,11 +130,11 @@ def refuse_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -
                 _check(arguments, expected, f"{path}.init_args")
 
 
-def refuse_more_arguments(config: Any) -> None:
-    """Refuse `dict_kwargs` of classes that do not take any name.
+def reject_more_arguments(config: Any) -> None:
+    """Raise for `dict_kwargs` of classes without `**kwargs`.
 
     Raises:
-        ConfigError: there is such a key; with the nearest valid one.
+        ConfigError: there is such a key; the message suggests the nearest valid one.
     """
     for key in ("model", "data"):
         for path, class_path, _ in _classes(config.get(key), key):
@@ -161,7 +162,7 @@ def _classes(part: Any, path: str) -> Iterator[tuple[str, str, Any]]:
     arguments = part.get("init_args")
     if isinstance(part.get("class_path"), str) and arguments is not None:
         yield path, part["class_path"], arguments
-        # Not dict(): of a namespace that has the leaves only, under dotted names.
+        # Not dict(), which for a namespace returns only leaves, under dotted names.
         inside = arguments if isinstance(arguments, dict) else vars(arguments)
         for name, value in inside.items():
             yield from _classes(value, f"{path}.init_args.{name}")
@@ -188,7 +189,7 @@ _load_yaml = get_loader("yaml")
 
 
 def _load_canonical(text: str) -> Any:
-    """Read YAML as the parser does, in its one form."""
+    """Load YAML like the parser, in canonical form."""
     content = _load_yaml(text)
     return canonical(content) if isinstance(content, dict) else content
 

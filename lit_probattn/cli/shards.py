@@ -1,4 +1,4 @@
-"""Sharing a list of points among processes: flags and shards."""
+"""Sharding a list of points among processes: flags and shards."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from lit_probattn.base.errors import ConfigError
 
 
 def add_shard_flags(add: Callable[..., object]) -> None:
-    """Add the flags of every command that runs a list of points.
+    """Add the flags shared by commands that run a list of points.
 
     Args:
-        add: `add_argument` of a parser or of one of its groups.
+        add: `add_argument` of a parser or argument group.
     """
-    add("--shard", help="i/n, i from 0: every n-th point from the i-th, for array jobs")
-    add("--dry-run", action="store_true", help="say what would run and what it costs")
+    add("--shard", help="i/n with i from 0: run every n-th point from the i-th, for array jobs")
+    add("--dry-run", action="store_true", help="print the runs and their predicted cost")
 
 
 def shard_of(options: argparse.Namespace) -> tuple[int, int]:
-    """Return (index, count) that the flags ask for, or this process's share under torchrun.
+    """Return (index, count) from the flags, or this process's shard under torchrun.
 
     Raises:
         ConfigError: malformed.
@@ -32,14 +32,14 @@ def parse_shard(text: str) -> tuple[int, int]:
     """Return (index, count) of `i/n`, i from 0 to n − 1.
 
     Raises:
-        ConfigError: another form, or i out of range.
+        ConfigError: malformed, or i out of range.
     """
     try:
         index, count = (int(part) for part in text.split("/"))
     except ValueError as error:
-        raise ConfigError(f"--shard expects i/n, such as 0/4, received {text!r}") from error
+        raise ConfigError(f"--shard: expected i/n, such as 0/4, received {text!r}") from error
     if not 0 <= index < count:
-        raise ConfigError(f"--shard expects 0 <= i < n, received {text!r}")
+        raise ConfigError(f"--shard: expected 0 <= i < n, received {text!r}")
     return index, count
 
 

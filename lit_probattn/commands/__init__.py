@@ -1,1 +1,1 @@
-"""Sub-commands of `lit-probattn` that stand on their own; `lit_probattn.__main__` names them."""
+"""Stand-alone sub-commands of `lit-probattn`, listed in `lit_probattn.__main__`."""

@@ -1,11 +1,11 @@
-"""Caches of bounded length, of `generate --max_keys`.
+"""Caches of bounded length, for `generate --max_keys`.
 
-A full cache evicts a position: with weights α_t of the latest query and its output
-o = Σ_t α_t v_t, removing the key at t and dividing the others by what is left moves it by
+A full cache evicts a position. With weights α_t of the latest query and its output
+o = Σ_t α_t v_t, removing the key at t and renormalising the others changes the output by
 
     o' − o = α_t / (1 − α_t) · (o − v_t)
 
-so the position whose removal moves it least need not be the one with the smallest weight.
+so the position whose removal changes it least need not be the one with the smallest weight.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lit_probattn.attention.numerics import (
 from lit_probattn.attention.variant import Variant, first_lack
 from lit_probattn.models.transformer import Transformer
 
-# What a variant may need (`Variant.needs`) that depends on keys which are gone, or on their places.
+# Requirements of a variant (`Variant.needs`) that depend on evicted keys or their positions.
 _REASON = "cannot decode from a bounded number of keys"
 _LACKS = dict.fromkeys(("positions", "map noise", "head noise", "normaliser"), _REASON + " with {}")
 
@@ -42,12 +42,12 @@ class CacheBound:
     """Maximum length of a cache, and its eviction rule.
 
     Args:
-        max_keys: positions that each layer keeps.
-        evict_by: `movement`: the position whose removal moves the latest query's output least;
+        max_keys: number of positions kept per layer.
+        evict_by: `movement`: the position whose removal changes the latest query's output least;
             `weight`: the one with the smallest weight; `age`: the oldest.
 
-    Raises:
-        ValueError: a number or a name is not one of these.
+        Raises:
+            ValueError: a value is invalid.
     """
 
     max_keys: int
@@ -62,11 +62,11 @@ class CacheBound:
 class BoundedCache(KVCache):
     """Keys and values of at most `max_keys` positions, after every call.
 
-    Eviction is per sequence and shared by all heads of a layer. During a call the cache also holds
-    that call's tokens, so a prompt is attended to in full.
+    Eviction is per sequence and shared by all heads of a layer. During a call the cache also
+    contains that call's tokens, so a prompt is attended to in full.
 
     Args:
-        bound: how many positions, and which go.
+        bound: maximum length and eviction rule.
 
     Attributes:
         num_dropped: number of evicted positions.
@@ -78,12 +78,12 @@ class BoundedCache(KVCache):
 
     @property
     def next_position(self) -> int:
-        """Position of the next token, those that were dropped included."""
+        """Position of the next token, counting evicted ones."""
         return self.length + self.num_dropped
 
     @torch.no_grad()
     def after_call(self, call: HeadCall, variant: Variant) -> None:
-        """Drop the positions beyond the bound, by what the latest query of a call sees."""
+        """Evict the positions beyond the bound, based on the latest query of a call."""
         if self.length <= self.bound.max_keys:
             return
         masks, cols = call.masks, range(self.length)
@@ -96,7 +96,7 @@ class BoundedCache(KVCache):
         self.keep(kept_places(scores, value, allowed, self.bound, variant.row_eps))
 
     def keep(self, places: Tensor) -> None:
-        """Keep these places, (B, n) int64 in ascending order, and drop the others."""
+        """Keep these positions, (B, n) int64 in ascending order, and evict the others."""
         self.num_dropped += self.length - places.shape[1]
         self._key = _gathered(self._key, places, -2)
         self._value = _gathered(self._value, places, -2)
@@ -110,19 +110,19 @@ def bounded_caches(model: Transformer, bound: CacheBound) -> list[Cache]:
     """Return an empty cache of bounded length for every layer of a model.
 
     Raises:
-        NotImplementedError: a layer cannot decode from a part of its keys; the message says why.
+        NotImplementedError: a layer does not support eviction; the message gives the reason.
     """
     for block in model.layers:
         reason = bound_refusal(block.attention.core)
         if reason is not None:
-            raise NotImplementedError(f"{block.attention.core.name} {reason}: leave the bound out")
+            raise NotImplementedError(f"{block.attention.core.name} {reason}: unset the bound")
     return [BoundedCache(bound) for _ in model.layers]
 
 
 def bound_refusal(core: Core) -> str | None:
-    """Say why a core cannot decode from a part of its keys ("cannot …"), or None if it can.
+    """Return the reason why a core does not support eviction ("cannot …"), or None.
 
-    It can where scores have a normal form in which no key depends on its position.
+    It is supported if scores have a normal form in which no key depends on its position.
     """
     variant = core.variant(outline(core.layout, 1, 2, 2))
     if type(variant).lower is Variant.lower:
@@ -131,7 +131,7 @@ def bound_refusal(core: Core) -> str | None:
 
 
 def _gathered(store: Tensor | None, places: Tensor, dim: int) -> Tensor | None:
-    """Take places of every sequence, in place; reserved space beyond them is released."""
+    """Gather positions of every sequence; reserved space beyond them is released."""
     if store is None:
         return None
     dim %= store.dim()
@@ -146,7 +146,7 @@ def output_movements(weights: Tensor, value: Tensor) -> Tensor:
     """Return ‖o' − o‖ for the removal of each key, (B, H, N, L).
 
     Args:
-        weights: α, (B, H, N, L), of sum 1 or less.
+        weights: α, (B, H, N, L), with sum at most 1.
         value: (B, H_kv, L, E_v).
     """
     value = value.to(weights.dtype)
@@ -167,13 +167,14 @@ def kept_places(
 ) -> Tensor:
     """Return the positions to keep after a query, (B, max_keys), ascending.
 
-    Heads add up: squared movements, as the outputs of heads lie side by side, or weights.
+    Scores are summed over heads: squared movements, since head outputs are concatenated, or
+    weights.
 
     Args:
-        scores: of the latest query, (B, H, 1, L).
+        scores: scores of the latest query, (B, H, 1, L).
         value: (B, H_kv, L, E_v).
-        allowed: bool, broadcastable to `scores`; hidden positions go first.
-        bound: how many, and by what.
+        allowed: bool, broadcastable to `scores`; masked positions are evicted first.
+        bound: maximum length and eviction rule.
         row_eps: added to each row's sum of exponentials.
     """
     weights = masked_softmax(scores, allowed, row_eps)

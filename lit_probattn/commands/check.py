@@ -1,10 +1,10 @@
-"""Hold an attention layer of your own to the contract that every layer of the package keeps.
+"""Check your own attention layer against the contract of all layers of the package.
 
     lit-probattn check my.CosineAttention --allow_code my
     lit-probattn check my.CosineAttention --init_args sharpness=5 num_heads=2 --allow_code my
 
-Masks, causality, gradients, precision, cache, blocks, dropout, weights and cost, a line each, with
-what to look at where one fails. The exit status is 1 then.
+Masks, causality, gradients, precision, cache, blocks, dropout, weights and cost, one line each,
+with a hint for each failure. The exit status is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _NUM_HEADS = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check a class; returns the exit status: 1 if a promise is broken, 2 for wrong usage."""
+    """Check a class; return the exit status: 1 if a check fails, 2 for wrong usage."""
     parser = Parser("lit-probattn check", __doc__)
-    parser.add_argument("cls", metavar="CLASS", help="full name, module.Class, or a shipped name")
+    parser.add_argument("cls", metavar="CLASS", help="full name, module.Class, or a preset's class")
     parser.add_argument(
         "--init_args", nargs="+", default=[], metavar="KEY=VALUE", help="arguments of the class"
     )
@@ -52,11 +52,11 @@ def _class(name: str) -> type[Attention]:
     if "." not in name:
         if name not in known:
             hint = nearest(name, known, lists=False)
-            raise ConfigError(f"{name}: give the full name, module.{name}{hint}")
+            raise ConfigError(f"{name}: expected a full name, module.{name}{hint}")
         return known[name]
     cls = class_of(name)
     if not (isinstance(cls, type) and issubclass(cls, Attention)):
-        raise ConfigError(f"{name} is no subclass of lit_probattn.attention.Attention")
+        raise ConfigError(f"{name} is not a subclass of lit_probattn.attention.Attention")
     return cls
 
 
@@ -76,25 +76,25 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _sizes(given: dict[str, Any]) -> tuple[int, int]:
-    """Return width and heads; the contract fixes the width and the size of a head."""
+    """Return width and number of heads; width and head size are fixed by the contract."""
     from lit_probattn.attention.own.contract import EMBED, HEAD
 
     for name, value in (("embed_dim", EMBED), ("head_dim", HEAD)):
         if name in given:
-            raise ConfigError(f"--init_args {name}: the checks fix it; leave it out")
+            raise ConfigError(f"--init_args {name}: set by the checks; remove it")
         if name != "embed_dim":
             given[name] = value
     return EMBED, given.pop("num_heads", _NUM_HEADS)
 
 
 def _try(make: Any, cls: type) -> None:
-    """Make one layer, so that what is wrong with the class itself is one line."""
+    """Build one layer, so that errors of the class itself are reported in one line."""
     try:
         make().core  # noqa: B018
     except (Exception, SystemExit) as error:
         kind = "SystemExit: " if isinstance(error, SystemExit) else ""
         text = " ".join(f"{kind}{error}".split())
-        raise ConfigError(f"{cls.__name__} cannot be made: {text}") from error
+        raise ConfigError(f"cannot build {cls.__name__}: {text}") from error
 
 
 def _run(make: Any, name: str) -> int:

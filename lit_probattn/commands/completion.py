@@ -1,6 +1,6 @@
-"""`lit-probattn --print-completion SHELL`: a script for the shell's tab key.
+"""`lit-probattn --print-completion SHELL`: a script for the shell's tab completion.
 
-It knows commands, and the names of tasks, attention and trainers that are found when it is printed.
+It completes commands, and the names of tasks, attention and trainers that exist when it is printed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from lit_probattn.base.config_files import named_files
 
 SHELLS = ("bash", "zsh", "tcsh")
-# Commands that take names -> the flags, with the kind of each and whether it takes several.
+# Commands with named files -> their flags, the kind of file, and whether several are allowed.
 _Flags = dict[str, tuple[str, str | None]]
 _FIT: _Flags = {
     "--task": ("task", None),
@@ -24,10 +24,10 @@ _SWEEP: _Flags = {"--config": ("measurement", None)}
 
 
 def make_parser(run: Mapping[str, str], others: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return a parser that stands for the program.
+    """Return a parser that mirrors the program.
 
     Args:
-        run: commands of a run, with a line each.
+        run: commands of a run, each with a description.
         others: the other commands.
     """
     parser = argparse.ArgumentParser(prog="lit-probattn")
@@ -48,14 +48,14 @@ def main(words: list[str], run: Mapping[str, str], others: Mapping[str, str]) ->
     if shell not in SHELLS:
         received = " ".join(words) or "nothing"
         print(
-            f"error: --print-completion takes one of {', '.join(SHELLS)}, received {received}",
+            f"error: --print-completion: expected one of {', '.join(SHELLS)}, received {received}",
             file=sys.stderr,
         )
         return 2
     try:
         import shtab
     except ModuleNotFoundError:
-        needs = "needs the package shtab: pip install 'lit-probattn[completion]'"
+        needs = "requires the package shtab: pip install 'lit-probattn[completion]'"
         print(f"error: --print-completion {needs}", file=sys.stderr)
         return 2
     print(shtab.complete(make_parser(run, others), shell))

@@ -1,4 +1,4 @@
-"""`lit-probattn data`: the commands of `python -m datamodules`, for names of tasks too."""
+"""`lit-probattn data`: the commands of `python -m datamodules`, also for task names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_probattn.base.errors import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the name of a task stands for its data set and the options in its file."""
+    """Run a command; a task name is replaced by its data set and the options in its file."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return data_main(_with_task(words))
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_task(words: list[str]) -> list[str]:
-    """Replace the name of a task by its data set and its options."""
+    """Replace a task name by its data set and options."""
     if len(words) < 2 or words[1] in REGISTRY or words[1] not in named_files("task"):
         return words
     from lit_probattn.configs import read_yaml
@@ -32,7 +32,7 @@ def _with_task(words: list[str]) -> list[str]:
     names = {class_name: name for name, (_, class_name) in REGISTRY.items()}
     class_name = data["class_path"].rpartition(".")[2]
     if class_name not in names:
-        raise ConfigError(f"task {words[1]}: {data['class_path']} is not among the data sets")
+        raise ConfigError(f"task {words[1]}: {data['class_path']} is not a registered data set")
     options = data.get("init_args") or {}
     written = [f"--{name}={_text(value)}" for name, value in options.items()]
     return [words[0], names[class_name], *written, *words[2:]]

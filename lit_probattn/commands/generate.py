@@ -1,11 +1,11 @@
-"""Continue prompts with a trained language model: its run folder, or one of its checkpoints.
+"""Continue prompts with a trained language model, from a run folder or a checkpoint.
 
     lit-probattn generate runs/NAME/0 --prompt "The game"
     lit-probattn generate runs/NAME/0 --prompt "The game" --prompt "In 1900" --top_k 20 --seed 1
 
-`lit-probattn predict` writes the same text for the same settings and `--seed_everything`. A run
-folder means its best checkpoint, or without a validation its newest. The model's configuration and
-its text's vocabulary come from the run's config.yaml.
+`lit-probattn predict` generates the same text with the same settings and `--seed_everything`. A run
+folder denotes its best checkpoint, or without a validation its newest. The configuration of the
+model and the vocabulary come from the run's config.yaml.
 """
 
 from __future__ import annotations
@@ -47,34 +47,34 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         required=True,
         metavar="TEXT",
-        help="text to continue; may be repeated",
+        help="text to continue; can be repeated",
     )
     add(
         "--max_new_tokens",
         type=int,
-        help=f"tokens that each prompt is continued by (default {MAX_NEW_TOKENS}, or what fits)",
+        help=f"number of tokens to generate per prompt (default {MAX_NEW_TOKENS}, or what fits)",
     )
     add(
         "--temperature",
         type=float,
         default=TEMPERATURE,
-        help=f"divides the logits; 0 takes the likeliest token (default {TEMPERATURE})",
+        help=f"divisor of the logits; 0 selects the likeliest token (default {TEMPERATURE})",
     )
     add_draw(parser)
-    add("--max_keys", type=int, metavar="N", help="keep N keys in the cache of each layer, not all")
+    add("--max_keys", type=int, metavar="N", help="keep at most N keys in the cache of each layer")
     add(
         "--evict_by",
         choices=("movement", "weight", "age"),
-        help="which key a full cache gives up: the one whose loss moves the output of attention "
+        help="key that a full cache evicts: the one whose removal changes the attention output "
         "least (movement, the default), the one with the smallest weight, or the oldest (age)",
     )
-    add("--out", type=Path, metavar="FILE.parquet", help="write token ids and text too")
+    add("--out", type=Path, metavar="FILE.parquet", help="also write token ids and text")
     add_run(parser)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the texts; returns the exit status: 2 for what a user got wrong, with one line."""
+    """Print the texts; return the exit status: 2 for a user error, with one line."""
     options = make_parser().parse_args(arguments)
     from lit_probattn.cli.errors import exit_status, quieten
 
@@ -83,10 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Open the run, continue the prompts, print them and write the table.
+    """Restore the model, continue the prompts, print them and write the table.
 
     Raises:
-        ConfigError: a flag is wrong, or the run is not of a language model.
+        ConfigError: a flag is invalid, or the run is not of a language model.
     """
     from lit_probattn.base.errors import ConfigError
     from lit_probattn.commands.bounded_cache import CacheBound, bounded_caches
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
 
     check_least(options, max_new_tokens=1, seed=0, max_keys=1)
     if options.evict_by is not None and options.max_keys is None:
-        raise ConfigError("--evict_by is for a cache of bounded length: add --max_keys N")
+        raise ConfigError("--evict_by requires a bounded cache: add --max_keys N")
     if options.out is not None:
         check_table(options.out)
     sampling = Sampling(options.temperature, options.top_k, options.top_p, seed=options.seed)
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _open(options: argparse.Namespace) -> Trained:
-    """Open a language model and its data, which hold the prompts."""
+    """Restore a language model and its data, which contain the prompts."""
     import yaml
 
     from lit_probattn.base.errors import ConfigError
@@ -134,13 +134,15 @@ def _open(options: argparse.Namespace) -> Trained:
     task, data = (class_of(config[part]["class_path"]) for part in ("model", "data"))
     if not (isinstance(task, type) and issubclass(task, LanguageModeling)):
         raise ConfigError(
-            f"{options.checkpoint} is a run of {task.__name__}, which generates no text: give a "
+            f"{options.checkpoint} is a run of {task.__name__}, which does not generate text: "
+            f"pass a "
             "run of a language model (lit_probattn.tasks.LanguageModeling)"
         )
     if "prompts" not in parameters_of(data) or not hasattr(data, "vocabulary"):
         raise ConfigError(
-            f"{options.checkpoint} was trained on {data.__name__}, which takes no prompts: its "
-            "data need an argument `prompts` and a `vocabulary`, as datamodules.WikiText103 has"
+            f"{options.checkpoint} was trained on {data.__name__}, which does not support prompts: "
+            "expected data with an argument `prompts` and a `vocabulary`, such as "
+            "datamodules.WikiText103"
         )
     prompts = yaml.safe_dump(options.prompt)
     pairs = ["num_workers=0", *options.data, f"prompts={prompts}"]
@@ -151,10 +153,10 @@ def _open(options: argparse.Namespace) -> Trained:
 
 
 def _new_tokens(trained: Trained, options: argparse.Namespace) -> int:
-    """Return how many tokens are added to each prompt; say where the default does not fit.
+    """Return the number of tokens to generate; print a line if the default does not fit.
 
     Raises:
-        ConfigError: a prompt is empty or too long, or more tokens are asked for than fit.
+        ConfigError: a prompt is empty or too long, or the requested number does not fit.
     """
     from lit_probattn.base.errors import ConfigError
 
@@ -162,33 +164,33 @@ def _new_tokens(trained: Trained, options: argparse.Namespace) -> int:
     for text in options.prompt:
         ids, unknown = trained.data.vocabulary.encode(text)
         if not len(ids):
-            raise ConfigError(f"--prompt {text!r} is empty: give at least one word")
+            raise ConfigError(f"--prompt {text!r} is empty: expected at least one word")
         if len(ids) > most:
             raise ConfigError(
-                f"--prompt {text[:40]!r} has {len(ids)} tokens, but max_seq_len of the model is "
+                f"--prompt {text[:40]!r} has {len(ids)} tokens, but the model's max_seq_len is "
                 f"{most}: shorten it"
             )
         if unknown:
-            told = f"{unknown} of {len(ids)} words are not in the vocabulary and became <unk>"
+            told = f"{unknown} of {len(ids)} words are missing from the vocabulary and became <unk>"
             print(f"--prompt {text[:40]!r}: {told}", file=sys.stderr)
         longest = max(longest, len(ids))
     fits = most - longest + 1  # the last new token is never fed back
     if options.max_new_tokens is None:
         if fits < MAX_NEW_TOKENS:
-            told = f"max_seq_len of the model is {most}, the longest prompt has {longest} tokens"
+            told = f"the model's max_seq_len is {most}, the longest prompt has {longest} tokens"
             print(f"--max_new_tokens {fits}: {told}", file=sys.stderr)
         return min(MAX_NEW_TOKENS, fits)
     if options.max_new_tokens > fits:
         raise ConfigError(
-            f"--max_new_tokens {options.max_new_tokens} does not fit: max_seq_len of the model is "
-            f"{most} and the longest prompt has {longest} tokens; give at most {fits}"
+            f"--max_new_tokens {options.max_new_tokens} does not fit: the model's max_seq_len is "
+            f"{most} and the longest prompt has {longest} tokens; expected at most {fits}"
         )
     return int(options.max_new_tokens)
 
 
 @contextmanager
 def _without_notes() -> Iterator[None]:
-    """Leave out what the trainer says of the devices that there are."""
+    """Suppress the trainer's messages about available devices."""
     loggers = [logging.getLogger(f"lightning.{name}") for name in ("pytorch", "fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -201,7 +203,7 @@ def _without_notes() -> Iterator[None]:
 
 
 def _trainer(config: dict[str, Any], device: torch.device, callbacks: list[Any]) -> Any:
-    """Return a trainer of one device, in the precision of the run, that writes nothing itself."""
+    """Return a single-device trainer with the run's precision and without output files."""
     import lightning.pytorch as pl
 
     return pl.Trainer(

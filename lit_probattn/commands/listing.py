@@ -1,12 +1,12 @@
-"""List what there is by name: tasks, attention, trainers, tables, figures, studies, data.
+"""List available names: tasks, attention, trainers, tables, figures, studies, data.
 
     python -m lit_probattn list            # what can be listed
     python -m lit_probattn list attention  # names for `fit --attention NAME`
 
-Folders of your own (LIT_PROBATTN_CONFIGS) are listed with the shipped ones.
+Your own folders (LIT_PROBATTN_CONFIGS) are included.
 """
 
-# Nothing here imports torch: a list of names is there at once.
+# Nothing here imports torch, so that names are listed immediately.
 from __future__ import annotations
 
 import ast
@@ -32,10 +32,10 @@ from lit_probattn.base.config_files import (
 )
 from lit_probattn.base.errors import ConfigError, nearest
 
-# The one in C, where PyYAML has it, takes a fifth of the time.
+# The C loader, if PyYAML has it, takes a fifth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-WIDTH = 100  # characters of a line's text
-# Modules of profiling/studies that are no study.
+WIDTH = 100  # characters per line of text
+# Modules of profiling/studies that are not studies.
 _NO_STUDY = ("__init__", "study")
 
 Lines = Iterator[tuple[str, str]]
@@ -47,7 +47,7 @@ def _sentence(text: str) -> str:
 
 
 def _docstring(path: Path, name: str | None = None) -> str:
-    """Return the first sentence about a module, or about a class in it, without importing it."""
+    """Return the first sentence of the docstring of a module or class, without importing it."""
     tree: ast.Module | ast.ClassDef = ast.parse(path.read_text(encoding="utf-8"))
     if name is not None:
         tree = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
@@ -68,7 +68,7 @@ def _tables() -> Lines:
 
 
 def _published(*, is_figure: bool) -> Lines:
-    """List the figures of configs/reproduce, or its tables."""
+    """List the figures or the tables of configs/reproduce."""
     found = {
         path.stem: content.get("title", "")
         for path in files_in("configs/reproduce").values()
@@ -78,7 +78,7 @@ def _published(*, is_figure: bool) -> Lines:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """Return what a file of configs/reproduce says, or nothing where that is no mapping."""
+    """Return the content of a file of configs/reproduce; empty if it is not a mapping."""
     bundle = bundle_of(path)
     place = bundle or path
     try:
@@ -113,7 +113,7 @@ def _data() -> Lines:
 
 _FIGURE_KINDS = ("figure", "sweep_figure", "drawing")
 
-# What can be listed -> how it is used, and its lines.
+# What can be listed -> its use, and its lines.
 KINDS: dict[str, tuple[str, Callable[[], Lines]]] = {
     "tasks": ("fit --task NAME", lambda: _files("task")),
     "attention": (
@@ -133,7 +133,7 @@ KINDS: dict[str, tuple[str, Callable[[], Lines]]] = {
 
 
 def lines_of(kind: str) -> list[str]:
-    """Return a line per name: the name, then what it is.
+    """Return a line per name: the name and its description.
 
     Raises:
         ConfigError: there is no such kind, or a folder or file cannot be read.
@@ -152,7 +152,7 @@ def _aligned(items: list[tuple[str, str]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print names; returns the exit status: 2 for what a user got wrong, with one line."""
+    """Print names; return the exit status: 2 for a user error, with one line."""
     parser = Parser("python -m lit_probattn list", __doc__)
     parser.add_argument("kind", nargs="?", help=", ".join(KINDS))
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Flags of commands that open a run to make text: the run, its search, its draws, their checks."""
+"""Flags of commands that generate text from a run: checkpoint, search, sampling, data."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from lit_probattn.base.allowed_code import add_flag
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the run as the argument without a name."""
+    """Add the positional argument for the run."""
     parser.add_argument("checkpoint", type=Path, help="a run folder, runs/NAME/0, or a checkpoint")
 
 
 def add_search(parser: argparse.ArgumentParser, *, sizes: bool = True) -> None:
-    """Add what a beam search is told; `set_search` reads it.
+    """Add the settings of a beam search, which `set_search` reads.
 
     Args:
-        sizes: also how long translations may be, and how many are wanted.
+        sizes: whether to include length limits and the number of translations.
     """
     add = parser.add_argument
-    add("--beam_size", type=int, help="translations that the search keeps; 1 is greedy")
-    add("--length_penalty", type=float, help="exponent of the length that scores are divided by")
+    add("--beam_size", type=int, help="number of beams; 1 is greedy")
+    add("--length_penalty", type=float, help="exponent of the length that divides scores")
     if sizes:
-        add("--max_length_a", type=float, help="at most a · source tokens + b tokens")
-        add("--max_length_b", type=int, help="the b of it")
-        add("--n_best", type=int, help="translations of every line (default 1)")
-    add("--temperature", type=float, help="draw tokens instead of searching; divides the logits")
+        add("--max_length_a", type=float, help="maximum length: a · source tokens + b")
+        add("--max_length_b", type=int, help="b of the maximum length")
+        add("--n_best", type=int, help="number of translations per line (default 1)")
+    add("--temperature", type=float, help="sample tokens instead of searching; divides the logits")
 
 
 def add_draw(parser: argparse.ArgumentParser) -> None:
-    """Add which tokens are drawn from, and the seed; the temperature is each command's own."""
+    """Add the sampling settings and the seed; each command adds its temperature."""
     add = parser.add_argument
-    add("--top_k", type=int, help="draw among the k likeliest tokens (default: all)")
-    add("--top_p", type=float, help="draw among the likeliest that have this probability together")
-    add("--seed", type=int, default=0, help="of the draw (default 0)")
+    add("--top_k", type=int, help="sample among the k likeliest tokens (default: all)")
+    add("--top_p", type=float, help="sample among the fewest tokens with this total probability")
+    add("--seed", type=int, default=0, help="seed of the draws (default 0)")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add what `training.trained.open_trained` is told beside the checkpoint."""
+    """Add the options of `training.trained.open_trained` other than the checkpoint."""
     add = parser.add_argument
-    add("--config", type=Path, action="append", help="default: that of the run folder")
+    add("--config", type=Path, action="append", help="config file (default: the run folder's)")
     add(
         "--data",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="argument of the data, such as data_dir=FOLDER; may be repeated",
+        help="argument of the data, such as data_dir=FOLDER; can be repeated",
     )
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default auto)")
     add_flag(parser)
 
 
 def check_least(options: argparse.Namespace, **least: int) -> None:
-    """Refuse numbers that are too small; flags that are not given are left alone.
+    """Raise for numbers that are too small; unset flags are ignored.
 
     Raises:
-        ConfigError: a number is below its least value.
+        ConfigError: a number is below its minimum.
     """
     from lit_probattn.base.errors import ConfigError
 
@@ -69,27 +69,27 @@ def check_least(options: argparse.Namespace, **least: int) -> None:
 
 
 def check_table(out: Path) -> None:
-    """Refuse a place that no table can be written to.
+    """Raise if a table cannot be written to a path.
 
     Raises:
-        ConfigError: another ending, a file that exists, or a file in place of a folder.
+        ConfigError: another suffix, an existing file, or a parent that is a file.
     """
     from lit_probattn.base.errors import ConfigError
 
     if out.suffix != ".parquet":
         raise ConfigError(f"--out must end in .parquet, received {out}")
     if out.exists():
-        raise ConfigError(f"--out {out} exists: name another file, or remove it")
+        raise ConfigError(f"--out {out} exists: choose another file, or remove it")
     blocked = next((p for p in out.parents if p.exists() and not p.is_dir()), None)
     if blocked is not None:
         raise ConfigError(f"--out {out}: {blocked} is a file, not a folder")
 
 
 def set_search(task: Any, options: argparse.Namespace) -> None:
-    """Change what is given of the run's own settings; flags that a command has not are not given.
+    """Override the run's settings by the flags that are set.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a value is out of range.
     """
     from lit_probattn.base.errors import ConfigError
     from lit_probattn.models.decoding import Sampling

@@ -1,14 +1,14 @@
-"""Translate lines of standard input with a trained model: its run folder, or a checkpoint.
+"""Translate lines of standard input with a trained model, from a run folder or a checkpoint.
 
     lit-probattn translate runs/NAME/0 < text.de > text.en
     lit-probattn translate runs/NAME/0 --n_best 3 --out table.parquet < text.de
     lit-probattn translate runs/NAME/0/average-10 --beam_size 4 --length_penalty 0.6 < text.en
 
-A translation a line, in the order of the lines; an empty line stays empty. With --n_best above 1
-every translation has a line of its own: the number of its source line, its rank, its score and its
-text, with tabs between them. A run folder means its best checkpoint, or without a validation its
-newest; RUN/average-10 is the mean of the ten newest. Search settings are those of the run unless
-they are given; the model's configuration and its vocabularies come from the run's config.yaml.
+One translation per line, in the order of the lines; empty lines stay empty. With --n_best above 1
+every translation is a separate line: source line number, rank, score and text, separated by tabs. A
+run folder denotes its best checkpoint, or without a validation its newest; RUN/average-10 is the
+mean of the ten newest. The default search settings, the model's configuration and its
+vocabularies come from the run's config.yaml.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from lit_probattn.training.trained import Trained
 
 MAX_TOKENS = 4096
-# Lines that are read before the first of them is translated: long and short ones make batches.
+# Lines to read before translating: long and short ones are batched by length.
 _BLOCK = 2048
 
 
 @dataclass(frozen=True)
 class Translated:
-    """A line of the input, and its translations."""
+    """An input line and its translations."""
 
     number: int  # from 1
     text: str
@@ -61,15 +61,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--max_tokens",
         type=int,
         default=MAX_TOKENS,
-        help=f"tokens of the source in a batch, with padding (default {MAX_TOKENS})",
+        help=f"maximum number of source tokens per batch with padding (default {MAX_TOKENS})",
     )
-    add("--out", type=Path, metavar="FILE.parquet", help="write sources, scores and ranks too")
+    add("--out", type=Path, metavar="FILE.parquet", help="also write sources, scores and ranks")
     add_run(parser)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the translations; returns the exit status: 2 for what a user got wrong."""
+    """Print the translations; return the exit status: 2 for a user error."""
     options = make_parser().parse_args(arguments)
     from lit_probattn.cli.errors import exit_status, quieten
 
@@ -78,10 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Open the run, translate the lines, print them and write the table.
+    """Restore the model, translate the lines, print them and write the table.
 
     Raises:
-        ConfigError: a flag is wrong, the run is not of translation, or a line cannot be read.
+        ConfigError: a flag is invalid, the run is not of translation, or a line cannot be read.
     """
     from lit_probattn.training.trained import open_translator
 
@@ -100,22 +100,22 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    """Refuse what is wrong whatever the run."""
+    """Validate the flags."""
     from lit_probattn.base.errors import ConfigError
 
     check_least(options, seed=0, max_tokens=1)
     drawn = [name for name in ("top_k", "top_p") if getattr(options, name) is not None]
     if drawn and not options.temperature:
-        raise ConfigError(f"--{drawn[0]} is for drawing tokens: give --temperature too")
+        raise ConfigError(f"--{drawn[0]} applies to sampling: also set --temperature")
     searched = [n for n in ("beam_size", "n_best") if (getattr(options, n) or 1) != 1]
     if searched and options.temperature:
-        raise ConfigError(f"--{searched[0]} is for searching: leave out --temperature")
+        raise ConfigError(f"--{searched[0]} applies to searching: remove --temperature")
     if options.out is not None:
         check_table(options.out)
 
 
 def read_lines(file: BinaryIO) -> Iterator[str]:
-    """Yield the lines of a file, without their ends.
+    """Yield the lines of a file without line ends.
 
     Raises:
         ConfigError: a line is not UTF-8.
@@ -141,11 +141,12 @@ def translated(
     """Yield every line with its translations, in the order of the lines.
 
     Args:
-        max_tokens: source tokens of a batch, with padding; a longer line is a batch of its own.
-        write: turns the ids of a translation into text. None is the data's `detokenise`.
+        max_tokens: maximum number of source tokens per batch, with padding; a longer line is a
+            separate batch.
+        write: converts the ids of a translation to text. None means the data's `detokenise`.
 
-    Raises:
-        ConfigError: a line is longer than the model reads.
+        Raises:
+            ConfigError: a line exceeds the model's maximum length.
     """
     numbered = enumerate(lines, 1)
     while block := list(itertools.islice(numbered, _BLOCK)):
@@ -168,8 +169,8 @@ def _check_lengths(lines: list[tuple[int, str]], ids: list[list[int]], most: int
     for (number, _), row in zip(lines, ids, strict=True):
         if len(row) > most:
             raise ConfigError(
-                f"line {number} of standard input has {len(row)} tokens, its end included, but "
-                f"max_seq_len of the model is {most}: split it into sentences"
+                f"line {number} of standard input has {len(row)} tokens with its end, but "
+                f"the model's max_seq_len is {most}: split it into sentences"
             )
 
 
@@ -177,8 +178,8 @@ def batches(lengths: dict[int, int], max_tokens: int) -> Iterator[list[int]]:
     """Yield groups of line numbers of similar length, the longest first.
 
     Args:
-        lengths: tokens of every line, by its number.
-        max_tokens: rows · longest is at most this, unless a single line is longer.
+        lengths: number of tokens of every line, by its number.
+        max_tokens: upper bound of rows · longest, unless a single line is longer.
     """
     group: list[int] = []
     for number in sorted(lengths, key=lambda n: (-lengths[n], n)):

@@ -1,4 +1,4 @@
-"""From trained softmax heads to heads of other variants."""
+"""Convert trained softmax heads to heads of other variants."""
 
 from lit_probattn.convert.layer import LayerErrors, LayerInputs, Mixture, convert_layer
 

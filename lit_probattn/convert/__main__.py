@@ -1,4 +1,4 @@
-"""`python -m lit_probattn.convert`: softmax to others, files of transformers, fewer components."""
+"""`python -m lit_probattn.convert`: dispatches to the conversions."""
 
 import sys
 from importlib import import_module
@@ -11,7 +11,7 @@ _OTHERS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the conversion that the first word names, to MGK without such a word."""
+    """Run the conversion named by the first word; the default converts to MGK."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     named = words[:1] and words[0] in _OTHERS
     module = import_module(f"lit_probattn.convert.{_OTHERS[words.pop(0)] if named else 'to_mgk'}")

@@ -1,4 +1,4 @@
-"""What conversions of checkpoints share: attention layers in a state dict, the files they write."""
+"""Shared by checkpoint conversions: finding attention layers and writing files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from lit_probattn.attention.layer import PROJECTIONS
 from lit_probattn.base.errors import ConfigError, nan_among
 from lit_probattn.training.checkpoints import save_checkpoint
 
-# What belongs to the run that wrote the checkpoint and not to the new weights.
+# State of the run that wrote the checkpoint, not of the weights.
 _DROPPED = ("loops", "callbacks", "MixedPrecision", "training")
 
 
 def find_layers(state: dict[str, Tensor]) -> list[str]:
-    """Return the names of the attention layers in a state dict, in its order.
+    """Return the names of the attention layers in a state dict, in order.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: the state dict has no attention layers.
     """
     ending = "query_proj.weight"
     names = [key.removesuffix(ending).rstrip(".") for key in state if key.endswith(ending)]
@@ -47,8 +47,8 @@ def restore_layer(state: dict[str, Tensor], name: str, head_dim: int) -> Softmax
     """Return a layer of a state dict as softmax attention.
 
     Raises:
-        ConfigError: it has other parameters than softmax attention, shares keys among heads, or
-            its width is not a multiple of `head_dim`.
+        ConfigError: the layer has parameters that softmax attention lacks, shares keys among heads,
+            or its width is not a multiple of `head_dim`.
     """
     prefix = f"{name}." if name else ""
     own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
@@ -59,7 +59,7 @@ def restore_layer(state: dict[str, Tensor], name: str, head_dim: int) -> Softmax
     if width % head_dim or own["key_proj.weight"].shape != (width, embed_dim):
         raise ConfigError(
             f"{name}: query_proj is {tuple(own['query_proj.weight'].shape)} and key_proj "
-            f"{tuple(own['key_proj.weight'].shape)}; expected the same, with rows a multiple of "
+            f"{tuple(own['key_proj.weight'].shape)}; expected equal shapes with rows a multiple of "
             f"head_dim={head_dim}"
         )
     num_heads = width // head_dim
@@ -75,7 +75,7 @@ def restore_layer(state: dict[str, Tensor], name: str, head_dim: int) -> Softmax
 
 
 def put_layers(state: Mapping[str, Tensor], layers: Mapping[str, Attention]) -> dict[str, Tensor]:
-    """Return a state dict in which layers, by name, stand in for those that it had."""
+    """Return a state dict in which the given layers, by name, replace those of the same names."""
     prefixes = {name: f"{name}." if name else "" for name in layers}
     new = {
         prefixes[name] + key: value.clone()
@@ -87,10 +87,10 @@ def put_layers(state: Mapping[str, Tensor], layers: Mapping[str, Attention]) -> 
 
 
 def check_output(output: Path) -> Path:
-    """Return the configuration file that goes with a new checkpoint.
+    """Return the path of the configuration file for a new checkpoint.
 
     Raises:
-        ConfigError: one of the two exists.
+        ConfigError: the checkpoint or the configuration file exists.
     """
     config_file = output.with_suffix(".yaml")
     for path in (output, config_file):
@@ -102,18 +102,18 @@ def check_output(output: Path) -> Path:
 def write(
     output: Path, checkpoint: Mapping[str, Any], config: dict[str, Any], **changed: Any
 ) -> str:
-    """Write a checkpoint for a new training, and the configuration to add; return a line.
+    """Write a checkpoint for a new run and a configuration file for it; return a line to print.
 
-    What belongs to the run that wrote `checkpoint` is left out; `changed` are other contents of it.
+    State of the run that wrote `checkpoint` is dropped; `changed` overrides entries of it.
 
     Raises:
         CheckpointError: the file cannot be written.
-        ConfigError: new weights are NaN, or a file exists.
+        ConfigError: a weight is NaN, or a file exists.
     """
     config_file = check_output(output)
     bad = nan_among(changed.get("state_dict", {}).items())
     if bad is not None:
-        raise ConfigError(f"the conversion gave no numbers: {bad}; nothing is written")
+        raise ConfigError(f"conversion produced NaN: {bad}; no files were written")
     new = {k: v for k, v in checkpoint.items() if k not in _DROPPED} | changed
     new |= {"epoch": 0, "global_step": 0, "optimizer_states": [], "lr_schedulers": []}
     save_checkpoint(new, output)

@@ -1,14 +1,14 @@
-"""Turning trained softmax heads into local heads that are mixed from fewer global ones (FiSH).
+"""Convert trained softmax heads to FiSH: local heads mixed from fewer global heads.
 
-    mixing    the H old bilinear forms as rows of an H × d² matrix, cut to rank G: the mixing
-              weights are its G first left singular vectors, p, and global form g is Σ_h p_gh A_h
-    keys      each global form is cut to rank E, weighted by the second moment of the inputs
-    values    of local head h, as of old head h, refitted to what its new map gathers
+    mixing    the H old bilinear forms as rows of an H × d² matrix, truncated to rank G: the mixing
+              weights are its first G left singular vectors, p, and global form g is Σ_h p_gh A_h
+    keys      each global form truncated to rank E, weighted by the second moment of the inputs
+    values    local head h keeps those of old head h, refitted to the outputs of its new map
 
-With G = H and head sizes that hold them, the mixing starts as the identity and nothing is lost: the
-old forms themselves are the global ones.
+With G = H and large enough heads, the conversion is exact: the mixing starts as the identity, and
+the global forms are the old forms.
 
-Without noise; the layer draws its own in training from there on.
+The conversion has no noise; the layer draws noise in further training.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def convert_to_fish(
     """Convert a softmax layer of H heads into a FiSH layer of H local and G global heads.
 
     Args:
-        old: the trained layer, dot-product scores, as many key/value heads as query heads.
-        num_global_heads: G. None means half the heads.
-        inputs: what the layer saw. None converts from weights alone.
-        head_dim: size of a global head. None keeps E.
-        value_head_dim: size of a value head. None keeps the old one.
+        old: the trained layer, with dot-product scores and as many key/value heads as query heads.
+        num_global_heads: G. None uses half the heads.
+        inputs: inputs of the layer. None converts from the weights alone.
+        head_dim: size of a global head. None uses E.
+        value_head_dim: size of a value head. None uses the old size.
 
     Raises:
         ValueError: G is not between 1 and H, or the layer is not plain softmax attention.

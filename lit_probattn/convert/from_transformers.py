@@ -1,12 +1,12 @@
-"""BERT or RoBERTa in the files of transformers becomes one of our text encoders.
+"""Convert a BERT or RoBERTa of transformers to a text encoder of this package.
 
     lit-probattn convert from_transformers bert-base-uncased/ bert.ckpt
 
-FOLDER has config.json and model.safetensors (or pytorch_model.bin, or either in several files);
-nothing is downloaded, and the package transformers is not needed. Writes `bert.ckpt`, for
-`--ckpt_path bert.ckpt`, and `bert.yaml`, sizes and attention (`--config bert.yaml` after the task's
-own). The vocabulary and the longest sequence are the data's to say. A classifier's labels are
-compared with those of the data that it is tested on; --labels puts its classes in their order.
+FOLDER contains config.json and model.safetensors (or pytorch_model.bin, or a sharded version of
+either). Nothing is downloaded, and the package transformers is not required. The command writes
+`bert.ckpt`, for `--ckpt_path bert.ckpt`, and `bert.yaml` with sizes and attention (pass
+`--config bert.yaml` after the task file). The data determine the vocabulary and the maximum length.
+Class labels must match those of the test data; --labels reorders the classes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from lit_probattn.convert.transformers_names import (
 )
 from lit_probattn.training.checkpoints import CheckpointError
 
-# What a model of ours cannot do: key of config.json, what it must be, and what that is called.
+# Unsupported options: key of config.json, supported value, and name of the feature.
 _REQUIRED: tuple[tuple[str, Any, str], ...] = (
     ("position_embedding_type", "absolute", "relative positions"),
     ("is_decoder", False, "a decoder"),
@@ -48,7 +48,7 @@ _REQUIRED: tuple[tuple[str, Any, str], ...] = (
 )
 ACTIVATIONS = ("gelu", "relu")
 _UNNAMED = re.compile(r"LABEL_\d+")
-# Where config.json leaves out what has a default.
+# Defaults of keys that config.json may omit.
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 30522,
     "hidden_size": 768,
@@ -69,21 +69,21 @@ _COUNTS = (
 _SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 ATTENTION = "lit_probattn.attention.SoftmaxAttention"
 _PADDING: dict[Family, int] = {"bert": 0, "roberta": 1}
-# Names of weights that a masked language model has not, in a file of one.
+# Prefixes of weights that masked language models of this package do not have.
 EXTRA_HEADS = ("pooler.", "next_sentence.")
 
 
 @dataclass(frozen=True)
 class Imported:
-    """Weights and sizes in our words.
+    """Weights and sizes under the names of this package.
 
     Attributes:
-        state: tensors of the model by our names.
-        sizes: arguments of the model, `attention` and the number of its heads apart.
-        num_heads: of attention.
-        layout: what the file held.
+        state: tensors of the model.
+        sizes: arguments of the model, except `attention`.
+        num_heads: number of attention heads.
+        layout: parts of the model in the file.
         config: content of config.json.
-        classes: label of each class number; None of other models, and where labels have no names.
+        classes: label of each class index, or None without named classes.
     """
 
     state: dict[str, Tensor]
@@ -95,18 +95,18 @@ class Imported:
 
 
 def first_row(family: Family, config: Mapping[str, Any]) -> int:
-    """Return the row of the table of positions that stands for the first position.
+    """Return the row of the position table for the first position.
 
-    Source: RoBERTa counts from the padding token's id, fairseq's rule; the rows before have no use.
+    Source: fairseq's RoBERTa counts positions from the padding id; earlier rows are unused.
 
     Raises:
-        ConfigError: the padding token's id is not one.
+        ConfigError: the padding id is not a valid index.
     """
     if family == "bert":
         return 0
     padding = config.get("pad_token_id", _PADDING[family])
     if not _is_number(padding, int) or padding < 0:
-        raise ConfigError(f"pad_token_id must be a number from 0, received {padding!r}")
+        raise ConfigError(f"pad_token_id must be a non-negative integer, received {padding!r}")
     return int(padding) + 1
 
 
@@ -115,49 +115,49 @@ def _is_number(value: Any, *kinds: type) -> bool:
 
 
 def read_family(config: Mapping[str, Any]) -> Family:
-    """Return the family of a configuration, of which all can be kept.
+    """Return the family of a configuration, after checking that all of it is supported.
 
     Raises:
-        ConfigError: something cannot; the message names it.
+        ConfigError: unsupported option; the message names it.
     """
     kind = config.get("model_type")
     family = next((name for name in FAMILIES if name == kind), None)
     if kind is None:
         raise ConfigError(f"model_type is missing: expected {' or '.join(FAMILIES)}")
     if family is None:
-        raise ConfigError(f"model_type {kind!r} is not read, only {' and '.join(FAMILIES)}")
+        raise ConfigError(f"unsupported model_type {kind!r}: expected {' or '.join(FAMILIES)}")
     for key, needed, name in _REQUIRED:
         value = config.get(key, needed)
         if value not in (needed, None) and value:
-            raise ConfigError(f"{key} is {value!r}: {name} cannot be kept")
+            raise ConfigError(f"{key} is {value!r}: {name} is not supported")
     named = config.get("architectures") or []
     if not isinstance(named, list):
         raise ConfigError(f"architectures must be a list of names, received {named!r}")
     for name in named:
         if name not in architectures():
             known = ", ".join(sorted(architectures()))
-            raise ConfigError(f"architecture {name} is not read; those that are: {known}")
+            raise ConfigError(f"unsupported architecture {name}: expected one of {known}")
     return family
 
 
 def read_sizes(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return the arguments of our model, and the number of heads.
+    """Return the arguments of the model and the number of heads.
 
     Raises:
-        ConfigError: a size is not one, or something cannot be kept.
+        ConfigError: a size is invalid, or an option is not supported.
     """
     given = {**_DEFAULTS, **config}
     for key in _COUNTS:
         value = given[key]
         if not _is_number(value, int) or value < 1:
-            raise ConfigError(f"{key} must be a number from 1, received {value!r}")
+            raise ConfigError(f"{key} must be a positive integer, received {value!r}")
     for key in _SHARES:
         value = given[key]
         if not _is_number(value, int, float) or not 0 <= value < 1:
-            raise ConfigError(f"{key} must be a number from 0 and below 1, received {value!r}")
+            raise ConfigError(f"{key} must be a number in [0, 1), received {value!r}")
     eps = given["layer_norm_eps"]
     if not _is_number(eps, int, float) or not 0 < eps < math.inf:
-        raise ConfigError(f"layer_norm_eps must be a number above 0, received {eps!r}")
+        raise ConfigError(f"layer_norm_eps must be a positive number, received {eps!r}")
     width, heads = given["hidden_size"], given["num_attention_heads"]
     if width % heads:
         raise ConfigError(
@@ -166,19 +166,18 @@ def read_sizes(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any
     other = given.get("embedding_size", width)
     if other != width:
         raise ConfigError(
-            f"embedding_size {other} is not hidden_size {width}: embeddings of another size "
-            "cannot be kept"
+            f"embedding_size {other} differs from hidden_size {width}: factorised embeddings "
+            "are not supported"
         )
     if given["hidden_act"] not in ACTIVATIONS:
         raise ConfigError(
-            f"hidden_act {given['hidden_act']!r} cannot be kept: expected "
-            f"{' or '.join(ACTIVATIONS)}"
+            f"unsupported hidden_act {given['hidden_act']!r}: expected {' or '.join(ACTIVATIONS)}"
         )
     positions = given["max_position_embeddings"] - first_row(family, config)
     if positions < 1:
         raise ConfigError(
             f"max_position_embeddings {given['max_position_embeddings']} leaves no position "
-            f"behind pad_token_id {first_row(family, config) - 1}"
+            f"after pad_token_id {first_row(family, config) - 1}"
         )
     sizes = {
         "vocab_size": given["vocab_size"],
@@ -200,7 +199,7 @@ def read_sizes(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Put the file in front of what is wrong with its content."""
+    """Prefix errors about the content of a file with its path."""
     try:
         yield
     except ConfigError as error:
@@ -208,10 +207,10 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def read_classes(config: Mapping[str, Any], count: int) -> list[str] | None:
-    """Return the label of each class number; None where they are LABEL_0, LABEL_1, ….
+    """Return the label of each class index, or None if they are LABEL_0, LABEL_1, ….
 
     Raises:
-        ConfigError: id2label does not name each of the `count` classes.
+        ConfigError: id2label does not name all `count` classes.
     """
     named = config.get("id2label")
     if named is None:
@@ -220,21 +219,21 @@ def read_classes(config: Mapping[str, Any], count: int) -> list[str] | None:
     classes = [x for i in range(count) if isinstance(x := found.get(str(i)), str)]
     if not len(classes) == len(set(classes)) == len(named) == count:
         raise ConfigError(
-            f"id2label must name the {count} classes of the classifier, from 0 on, received {named}"
+            f"id2label must name classes 0 to {count - 1} of the classifier, received {named}"
         )
     return None if all(_UNNAMED.fullmatch(x) for x in classes) else classes
 
 
 def reorder(found: Imported, labels: Sequence[str]) -> Imported:
-    """Return a classifier with its classes in the order of `labels`, and so spelled.
+    """Return a classifier with its classes in the order and spelling of `labels`.
 
-    Labels are matched in any case. Classes without names get these, in their own order.
+    Labels match case-insensitively. Unnamed classes are assigned the labels in order.
 
     Raises:
-        ConfigError: the labels are not those of the model.
+        ConfigError: the labels differ from those of the model.
     """
     if "labels" not in found.layout.parts:
-        raise ConfigError(f"--labels: a {found.layout.architecture} has no classes: leave it out")
+        raise ConfigError(f"--labels: {found.layout.architecture} has no classes; remove --labels")
     count = found.sizes["num_classes"]
     own = [x.casefold() for x in found.classes or labels]
     wanted = [x.casefold() for x in labels]
@@ -260,15 +259,15 @@ def reorder(found: Imported, labels: Sequence[str]) -> Imported:
 def convert(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path = Path(CONFIG)
 ) -> Imported:
-    """Return weights in our words.
+    """Convert the weights of a model.
 
     Args:
         config: content of config.json.
-        tensors: of the model, by transformers' names.
-        path: where `config` was read, for messages.
+        tensors: state dict, under the names of transformers.
+        path: file of `config`, for error messages.
 
     Raises:
-        ConfigError: something cannot be kept, or a tensor is missing, unexpected or of another
+        ConfigError: an option is not supported, or a tensor is missing, unexpected or of the wrong
             shape.
     """
     classes = None
@@ -279,8 +278,8 @@ def convert(
     layout = layout_of(family, sizes["num_layers"], named)
     if "words" in layout.parts and family == "bert" and sizes["activation"] != "gelu":
         raise ConfigError(
-            f"{path}: hidden_act {sizes['activation']!r} with a head for masked words cannot be "
-            "kept: ours has gelu"
+            f"{path}: hidden_act {sizes['activation']!r} with a masked-LM head is not supported: "
+            "expected gelu"
         )
     state = to_ours(layout, drop_tied(layout, named))
     if "labels" in layout.parts:
@@ -296,7 +295,7 @@ def convert(
 def _require_shapes(
     layout: Layout, state: Mapping[str, Tensor], sizes: Mapping[str, Any], path: Path
 ) -> None:
-    """Raise a ConfigError for a tensor of another shape than config.json, in `path`, says."""
+    """Raise a ConfigError for a tensor whose shape differs from config.json at `path`."""
     known = {
         "V": sizes["vocab_size"],
         "N": sizes["max_seq_len"],
@@ -310,19 +309,19 @@ def _require_shapes(
         expected = tuple(known[letter] for letter in shape)
         found = tuple(state[ours].shape)
         if found != expected:
-            raise ConfigError(f"{theirs} has shape {found}, {path} says {expected}")
+            raise ConfigError(f"{theirs} has shape {found}, expected {expected} from {path}")
 
 
 def import_folder(folder: Path, output: Path, labels: Sequence[str] | None = None) -> list[str]:
-    """Write a checkpoint and a configuration of a model of transformers; return lines to print.
+    """Write a checkpoint and a configuration of a transformers model; return lines to print.
 
     Args:
-        folder: the model's, with config.json.
-        output: the checkpoint.
-        labels: order of a classifier's classes; see `reorder`. None keeps theirs.
+        folder: folder of the model, with config.json.
+        output: path of the checkpoint.
+        labels: order of a classifier's classes; see `reorder`. None keeps the stored order.
 
     Raises:
-        ConfigError: the folder cannot be converted, or an output exists.
+        ConfigError: the model is not supported, or an output exists.
         CheckpointError: the checkpoint cannot be written.
     """
     check_output(output)
@@ -339,9 +338,9 @@ def import_folder(folder: Path, output: Path, labels: Sequence[str] | None = Non
         "hyper_parameters": found.sizes,
         "transformers": {"config": found.config, "other_heads": _in_task(extra)},
     }
-    if found.classes is not None:  # compared with those of the data, as after a training
+    if found.classes is not None:  # checked against the data's, as in a trained checkpoint
         checkpoint["TextPairs"] = {"classes": found.classes, "converted": True}
-    # Both are the data's to say; a run is told them by its data, an opened one by the checkpoint.
+    # Determined by the data: runs get them from there, and `open_trained` from the checkpoint.
     told = ("vocab_size", "max_seq_len", "num_classes")
     arguments = {name: value for name, value in found.sizes.items() if name not in told}
     arguments["attention"] = {
@@ -351,28 +350,28 @@ def import_folder(folder: Path, output: Path, labels: Sequence[str] | None = Non
     done = write(output, checkpoint, {"model": {"init_args": arguments}})
     count = sum(tensor.numel() for tensor in found.state.values())
     data = ", ".join(f"{name} {found.sizes[name]}" for name in told if name in found.sizes)
-    lines = [f"{found.layout.architecture}: {count:,} numbers; of the data it needs {data}", done]
+    lines = [f"{found.layout.architecture}: {count:,} parameters; requires data with {data}", done]
     if found.classes is not None:
         lines.insert(1, f"classes: {', '.join(found.classes)}")
     elif "num_classes" in found.sizes:
-        lines.insert(1, "its classes have no names: data must number them alike (or give --labels)")
+        lines.insert(1, "unnamed classes: the data must use the same order (or pass --labels)")
     if extra:
         heads = ", ".join(sorted({name.partition(".")[0] for name in extra}))
-        lines.insert(1, f"kept apart, as a masked language model has none: {heads}")
+        lines.insert(1, f"stored apart, since masked language models here lack them: {heads}")
     return lines
 
 
 def _in_task(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors under the names that a task gives to its model's."""
+    """Return tensors with the prefix of a task's model."""
     return {f"model.{name}": tensor for name, tensor in state.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return the exit status."""
     parser = Parser("python -m lit_probattn.convert from_transformers", __doc__)
-    parser.add_argument("folder", type=Path, help="the model's folder, with config.json")
-    parser.add_argument("output", type=Path, help="the checkpoint to write, NAME.ckpt")
-    help = "classes of a classifier in the order of the data, such as entailment neutral"
+    parser.add_argument("folder", type=Path, help="folder of the model, with config.json")
+    parser.add_argument("output", type=Path, help="checkpoint to write, NAME.ckpt")
+    help = "classes of a classifier in the order of the data, such as: entailment neutral"
     parser.add_argument("--labels", nargs="+", metavar="LABEL", help=help)
     options = parser.parse_args(arguments)
     try:

@@ -1,19 +1,20 @@
-"""Turning trained softmax heads into heads with a mixture of keys, layer by layer.
+"""Convert trained softmax heads to heads with a mixture of keys, layer by layer.
 
 A group of K softmax heads becomes one head with K key components and one value:
 
-    logits    A_r = W̃_q,rᵀ W̃_k,r of every old head (biases as an extra input coordinate); the stack
-              [A_1 | … | A_K] is cut to rank E: one query map, K key maps. Weighted by the second
-              moment C of the layer's inputs (C^½ A_r C^½), the cut minimises the mean squared error
-              of logits of independent tokens.
-    priors    π_r ∝ exp(−mean_i log Z_ir): every component starts with the same mass.
-    values    the group's old output is regressed on what the new map gathers, at rank E_v.
+    logits    A_r = W̃_q,rᵀ W̃_k,r of each old head (biases as an additional input coordinate); the
+              stack [A_1 | … | A_K] is truncated to rank E: one query map, K key maps. With the
+              second moment C of the layer's inputs as weight (C^½ A_r C^½), truncation minimises
+              the mean squared error of the logits of independent tokens.
+    priors    π_r ∝ exp(−mean_i log Z_ir): all components start with equal mass.
+    values    the group's old output is regressed on the output of the new map, at rank E_v.
 
-With shifted keys (sMGK) the mean of the group's forms is cut instead, to one query and one key map,
-and a shift is what the mean input's key lacks of that in its old head. Gaussian scores start where
-dot products do if keys' norms are put back (`attention/mgk/annealing.py`).
+With shifted keys (sMGK), the mean of the group's forms is truncated instead, to one query and one
+key map, and each shift is the difference between the mean input's key in the old head and in the
+new one. Gaussian scores start at the dot products if the key norms are restored
+(`attention/mgk/annealing.py`).
 
-The result is where fine-tuning starts, not an equal model: the errors are part of the result.
+The result is a starting point for fine-tuning; the errors of the conversion are returned.
 """
 
 from __future__ import annotations
@@ -44,28 +45,28 @@ from lit_probattn.interop.algebra import (
 )
 from lit_probattn.interop.weights import head_rows
 
-# Rows of a map that enter distances and normalisers, evenly spread over a sample.
+# Query rows used for distances and normalisers, evenly spaced over a sample.
 _ROWS = 256
-# Weight of the old value maps in the regression: without it, what a map gathers and hardly varies
-# gets weights so large that the first steps of training destroy the model.
+# Weight of the old value maps in the regression: without it, directions in which the gathered
+# inputs hardly vary get weights so large that the first training steps destroy the model.
 _RIDGE = 1e-2
 
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What a layer saw: inputs (S, N, C), and which are real, (S, N) bool; None means all."""
+    """Inputs of a layer (S, N, C), and the mask of real tokens, (S, N) bool; None means all."""
 
     x: Tensor
     key_mask: Tensor | None = None
     is_causal: bool = False
 
     def part(self, samples: slice) -> LayerInputs:
-        """Return some of the samples."""
+        """Return the given samples."""
         mask = None if self.key_mask is None else self.key_mask[samples]
         return LayerInputs(self.x[samples], mask, self.is_causal)
 
     def each(self) -> Iterator[LayerInputs]:
-        """Yield the samples one by one."""
+        """Yield the samples one at a time."""
         for sample in range(len(self.x)):
             yield self.part(slice(sample, sample + 1))
 
@@ -79,15 +80,15 @@ class LayerInputs:
 
 @dataclass(frozen=True)
 class LayerErrors:
-    """How well one layer was converted; errors are relative root mean squares."""
+    """Relative root-mean-square errors of a converted layer."""
 
-    groups: list[list[int]]  # old heads of every new head
+    groups: list[list[int]]  # old heads of each new head
     logit_error: float  # of the bilinear forms, from the discarded singular values
     output_error: float | None  # of the layer's output without its bias; None without inputs
-    held_out: bool  # whether that is on inputs that were not fitted, as where there are enough
+    held_out: bool  # whether output_error is on inputs excluded from the fit, if there are enough
 
     def line(self) -> str:
-        """Return one line for a person."""
+        """Return a one-line summary."""
         pairs = " ".join("+".join(map(str, group)) for group in self.groups)
         output = "not measured (no inputs)"
         if self.output_error is not None:
@@ -98,19 +99,19 @@ class LayerErrors:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture(NormOptions, KeyOptions):
-    """What the mixtures of a converted layer are like: options of theirs, and how they are made.
+    """Options of the mixtures of a converted layer, and how they are initialised.
 
     Args:
-        old_heads: heads that become one. None means K, the only choice without shifts.
-        score: None means `dot`, which starts at the old logits; `gaussian` with shifted keys, whose
-            shifts cancel in dot products. Gaussian scores drop the keys' norms at once and start
-            further away, unless all of these are put back.
-        spread: of shifts, what is added to them: standard deviation, in units of the keys' own;
-            components that start equal would stay equal for ever.
-        seed: of that.
+        old_heads: old heads per new head. None means K, the only choice without shifts.
+        score: None means `dot`, which starts at the old logits, or `gaussian` with shifted keys,
+            whose shifts cancel in dot products. Gaussian scores drop the key norms at once and
+            start further from the old layer, unless the key norms are restored.
+        spread: standard deviation of the noise added to shifts, in units of the keys' standard
+            deviation; identical components would never separate.
+        seed: seed of the noise.
 
     Raises:
-        ValueError: choices exclude each other.
+        ValueError: incompatible options.
     """
 
     old_heads: int | None = None
@@ -122,27 +123,27 @@ class Mixture(NormOptions, KeyOptions):
         super().__post_init__()
         if self.shifted_keys and self.score == "dot":
             raise ValueError(
-                "score=dot with shifted keys is ordinary softmax attention: take score=gaussian"
+                "score=dot with shifted keys is ordinary softmax attention: use score=gaussian"
             )
         if not self.shifted_keys and self.old_heads not in (None, self.num_components):
             raise ValueError(
-                f"old_heads={self.old_heads} of a new head need as many components, received "
-                f"num_components={self.num_components}: leave old_heads out, or shift the keys "
+                f"old_heads={self.old_heads} requires as many components, received "
+                f"num_components={self.num_components}: remove old_heads, or use shifted keys "
                 "(smgk)"
             )
 
     @property
     def group_size(self) -> int:
-        """Old heads of a new head."""
+        """Old heads per new head."""
         return self.num_components if self.old_heads is None else self.old_heads
 
     @property
     def form(self) -> Score:
-        """The score."""
+        """Resolved score."""
         return self.score or ("gaussian" if self.shifted_keys else "dot")
 
     def shared(self) -> dict[str, Any]:
-        """Return what the new layer has the same options for."""
+        """Return the options shared with the new layer."""
         kept = (*fields(NormOptions), *fields(KeyOptions))
         return {field.name: getattr(self, field.name) for field in kept}
 
@@ -156,18 +157,19 @@ def convert_layer(
     head_dim: int | None = None,
     value_head_dim: int | None = None,
 ) -> tuple[MGKAttention, LayerErrors]:
-    """Convert a softmax layer of H heads into one of H/K heads with K key components.
+    """Convert a softmax layer of H heads to one of H/K heads with K key components.
 
     Args:
-        old: the trained layer, dot-product scores, as many key/value heads as query heads.
-        mixture: the new heads; the old heads of one must divide H.
-        inputs: what the layer saw. None converts from weights alone: identity second moment, heads
-            grouped by their bilinear forms, equal priors, truncated sums of value-output maps.
-        head_dim: size of a new head. None keeps E; K·E makes the logits exact.
-        value_head_dim: size of a new value head. None keeps the old one.
+        old: the trained layer, with dot-product scores and as many key/value heads as query heads.
+        mixture: options of the new heads; old heads per new head must divide H.
+        inputs: inputs of the layer. None converts from the weights alone: identity second moment,
+            heads grouped by their bilinear forms, equal priors, truncated sums of value-output
+            maps.
+        head_dim: size of a new head. None uses E; with K·E the logits are exact.
+        value_head_dim: size of a new value head. None uses the old size.
 
     Returns:
-        The new layer (float64 weights cast to the old dtype) and its errors.
+        The new layer (computed in float64, cast to the old dtype) and its errors.
 
     Raises:
         ValueError: K does not divide H, or the layer is not plain multi-head softmax attention.
@@ -203,7 +205,7 @@ def convert_layer(
         if new.core.key_shift is None:
             factors = shared_query_factors(*given)
         else:
-            if centre is None:  # inputs of mean 0
+            if centre is None:  # assume zero-mean inputs
                 centre = torch.zeros(query.shape[-1]).to(query)
                 centre[old.embed_dim :] = 1.0
             factors, shifts = shifted_key_factors(*given, centre)
@@ -227,14 +229,14 @@ def convert_layer(
 
 
 def _deviation(key: Tensor, moment: Tensor | None, centre: Tensor) -> Tensor:
-    """Return the deviation of an entry of a key from its mean, over inputs; ()."""
+    """Return the root-mean-square deviation of key entries from their mean over inputs, ()."""
     eye = torch.eye(len(centre)).to(key)
     spread = (eye if moment is None else moment) - torch.outer(centre, centre)
     return ((key @ spread) * key).sum(-1).clamp_min(0.0).mean().sqrt()
 
 
 def check_layer(old: SoftmaxAttention) -> None:
-    """Raise a ValueError for a layer that is not plain self-attention by softmax."""
+    """Raise a ValueError unless the layer is plain softmax self-attention."""
     require_no_hooks(old)
     if old.core.score != "dot" or old.num_kv_heads != old.num_heads or old.rotary is not None:
         raise ValueError(
@@ -255,13 +257,13 @@ def _check_groups(num_heads: int, mixture: Mixture) -> None:
         raise ValueError(f"{name} must divide num_heads={num_heads}, received {size}")
     if mixture.num_components < size:
         raise ValueError(
-            f"old_heads={size} of a new head need as many components, received "
+            f"old_heads={size} requires as many components, received "
             f"num_components={mixture.num_components}"
         )
 
 
 def split(inputs: LayerInputs | None) -> tuple[LayerInputs | None, LayerInputs | None, bool]:
-    """Return the inputs to fit, the inputs to test, and whether they are different."""
+    """Return the inputs to fit, the inputs to test on, and whether they are disjoint."""
     if inputs is None:
         return None, None, False
     inputs = replace(inputs, x=inputs.x.to(torch.float64))
@@ -273,12 +275,12 @@ def split(inputs: LayerInputs | None) -> tuple[LayerInputs | None, LayerInputs |
 
 
 def sample_maps(layer: Attention, one: LayerInputs) -> Tensor:
-    """Return the maps of a single sample, (H, N, N)."""
+    """Return the attention maps of a sample, (H, N, N)."""
     return layer.weights(one.x, key_mask=one.key_mask, is_causal=one.is_causal)[0]
 
 
 def query_rows(one: LayerInputs) -> Tensor:
-    """Return up to `_ROWS` real positions of a single sample, evenly spread."""
+    """Return up to `_ROWS` real positions of a sample, evenly spaced."""
     places = one.real[0].nonzero()[:, 0]
     if len(places) <= _ROWS:
         return places
@@ -286,12 +288,12 @@ def query_rows(one: LayerInputs) -> Tensor:
 
 
 def augment(x: Tensor, layer: SoftmaxAttention) -> Tensor:
-    """Add the coordinate that biases act on: (…, C) -> (…, C + 1); unchanged without biases."""
+    """Append the coordinate for biases: (…, C) -> (…, C + 1); a no-op without biases."""
     return torch.cat([x, torch.ones_like(x[..., :1])], -1) if layer.use_bias else x
 
 
 def head_forms(old: SoftmaxAttention) -> tuple[Tensor, Tensor]:
-    """Return the query and key maps of every head, biases as last column; (H, E, C [+ 1])."""
+    """Return the query and key maps of each head, with biases as last column; (H, E, C [+ 1])."""
     query, key = (_head_rows(proj, old.num_heads) for proj in (old.query_proj, old.key_proj))
     return query, key
 
@@ -301,7 +303,7 @@ def _head_rows(proj: torch.nn.Linear, num_heads: int) -> Tensor:
 
 
 def set_head_rows(proj: torch.nn.Linear, index: int, rows: Tensor) -> None:
-    """Write one head's rows, bias as last column."""
+    """Set one head's rows, with the bias as last column."""
     span = slice(index * rows.shape[0], (index + 1) * rows.shape[0])
     if proj.bias is not None:
         proj.bias[span] = rows[:, -1]
@@ -312,7 +314,7 @@ def set_head_rows(proj: torch.nn.Linear, index: int, rows: Tensor) -> None:
 def set_values(
     old: SoftmaxAttention, new: Attention, groups: list[list[int]], fit: LayerInputs | None
 ) -> None:
-    """Write value and output maps of every new head; the output's bias stays."""
+    """Set the value and output maps of each new head; the output bias is copied."""
     values = _head_rows(old.value_proj, old.num_heads)  # (H, E_v, C [+ 1])
     outs = old.out_proj.weight.unflatten(1, (old.num_heads, -1)).transpose(0, 1)  # (H, C, E_v)
     columns = []
@@ -344,7 +346,7 @@ def _regression_statistics(
     groups: list[list[int]],
     fit: LayerInputs,
 ) -> tuple[Tensor, Tensor]:
-    """Return Σ gᵀg and Σ gᵀy per group: g gathered by the new map, y the group's old output."""
+    """Return Σ gᵀg and Σ gᵀy per group: g the new map's output, y the group's old output."""
     width, out = maps.shape[1], maps.shape[2]
     gram = torch.zeros(len(groups), width, width).to(maps)
     cross = torch.zeros(len(groups), width, out).to(maps)
@@ -362,7 +364,7 @@ def _regression_statistics(
 def _distances(
     old: SoftmaxAttention, query: Tensor, key: Tensor, fit: LayerInputs | None
 ) -> Tensor:
-    """Return how far apart the old heads are, (H, H)."""
+    """Return the pairwise distances of the old heads, (H, H)."""
     if fit is None:
         return cosine_distances(form_products(query[None], key))
     total = torch.zeros(old.num_heads, old.num_heads, dtype=torch.float64)
@@ -372,7 +374,7 @@ def _distances(
 
 
 def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
-    """Give every component the same starting mass: c_r = −mean_i log Z_ir."""
+    """Initialise priors so that all components have equal mass: c_r = −mean_i log Z_ir."""
     assert new.core.prior is not None
     new.core.prior.value.zero_()
     total = torch.zeros(new.num_heads, new.num_components, dtype=torch.float64)
@@ -392,14 +394,14 @@ def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
 
 
 def scores_of_components(new: MGKAttention, x: Tensor, rows: Tensor) -> Tensor:
-    """Return the scores of every component without priors, for some queries of one sample."""
+    """Return the scores of each component without priors, for some queries of a sample."""
     call, core = new.call(x), new.core
     arguments = MGK(None, core.variance(), core.score, norm_weight=core.norm_weight)
     return component_scores(call.query[:, :, rows], new.core.components(call.key), arguments)[0]
 
 
 def output_error(old: SoftmaxAttention, new: Attention, test: LayerInputs) -> float:
-    """Return ‖new − old‖ / ‖old‖ of the outputs of real tokens, the bias taken out."""
+    """Return ‖new − old‖ / ‖old‖ over outputs of real tokens, without the output bias."""
     before, after = (
         layer(test.x, key_mask=test.key_mask, is_causal=test.is_causal)[test.real]
         for layer in (old, new.eval())

@@ -1,8 +1,9 @@
-"""Names of attention layers elsewhere beside ours: one table, with how tensors become ours.
+"""Names of attention layers in other code bases, and how their tensors map to ours.
 
-Ours are the names in the state dict of a layer (`lit_probattn.attention.layer.Attention`). Weights
-are (rows out, columns in). Rows of `query_proj`, `key_proj` and `value_proj` go by head, then by
-component (keys with K of them), then by entry; columns of `out_proj` by head, then by entry.
+Names of this package are those in the state dict of `lit_probattn.attention.layer.Attention`.
+Weights are (output rows, input columns). Rows of `query_proj`, `key_proj` and `value_proj` are
+ordered by head, then component (keys with K of them), then entry; columns of `out_proj` by head,
+then entry.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.convert.files import require_no_hooks
 from lit_probattn.convert.transformers_names import require_names
 
-# Makes a tensor of ours of theirs, for a layer of ours.
+# Computes a tensor of this package from source tensors, for a given layer.
 Read = Callable[[Sequence[Tensor], Attention], Tensor]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A tensor of ours.
+    """Mapping to one tensor of this package.
 
     Args:
-        ours: its name; {kind} stands for weight and bias.
-        theirs: the tensors that it is made of.
-        read: how.
+        ours: its name; {kind} is a placeholder for weight and bias.
+        theirs: names of the source tensors.
+        read: function that computes the tensor.
     """
 
     ours: str
@@ -37,7 +38,7 @@ class Row:
     read: Read
 
     def each(self) -> Iterator[Row]:
-        """Yield the row, or one for the weight and one for the bias."""
+        """Yield the row, or one row each for weight and bias."""
         for kind in ("weight", "bias") if "{kind}" in self.ours else ("",):
             names = tuple(name.format(kind=kind) for name in self.theirs)
             yield Row(self.ours.format(kind=kind), names, self.read)
@@ -45,12 +46,12 @@ class Row:
 
 @dataclass(frozen=True)
 class LayerNames:
-    """The names of one kind of layer.
+    """Names of one kind of layer.
 
     Args:
-        source: whose it is.
-        rows: of two rows for one tensor of ours, the first serves whose names are all there.
-        beside: beginnings of names that are no part of attention, or nothing that is learned.
+        source: code base and class.
+        rows: if two rows map to the same tensor, the first whose names are all present is used.
+        beside: prefixes of names that are ignored: other modules, or buffers.
     """
 
     source: str
@@ -70,7 +71,7 @@ def _transposed(tensors: Sequence[Tensor], layer: Attention) -> Tensor:
 
 
 def _joint(part: int, turned: bool = False) -> Read:
-    """Query, key or value out of one projection that makes all three, one after the other."""
+    """Return the reader of query, key or value from a joint projection of all three in order."""
 
     def read(tensors: Sequence[Tensor], layer: Attention) -> Tensor:
         whole = tensors[0].T if turned else tensors[0]
@@ -78,7 +79,7 @@ def _joint(part: int, turned: bool = False) -> Read:
         sizes = [projection.out_features for projection in projections]
         if sum(sizes) != whole.shape[0]:
             raise ConfigError(
-                f"its joint projection makes {whole.shape[0]} rows, ours make "
+                f"the joint projection has {whole.shape[0]} rows, expected "
                 f"{' + '.join(map(str, sizes))}"
             )
         return whole.split(sizes)[part]
@@ -87,7 +88,7 @@ def _joint(part: int, turned: bool = False) -> Read:
 
 
 def _chunks(count: int, *parts: int) -> Read:
-    """One or both components of a projection that makes `count` equal parts."""
+    """Return the reader of components from a projection of `count` equal parts."""
 
     def read(tensors: Sequence[Tensor], layer: Attention) -> Tensor:
         found = tensors[0].chunk(count)
@@ -97,7 +98,7 @@ def _chunks(count: int, *parts: int) -> Read:
 
 
 def _by_head(count: int, *parts: int) -> Read:
-    """The same, where the parts of each head stand together."""
+    """Return the reader of components where the parts of each head are adjacent."""
 
     def read(tensors: Sequence[Tensor], layer: Attention) -> Tensor:
         found = tensors[0].unflatten(0, (layer.num_heads, count, -1)).unbind(1)
@@ -107,29 +108,29 @@ def _by_head(count: int, *parts: int) -> Read:
 
 
 def _components(tensors: Sequence[Tensor], layer: Attention) -> Tensor:
-    """Rows by head, component and entry, of projections of one component each."""
+    """Interleave projections of one component each: rows by head, component and entry."""
     by_head = [tensor.unflatten(0, (layer.num_kv_heads, -1)) for tensor in tensors]
     return torch.stack(by_head, 1).flatten(0, 2)
 
 
 def _means(tensors: Sequence[Tensor], layer: Attention) -> Tensor:
-    """Shifts b = −μ, (H, 2, E), of μ (2, H, E)."""
+    """Return shifts b = −μ, (H, 2, E), from μ (2, H, E)."""
     return -tensors[0].transpose(0, 1)
 
 
 def _by_position(tensors: Sequence[Tensor], layer: Attention) -> Tensor:
-    """Priors (H, 2, L) of those of both components, each (H, …, L)."""
+    """Stack the priors of both components, each (H, …, L), into (H, 2, L)."""
     return torch.stack([tensor.flatten(1) for tensor in tensors], 1)
 
 
 def _first_of_two(tensors: Sequence[Tensor], layer: Attention) -> Tensor:
-    """Priors (H, 2, L) of those of the first component, which the second's complete to 1."""
+    """Return priors (H, 2, L) from those of the first component; each pair sums to 1."""
     first = tensors[0].flatten(1)
     return torch.stack([first, 1.0 - first], 1)
 
 
 def _of_layer(tensors: Sequence[Tensor], layer: Attention) -> Tensor:
-    """One pair of priors, or (H, L) of the first component."""
+    """Return one pair of priors as it is, or expand priors of the first component, (H, L)."""
     return tensors[0] if tensors[0].dim() == 1 else _first_of_two(tensors, layer)
 
 
@@ -137,14 +138,14 @@ def _of_layer(tensors: Sequence[Tensor], layer: Attention) -> Tensor:
 
 
 def _four(query: str, key: str, value: str, out: str) -> tuple[Row, ...]:
-    """Four projections of their own."""
+    """Return the rows of four separate projections."""
     ours = ("query_proj", "key_proj", "value_proj", "out_proj")
     named = zip(ours, (query, key, value, out), strict=True)
     return tuple(Row(f"{one}.{{kind}}", (f"{name}.{{kind}}",), _same) for one, name in named)
 
 
 def _three_in_one(joint: str, out: str) -> tuple[Row, ...]:
-    """A joint projection; `joint` and `out` have {kind}."""
+    """Return the rows of a joint projection; `joint` and `out` contain {kind}."""
     parts = ("query_proj", "key_proj", "value_proj")
     rows = [Row(f"{part}.{{kind}}", (joint,), _joint(i)) for i, part in enumerate(parts)]
     return (*rows, Row("out_proj.{kind}", (out,), _same))
@@ -170,7 +171,7 @@ _NORM = ("layer_norm.",)
 
 
 def _fast_weights(count: int, *keys: int) -> tuple[Row, ...]:
-    """Linear attention of the language models: the parts of each head stand together."""
+    """Return the rows of linear attention in the language models, with adjacent parts per head."""
     return (
         Row("query_proj.weight", ("qkv_net.weight",), _by_head(count, 0)),
         Row("key_proj.weight", ("qkv_net.weight",), _by_head(count, *keys)),
@@ -180,7 +181,7 @@ def _fast_weights(count: int, *keys: int) -> tuple[Row, ...]:
 
 
 def _mixing(name: str, layers: int) -> tuple[Row, ...]:
-    """A mixing network of linear layers with ReLUs between; its last bias stands apart."""
+    """Return the rows of a mixing MLP with ReLUs; its last bias is separate in this package."""
     rows = []
     for number in range(layers):
         theirs, last = f"{name}.{2 * number}", number == layers - 1
@@ -203,7 +204,7 @@ LAYOUTS: dict[str, LayerNames] = {
         "torch.nn.MultiheadAttention",
         (
             *_three_in_one("in_proj_{kind}", "out_proj.{kind}"),
-            Row("query_proj.weight", ("q_proj_weight",), _same),  # keys of another width
+            Row("query_proj.weight", ("q_proj_weight",), _same),  # when the key width differs
             Row("key_proj.weight", ("k_proj_weight",), _same),
             Row("value_proj.weight", ("v_proj_weight",), _same),
         ),
@@ -241,7 +242,7 @@ LAYOUTS: dict[str, LayerNames] = {
             Row(_SHIFT, ("attn.multi_gauss_kernel.mu",), _means),
             Row(_PRIOR, ("attn.multi_gauss_kernel.pi",), _of_layer),
         ),
-        ("attn.pi",),  # the same tensor, by a second name
+        ("attn.pi",),  # the same tensor under a second name
     ),
     "lra_smlk": LayerNames(
         f"{_MGK_CODE}, lra, Attention with multi_gauss, linear",
@@ -323,15 +324,15 @@ LAYOUTS: dict[str, LayerNames] = {
 
 
 def layer_state(layout: str, tensors: Mapping[str, Tensor], layer: Attention) -> dict[str, Tensor]:
-    """Return the state dict of a layer of ours from that of a layer elsewhere.
+    """Return the state dict of a layer from that of a layer in another code base.
 
     Args:
         layout: one of `LAYOUTS`.
-        tensors: state dict of their layer; norms and buffers beside attention are left out.
-        layer: what the tensors are for; it is not changed.
+        tensors: state dict of the source layer; norms and buffers beside attention are ignored.
+        layer: the target layer; it is not changed.
 
     Raises:
-        ConfigError: the layout is unknown, names are missing or unexpected, or shapes differ.
+        ConfigError: unknown layout, missing or unexpected names, or shapes that differ.
     """
     rows = _chosen(layout, tensors, layer)
     names = {name for row in rows.values() for name in row.theirs}
@@ -344,25 +345,26 @@ def layer_state(layout: str, tensors: Mapping[str, Tensor], layer: Attention) ->
             tensor = row.read([tensors[name] for name in row.theirs], layer)
         except RuntimeError as error:
             raise ConfigError(
-                f"{' and '.join(row.theirs)}: shapes do not fit {layer.num_heads} heads of "
+                f"{' and '.join(row.theirs)}: shapes do not match {layer.num_heads} heads of size "
                 f"{layer.head_dim}: {' '.join(str(error).split())}"
             ) from error
         if tensor.shape != own.shape:
             raise ConfigError(
-                f"{' and '.join(row.theirs)} make {ours} of shape {tuple(tensor.shape)}, the layer "
-                f"has {tuple(own.shape)}: give it the sizes of theirs"
+                f"{' and '.join(row.theirs)}: expected shape {tuple(own.shape)} for {ours}, "
+                f"received "
+                f"{tuple(tensor.shape)}; build the layer with the sizes of the source"
             )
         found[ours] = tensor.contiguous()
     return found
 
 
 def load_layer(layout: str, tensors: Mapping[str, Tensor], layer: Attention) -> None:
-    """Give a layer of ours the weights of a layer elsewhere; see `layer_state`."""
+    """Load the weights of a layer in another code base; see `layer_state`."""
     layer.load_state_dict(layer_state(layout, tensors, layer))
 
 
 def _chosen(layout: str, tensors: Mapping[str, Tensor], layer: Attention) -> dict[str, Row]:
-    """Return the row of every tensor of ours."""
+    """Return the row that applies to each tensor of the layer."""
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout {layout!r}{nearest(layout, LAYOUTS)}")
     require_no_hooks(layer)
@@ -377,8 +379,8 @@ def _chosen(layout: str, tensors: Mapping[str, Tensor], layer: Attention) -> dic
     lacking = [name for name in own if name not in rows]
     if lacking:
         raise ConfigError(
-            f"layout {layout} ({LAYOUTS[layout].source}) has nothing for {', '.join(lacking)} of "
-            f"{type(layer).__name__}: choose the layer that it is of"
+            f"layout {layout} ({LAYOUTS[layout].source}) has no source for {', '.join(lacking)} of "
+            f"{type(layer).__name__}: use the layer class of that layout"
         )
     return {name: rows[name] for name in own}
 

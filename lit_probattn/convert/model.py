@@ -1,4 +1,4 @@
-"""Converting the layers of a whole model: what they see, and what the model loses."""
+"""Convert the attention layers of a whole model and measure the effect on the model."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Batches = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Target:
-    """What layers are converted into.
+    """Options of the layers to convert to.
 
     Args:
-        mixture: MGK or sMGK. None means FiSH.
-        num_global_heads: of FiSH. None means half the heads.
-        head_dim: size of new query and key heads. None keeps it.
-        value_head_dim: size of new value heads. None keeps it.
+        mixture: options of MGK or sMGK. None selects FiSH.
+        num_global_heads: for FiSH. None uses half the heads.
+        head_dim: size of new query and key heads. None uses the old size.
+        value_head_dim: size of new value heads. None uses the old size.
     """
 
     mixture: Mixture | None = None
@@ -41,7 +41,7 @@ class Target:
     def convert(
         self, old: SoftmaxAttention, inputs: LayerInputs | None
     ) -> tuple[Attention, LayerErrors]:
-        """Convert one layer."""
+        """Convert a layer."""
         sizes = {"head_dim": self.head_dim, "value_head_dim": self.value_head_dim}
         if self.mixture is not None:
             return convert_layer(old, self.mixture, inputs=inputs, **sizes)
@@ -51,13 +51,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Converted:
-    """New layers by name, and how well each was converted."""
+    """New layers by name, and the conversion errors of each."""
 
     layers: dict[str, Attention]
     errors: dict[str, LayerErrors]
 
     def lines(self) -> list[str]:
-        """Return a line for each layer."""
+        """Return a line per layer."""
         return [f"{name}: {error.line()}" for name, error in self.errors.items()]
 
 
@@ -71,7 +71,7 @@ def convert_layers(
 
     Args:
         head_dim: size of the old heads.
-        inputs: what layers saw, by name; layers without an entry are converted from weights alone.
+        inputs: inputs of layers by name; layers without an entry are converted from the weights.
 
     Raises:
         ConfigError: a layer cannot be converted.
@@ -87,11 +87,11 @@ def convert_layers(
     return found
 
 
-# ---- what layers see ---------------------------------------------------------------------------
+# ---- inputs of layers --------------------------------------------------------------------------
 
 
 def _outputs(task: Any, batch: Any) -> Any:
-    """Return what a task makes of a batch: its predictions, or its loss where it has none."""
+    """Return a task's predictions for a batch, or its loss if it has none."""
     if type(task).forward is pl.LightningModule.forward:
         return task.batch_loss(batch)
     return task(batch)
@@ -99,16 +99,15 @@ def _outputs(task: Any, batch: Any) -> Any:
 
 @torch.no_grad()
 def layer_inputs(task: nn.Module, names: Sequence[str], batches: Batches) -> dict[str, LayerInputs]:
-    """Return what the named layers of a task see.
+    """Return the inputs of the named layers of a task.
 
     Raises:
-        ConfigError: a layer adds a bias of its own to the scores of each head, hides pairs, or
-            attends to another sequence.
+        ConfigError: a layer has a score bias per head, a pair mask, or attends to another sequence.
     """
     seen: dict[str, list[LayerInputs]] = {name: [] for name in names}
 
     def keep(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        _refuse_others(name, args, kwargs)
+        _reject_others(name, args, kwargs)
         given = kwargs.get("key_mask"), kwargs.get("is_causal", False)
         seen[name].append(LayerInputs(args[0], *given))
 
@@ -122,27 +121,27 @@ def layer_inputs(task: nn.Module, names: Sequence[str], batches: Batches) -> dic
     return {name: _join(parts) for name, parts in seen.items() if parts}
 
 
-def _refuse_others(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _reject_others(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     bias = kwargs.get("bias")
     if bias is not None and bias.dim() > 2 and bias.shape[-3] > 1:
         raise ConfigError(
-            f"{name}: every head has a bias of its own (relative positions), which fewer heads "
-            "cannot take: train MGK on pictures from the beginning"
+            f"{name}: per-head biases (relative positions) cannot be converted to fewer heads: "
+            "train MGK on images from scratch"
         )
     other = [*args[1:], kwargs.get("key"), kwargs.get("memory")]
     if any(part is not None for part in other):
         raise ConfigError(
-            f"{name} attends to another sequence: only models of self-attention can be converted"
+            f"{name} attends to another sequence: only self-attention models can be converted"
         )
     if bias is not None or kwargs.get("attn_mask") is not None:
         raise ConfigError(
-            f"{name} has a mask or a bias of pairs, which the fit to data does not know: give "
+            f"{name} has a pair mask or bias, which the fit to data does not support: pass "
             "--weights_only with --head_dim"
         )
 
 
 def _join(parts: list[LayerInputs]) -> LayerInputs:
-    """Put the inputs of several batches together, padded to the longest."""
+    """Concatenate the inputs of several batches, padded to the longest."""
     length = max(part.x.shape[1] for part in parts)
     pad = nn.functional.pad
     xs = [pad(part.x, (0, 0, 0, length - part.x.shape[1])) for part in parts]
@@ -150,19 +149,19 @@ def _join(parts: list[LayerInputs]) -> LayerInputs:
     return LayerInputs(torch.cat(xs), torch.cat(masks), parts[0].is_causal)
 
 
-# ---- what the model loses ----------------------------------------------------------------------
+# ---- effect on the model -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ModelErrors:
-    """What conversion did to the predictions of a whole model, on validation batches."""
+    """Effect of a conversion on the predictions of a model, over validation batches."""
 
     logit_error: float  # ‖new − old‖ / ‖old‖ of the model's outputs
-    agreement: float  # share of rows whose largest output is the same
+    agreement: float  # share of rows with the same largest output
     num_rows: int
 
     def line(self) -> str:
-        """Return one line for a person."""
+        """Return a one-line summary."""
         return (
             f"model: output error {100 * self.logit_error:.1f} %, same prediction in "
             f"{100 * self.agreement:.1f} % of {self.num_rows} rows"
@@ -171,24 +170,24 @@ class ModelErrors:
 
 @dataclass(frozen=True)
 class ModelLosses:
-    """What conversion did to the loss of a model that has no prediction per row."""
+    """Effect of a conversion on the loss of a model without predictions per row."""
 
     loss_before: float
     loss_after: float
     num_rows: int
 
     def line(self) -> str:
-        """Return one line for a person."""
+        """Return a one-line summary."""
         return (
-            f"model: loss {self.loss_before:.4f} before, {self.loss_after:.4f} after, of "
+            f"model: loss {self.loss_before:.4f} before, {self.loss_after:.4f} after, over "
             f"{self.num_rows} rows"
         )
 
 
 def put_into(task: Any, layers: Mapping[str, Attention]) -> Any:
-    """Put copies of layers, by name, in the places of those that a task had; return the task.
+    """Replace layers of a task, by name, with copies of the given ones; return the task.
 
-    They keep the dropout of those.
+    The new layers keep the dropout of the old ones.
     """
     for name, layer in layers.items():
         new = copy.deepcopy(layer)
@@ -201,7 +200,7 @@ def put_into(task: Any, layers: Mapping[str, Attention]) -> Any:
 def compare_models(
     task: Any, layers: Mapping[str, Attention], batches: Batches
 ) -> ModelErrors | ModelLosses:
-    """Compare a task with its old and with the new layers, on the real rows of batches."""
+    """Compare a task with its old and new layers on the real rows of batches."""
     converted = put_into(copy.deepcopy(task), layers).eval()
     rows = [_real_rows(batch) for batch in batches]
     rows = [batch for batch in rows if len(batch["sample_ids"])]
@@ -220,7 +219,7 @@ def compare_models(
 
 @torch.no_grad()
 def compare_losses(task: Any, layers: Mapping[str, Attention], batches: Batches) -> ModelLosses:
-    """Compare the losses of a task with its old and with the new layers, on real rows."""
+    """Compare the losses of a task with its old and new layers on real rows."""
     converted = put_into(copy.deepcopy(task), layers).eval()
     rows = [_real_rows(batch) for batch in batches]
     rows = [batch for batch in rows if len(batch["sample_ids"])]

@@ -1,24 +1,24 @@
-"""Turn the softmax attention of a checkpoint into another: fewer heads, keys or score maps.
+"""Convert the softmax attention of a checkpoint to a variant with fewer heads or score maps.
 
     lit-probattn convert runs/lra_text-softmax/0/checkpoints/best-00020000.ckpt mgk.ckpt
     lit-probattn convert runs/mnli-softmax/0 smgk.ckpt --to smgk --anneal 2000
 
-mgk makes heads with several keys per position, smgk with one key and learned shifts, fish local
-heads that are mixed from fewer maps. Writes `mgk.ckpt`, to start from (`--init_from mgk.ckpt`, or
-`--ckpt_path mgk.ckpt`), and `mgk.yaml`, the attention file that goes with it (`--config mgk.yaml`
-after the run's own). Every layer's error and, with data, the model's, are printed and stored in the
-checkpoint under "conversion". A conversion is where fine-tuning starts.
+mgk creates heads with several keys per position, smgk heads with one key and learned shifts, fish
+local heads mixed from fewer global heads. Writes `mgk.ckpt`, to start from (`--init_from mgk.ckpt`,
+or `--ckpt_path mgk.ckpt`), and `mgk.yaml`, its attention file (`--config mgk.yaml` after the run's
+own). The errors of the layers and, with data, of the model are printed and stored in the checkpoint
+under "conversion". A converted checkpoint is a starting point for fine-tuning.
 
-Gaussian scores (of smgk, or --score gaussian) lack what dot products have of the keys' norms.
---anneal STEPS puts it back, and has training take it away over its first STEPS steps.
+Gaussian scores (smgk, or --score gaussian) drop the key norms of dot products. --anneal STEPS
+restores them and removes them gradually over the first STEPS steps of training.
 
-With the run's config.yaml (found beside the checkpoint, or --config) batches of its data go through
-the model, and what each layer sees decides groups of heads, factors, priors and value maps. Without
-it (--weights_only) only the weights count, and --head_dim is needed.
+With the run's config.yaml (beside the checkpoint, or --config), batches of its data pass through
+the model, and the inputs of the layers determine head groups, factors, priors and value maps.
+With --weights_only, only the weights are used, and --head_dim is required.
 
-Other conversions have their own --help: `convert from_transformers FOLDER OUT.ckpt` reads a BERT or
-a RoBERTa, `convert to_transformers CHECKPOINT FOLDER` writes one, `convert prune CHECKPOINT
-OUT.ckpt` drops components of MGK or sMGK that are hardly used.
+Other conversions have their own --help: `convert from_transformers FOLDER OUT.ckpt` reads BERT or
+RoBERTa, `convert to_transformers CHECKPOINT FOLDER` writes one, and `convert prune CHECKPOINT
+OUT.ckpt` drops components of MGK or sMGK that are little used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from lit_probattn.convert.model import (
 from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
 from lit_probattn.training.trained import Trained, open_trained
 
-# Flags that say something of mixtures of keys, of shifts among them, and of FiSH.
+# Flags for mixtures of keys, for shifts, and for FiSH.
 _MIXTURE = ("num_components", "score", "anneal")
 _SHIFTS = ("old_heads", "spread")
 _FISH = ("num_global_heads",)
@@ -65,15 +65,15 @@ KINDS = {"mgk": _MIXTURE, "smgk": (*_MIXTURE, *_SHIFTS), "fish": _FISH}
 
 
 def read_target(options: argparse.Namespace) -> Target:
-    """Return what the flags ask for.
+    """Return the target selected by the flags.
 
     Raises:
-        ConfigError: they exclude each other.
+        ConfigError: the flags are incompatible.
     """
     for name in (*_MIXTURE, *_SHIFTS, *_FISH):
         if getattr(options, name) is not None and name not in KINDS[options.to]:
-            kinds = " and ".join(kind for kind, names in KINDS.items() if name in names)
-            raise ConfigError(f"--{name} is for --to {kinds}, received --to {options.to}")
+            kinds = " or ".join(kind for kind, names in KINDS.items() if name in names)
+            raise ConfigError(f"--{name} requires --to {kinds}, received --to {options.to}")
     sizes = {"value_head_dim": options.value_head_dim}
     if options.to == "fish":
         return Target(num_global_heads=options.num_global_heads, **sizes)
@@ -86,12 +86,12 @@ def read_target(options: argparse.Namespace) -> Target:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if options.anneal is not None and mixture.form == "dot":
-        raise ConfigError("--anneal is for Gaussian scores: add --score gaussian")
+        raise ConfigError("--anneal requires Gaussian scores: add --score gaussian")
     return Target(mixture, **sizes)
 
 
 def _settings(target: Target) -> dict[str, Any]:
-    """Return what the report says of the target."""
+    """Return the report's entries for the target."""
     if target.mixture is None:
         return {"num_global_heads": target.num_global_heads}
     return asdict(target.mixture) | {"score": target.mixture.form}
@@ -119,7 +119,7 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     """Convert `options.checkpoint` to `options.output`; return the lines to print.
 
     Raises:
-        ConfigError: the checkpoint or the options do not fit.
+        ConfigError: the checkpoint or the options are invalid.
         CheckpointError: a file cannot be read or written.
     """
     target = read_target(options)
@@ -154,8 +154,8 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     entries = [attention_config(layer, dropout) for layer in found.layers.values()]
     if any(entry != entries[0] for entry in entries):
         raise ConfigError(
-            "the layers have different numbers or sizes of heads, which one attention file cannot "
-            "say: only models whose layers are alike can be converted"
+            "the layers differ in number or size of heads, which one attention file cannot "
+            "express: all layers must be alike"
         )
     arguments: dict[str, Any] = {"attention": entries[0]}
     if options.anneal is not None:
@@ -167,10 +167,10 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
 
 
 def _head_size(options: argparse.Namespace, sizes: set[int], checkpoint: dict[str, Any]) -> int:
-    """Return the size of the old heads: of the layers, or as checkpoint, run or flag say it.
+    """Return the size of the old heads, from the layers, the checkpoint, the run or the flag.
 
     Raises:
-        ConfigError: nobody says it, or the flag says another.
+        ConfigError: the size is unknown, or the flag contradicts it.
     """
     known: dict[Any, Any] = {"the run": sizes.pop()} if len(sizes) == 1 else {}
     known[options.checkpoint] = checkpoint.get("hyper_parameters", {}).get("head_dim")
@@ -182,24 +182,24 @@ def _head_size(options: argparse.Namespace, sizes: set[int], checkpoint: dict[st
     for place, size in known.items():
         if size is not None and options.head_dim not in (None, size):
             raise ConfigError(
-                f"--head_dim {options.head_dim}, but {place} says {size}: leave --head_dim out"
+                f"--head_dim {options.head_dim} differs from {size} of {place}: remove --head_dim"
             )
     if head_dim is None:
-        raise ConfigError("the head size is not known: give --head_dim or the run's --config")
+        raise ConfigError("unknown head size: pass --head_dim or the run's --config")
     return int(head_dim)
 
 
 def own_config(checkpoint: Path) -> Path:
-    """Return where the configuration of a checkpoint's run is, if it lies in one."""
+    """Return the path of a checkpoint's config.yaml, assuming that it is in a run folder."""
     return checkpoint.resolve().parent.parent / "config.yaml"
 
 
 def open_run(options: argparse.Namespace) -> Trained:
-    """Open the run that the checkpoint belongs to."""
+    """Open the run of the checkpoint."""
     path = options.config or own_config(options.checkpoint)
     if not is_there(path):
         without = ", or --weights_only with --head_dim" if "weights_only" in options else ""
-        raise ConfigError(f"no config at {path}: give the run's --config{without}")
+        raise ConfigError(f"configuration not found: {path}; pass the run's --config{without}")
     wanted = argparse.Namespace(checkpoint=options.checkpoint, config=[path], data=[], device="cpu")
     try:
         trained = open_trained(wanted)
@@ -209,27 +209,27 @@ def open_run(options: argparse.Namespace) -> Trained:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return the exit status."""
     parser = Parser("python -m lit_probattn.convert", __doc__)
     add = parser.add_argument
-    add("checkpoint", type=Path, help="a checkpoint with softmax attention, or its run folder")
-    add("output", type=Path, help="the checkpoint to write, NAME.ckpt")
+    add("checkpoint", type=Path, help="checkpoint with softmax attention, or its run folder")
+    add("output", type=Path, help="checkpoint to write, NAME.ckpt")
     add("--to", choices=tuple(KINDS), default="mgk", help="the new attention; default: mgk")
-    add("--num_components", type=int, help="components of a head, mgk and smgk; default: 2")
+    add("--num_components", type=int, help="components per head, for mgk and smgk; default: 2")
     add(
         "--score",
         choices=("dot", "gaussian"),
-        help="of mgk: dot, its default, starts at the old logits; gaussian drops the keys' norms",
+        help="for mgk: dot (default) starts at the old logits, gaussian drops the key norms",
     )
-    add("--anneal", type=int, metavar="STEPS", help="take the keys' norms away over these steps")
-    add("--old_heads", type=int, help="old heads per new head of smgk; default: num_components")
-    add("--spread", type=float, help="of smgk's shifts, in deviations of the keys; default: 0.1")
-    add("--num_global_heads", type=int, help="of fish; default: half the heads")
-    add("--seed", type=int, default=0, help="of the spread")
+    add("--anneal", type=int, metavar="STEPS", help="remove the key norms over this many steps")
+    add("--old_heads", type=int, help="old heads per new head, for smgk; default: num_components")
+    add("--spread", type=float, help="noise of smgk's shifts, in deviations of keys; default: 0.1")
+    add("--num_global_heads", type=int, help="for fish; default: half the heads")
+    add("--seed", type=int, default=0, help="seed of --spread")
     add("--config", type=Path, help="the run's config.yaml")
-    add("--num_batches", type=int, default=8, help="validation batches to look at")
-    add("--weights_only", action="store_true", help="use no data")
-    add("--head_dim", type=int, help="head size, where no configuration says it")
+    add("--num_batches", type=int, default=8, help="number of validation batches to use")
+    add("--weights_only", action="store_true", help="convert without data")
+    add("--head_dim", type=int, help="head size, if no configuration has it")
     add("--value_head_dim", type=int, help="size of new value heads")
     add_flag(parser)
     options = parser.parse_args(arguments)

@@ -8,10 +8,10 @@ from lit_probattn.training.checkpoints import CheckpointError, export_safetensor
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return the exit status."""
     parser = Parser("lit-probattn export", __doc__)
-    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a run folder")
-    parser.add_argument("output", type=Path, help="the .safetensors file to write")
+    parser.add_argument("checkpoint", type=Path, help="checkpoint or run folder")
+    parser.add_argument("output", type=Path, help=".safetensors file to write")
     options = parser.parse_args(arguments)
     try:
         count = export_safetensors(options.checkpoint, options.output)

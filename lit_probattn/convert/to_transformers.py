@@ -1,10 +1,10 @@
-"""One of our text encoders becomes a BERT or a RoBERTa in the files of transformers.
+"""Convert a text encoder of this package to a BERT or RoBERTa of transformers.
 
     lit-probattn convert to_transformers runs/masked_lm-softmax/0 my_bert/
 
-Writes `config.json` and `model.safetensors`, which transformers' `from_pretrained` reads with no
-name missing or unexpected. The attention must be softmax over dot products, with biases, and blocks
-post-norm: nothing else has a place there. The files of the tokeniser are yours to copy.
+Writes `config.json` and `model.safetensors`, which `from_pretrained` of transformers loads without
+missing or unexpected names. The model must have dot-product softmax attention with biases, and
+post-norm blocks. Tokeniser files are not written; copy them yourself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lit_probattn.convert.transformers_names import FAMILIES, Family, Layout, Pa
 from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
 
 _PREFIX = "model."
-# Parts by a weight that only they have.
+# The weight that identifies each part.
 _MARKS: dict[Part, str] = {
     "pooler": "pooler.weight",
     "words": "head.0.weight",
@@ -39,7 +39,7 @@ _MARKS: dict[Part, str] = {
     "spans": "spans.weight",
     "labels": "classifier.weight",
 }
-# Special tokens that config.json names, where the model was not made from one.
+# Special tokens in config.json, for models that were not converted from transformers.
 _OWN_TOKENS: dict[Family, dict[str, int]] = {
     "bert": {"pad_token_id": 0},
     "roberta": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
@@ -48,7 +48,7 @@ _TOKEN_TYPES: dict[Family, int] = {"bert": 2, "roberta": 1}
 
 
 def require_attention(layer: Attention) -> None:
-    """Raise a ConfigError for an attention layer that transformers' models do not have."""
+    """Raise a ConfigError for an attention layer that transformers' models do not support."""
     refusals = []
     if type(layer) is not SoftmaxAttention:
         refusals.append(f"the attention is {type(layer).__name__}")
@@ -65,13 +65,14 @@ def require_attention(layer: Attention) -> None:
             refusals.append("bias is false")
         if layer.num_heads * layer.head_dim != layer.embed_dim:
             refusals.append(
-                f"{layer.num_heads} heads of {layer.head_dim} do not make up the width "
+                f"{layer.num_heads} heads of size {layer.head_dim} do not add up to the width "
                 f"{layer.embed_dim}"
             )
     if refusals:
         raise ConfigError(
-            f"{', '.join(refusals)}: only SoftmaxAttention with score dot, biases and heads that "
-            "make up the width can be written"
+            f"{', '.join(refusals)}: supported is SoftmaxAttention with score dot, biases, and "
+            f"heads "
+            "that add up to the width"
         )
 
 
@@ -82,31 +83,31 @@ def export_model(
     family: Family,
     config: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return config.json and the tensors of a model, by transformers' names.
+    """Return config.json and the state dict of a model for transformers.
 
     Args:
-        state: tensors by our names, without the task's `model.` in front.
-        sizes: arguments of the model, as `read_sizes` gives them; shapes are read from `state`.
-        config: content of a config.json that the model was made from, or nothing.
+        state: state dict of the model, without the task's prefix `model.`.
+        sizes: arguments of the model, as returned by `read_sizes`; shapes are read from `state`.
+        config: config.json that the model was converted from, or an empty mapping.
 
     Raises:
-        ConfigError: something has no place there; the message names it.
+        ConfigError: an option is not supported; the message names it.
     """
     parts = _parts_of(state, family)
-    bare = not parts - {"pooler"}  # as transformers writes its models without a head
+    bare = not parts - {"pooler"}  # transformers writes headless models without the prefix
     layout = Layout(family, len(find_layers(dict(state))), parts, bare)
     if sizes.get("share_layers", False):
         raise ConfigError(
-            "share_layers is true: their layers have weights of their own, so a shared block has "
-            "no place there"
+            "share_layers is true: transformers' models have separate weights per layer and do not "
+            "support shared blocks"
         )
     if sizes.get("norm_first", False):
-        raise ConfigError("norm_first is true: only post-norm blocks can be written")
+        raise ConfigError("norm_first is true: only post-norm blocks are supported")
     activation = sizes.get("activation", "gelu")
     if activation not in ACTIVATIONS or ("words" in layout.parts and activation != "gelu"):
-        raise ConfigError(f"activation {activation!r} cannot be written with this head")
+        raise ConfigError(f"activation {activation!r} is not supported with this head")
     tensors = dict(state)
-    if "token_types.weight" not in tensors:  # as many as tokenisers give; they add nothing
+    if "token_types.weight" not in tensors:  # zeros for the types that tokenisers return
         width = tensors["tokens.weight"].shape[1]
         count = _TOKEN_TYPES[family]
         tensors["token_types.weight"] = tensors["tokens.weight"].new_zeros(count, width)
@@ -144,12 +145,12 @@ def export_model(
 
 
 def _parts_of(state: Mapping[str, Tensor], family: Family) -> frozenset[Part]:
-    """Return the parts that weights are of."""
+    """Return the parts of the model that the weights belong to."""
     parts = frozenset(part for part, mark in _MARKS.items() if mark in state)
     if family == "roberta" and "next_sentence" in parts:
-        raise ConfigError("next_sentence has no place in a RoBERTa: give --model_type bert")
+        raise ConfigError("RoBERTa does not support next_sentence: pass --model_type bert")
     if family == "roberta" and "labels" in parts:
-        parts -= {"pooler"}  # is one with the classifier there
+        parts -= {"pooler"}  # part of the classifier there
     return parts
 
 
@@ -157,7 +158,7 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     """Write `options.checkpoint` to `options.folder`; return the lines to print.
 
     Raises:
-        ConfigError: the model has no place in a BERT or a RoBERTa, or its configuration sets no
+        ConfigError: BERT and RoBERTa do not support the model, or its configuration sets no
             attention.
         CheckpointError: the checkpoint is missing or damaged.
     """
@@ -170,9 +171,9 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     }
     sizes = checkpoint.get("hyper_parameters", {})
     if "head_dim" not in sizes or "tokens.weight" not in state:
-        raise ConfigError(f"{path} is not of a text encoder: it has no tokens or head_dim")
+        raise ConfigError(f"{path} is not a text encoder: it has no tokens or head_dim")
     if sizes.get("position_period") is not None and "positions.blocks.weight" in state:
-        raise ConfigError("position_period is set: only one table of positions can be written")
+        raise ConfigError("position_period is set: only one position table is supported")
     layer = _attention_of(path, options.config, state, sizes)
     require_attention(layer)
     origin = checkpoint.get("transformers", {})
@@ -194,22 +195,22 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     done = write_model(options.folder.expanduser(), written, tensors)
     lines = [f"{written['architectures'][0]}: {len(tensors)} tensors", done]
     if written["architectures"][0].endswith("Model") and "pooler.weight" not in state:
-        lines.insert(1, "it has no pooler: transformers draws one anew")
+        lines.insert(1, "the model has no pooler: transformers initialises a new one")
     if left_out:
-        lines.insert(1, f"left out, as this class has none: {', '.join(left_out)}")
+        lines.insert(1, f"left out, since this class lacks them: {', '.join(left_out)}")
     return lines
 
 
 def _attention_of(
     checkpoint: Path, given: Path | None, state: Mapping[str, Tensor], sizes: Mapping[str, Any]
 ) -> Attention:
-    """Return an attention layer like the checkpoint's, of the configuration that goes with it."""
+    """Return an attention layer like the checkpoint's, from its configuration."""
     beside, own = checkpoint.with_suffix(".yaml"), checkpoint.resolve().parent.parent
     places = [given] if given else [beside, own / "config.yaml"]
     found = next(filter(is_there, places), None)
     if found is None:
         raise ConfigError(
-            f"no configuration {places[0]}, which says what the attention is: give --config"
+            f"configuration not found: {places[0]}, which defines the attention; pass --config"
         )
     entry = attention_entry(found)
     width, head_dim = state["tokens.weight"].shape[1], sizes["head_dim"]
@@ -218,16 +219,16 @@ def _attention_of(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return the exit status."""
     parser = Parser("python -m lit_probattn.convert to_transformers", __doc__)
     add = parser.add_argument
-    add("checkpoint", type=Path, help="a checkpoint of a text encoder, or its run folder")
-    add("folder", type=Path, help="where config.json and model.safetensors go")
+    add("checkpoint", type=Path, help="checkpoint of a text encoder, or its run folder")
+    add("folder", type=Path, help="folder to write config.json and model.safetensors to")
     add("--config", type=Path, help="the run's config.yaml, or the attention file")
     add(
         "--model_type",
         choices=FAMILIES,
-        help="default: what the checkpoint was made from, or else bert",
+        help="default: the type the checkpoint was converted from, otherwise bert",
     )
     add_flag(parser)
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Names of BERT's and RoBERTa's weights in transformers beside ours: one table, read both ways.
+"""Parameter names of BERT and RoBERTa in transformers and here: one table for both directions.
 
 BERT        bert.embeddings …, bert.encoder.layer.0 …, cls.predictions …, qa_outputs, classifier
 RoBERTa     roberta. … likewise, lm_head …, qa_outputs, classifier.dense, classifier.out_proj
@@ -16,11 +16,11 @@ from lit_probattn.base.errors import ConfigError, nearest
 
 Family = Literal["bert", "roberta"]
 FAMILIES: tuple[Family, ...] = ("bert", "roberta")
-# Parts of a model that a file may have, beside the encoder.
+# Optional parts of a model beside the encoder.
 Part = Literal["pooler", "words", "next_sentence", "spans", "labels"]
 
-# Ours, theirs, and the shape of the weight; a bias, where there is one, has its first size.
-# V words, N positions, T token types, C width, I inner width, L labels. {} is the layer's number.
+# Name here, name in transformers, and shape of the weight; the bias has its first dimension.
+# V vocabulary, N positions, T token types, C width, I MLP width, L labels; {} is the layer index.
 _Row = tuple[str, str, str]
 _EMBEDDINGS: tuple[_Row, ...] = (
     ("tokens", "embeddings.word_embeddings", "VC"),
@@ -57,17 +57,17 @@ _HEADS: dict[Family, dict[Part, tuple[_Row, ...]]] = {
         ),
     },
 }
-# Where the bias of words stands, and the second names of what is tied to others.
+# Name of the output bias, and of tied duplicates.
 _WORD_BIAS: dict[Family, str] = {"bert": "cls.predictions.bias", "roberta": "lm_head.bias"}
 _DECODER: dict[Family, str] = {
     "bert": "cls.predictions.decoder",
     "roberta": "lm_head.decoder",
 }
-# Buffers in old files, and old names of the parameters of layer norms.
+# Buffers in old files, and old names of layer-norm parameters.
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
-# Classes of transformers by the parts that they have, `pooler` apart.
+# Class suffixes in transformers by parts, without `pooler`.
 _CLASSES: dict[frozenset[Part], str] = {
     frozenset(): "Model",
     frozenset({"words"}): "ForMaskedLM",
@@ -80,13 +80,13 @@ _STEMS: dict[Family, str] = {"bert": "Bert", "roberta": "Roberta"}
 
 @dataclass(frozen=True)
 class Layout:
-    """What a file of transformers holds.
+    """Layout of a model file of transformers.
 
     Args:
         family: bert or roberta.
-        num_layers: blocks.
-        parts: heads, and `pooler`, that it has.
-        bare: whether the encoder's names lack their prefix, as in files of `BertModel`.
+        num_layers: number of blocks.
+        parts: heads of the model, and `pooler`.
+        bare: whether encoder names lack the family prefix, as in files of `BertModel`.
     """
 
     family: Family
@@ -95,7 +95,7 @@ class Layout:
     bare: bool = False
 
     def rows(self) -> Iterator[_Row]:
-        """Yield ours, theirs and the shape of every parameter."""
+        """Yield the two names and the shape of each parameter."""
         prefix = "" if self.bare else f"{self.family}."
         for ours, theirs, shape in _EMBEDDINGS:
             yield f"{ours}.weight", f"{prefix}{theirs}.weight", shape
@@ -118,12 +118,12 @@ class Layout:
             yield "output.bias", _WORD_BIAS[self.family], "V"
 
     def names(self) -> dict[str, str]:
-        """Return theirs by ours."""
+        """Return the mapping from names here to names in transformers."""
         return {ours: theirs for ours, theirs, _ in self.rows()}
 
     @property
     def architecture(self) -> str:
-        """The class of transformers that has these parts."""
+        """Name of the transformers class with these parts."""
         return _STEMS[self.family] + _CLASSES[self.parts - {"pooler"}]
 
 
@@ -133,7 +133,7 @@ def _both(ours: str, theirs: str, shape: str) -> Iterator[_Row]:
 
 
 def architectures() -> set[str]:
-    """Return the classes of transformers that are read."""
+    """Return the supported classes of transformers."""
     heads = {family: {*_HEADS[family]} for family in FAMILIES}
     return {
         _STEMS[family] + name
@@ -143,11 +143,11 @@ def architectures() -> set[str]:
     }
 
 
-# ---- from theirs to ours -----------------------------------------------------------------------
+# ---- from transformers -------------------------------------------------------------------------
 
 
 def tidy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors under today's names, without buffers."""
+    """Return tensors under current names, without buffers."""
     found = {}
     for name, tensor in tensors.items():
         for old, new in _OLD.items():
@@ -159,10 +159,10 @@ def tidy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def layout_of(family: Family, num_layers: int, names: Collection[str]) -> Layout:
-    """Return the layout of a file that has these names.
+    """Return the layout of a file with these names.
 
     Raises:
-        ConfigError: heads come together that no class of transformers has.
+        ConfigError: no class of transformers has this combination of heads.
     """
     bare = not any(name.startswith(f"{family}.") for name in names)
     prefix = "" if bare else f"{family}."
@@ -173,13 +173,13 @@ def layout_of(family: Family, num_layers: int, names: Collection[str]) -> Layout
     }
     if frozenset(parts) not in _CLASSES:
         raise ConfigError(
-            f"the file has heads for {' and '.join(sorted(parts))} together, which no class of "
-            "transformers has: save one model"
+            f"the file has heads for {' and '.join(sorted(parts))}, a combination that no class of "
+            "transformers has: save a single model"
         )
     if any(_has(names, prefix + theirs) for _, theirs, _ in _POOLER):
         parts.add("pooler")
     if family == "bert" and parts & {"labels", "next_sentence"}:
-        parts.add("pooler")  # they read it: without it, it is missing
+        parts.add("pooler")  # these heads require it, so its absence is reported
     return Layout(family, num_layers, frozenset(parts), bare)
 
 
@@ -188,10 +188,10 @@ def _has(names: Collection[str], stem: str) -> bool:
 
 
 def drop_tied(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors without those that are others under a second name.
+    """Return tensors without tied duplicates.
 
     Raises:
-        ConfigError: they are not equal.
+        ConfigError: duplicates differ.
     """
     if "words" not in layout.parts:
         return tensors
@@ -204,17 +204,18 @@ def drop_tied(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         tied = rest.pop(second, None)
         if tied is not None and first in rest and not tied.equal(rest[first]):
             raise ConfigError(
-                f"{second} is not {first}: an output layer of its own cannot be kept, only one "
-                "that is tied to the table of words"
+                f"{second} differs from {first}: untied output layers are not supported, only "
+                f"those "
+                "tied to the token embeddings"
             )
     return rest
 
 
 def to_ours(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by our names.
+    """Return tensors under the names of this package.
 
     Raises:
-        ConfigError: names are missing or unexpected; the message gives the nearest.
+        ConfigError: names are missing or unexpected; the message suggests the nearest.
     """
     names = layout.names()
     require_names(tensors, names.values())
@@ -222,7 +223,7 @@ def to_ours(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def require_names(found: Collection[str], expected: Iterable[str]) -> None:
-    """Raise a ConfigError that lists missing and unexpected names, with the nearest."""
+    """Raise a ConfigError that lists missing and unexpected names, each with the nearest match."""
     wanted = set(expected)
     missing, unexpected = sorted(wanted - set(found)), sorted(set(found) - wanted)
     told = [
@@ -238,7 +239,7 @@ _HINT = "; did you mean "
 
 
 def _listed(what: str, names: list[str], others: list[str]) -> str:
-    """Return names, each with the nearest of the others, and how many more there are."""
+    """Return the names with the nearest of the others, truncated to `_MOST_LISTED`."""
     if not names:
         return ""
     shown = []

@@ -1,4 +1,4 @@
-"""A narrow-headed layer as a layer with larger heads that computes the same: theorem 2, inclusion.
+"""Widen the heads of a layer without changing its function (theorem 2, inclusion).
 
     V_v = [W_v; 0],  V_o = [W_o, 0],  V_q = c [W_q; 0],  V_k = c [W_k; 0],  c = (d_p / s)^¼
 
@@ -27,9 +27,9 @@ from lit_probattn.training.checkpoints import find_file, load_checkpoint
 
 
 def pad_heads(weight: Tensor, num_heads: int, head_size: int, *, axis: int = 0) -> Tensor:
-    """Give every head of a projection `head_size` rows (or columns), new ones zero.
+    """Zero-pad every head of a projection to `head_size` rows (or columns).
 
-    The heads of `weight`, (H · s, …), lie one after the other along `axis`.
+    The heads of `weight`, (H · s, …), are contiguous along `axis`.
     """
     heads = weight.movedim(axis, 0).unflatten(0, (num_heads, -1))  # (H, s, …)
     extra = heads.new_zeros(num_heads, head_size - heads.shape[1], *heads.shape[2:])
@@ -39,29 +39,29 @@ def pad_heads(weight: Tensor, num_heads: int, head_size: int, *, axis: int = 0) 
 def embed_into_head_size(
     layer: SoftmaxAttention, head_dim: int, *, padding_std: float = 0.0, seed: int = 0
 ) -> SoftmaxAttention:
-    """Return a layer with heads of `head_dim` that computes the same function.
+    """Return a layer with heads of size `head_dim` that computes the same function.
 
     Source: low-rank bottleneck paper, theorem 2 (the inclusion).
     Departs from the source: biases are padded like the weights; grouped heads are kept.
 
-    With all padding zero, training cannot leave it: the gradient of a padded row of queries needs
-    the keys' row to be non-zero, and that of values the output's columns. `padding_std` fills the
-    padding of keys and values with small numbers; queries and output stay zero there, so that the
-    function stays equal and both can learn.
+    With all padding zero, training cannot change it: the gradient of a padded query row requires a
+    non-zero key row, and that of a padded value row a non-zero output column. `padding_std` fills
+    the padding of keys and values with noise; queries and output stay zero there, which keeps the
+    function and lets all of them learn.
 
     Args:
-        layer: softmax attention with dot products.
+        layer: dot-product softmax attention.
         head_dim: d_p, at least the layer's head size, for queries, keys and values.
         padding_std: standard deviation of the padding of keys and values.
-        seed: of that padding.
+        seed: seed of the padding noise.
 
     Raises:
-        ValueError: the layer has other scores or rotary positions, or `head_dim` is smaller.
+        ValueError: other scores or rotary positions, or `head_dim` is too small.
     """
     require_no_hooks(layer)
     if layer.core.score != "dot" or layer.rotary is not None:
         raise ValueError(
-            "only dot-product softmax attention without rotary positions can be embedded, received "
+            "only dot-product softmax attention without rotary positions can be widened, received "
             f"score={layer.core.score}, rotary {'on' if layer.rotary is not None else 'off'}"
         )
     smallest = max(layer.head_dim, layer.value_head_dim)
@@ -102,31 +102,31 @@ def embed_into_head_size(
     return wide.train(layer.training)
 
 
-# ---- enlarging heads ---------------------------------------------------------------------------
+# ---- command -----------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `python -m lit_probattn.reproduce.head_size embed`."""
     add = parser.add_argument
-    add("checkpoint", type=Path, help="a checkpoint with softmax attention, or its run folder")
-    add("output", type=Path, help="the checkpoint to write, NAME.ckpt")
+    add("checkpoint", type=Path, help="checkpoint with softmax attention, or its run folder")
+    add("output", type=Path, help="checkpoint to write, NAME.ckpt")
     add("--head_dim", type=int, required=True, help="new head size")
-    add("--from_head_dim", type=int, help="head size, where no hyper-parameter says")
-    add("--padding_std", type=float, default=0.0, help="small numbers where training can begin")
+    add("--from_head_dim", type=int, help="old head size, if the checkpoint does not store it")
+    add("--padding_std", type=float, default=0.0, help="standard deviation of padding noise")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write a checkpoint whose softmax layers have larger heads and compute the same.
+    """Write a checkpoint whose softmax layers have larger heads and compute the same function.
 
     Raises:
-        ConfigError: the checkpoint or the sizes do not fit.
+        ConfigError: the checkpoint or the sizes are invalid.
     """
     check_output(options.output)
     checkpoint = load_checkpoint(find_file(options.checkpoint))
     parameters = dict(checkpoint.get("hyper_parameters", {}))
     head_dim = options.from_head_dim or parameters.get("head_dim")
     if head_dim is None:
-        raise ConfigError("the head size is not known: give --from_head_dim")
+        raise ConfigError("unknown head size: pass --from_head_dim")
     state, size, std = checkpoint.get("state_dict", {}), options.head_dim, options.padding_std
     try:
         layers = {

@@ -1,6 +1,6 @@
-"""Output layers over large vocabularies, tied to the token table: losses without all logits.
+"""Output layers over large vocabularies, tied to the token embedding, with chunked losses.
 
-Logits exist for some tokens at a time and are computed again in backward, so that memory does not
+Logits are computed for some tokens at a time and recomputed in backward, so that memory does not
 grow with tokens × words.
 """
 
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from lit_probattn.base.arguments import takes
 from lit_probattn.base.torch_internals import outside_graphs
 
-# Logits that exist at a time: 256 MiB in float32.
+# Maximum number of logits in memory: 256 MiB in float32.
 MAX_LOGITS = 1 << 26
 
 
@@ -33,7 +33,7 @@ def chunked_cross_entropy(
         weight: (V, C).
         bias: (V,) or None.
         target: class of each row, (n,) int64.
-        max_logits: largest number of logits that exist at a time; at least one row is done.
+        max_logits: maximum number of logits in memory; chunks have at least one row.
     """
 
     def part(rows: Tensor, classes: Tensor) -> Tensor:
@@ -45,13 +45,13 @@ def chunked_cross_entropy(
 def in_parts(
     part: Callable[[Tensor, Tensor], Tensor], hidden: Tensor, target: Tensor, rows: int
 ) -> Tensor:
-    """Return `part(hidden, target)`, so many rows at a time, each computed again in backward.
+    """Return `part(hidden, target)`, computed in chunks that are recomputed in backward.
 
     Args:
-        part: maps rows and their classes to results, row by row.
+        part: maps rows and their classes to per-row results.
         hidden: (n, C).
         target: (n,).
-        rows: largest number at a time.
+        rows: maximum number of rows per chunk.
     """
     if hidden.shape[0] <= rows:
         return part(hidden, target)
@@ -66,12 +66,12 @@ def in_parts(
 
 
 class FullSoftmax(nn.Module):
-    """Softmax over all words, with the token table as weights; see `chunked_cross_entropy`.
+    """Softmax over all words, with the token embedding as weights; see `chunked_cross_entropy`.
 
     Args:
         vocab_size: V, number of token ids.
-        bias: one bias per word.
-        max_logits: largest number of logits that exist at a time in the loss.
+        bias: whether every word has a bias.
+        max_logits: maximum number of logits in memory while computing the loss.
     """
 
     def __init__(self, *, vocab_size: int, bias: bool = True, max_logits: int = MAX_LOGITS) -> None:
@@ -89,16 +89,17 @@ class FullSoftmax(nn.Module):
 
 
 class AdaptiveSoftmax(nn.Module):
-    """Softmax over frequent words and clusters of rarer ones, then within the cluster.
+    """Softmax over frequent words and clusters of rarer words, then within the cluster.
 
-    Source: Grave et al., 2017, in the form of MGK, ICML 2022, appendix A.1.2 and its code: clusters
-    keep the full width (div_val 1), the token table gives the weights of all words, every word has
-    a bias, and the entry of cluster i = 1, 2, … in the first softmax is the i-th from the end.
+    Source: Grave et al., 2017, as in MGK, ICML 2022, appendix A.1.2 and its code: clusters
+    keep the full width (div_val 1), the token embedding provides the weights of all words, every
+    word has a bias, and the entry of cluster i = 1, 2, … in the first softmax is the i-th from the
+    end.
 
     Args:
         embed_dim: C.
-        cutoffs: where clusters of the adaptive softmax begin, among words by decreasing frequency;
-            those not below V drop out. Without any it is `FullSoftmax`.
+        cutoffs: starts of the clusters of the adaptive softmax, in words by decreasing frequency;
+            cutoffs of at least V are ignored. Without cutoffs it equals `FullSoftmax`.
 
     Raises:
         ValueError: cutoffs do not increase.
@@ -168,5 +169,5 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def _exact(logits: Tensor) -> Tensor:
-    """In float32 or better."""
+    """Convert to float32 unless the dtype is float64."""
     return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,4 +1,4 @@
-"""Whole models: tokens -> embedding -> blocks -> head."""
+"""Classifiers: token embedding, blocks, head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_probattn.models.heads import PairClassifierHead, PooledClassifier
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
 
-# What the source's encoder does not leave open.
+# Arguments that are fixed in the source's encoder.
 _FIXED = ("norm_first", "activation", "activation_dropout", "cross_attention", "norm_eps")
 
 
@@ -23,16 +23,16 @@ class Classifier(nn.Module):
     """Sequence classifier of the Long Range Arena experiments.
 
     Source: MGK, ICML 2022, appendix A.1.1; sizes of its base code: embed_dim 64, head_dim 32,
-    2 pre-norm layers, mlp_dim 128, head 64 -> 128 -> classes; its options of tied layers, a class
+    2 pre-norm layers, mlp_dim 128, head 64 -> 128 -> classes; its options of tied layers, class
     token and fixed positions.
 
     Args:
         mlp_dim: width of the hidden layer in each block and in the head.
-        dropout: dropout of embeddings and of both branches of a block. Attention dropout is the
-            attention's own argument.
+        dropout: dropout of embeddings and of both branches of a block. Attention dropout is an
+            argument of the attention.
     """
 
-    # The head; a model of other samples names another one with the same arguments.
+    # The head; subclasses can replace it by another with the same arguments.
     head_class: ClassVar[Callable[..., nn.Module]] = PooledClassifier
 
     @takes(
@@ -54,7 +54,7 @@ class Classifier(nn.Module):
     ) -> Tensor:
         """Map token ids (B, N) to logits (B, num_classes).
 
-        `key_mask` (B, N) marks real tokens; `rng` names the draw of attention dropout and noise.
+        `key_mask` (B, N) marks real tokens; `rng` is the key of attention dropout and noise.
         """
         x = self.embedding(inputs)  # (B, N, C), one more position with a class token
         if key_mask is not None and self.embedding.class_token is not None:
@@ -64,10 +64,10 @@ class Classifier(nn.Module):
 
 
 class PairClassifier(Classifier):
-    """Classifier of pairs of texts: one encoder for both, then a head that compares them.
+    """Classifier of pairs of texts: a shared encoder, then a head that compares both texts.
 
     Both texts are encoded in one call, as 2 B sequences in the order (first, second) of each pair.
-    So an attention with M-step priors (setting B) sees both in one set of statistics.
+    An attention with M-step priors (setting B) therefore accumulates joint statistics.
 
     Source: MGK, ICML 2022, the Retrieval model of its base code.
     Departs from the source: there the encoder is called once per text, hence two M-step updates
@@ -81,8 +81,8 @@ class PairClassifier(Classifier):
     ) -> Tensor:
         """Map token ids of pairs, (B, 2, N), to logits (B, num_classes).
 
-        `key_mask` has their shape. The samples of `rng` are pairs; the texts of pair i draw as
-        samples 2 i and 2 i + 1.
+        `key_mask` has the same shape. The sample ids of `rng` are those of pairs; the texts of
+        pair i use sample ids 2 i and 2 i + 1.
 
         Raises:
             ValueError: `inputs` has another shape.
@@ -94,8 +94,8 @@ class PairClassifier(Classifier):
 
 
 def _key_of_texts(rng: RandomKey | None) -> RandomKey | None:
-    """Turn a key of B pairs into one of 2 B texts, so that both draw numbers of their own."""
+    """Expand a key of B pairs to 2 B texts, so that both texts have different draws."""
     if rng is None or rng.sample_ids is None:
-        return rng  # without ids, the 2 B texts are numbered anyway
+        return rng  # without ids, the 2 B texts are numbered implicitly
     ids = 2 * rng.sample_ids
     return replace(rng, sample_ids=torch.stack([ids, ids + 1], dim=1).flatten())

@@ -19,23 +19,24 @@ _STD = 0.02
 
 
 class DecisionTransformer(nn.Module):
-    """Causal transformer over (return-to-go, state, action) of every step; reads actions at states.
+    """Causal transformer over (return-to-go, state, action) of every step; predicts at states.
 
         r₁ s₁ a₁ r₂ s₂ a₂ …  each linear, + time step ─ LayerNorm ─ drop ─ Block × L ─ LayerNorm
         action[t] = tanh(W h[s_t] + b)
 
     Source: Decision Transformer (Chen et al., 2021) with the sizes of FiSH, NeurIPS 2022, table 7;
-    the blocks are pre-norm, and nothing but the time step tells positions apart. Matrices of the
-    blocks start as N(0, 0.02²) with biases 0, as in GPT-2; embeddings and head as PyTorch's layers.
-    Departs from the source: nothing. (FiSH names no initialisation.)
+    the blocks are pre-norm, and the time step is the only position embedding. Weight matrices of
+    the blocks are initialised to N(0, 0.02²) and biases to 0, as in GPT-2; embeddings and head as
+    in PyTorch.
+    Departs from the source: nothing. (FiSH does not specify the initialisation.)
 
     Args:
-        obs_dim: entries of a state.
-        act_dim: entries of an action; each lies in [−1, 1].
-        max_timestep: rows of the time steps' table; steps count from 0.
+        obs_dim: size of a state.
+        act_dim: size of an action, with entries in [−1, 1].
+        max_timestep: rows of the time-step embedding; steps count from 0.
         dropout: dropout of tokens and of every branch of a block.
-        attention_dropout: dropout of attention weights, whatever the attention's own argument says;
-            None leaves it to that.
+        attention_dropout: dropout of attention weights, which overrides the attention's argument;
+            None keeps the attention's argument.
 
     Raises:
         ValueError: a size is below 1, or see `Transformer`.
@@ -98,18 +99,18 @@ class DecisionTransformer(nn.Module):
     ) -> Tensor:
         """Return the predicted action of every step, (B, K, act_dim), in (−1, 1).
 
-        An action depends on what precedes it: its step's state and return-to-go, and earlier steps.
+        An action depends on the state and return-to-go of its step, and on earlier steps.
 
         Args:
             observations: standardised states, (B, K, obs_dim).
-            actions: (B, K, act_dim), or (B, K − 1, act_dim): no prediction reads the last.
+            actions: (B, K, act_dim), or (B, K − 1, act_dim): the last action is not used.
             returns_to_go: scaled, (B, K, 1).
-            timesteps: steps since the episode began, (B, K) int64.
+            timesteps: steps since the start of the episode, (B, K) int64.
             mask: real steps, (B, K) bool. None means all.
-            rng: names the draw of attention dropout and noise.
+            rng: key of attention dropout and noise.
 
         Raises:
-            ValueError: the tensors do not fit each other or the model.
+            ValueError: shapes are inconsistent with each other or with the model.
         """
         self._check(observations, actions, returns_to_go, timesteps)
         steps = observations.shape[1]
@@ -123,7 +124,7 @@ class DecisionTransformer(nn.Module):
     def embed(
         self, observations: Tensor, actions: Tensor, returns_to_go: Tensor, timesteps: Tensor
     ) -> Tensor:
-        """Return the normalised tokens in their order, (B, 3 K, C), or one fewer; see `forward`."""
+        """Return the normalised tokens in order, (B, 3 K, C), or one fewer; see `forward`."""
         steps, last = observations.shape[1], actions.shape[1]
         time = self.timesteps(timesteps)  # (B, K, C)
         states = self.observations(observations) + time
@@ -135,7 +136,7 @@ class DecisionTransformer(nn.Module):
         return self.norm(tokens[:, : tokens.shape[1] - (steps - last)])
 
     def new_caches(self, capacity: int = 0) -> list[Cache]:
-        """Return an empty memory per layer, with room for `capacity` tokens."""
+        """Return an empty cache per layer, with space for `capacity` tokens."""
         return self.encoder.new_caches(capacity)
 
     def next_action(
@@ -150,13 +151,13 @@ class DecisionTransformer(nn.Module):
     ) -> Tensor:
         """Append a step to the caches and return its action, (B, act_dim).
 
-        Equal to `forward` of all steps since the caches were empty.
+        Equal to `forward` on all steps since the caches were empty.
 
         Args:
             observation: (B, obs_dim).
-            previous_action: that of the step before, (B, act_dim); None at the first.
+            previous_action: action of the previous step, (B, act_dim); None at the first step.
             return_to_go: (B, 1).
-            timestep: of this step.
+            timestep: index of this step.
             caches: from `new_caches`.
         """
         time = self.timesteps.weight[timestep]

@@ -1,4 +1,4 @@
-"""Generating tokens one at a time from a causal model and its caches."""
+"""Token-by-token generation with a causal model and its caches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lit_probattn.randomness import STREAM_SAMPLING, RandomKey, philox4x32
 
 
 class Decoder(Protocol):
-    """What `generate` needs of a model: a causal `torch.nn.Module` with these members."""
+    """Interface that `generate` requires: a causal `torch.nn.Module` with these members."""
 
     training: bool
     max_seq_len: int
 
     def new_caches(self, capacity: int = 0) -> list[Cache]:
-        """Return an empty memory per layer."""
+        """Return an empty cache per layer."""
         ...
 
     def next_logits(
@@ -30,9 +30,9 @@ class Decoder(Protocol):
         """Append tokens (B, n) to the caches; return the logits after the last one, (B, V).
 
         Args:
-            key_mask: real tokens among them. None means all.
-            positions: their positions; padding does not count.
-            caches: memory of earlier tokens.
+            key_mask: real tokens. None means all.
+            positions: positions of the tokens, not counting padding.
+            caches: keys and values of earlier tokens.
         """
         ...
 
@@ -42,13 +42,13 @@ class Sampling:
     """How the next token is drawn.
 
     Args:
-        temperature: divides the logits; 0 takes the largest logit (greedy).
-        top_k: draw among the k largest only.
+        temperature: divides the logits; 0 selects the largest logit (greedy).
+        top_k: draw among the k largest logits only.
         top_p: draw among the fewest tokens whose probabilities sum to at least p.
-        seed: names the draw. A row's tokens depend on seed, step and `sample_ids` alone.
+        seed: seed of the draws. A row's tokens depend on seed, step and `sample_ids` alone.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a value is out of range.
     """
 
     temperature: float = 0.0
@@ -69,14 +69,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated, and what it took."""
+    """Generated tokens, with time and memory used."""
 
-    tokens: Tensor  # (B, T); after a row's stop token, `pad_id`
-    lengths: Tensor  # new tokens of each row, the stop token included, (B,)
-    prefill_seconds: float  # to read the prompt
-    decode_seconds: float  # of the steps after it
-    tokens_per_second: float | None  # of all rows, in these steps; None without such a step
-    cache_bytes: int  # of all caches at the end
+    tokens: Tensor  # (B, T); `pad_id` after a row's stop token
+    lengths: Tensor  # number of new tokens per row, stop token included, (B,)
+    prefill_seconds: float  # time of the prompt
+    decode_seconds: float  # time of the following steps
+    tokens_per_second: float | None  # of all rows during decoding; None without decoding steps
+    cache_bytes: int  # size of all caches at the end
 
 
 @torch.no_grad()
@@ -85,24 +85,24 @@ def next_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor | None = Non
 
     Args:
         logits: (B, V).
-        uniform: numbers in [0, 1), (B,); not needed when greedy.
+        uniform: uniform numbers in [0, 1), (B,); unused when greedy.
 
     Raises:
         ValueError: a logit is NaN, or `uniform` is missing.
     """
     if bool(logits.isnan().any()):
-        raise ValueError("logits are NaN: the model's output is not usable")
+        raise ValueError("logits are NaN: the model's output is invalid")
     return drawn_tokens(logits, sampling, uniform)
 
 
 def drawn_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor | None) -> Tensor:
-    """Return what `next_tokens` does, of logits that are known to be numbers."""
+    """Return the tokens of `next_tokens`, without the check for NaN."""
     if sampling.temperature == 0.0:
         return logits.argmax(-1)
     if uniform is None:
-        raise ValueError("uniform is None: sampling with a temperature needs random numbers")
+        raise ValueError("uniform is None: sampling with a temperature requires random numbers")
     scaled = logits.to(torch.float64) / sampling.temperature
-    # Stable: equal logits keep their order, so that a draw does not depend on the machine.
+    # A stable sort keeps the order of equal logits, so draws do not depend on the machine.
     ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
     if sampling.top_k is not None:
         ordered, ids = ordered[:, : sampling.top_k], ids[:, : sampling.top_k]
@@ -132,18 +132,18 @@ def generate(
     """Continue prompts by at most `max_new_tokens` tokens each.
 
     Prompts of unequal length are padded on the left, and padding counts neither as a key nor as a
-    position. (Priors per key position are tied to places in the cache, padding included: give
-    models that have them prompts of one length.)
+    position. (Priors per key position are tied to cache positions, padding included: with such
+    priors, use prompts of equal length.)
 
     Args:
-        model: in evaluation mode.
+        model: model in evaluation mode.
         prompt: token ids, (B, P).
         prompt_mask: real tokens of the prompt, (B, P) bool. None means all.
-        sampling: how tokens are drawn. None is greedy.
-        stop_id: a row ends with this token. None goes on to the end.
-        pad_id: id that follows a row's end.
-        sample_ids: names of the rows for the draw, (B,). None means 0 … B-1.
-        caches: empty memories, one per layer. None means the model's own.
+        sampling: how tokens are drawn. None means greedy.
+        stop_id: token that ends a row. None always generates `max_new_tokens`.
+        pad_id: id of tokens after a row's end.
+        sample_ids: sample ids of the rows for the draws, (B,). None means 0 … B-1.
+        caches: empty caches, one per layer. None creates them.
 
     Raises:
         ValueError: the prompt is empty, not padded on the left, or too long for the model together
@@ -194,7 +194,7 @@ def generate(
 def _check_prompt(
     model: Decoder, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: int
 ) -> Tensor:
-    """Return the prompt's mask, checked."""
+    """Validate the prompt and return its mask."""
     if model.training:
         raise ValueError("the model is in training mode: call model.eval() before generating")
     if prompt.dim() != 2 or prompt.shape[1] < 1:
@@ -224,14 +224,14 @@ def _check_prompt(
         (prompt_mask[:, :-1] & ~prompt_mask[:, 1:]).any()
     ):
         raise ValueError(
-            "prompts of unequal length must be padded on the left: a row's prompt_mask must be "
+            "prompts of unequal length must be padded on the left: each row of prompt_mask must be "
             "False … False True … True, with at least one True"
         )
     return prompt_mask
 
 
 def uniform_numbers(sampling: Sampling, step: int, rows: Tensor) -> Tensor | None:
-    """Return one number in [0, 1) per row, counter (step, 0, 0, row); None when greedy."""
+    """Return a number in [0, 1) per row, from counter (step, 0, 0, row); None when greedy."""
     if sampling.temperature == 0.0:
         return None
     zero = torch.zeros_like(rows)
@@ -241,7 +241,7 @@ def uniform_numbers(sampling: Sampling, step: int, rows: Tensor) -> Tensor | Non
 
 
 def _lengths(tokens: Tensor, stop_id: int | None) -> Tensor:
-    """Return the tokens of each row up to its stop token, (B,)."""
+    """Return the number of tokens of each row up to its stop token, (B,)."""
     full = torch.full((tokens.shape[0],), tokens.shape[1], device=tokens.device)
     if stop_id is None:
         return full

@@ -1,4 +1,4 @@
-"""From raw inputs to (B, N, C), with learned or fixed positions."""
+"""Embeddings with learned or fixed positions: token ids -> (B, N, C)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Positions = Literal["reversed", "forward", "rotary"]
 TokenPositions = Literal["learned", "sinusoidal"]
 PositionInit = Literal["normal", "sinusoidal"]
 _BASE = 10000.0
-_FIRST_FORWARD = 2  # where the library of the value-aware model begins to count
+_FIRST_FORWARD = 2  # first position in fairseq, the library of the value-aware model
 
 
 def sine_positions(length: int, width: int) -> Tensor:
@@ -31,7 +31,7 @@ def sine_positions(length: int, width: int) -> Tensor:
 
 
 class SineTable(FollowingModule):
-    """Rows of `sine_positions`, (length, width), as a table of positions that is not trained."""
+    """Non-trainable position embedding with rows of `sine_positions`, (length, width)."""
 
     table: Tensor
 
@@ -40,31 +40,32 @@ class SineTable(FollowingModule):
         self.register_buffer("table", sine_positions(length, width).float(), persistent=False)
 
     def after_move(self) -> None:
-        """Round the table from float64 once: a model in float64 adds exact positions."""
+        """Round the table from float64 once, so that a float64 model has exact positions."""
         self.table = sine_positions(*self.table.shape).to(self.table)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Return the rows of positions (…); (…, C)."""
+        """Return the rows at `positions` (…); (…, C)."""
         return self.table[positions]
 
 
 class TokenEmbedding(nn.Module):
-    """Token table plus learned or fixed positions, then dropout; a class token may stand in front.
+    """Token embedding plus learned or fixed positions, then dropout; optional class token.
 
-    Source: the Long Range Arena encoder of MGK, ICML 2022 (appendix A.1.1): both tables start as
-    N(0, init_std²), no scaling; its code has the class token and fixed positions as options.
-    Departs from the source: the class token is a vector of its own, where the code takes the last
-    row of the token table.
+    Source: the Long Range Arena encoder of MGK, ICML 2022 (appendix A.1.1): both embeddings are
+    initialised to N(0, init_std²), no scaling; its code has options for the class token and fixed
+    positions.
+    Departs from the source: the class token is a separate parameter, where the code uses the last
+    row of the token embedding.
 
     Args:
         vocab_size: number of token ids.
         max_seq_len: N, longest sequence.
         embed_dim: C, width of the residual stream.
         positions: `learned`, or `sinusoidal`: fixed sines and cosines.
-        class_token: put a learned token at position 0, before the `max_seq_len` others.
+        class_token: insert a learned token at position 0, before the `max_seq_len` others.
 
     Raises:
-        ValueError: unknown positions, or sinusoidal ones of an odd width.
+        ValueError: unknown positions, or sinusoidal positions with an odd width.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class TokenEmbedding(nn.Module):
         """Embed token ids: (B, N) int64 -> (B, N, C), or (B, 1 + N, C) with a class token.
 
         Args:
-            positions: index of each token, (B, N) below `max_seq_len`. None counts from 0.
+            positions: position of each token, (B, N), below `max_seq_len`. None counts from 0.
 
         Raises:
             ValueError: more positions than `max_seq_len`.
@@ -116,7 +117,7 @@ class TokenEmbedding(nn.Module):
         x = self.tokens(inputs)
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1)
-            positions = nn.functional.pad(positions + 1, (1, 0))  # 0 is the class token's
+            positions = nn.functional.pad(positions + 1, (1, 0))  # 0 is the class token
         return self.dropout(x + self.positions(positions).to(x.dtype))
 
 
@@ -124,15 +125,15 @@ class Sinusoid(FollowingModule):
     """Sines, then cosines, of the position at C / 2 frequencies.
 
     Source: `reversed` is MGK's language model (ICML 2022, A.1.2, and its code): frequencies
-    10000^(−2m / C); positions count down to 0 at the last token of the segment. `forward` is that
-    of the value-aware causal model (fairseq): frequencies 10000^(−m / (C/2 − 1)), counted up from
-    2.
-    Departs from the source: the index is not clamped at the context, which a segment cannot exceed.
+    10000^(−2m / C); positions count down to 0 at the last token of the segment. `forward` is the
+    value-aware causal model (fairseq): frequencies 10000^(−m / (C/2 − 1)), counted up from 2.
+    Departs from the source: positions are not clamped to the context, which a segment cannot
+    exceed.
 
     Args:
         max_seq_len: longest segment.
         embed_dim: C.
-        kind: which of the two.
+        kind: `reversed` or `forward`.
 
     Raises:
         ValueError: embed_dim is odd or below 4.
@@ -152,7 +153,7 @@ class Sinusoid(FollowingModule):
         self.register_buffer("table", self._exact_table().float(), persistent=False)
 
     def after_move(self) -> None:
-        """Round the table from float64 once: a model in float64 adds exact positions."""
+        """Round the table from float64 once, so that a float64 model has exact positions."""
         self.table = self._exact_table().to(self.table)
 
     def _exact_table(self) -> Tensor:
@@ -166,7 +167,7 @@ class Sinusoid(FollowingModule):
         return torch.cat([angle.sin(), angle.cos()], -1)
 
     def forward(self, positions: Tensor, lengths: Tensor | int) -> Tensor:
-        """Return what is added to tokens at `positions` (…) of segments of `lengths`; (…, C).
+        """Return the embeddings of `positions` (…) in segments of `lengths`; (…, C).
 
         Positions count from 0 at the first token.
         """

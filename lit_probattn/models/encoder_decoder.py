@@ -1,4 +1,4 @@
-"""Encoder-decoder for translation: source tokens, and target tokens so far -> the next token."""
+"""Encoder-decoder for translation: source tokens and target prefix -> next token."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from lit_probattn.models.embeddings import Sinusoid
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
 
-# The first ids of every vocabulary. A target begins after EOS and ends with it.
+# The first ids of every vocabulary. A target starts after EOS and ends with it.
 BOS, PAD, EOS, UNK = 0, 1, 2, 3
 
 Share = Literal["decoder", "all", "none"]
 
-# Tell the draws of encoder and decoder apart.
+# Separate the random draws of encoder and decoder.
 _ENCODER, _DECODER = 0, 1
 
 
 @dataclass
 class DecoderState:
-    """What decoding keeps of a batch of sentences.
+    """Decoding state of a batch of sentences.
 
     Args:
-        caches: earlier target tokens, one per block.
-        memories: the source as the cross-attention of every block sees it.
+        caches: keys and values of earlier target tokens, one per block.
+        memories: encoder memory projected by the cross-attention of every block.
     """
 
     caches: Sequence[Cache]
@@ -40,19 +40,19 @@ class DecoderState:
 
     @property
     def length(self) -> int:
-        """Target tokens read so far."""
+        """Number of target tokens in the caches."""
         return self.caches[0].length
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
+        """Size of all caches in bytes."""
         kept = [*self.caches, *(memory.cache for memory in self.memories)]
         return sum(cache.num_bytes for cache in kept)
 
     def reorder(self, rows: Tensor, same_sources: bool = False) -> None:
-        """Take rows of the batch, (B',) int64, in place of its own; a row may come again.
+        """Replace the batch by its rows `rows`, (B',) int64, which can repeat.
 
-        `same_sources` says that every row takes one of the same source, which then stays.
+        `same_sources` states that sources do not change, so the encoder memory is not reordered.
         """
         for cache in self.caches:
             cache.reorder(rows)
@@ -61,7 +61,7 @@ class DecoderState:
 
 
 class EncoderDecoder(nn.Module):
-    """Transformer whose decoder looks at what an encoder made of the source.
+    """Transformer with cross-attention from the decoder to the encoder output.
 
         source · √C + positions ─ drop ─ Block × L ───────────── memory (B, S, C)
                                                                     │
@@ -69,33 +69,33 @@ class EncoderDecoder(nn.Module):
 
     Source: Vaswani et al., 2017, as in fairseq's `transformer_iwslt_de_en`, which MGK (ICML 2022,
     section 3.3) and FiSH (NeurIPS 2022, sections 3.2 and A.4) train; the defaults are its sizes.
-    Departs from the source: positions count tokens in place of skipping the padding's id, which is
-    the same for padding on the right; dropout and noise are drawn by `rng`.
+    Departs from the source: positions count tokens instead of skipping the padding id, which is
+    equivalent for padding on the right; dropout and noise are keyed by `rng`.
 
-    The start is fairseq's: token tables and learned positions N(0, 1/C), padding zero; projections
-    of attention uniform by Xavier, those of queries, keys and values with gain 1/√2; the rest, with
-    what a variant learns beside its projections, as PyTorch or the variant makes it.
+    The initialisation is fairseq's: token embeddings and learned positions N(0, 1/C), padding zero;
+    attention projections Xavier-uniform, those of queries, keys and values with gain 1/√2; all
+    other parameters, including those of a variant, keep the default of PyTorch or the variant.
 
     Args:
-        attention: makes the attention layers that the next three do not.
+        attention: factory of the attention layers that the next three arguments do not override.
         source_vocab_size: V of the source.
         vocab_size: V of the target.
-        max_seq_len: most tokens of either side, EOS included.
-        encoder_attention: makes the encoder's layers. None means `attention`.
-        decoder_attention: makes the decoder's layers for self-attention. None means `attention`.
-        cross_attention: makes the decoder's layers for cross-attention. None means `attention`.
-        num_encoder_layers, num_decoder_layers: blocks of each side.
-        dropout: of embeddings and of all branches of a block.
-        activation_dropout: within the MLPs, after the activation.
-        attention_dropout: of attention weights. None leaves it to the attention's own arguments.
-        attention_bias: whether projections have biases. None leaves it to the same.
-        positions: `sinusoidal`, or `learned` by each side.
-        share: which token tables are one: the decoder's input and output (`decoder`), the source's
-            too (`all`), or none.
+        max_seq_len: maximum number of tokens of either side, EOS included.
+        encoder_attention: factory of the encoder's layers. None means `attention`.
+        decoder_attention: factory of the decoder's self-attention layers. None means `attention`.
+        cross_attention: factory of the decoder's cross-attention layers. None means `attention`.
+        num_encoder_layers, num_decoder_layers: number of blocks of each side.
+        dropout: dropout of embeddings and of all branches of a block.
+        activation_dropout: dropout within the MLPs, after the activation.
+        attention_dropout: dropout of attention weights. None keeps the attention's argument.
+        attention_bias: whether projections have biases. None keeps the attention's argument.
+        positions: `sinusoidal`, or `learned` separately by each side.
+        share: which token embeddings are tied: the decoder's input and output (`decoder`), also the
+            source's (`all`), or none.
 
     Raises:
-        ValueError: `share=all` with vocabularies of two sizes, a vocabulary without words, a
-            cross-attention that cannot be one, or a choice that is unknown.
+        ValueError: `share=all` with different vocabulary sizes, a vocabulary without words, a
+            variant that does not support cross-attention, or an unknown choice.
     """
 
     @takes(
@@ -191,14 +191,14 @@ class EncoderDecoder(nn.Module):
         key_mask: Tensor | None = None,
         rng: RandomKey | None = None,
     ) -> Tensor:
-        """Return what the output layer reads, (B, T, C), for target tokens (B, T) of a source.
+        """Return the input of the output layer, (B, T, C), for target tokens (B, T).
 
         Args:
             source: token ids, (B, S).
-            inputs: EOS and the target without its last token, (B, T); padding follows.
+            inputs: EOS and the target without its last token, (B, T), padded on the right.
             source_mask: real tokens of the source, (B, S) bool. None means all.
             key_mask: real tokens of `inputs`, (B, T) bool. None means all.
-            rng: names the draw of attention dropout and noise.
+            rng: key of attention dropout and noise.
 
         Raises:
             ValueError: a side is longer than `max_seq_len`.
@@ -209,7 +209,7 @@ class EncoderDecoder(nn.Module):
     def encode(
         self, source: Tensor, source_mask: Tensor | None = None, rng: RandomKey | None = None
     ) -> Tensor:
-        """Return what the decoder looks at, (B, S, C)."""
+        """Return the encoder memory, (B, S, C)."""
         table = self.tokens if self.source_tokens is None else self.source_tokens
         x = self._embed("source", source, table, self.source_positions)  # (B, S, C)
         key = None if rng is None else rng.fold(_ENCODER)
@@ -226,16 +226,16 @@ class EncoderDecoder(nn.Module):
         state: DecoderState | None = None,
         is_causal: bool = True,
     ) -> Tensor:
-        """Return what the output layer reads, (B, T, C).
+        """Return the input of the output layer, (B, T, C).
 
         Args:
-            inputs: token ids, (B, T); with a state, those that follow what it has read.
-            memory: result of `encode`; a state holds it already.
+            inputs: token ids, (B, T); with a state, the tokens after those in its caches.
+            memory: result of `encode`; not needed with a state.
             memory_mask: the source's mask.
-            key_mask: real tokens of `inputs`. Causal attention does not see padding that follows.
-            rng: names the draw of attention dropout and noise.
+            key_mask: real tokens of `inputs`. Causal attention does not attend to trailing padding.
+            rng: key of attention dropout and noise.
             state: from `new_state`.
-            is_causal: False shows tokens those that follow, for counting operations.
+            is_causal: False lets tokens attend to later ones, for counting operations.
         """
         first = 0 if state is None else state.length
         x = self._embed("target", inputs, self.tokens, self.positions, first)  # (B, T, C)
@@ -247,14 +247,14 @@ class EncoderDecoder(nn.Module):
         return self.decoder(x, is_causal=is_causal, rng=key, **seen)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the scores of all words, (…, V), given `hidden` (…, C)."""
+        """Return the logits of all words, (…, V), given `hidden` (…, C)."""
         table = self.tokens if self.output is None else self.output
         return nn.functional.linear(hidden, table.weight)
 
     def new_state(
         self, memory: Tensor, memory_mask: Tensor | None = None, capacity: int = 0
     ) -> DecoderState:
-        """Project a memory for decoding, with room for `capacity` target tokens."""
+        """Project an encoder memory for decoding, with space for `capacity` target tokens."""
         return DecoderState(
             self.decoder.new_caches(capacity), self.decoder.remember(memory, memory_mask)
         )
@@ -265,7 +265,7 @@ class EncoderDecoder(nn.Module):
         end = first + ids.shape[1]
         if end > self.max_seq_len:
             raise ValueError(
-                f"cannot read a {side} of {end} tokens: max_seq_len is {self.max_seq_len}"
+                f"cannot embed a {side} of {end} tokens: max_seq_len is {self.max_seq_len}"
             )
         index = torch.arange(first, end, device=ids.device)
         where = positions(index, end) if isinstance(positions, Sinusoid) else positions(index)
@@ -283,6 +283,7 @@ def _check(source_vocab_size: int, vocab_size: int, share: str, positions: str) 
             raise ValueError(f"{name} must exceed the {UNK + 1} special tokens, received {size}")
     if share == "all" and source_vocab_size != vocab_size:
         raise ValueError(
-            f"share=all needs one vocabulary, received source_vocab_size={source_vocab_size} and "
+            f"share=all requires one vocabulary, received source_vocab_size={source_vocab_size} "
+            f"and "
             f"vocab_size={vocab_size}; use share=decoder"
         )

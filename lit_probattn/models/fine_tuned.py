@@ -1,4 +1,4 @@
-"""Heads on an encoder of text: where an answer lies, and which class a text or a pair is of."""
+"""Heads on a text encoder: answer spans, and classes of texts or pairs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_probattn.randomness import RandomKey
 
 
 class SpanModel(TextEncoder):
-    """Every token's score as the first and as the last one of the answer.
+    """Scores every token as the first and as the last token of the answer.
 
         encoder ─ linear ─ start, end
 
@@ -39,8 +39,8 @@ class SpanModel(TextEncoder):
     ) -> tuple[Tensor, Tensor]:
         """Return the logits of starts and of ends, (B, N) each, for token ids (B, N).
 
-        Padded tokens have logits too: a softmax over positions leaves them out by itself. The
-        arguments are those of `encode`.
+        Padded tokens also have logits, which callers mask. The other arguments are those of
+        `encode`.
 
         Raises:
             ValueError: there are more tokens than `max_seq_len`.
@@ -51,18 +51,18 @@ class SpanModel(TextEncoder):
 
 
 class TextClassifier(TextEncoder):
-    """The first token's vector, pooled, and a linear layer to the classes.
+    """Classification of the pooled first token by a linear layer.
 
         encoder ─ first token ─ dense ─ tanh ─ drop ─ linear
 
-    Source: BERT's pooler and classifier (Devlin et al., 2019), which is RoBERTa's classification
-    head too.
-    Departs from the source: nothing is dropped in front of the dense layer, as RoBERTa does beside
-    its encoder's own dropout.
+    Source: BERT's pooler and classifier (Devlin et al., 2019), which is also RoBERTa's
+    classification head.
+    Departs from the source: there is no dropout before the dense layer, which RoBERTa applies in
+    addition to its encoder's dropout.
 
     Args:
         num_classes: number of labels.
-        head_dropout: dropout in front of the last layer.
+        head_dropout: dropout before the last layer.
 
     Raises:
         ValueError: see `TextEncoder`.
@@ -87,7 +87,7 @@ class TextClassifier(TextEncoder):
     ) -> Tensor:
         """Return the logits of the classes, (B, num_classes), for token ids (B, N).
 
-        The arguments are those of `encode`.
+        The other arguments are those of `encode`.
 
         Raises:
             ValueError: there are more tokens than `max_seq_len`.

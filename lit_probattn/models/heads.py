@@ -11,13 +11,13 @@ Pooling = Literal["mean", "mean_valid", "cls"]
 
 
 def pool(x: Tensor, key_mask: Tensor | None, pooling: Pooling, max_seq_len: int) -> Tensor:
-    """Average the real tokens, or take the first: (B, N, C) -> (B, C).
+    """Average the real tokens, or select the first: (B, N, C) -> (B, C).
 
     Args:
         key_mask: real tokens, (B, N). None means all.
-        pooling: `mean` divides by `max_seq_len`, whatever the padding of this batch (what the
-            authors' code does with batches that it always pads to `max_seq_len`); `mean_valid`
-            divides by the number of real tokens; `cls` takes position 0, a class token.
+        pooling: `mean` divides by `max_seq_len`, independent of the padding of this batch (like the
+            authors' code, which always pads to `max_seq_len`); `mean_valid`
+            divides by the number of real tokens; `cls` selects position 0, a class token.
     """
     if pooling == "cls":
         return x[:, 0]
@@ -40,14 +40,14 @@ class PooledClassifier(nn.Module):
         hidden_dim: width between the two linear layers.
         num_classes: number of labels.
         max_seq_len: N, the padded length.
-        pooling: how (B, N, C) becomes (B, C): `mean` over `max_seq_len`, `mean_valid` over real
-            tokens, or `cls`, the last layer's vector of a class token that stands in front.
+        pooling: reduction from (B, N, C) to (B, C): `mean` over `max_seq_len`, `mean_valid` over
+            real tokens, or `cls`, the output at a class token at position 0.
 
     Raises:
         ValueError: unknown pooling.
     """
 
-    feature_parts = 1  # width of the feature, in embed_dim
+    feature_parts = 1  # width of the feature in multiples of embed_dim
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class PooledClassifier(nn.Module):
         self.fc2 = nn.Linear(hidden_dim, num_classes)
 
     def feature(self, pooled: Tensor) -> Tensor:
-        """Return what the linear layers read, for pooled sequences (B, C)."""
+        """Return the input of the linear layers, for pooled sequences (B, C)."""
         return pooled
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
@@ -79,11 +79,11 @@ class PooledClassifier(nn.Module):
 class PairClassifierHead(PooledClassifier):
     """Pool both texts of a pair, compare them, then Linear, ReLU, Linear.
 
-    Encoded pairs are (2 B, N, C), the texts of a pair after one another.
+    Encoded pairs are (2 B, N, C), with the texts of a pair adjacent.
 
     Source: the Retrieval head of MGK's released code and its base:
 
-        feature = [X0, X1, X0 ⊙ X1, X0 − X1]   (4 C numbers of the pooled texts X0, X1)
+        feature = [X0, X1, X0 ⊙ X1, X0 − X1]   (4 C entries from the pooled texts X0, X1)
     """
 
     feature_parts = 4

@@ -1,4 +1,4 @@
-"""Causal language models: tokens -> embedding + positions -> blocks -> next token."""
+"""Causal language models: token embedding and positions, blocks, next token."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from lit_probattn.randomness import RandomKey
 Output = Literal["adaptive", "full"]
 Initialisation = Literal["normal", "xavier"]
 
-# Marks a target that is not scored.
+# Target of predictions that are not scored.
 IGNORE = -100
 _STD = 0.02
 
 
 class LanguageModel(nn.Module):
-    """Decoder-only language model whose output layer shares the token table.
+    """Decoder-only language model whose output layer is tied to the token embedding.
 
         tokens · √C + positions ─ drop ─ Block × L ─ drop ─ output ─ log p(next token)
 
-    Source: MGK, ICML 2022, appendix A.1.2 and its code; the defaults are its small model. FiSH uses
-    the same. The value-aware paper's causal model is this one with `positions=forward`,
+    Source: MGK, ICML 2022, appendix A.1.2 and its code; the defaults are its small model, which
+    FiSH also uses. The value-aware paper's causal model is `positions=forward`,
     `output=full`, `output_bias=False`, `attention_bias=True` and `init=xavier`.
     Departs from the source: positions of a segment that is generated token by token count down from
-    max_seq_len − 1, as in a full segment, since its length is not known beforehand.
+    max_seq_len − 1, as in a full segment, since its final length is unknown.
 
     Args:
         dropout: dropout of embeddings, of both branches of a block and of the final output.
         positions: `reversed` or `forward` sinusoids, or `rotary` (with the attention's rotary_dim).
-        output: adaptive or full softmax, tied to the token table.
-        output_bias: one bias per word.
-        attention_bias: whether attention's projections have biases, whatever the attention's own
-            argument says; None leaves it to that.
-        attention_dropout: dropout of attention weights, whatever the attention's own argument says;
-            None leaves it to that.
-        init: `normal`: all matrices and tables N(0, 0.02²), biases 0, norm weights N(1, 0.02²);
-            `xavier`: matrices Xavier-uniform, biases 0, table N(0, 1/C). Parameters of a variant
-            beside its projections keep their own initialisation.
+        output: adaptive or full softmax, tied to the token embedding.
+        output_bias: whether every word has a bias.
+        attention_bias: whether attention projections have biases, which overrides the attention's
+            argument; None keeps the attention's argument.
+        attention_dropout: dropout of attention weights, which overrides the attention's argument;
+            None keeps the attention's argument.
+        init: `normal`: all weight matrices and embeddings N(0, 0.02²), biases 0, norm weights
+            N(1, 0.02²); `xavier`: weight matrices Xavier-uniform, biases 0, embedding N(0, 1/C). A
+            variant's parameters other than projections keep their own initialisation.
 
     Raises:
-        ValueError: `positions=rotary` without rotary attention, or the sizes do not fit.
+        ValueError: `positions=rotary` without rotary attention, or inconsistent sizes.
     """
 
     @takes(
@@ -105,7 +105,8 @@ class LanguageModel(nn.Module):
         layers = [module for module in self.modules() if isinstance(module, Attention)]
         if any(layer.rotary is None for layer in layers):
             raise ValueError(
-                "positions=rotary, but the attention layers do not rotate: set the attention's "
+                "positions=rotary, but the attention layers have no rotary positions: set the "
+                "attention's "
                 "rotary_dim, for example --model.init_args.attention.init_args.rotary_dim "
                 f"{layers[0].head_dim - layers[0].head_dim % 2}"
             )
@@ -135,17 +136,17 @@ class LanguageModel(nn.Module):
         positions: Tensor | None = None,
         caches: Sequence[Cache] | None = None,
     ) -> Tensor:
-        """Return what the output layer reads, (B, N, C), for token ids (B, N).
+        """Return the input of the output layer, (B, N, C), for token ids (B, N).
 
-        Padding may only follow the tokens of a segment, where causal attention does not see it; or,
-        with `caches`, precede them.
+        Padding is allowed only after the tokens of a segment, where causal attention ignores it;
+        or, with `caches`, before them.
 
         Args:
             key_mask: real tokens, (B, N). None means all.
-            rng: names the draw of attention dropout and noise.
-            positions: position of each token, (B, N), in segments of `max_seq_len` tokens; as
-                `generate` gives them. None counts the tokens of segments of just these tokens.
-            caches: memory of earlier tokens, from `new_caches`.
+            rng: key of attention dropout and noise.
+            positions: position of each token, (B, N), in segments of `max_seq_len` tokens, as
+                passed by `generate`. None counts from 0 in segments of exactly these tokens.
+            caches: keys and values of earlier tokens, from `new_caches`.
 
         Raises:
             ValueError: there are more tokens than `max_seq_len`.
@@ -163,11 +164,11 @@ class LanguageModel(nn.Module):
     def embed(
         self, inputs: Tensor, key_mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Return what the first block reads, (B, N, C); arguments as in `forward`."""
+        """Return the input of the first block, (B, N, C); arguments as in `forward`."""
         length = inputs.shape[1]
         if length > self.max_seq_len:
             raise ValueError(
-                f"cannot read a segment of {length} tokens: max_seq_len is {self.max_seq_len}"
+                f"cannot embed a segment of {length} tokens: max_seq_len is {self.max_seq_len}"
             )
         x = self.tokens(inputs) * self.embed_dim**0.5
         if self.positions is not None:
@@ -193,12 +194,12 @@ class LanguageModel(nn.Module):
         return self.output.log_probs(hidden, self.tokens.weight)
 
     def new_caches(self, capacity: int = 0) -> list[Cache]:
-        """Return an empty memory per layer."""
+        """Return an empty cache per layer."""
         return self.encoder.new_caches(capacity)
 
     def next_logits(
         self, inputs: Tensor, *, key_mask: Tensor | None, positions: Tensor, caches: Sequence[Cache]
     ) -> Tensor:
-        """Append tokens to the caches; return log-probabilities of the token after the last."""
+        """Append tokens to the caches; return the next token's log-probabilities."""
         hidden = self(inputs, key_mask=key_mask, positions=positions, caches=caches)
         return self.log_probs(hidden[:, -1])

@@ -1,4 +1,4 @@
-"""Masked language models: tokens, some of them hidden -> blocks -> the hidden words."""
+"""Masked language models: token ids with masked tokens -> blocks -> original tokens."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.text_encoder import TextEncoder
 from lit_probattn.randomness import STREAM_MASKING, RandomKey, philox4x32
 
-# The last rows of the token table are not words: begin, end, mask; unless a mask token is given.
+# The last ids are not words but begin, end and mask, unless a mask token is given.
 NUM_SPECIAL = 3
-# Of the chosen words: what becomes the mask token, and what becomes a random word.
+# Fractions of the chosen tokens that become the mask token or a random token.
 _SHARE_MASKED, _SHARE_RANDOM = 0.8, 0.1
 
 
@@ -28,22 +28,23 @@ def mask_tokens(
     probability: float = 0.15,
     mask_token: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Hide words, as a pure function of (seed, step, sample, position).
+    """Mask tokens as a pure function of (seed, step, sample, position).
 
-    Source: BERT (Devlin et al., 2019), dynamic as in RoBERTa: every word is chosen with
-    `probability`; of the chosen, 80 % become the mask token, 10 % a random word, 10 % stay.
-    Departs from the source: choices are independent; the number of chosen words varies.
+    Source: BERT (Devlin et al., 2019), dynamic as in RoBERTa: every token is chosen with
+    `probability`; of the chosen, 80 % become the mask token, 10 % a random token, 10 % are
+    unchanged.
+    Departs from the source: choices are independent; the number of chosen tokens varies.
 
     Args:
         inputs: token ids, (B, N).
-        target: the same ids, IGNORE where nothing may be hidden (padding, begin, end), (B, N).
-        key: names the draw; counter (position, 0, 0, sample).
+        target: the same ids, IGNORE for tokens that are never masked (padding, begin, end), (B, N).
+        key: random key; counter (position, 0, 0, sample).
         vocab_size: V.
-        mask_token: id of the mask token; a random word is any id, as in BERT. None means that the
-            mask token is V − 1 and words are below V − 3.
+        mask_token: id of the mask token; random tokens are any id, as in BERT. None means that the
+            mask token is V − 1 and random tokens are below V − 3.
 
     Returns:
-        The inputs with words hidden, and the target, IGNORE where no word was chosen.
+        The masked inputs, and the target with IGNORE for tokens that were not chosen.
     """
     batch, length = inputs.shape
     positions = torch.arange(length, device=inputs.device).view(1, -1)
@@ -61,22 +62,22 @@ def mask_tokens(
 
 
 class MaskedLanguageModel(TextEncoder):
-    """Bidirectional encoder in the manner of RoBERTa, its output layer tied to the token table.
+    """RoBERTa-style bidirectional encoder with an output layer tied to the token embedding.
 
         encoder ─ dense ─ gelu ─ norm ─ log p(word)
 
-    With `next_sentence` it tells too whether the second part of a sequence follows on the first, as
-    BERT does:
+    With `next_sentence` it also predicts whether the second part of a sequence follows the first,
+    as in BERT:
 
         encoder's first token ─ pooler ─ tanh ─ next_sentence ─ log p(follows, elsewhere)
 
-    Source: RoBERTa (Liu et al., 2019), which the value-aware paper (section 4, A.1) trains on; BERT
+    Source: RoBERTa (Liu et al., 2019), which the value-aware paper (section 4, A.1) trains; BERT
     (Devlin et al., 2019).
-    Departs from the source: nothing is pre-trained; sizes are arguments.
+    Departs from the source: no pre-trained weights; sizes are arguments.
 
     Args:
-        next_sentence: whether the model tells too if the second part of a sequence follows on the
-            first; batches then have `elsewhere` (B,), 1 where it does not.
+        next_sentence: whether to also predict if the second part of a sequence follows the
+            first; batches then have `elsewhere` (B,), 1 if it does not.
 
     Raises:
         ValueError: fewer than four token ids.
@@ -115,13 +116,13 @@ class MaskedLanguageModel(TextEncoder):
         rng: RandomKey | None = None,
         with_pairs: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return what the output layer reads, (B, N, C), for token ids (B, N).
+        """Return the input of the output layer, (B, N, C), for token ids (B, N).
 
-        The arguments are those of `encode`; words were hidden by `mask_tokens`.
+        The other arguments are those of `encode`; `inputs` are masked by `mask_tokens`.
 
         Args:
-            with_pairs: return too the logits of the second part following on the first and of its
-                being from elsewhere, (B, 2).
+            with_pairs: also return the logits of the second part following the first or coming from
+                elsewhere, (B, 2).
 
         Raises:
             ValueError: there are more tokens than `max_seq_len`, or the model has no next_sentence.
@@ -131,7 +132,7 @@ class MaskedLanguageModel(TextEncoder):
         if not with_pairs:
             return hidden
         if self.pooler is None or self.next_sentence is None:
-            raise ValueError("the model was made with next_sentence=False")
+            raise ValueError("with_pairs requires a model with next_sentence=True")
         return hidden, self.next_sentence(torch.tanh(self.pooler(encoded[:, 0])))
 
     def token_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
@@ -140,7 +141,7 @@ class MaskedLanguageModel(TextEncoder):
         return self.output(hidden[scored], target[scored], self.tokens.weight)
 
     def predictions(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """Return the likeliest word of every target that is not IGNORE, in order."""
+        """Return the most likely word of every target that is not IGNORE, in order."""
         rows = hidden[target != IGNORE]
         count = max(1, self.output.max_logits // self.vocab_size)
         parts = [self.output.log_probs(part, self.tokens.weight) for part in rows.split(count)]

@@ -1,4 +1,4 @@
-"""Layers that differ: a variant, a number of heads, a head size for each layer of a model.
+"""Layer-specific attention: a variant, a number of heads, a head size for each layer of a model.
 
     attention:
       default: {class_path: lit_probattn.attention.MGKAttention, init_args: {num_heads: 4}}
@@ -6,7 +6,7 @@
         0: {num_heads: 8, head_dim: 16}   # the default with other arguments
         3: {class_path: lit_probattn.attention.SoftmaxAttention, init_args: {num_heads: 8}}
 
-`in_full` writes this out as the `PerLayer` that configurations store.
+`in_full` expands this to the `PerLayer` that configurations store.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ CLASS_PATH = "lit_probattn.models.per_layer.PerLayer"
 
 
 class PerLayer(Attention):
-    """Stands for the attention of a model whose layers differ; see `layer_factories`.
+    """Attention of a model with layer-specific settings; see `layer_factories`.
 
-    It is an `Attention` for the sake of configurations, which take one wherever it may stand. None
-    is ever made: the model makes its layers from the arguments.
+    Subclasses `Attention` only so that configuration parsing accepts it; never instantiated. The
+    model builds its layers from the arguments.
 
     Args:
         embed_dim: C, input and output width.
         head_dim: E, size of one head.
-        default: makes the layers that `layers` does not name.
-        layers: what makes a layer in its place, by the number of the layer, from 0.
-        head_dims: E of a layer, by its number, in place of the model's.
+        default: factory of the layers that are not in `layers`.
+        layers: factories by layer index, from 0.
+        head_dims: E by layer index, which overrides the model's.
 
     Raises:
-        ValueError: always, when it is called as if it made one layer for any place.
+        ValueError: always, since it cannot be a single layer.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class PerLayer(Attention):
         head_dim: int | None = None,
     ) -> None:
         raise ValueError(
-            "attention by layers needs a model that numbers its layers: give one attention here"
+            "attention by layers requires a model that indexes its layers: set a single attention "
+            "here"
         )
 
 
@@ -57,20 +58,20 @@ def per_layer(
     layers: dict[int, AttentionFactory] | None = None,
     head_dims: dict[int, int] | None = None,
 ) -> AttentionFactory:
-    """Return the factory of a model whose attention layers differ; see `PerLayer`."""
+    """Return the factory of a model with layer-specific attention; see `PerLayer`."""
     return partial(PerLayer, default=default, layers=layers, head_dims=head_dims)
 
 
 def layer_factories(attention: AttentionFactory, num_layers: int) -> list[AttentionFactory]:
-    """Return what makes each of a model's attention layers.
+    """Return the factory of each of a model's attention layers.
 
     Args:
-        attention: one factory for all, or that of a `PerLayer`, in more arguments or not.
-        num_layers: how many layers the model has.
+        attention: one factory for all layers, or a `PerLayer`, possibly with further arguments.
+        num_layers: number of layers of the model.
 
     Raises:
-        ValueError: the attention names a layer that the model does not have, or a head size
-            below 1.
+        ValueError: the attention has an entry for a layer that the model does not have, or a head
+            size below 1.
     """
     if not isinstance(attention, partial):
         return [attention] * num_layers
@@ -83,7 +84,7 @@ def layer_factories(attention: AttentionFactory, num_layers: int) -> list[Attent
 
 
 def differs_by_layer(attention: AttentionFactory | None) -> bool:
-    """Whether a factory is that of a `PerLayer`, in more arguments or not."""
+    """Whether a factory is a `PerLayer`, possibly with further arguments."""
     if not isinstance(attention, partial):
         return False
     return PerLayer in (attention.func, *attention.args) or differs_by_layer(attention.func)
@@ -99,9 +100,9 @@ def _numbered(
     layers, head_dims = layers or {}, head_dims or {}
     beyond = sorted({*layers, *head_dims} - set(range(num_layers)))
     if beyond:
-        there = "1 layer, number 0" if num_layers == 1 else f"{num_layers} layers, numbered from 0"
+        there = "1 layer, index 0" if num_layers == 1 else f"{num_layers} layers, indexed from 0"
         raise ValueError(
-            f"attention is given for layer{'s' if len(beyond) > 1 else ''} "
+            f"attention is set for layer{'s' if len(beyond) > 1 else ''} "
             f"{', '.join(map(str, beyond))}, but the model has {there}"
         )
     factories = []
@@ -112,7 +113,7 @@ def _numbered(
 
 
 def _sized(attention: AttentionFactory, own: int) -> AttentionFactory:
-    """Return a factory whose layers have heads of their own size."""
+    """Return a factory of layers with head size `own`."""
     if own < 1:
         raise ValueError(f"head_dim of a layer must be at least 1, received {own}")
 
@@ -123,7 +124,7 @@ def _sized(attention: AttentionFactory, own: int) -> AttentionFactory:
 
 
 def attention_entries(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the attentions of a configuration, class path and arguments: one, or one by one."""
+    """Return the attention entries (class path and arguments) of a configuration, in order."""
     if entry.get("class_path") != CLASS_PATH:
         return [entry]
     arguments = entry["init_args"]
@@ -132,31 +133,32 @@ def attention_entries(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def in_full(entry: Any) -> Any:
-    """Return the short form of a `PerLayer` as class path and arguments; anything else unchanged.
+    """Expand the short form of a `PerLayer` to class path and arguments; otherwise unchanged.
 
     Raises:
-        ValueError: a key, a layer or a layer's entry is not of the form.
+        ValueError: a key, a layer or a layer's entry is invalid.
     """
     if not isinstance(entry, Mapping) or "default" not in entry or "class_path" in entry:
         return entry
     unknown = sorted(set(entry) - {"default", "layers"})
     if unknown:
         raise ValueError(
-            f"attention by layers has the keys default and layers, received {', '.join(unknown)}"
+            f"attention by layers supports the keys default and layers, received "
+            f"{', '.join(unknown)}"
         )
     default = entry["default"]
     if not isinstance(default, Mapping) or "class_path" not in default:
         raise ValueError("attention.default must be an attention: class_path and init_args")
     given = entry.get("layers") or {}
     if not isinstance(given, Mapping):
-        raise ValueError(f"attention.layers must map numbers of layers, received {given!r}")
+        raise ValueError(f"attention.layers must map layer indices, received {given!r}")
     layers: dict[int, Any] = {}
     head_dims: dict[int, int] = {}
     for key, changes in given.items():
         number = _number(key)
         if not isinstance(changes, Mapping):
             raise ValueError(
-                f"attention.layers.{number} must be an attention or arguments of the default's, "
+                f"attention.layers.{number} must be an attention or arguments of the default, "
                 f"received {changes!r}"
             )
         layers[number], head_dim = _layer(number, default, changes)
@@ -169,20 +171,20 @@ def in_full(entry: Any) -> Any:
 def _number(key: Any) -> int:
     text = str(key)
     if not text.isdecimal():
-        raise ValueError(f"attention.layers has numbers of layers from 0 as keys, received {key!r}")
+        raise ValueError(f"attention.layers: keys must be layer indices from 0, received {key!r}")
     return int(text)
 
 
 def _layer(
     number: int, default: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], int | None]:
-    """Return a layer's attention written out, and its head size if it has one of its own."""
+    """Return a layer's expanded attention, and its head size if it has one."""
     if "class_path" in changes:
         unknown = sorted(set(changes) - {"class_path", "init_args", "head_dim"})
         if unknown:
             raise ValueError(
-                f"attention.layers.{number}: beside class_path and init_args stands head_dim "
-                f"alone, received {', '.join(unknown)}"
+                f"attention.layers.{number}: with class_path, only init_args and head_dim are "
+                f"supported, received {', '.join(unknown)}"
             )
         made = {key: copy.deepcopy(changes[key]) for key in changes if key != "head_dim"}
         return made, changes.get("head_dim")

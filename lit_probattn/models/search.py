@@ -1,7 +1,7 @@
-"""Translating with an encoder-decoder: beam search, greedy and sampled tokens, from caches.
+"""Decoding for encoder-decoders with caches: beam search, greedy decoding and sampling.
 
-A batch is rows: sentences, or their beams side by side. Rows of finished sentences leave it, so
-that none is computed again.
+Batch rows are sentences, or the beams of a sentence in adjacent rows. Rows of finished sentences
+are removed from the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEVER = float("-inf")
 
 
 class Translator(Protocol):
-    """What a search needs of a model: these members of `EncoderDecoder`."""
+    """Interface that a search requires of a model: these members of `EncoderDecoder`."""
 
     training: bool
     max_seq_len: int
@@ -29,45 +29,45 @@ class Translator(Protocol):
     def encode(
         self, source: Tensor, source_mask: Tensor | None = None, rng: RandomKey | None = None
     ) -> Tensor:
-        """Return what the decoder looks at, (B, S, C)."""
+        """Return the encoder memory, (B, S, C)."""
         ...
 
     def new_state(
         self, memory: Tensor, memory_mask: Tensor | None = None, capacity: int = 0
     ) -> DecoderState:
-        """Project it for decoding, with room for `capacity` tokens."""
+        """Project the memory for decoding, with space for `capacity` tokens."""
         ...
 
     def decode(
         self, inputs: Tensor, *, state: DecoderState, rng: RandomKey | None = None
     ) -> Tensor:
-        """Return what the output layer reads of the tokens that follow, (B, T, C)."""
+        """Return the input of the output layer for the given tokens, (B, T, C)."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the scores of all words, (…, V)."""
+        """Return the logits of all words, (…, V)."""
         ...
 
 
 @dataclass(frozen=True)
 class Beam:
-    """How a translation is searched.
+    """Settings of a beam search.
 
     Source: fairseq's sequence generator and its defaults.
-    Departs from the source: the longest translation follows from a sentence's own length, there
-    from the longest of its batch; a batch therefore changes nothing.
+    Departs from the source: the maximum length depends on the sentence itself, there
+    on the longest sentence of its batch; results are therefore independent of batching.
 
     Args:
-        size: partial translations that are kept of every sentence.
+        size: number of partial translations kept per sentence.
         length_penalty: p of the score, Σ log p(token) / (tokens, EOS included)^p.
-        max_length_a: a of the most tokens without EOS, a · n + b, for n source tokens with EOS; the
-            model's max_seq_len − 1 is a bound too.
-        max_length_b: b of the same.
-        min_length: fewest tokens without EOS.
-        n_best: translations that are returned of every sentence.
+        max_length_a: a of the maximum length without EOS, a · n + b, for n source tokens with EOS;
+            at most the model's max_seq_len − 1.
+        max_length_b: b of the maximum length.
+        min_length: minimum number of tokens without EOS.
+        n_best: number of translations returned per sentence.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a value is out of range.
     """
 
     size: int = 5
@@ -93,7 +93,7 @@ class Beam:
             )
 
     def limits(self, lengths: Tensor, max_seq_len: int) -> Tensor:
-        """Return the most tokens without EOS for sources of these lengths, (B,) int64."""
+        """Return the maximum number of tokens without EOS for sources of `lengths`, (B,) int64."""
         longest = (self.max_length_a * lengths.double() + self.max_length_b).long()
         return longest.clamp(min=self.min_length, max=max_seq_len - 1)
 
@@ -119,14 +119,14 @@ class Hypothesis:
 
 @dataclass
 class _Rows:
-    """Partial translations of the sentences that go on, `width` of each side by side.
+    """Partial translations of the unfinished sentences, `width` adjacent rows for each.
 
     Args:
         sentences: index of each sentence in the batch, (b,).
-        limits: most tokens of each, (b,).
-        tokens: those so far, EOS first, (b · width, t + 1).
+        limits: maximum number of tokens of each, (b,).
+        tokens: tokens so far, EOS first, (b · width, t + 1).
         scores: their log-probabilities, (b · width, t).
-        names: sample ids of the rows, which name their draws, (b · width,).
+        names: sample ids of the rows for random draws, (b · width,).
     """
 
     sentences: Tensor
@@ -139,23 +139,23 @@ class _Rows:
 
     @property
     def length(self) -> int:
-        """Tokens so far, without EOS."""
+        """Number of tokens so far, without EOS."""
         return self.scores.shape[1]
 
     @property
     def width(self) -> int:
-        """Rows of a sentence."""
+        """Number of rows per sentence."""
         return len(self.tokens) // len(self.sentences)
 
     def next_scores(self, model: Translator, min_length: int) -> Tensor:
-        """Read the last tokens; return the log-probabilities of the next, (b · width, V)."""
+        """Decode the last tokens; return the next token's log-probabilities, (b · width, V)."""
         rng = replace(self.rng, sample_ids=self.names)
         hidden = model.decode(self.tokens[:, -1:], state=self.state, rng=rng)
         logits = model.logits(hidden[:, -1])
         wide = torch.promote_types(logits.dtype, torch.float32)
         found = logits.to(wide).log_softmax(-1)
-        if bool(found[:, 0].isnan().any()):  # one NaN makes its row's sum NaN, and so all of it
-            raise ValueError("logits are NaN: the model's output is not usable")
+        if bool(found[:, 0].isnan().any()):  # after log_softmax, one NaN makes its whole row NaN
+            raise ValueError("logits are NaN: the model's output is invalid")
         found[:, PAD] = _NEVER
         if self.length < min_length:
             found[:, EOS] = _NEVER
@@ -167,8 +167,8 @@ class _Rows:
         return found
 
     def extend(self, rows: Tensor, tokens: Tensor, scores: Tensor, kept: Tensor) -> None:
-        """Go on from rows by a token each, with the sentences that are kept, (b,) bool."""
-        # All sentences, as wide as before: rows move within their sentences at most.
+        """Append a token to each of `rows`, keeping only the sentences `kept`, (b,) bool."""
+        # If all sentences remain with the same width, rows only move within their sentences.
         same = len(rows) == len(self.tokens) and bool(kept.all())
         if not same or not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
             self.state.reorder(rows, same_sources=same)
@@ -178,7 +178,7 @@ class _Rows:
         self.sentences, self.limits = self.sentences[kept], self.limits[kept]
 
     def hypothesis(self, row: int, last: float, beam: Beam) -> Hypothesis:
-        """Return the translation that ends a row by EOS of log-probability `last`."""
+        """Return the translation of a row, ended by EOS with log-probability `last`."""
         scores = [*self.scores[row].tolist(), last]
         return Hypothesis(self.tokens[row, 1:].tolist(), beam.score(scores), scores)
 
@@ -194,19 +194,19 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return the best translations of every sentence, best first.
 
-    Of a sentence's partial translations, each with every next token, the best 2 · size are looked
-    at: those among the first `size` that end are finished, the best that do not end go on. A
-    sentence is done when `size` translations are finished, or at its longest.
+    At each step, the best 2 · size continuations of a sentence's partial translations are
+    considered: those among the first `size` that end are finished, and the best others continue. A
+    sentence is done when `size` translations are finished, or at its maximum length.
 
     Args:
-        model: in evaluation mode.
+        model: model in evaluation mode.
         source: token ids, each row ended by EOS, padded on the right, (B, S).
         source_mask: real tokens, (B, S) bool. None means all.
-        beam: the search. None is its defaults.
-        rng: names the rows for what a variant draws at evaluation. None: seed 0, rows 0 … B − 1.
+        beam: settings. None means the defaults.
+        rng: key of a variant's random draws at evaluation. None: seed 0, sample ids 0 … B − 1.
 
     Raises:
-        ValueError: the model is in training mode, the source does not fit, or logits are NaN.
+        ValueError: the model is in training mode, the source is invalid, or logits are NaN.
     """
     beam = Beam() if beam is None else beam
     rows = _start(model, source, source_mask, beam, rng)
@@ -220,11 +220,11 @@ def beam_search(
 
 
 def _step(rows: _Rows, found: Tensor, beam: Beam, finished: list[list[Hypothesis]]) -> None:
-    """Finish the translations that end, and go on with the best of the others."""
+    """Finish the translations that end, and continue the best of the others."""
     count, width, words = len(rows.sentences), rows.width, found.shape[1]
     totals = (rows.scores.sum(1, keepdim=True) + found).view(count, width * words)
     best, index = totals.topk(min(2 * beam.size, width * words))
-    missing = (0, 2 * beam.size - best.shape[1])  # few words make few candidates
+    missing = (0, 2 * beam.size - best.shape[1])  # small vocabularies give fewer candidates
     best, index = F.pad(best, missing, value=_NEVER), F.pad(index, missing)
     tokens = index % words
     origin = index // words + torch.arange(count, device=index.device)[:, None] * width
@@ -237,7 +237,7 @@ def _step(rows: _Rows, found: Tensor, beam: Beam, finished: list[list[Hypothesis
             done.append(rows.hypothesis(row, float(found[row, EOS]), beam))
         if len(done) == beam.size:
             kept[place] = False
-    # What can go on, in its order, before what only fills the rows.
+    # Candidates that can continue, in order, before fillers.
     fills = ends | ~possible
     order = fills.long().sort(dim=1, stable=True).indices[:, : beam.size]
     origin, tokens, fills = (x.gather(1, order)[kept].flatten() for x in (origin, tokens, fills))
@@ -251,7 +251,7 @@ def _start(
     beam: Beam,
     rng: RandomKey | None,
 ) -> _Rows:
-    """Read the source; return one row per sentence, before its first token."""
+    """Encode the source; return one row per sentence, before its first token."""
     if model.training:
         raise ValueError("the model is in training mode: call model.eval() before translating")
     if source.dim() != 2 or 0 in source.shape:
@@ -285,12 +285,12 @@ def sample(
     *,
     rng: RandomKey | None = None,
 ) -> list[Hypothesis]:
-    """Return one translation per sentence, token by token; scores are those without temperature.
+    """Sample one translation per sentence; scores are log-probabilities without temperature.
 
     Args:
-        sampling: how tokens are drawn; a row's depend on seed, step and its sample id alone. None
-            is greedy.
-        beam: lengths and length penalty; its size does not count. None is its defaults.
+        sampling: how tokens are drawn; a row's draws depend on seed, step and sample id alone. None
+            means greedy.
+        beam: length limits and length penalty; its size is ignored. None means the defaults.
 
     The other arguments and errors are those of `beam_search`.
     """
@@ -318,5 +318,5 @@ def greedy(
     *,
     rng: RandomKey | None = None,
 ) -> list[Hypothesis]:
-    """Return the translation of every sentence that takes the likeliest token each time."""
+    """Return the greedy translation of every sentence."""
     return sample(model, source, source_mask, None, beam, rng=rng)

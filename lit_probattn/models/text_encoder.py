@@ -1,4 +1,4 @@
-"""Bidirectional encoders of text: token ids -> embeddings -> blocks, in the manner of BERT."""
+"""BERT-style bidirectional text encoders: token ids, embeddings, blocks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from lit_probattn.randomness import RandomKey
 
 
 class PeriodicPositions(nn.Module):
-    """Learned positions: one table, or for long inputs a table of offsets and one of blocks.
+    """Learned positions: one embedding, or for long inputs an embedding of offsets and of blocks.
 
         position p = period · q + r   ->   offsets[r] + blocks[q]
 
-    Source: value-aware attention (Gupta and Berant, 2021), table 4 "POSq". Without a second block
-    it is an ordinary table.
+    Source: value-aware attention (Gupta and Berant, 2021), table 4 "POSq". With a single block it
+    is an ordinary position embedding.
 
     Args:
         max_seq_len: longest sequence, N.
         embed_dim: C.
-        position_period: for long inputs, rows of the first table, see `PeriodicPositions`. None
-            means max_seq_len.
+        position_period: for long inputs, rows of the offset embedding, see `PeriodicPositions`.
+            None means max_seq_len.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PeriodicPositions(nn.Module):
         self.blocks = nn.Embedding(num_blocks, embed_dim) if num_blocks > 1 else None
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Return what is added to tokens at `positions` (…); (…, C)."""
+        """Return the embeddings of `positions` (…); (…, C)."""
         result: Tensor = self.offsets(positions % self.period)
         if self.blocks is not None:
             result = result + self.blocks(positions // self.period)
@@ -51,7 +51,7 @@ class PeriodicPositions(nn.Module):
 
     @torch.no_grad()
     def start_from_sines(self, std: float) -> None:
-        """Set both tables to `sine_positions` of this root mean square."""
+        """Set both embeddings to `sine_positions` with this root mean square."""
         for table in (self.offsets, self.blocks):
             if table is not None:
                 rows = sine_positions(*table.weight.shape)
@@ -59,7 +59,7 @@ class PeriodicPositions(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Bidirectional encoder in the manner of BERT and RoBERTa; heads are added by its subclasses.
+    """Bidirectional encoder in the style of BERT and RoBERTa; subclasses add heads.
 
         tokens + positions (+ token types) ─ norm ─ drop ─ Block × L
 
@@ -67,23 +67,23 @@ class TextEncoder(nn.Module):
 
     Args:
         vocab_size: number of token ids, V.
-        dropout: of embeddings and of both branches of a block.
-        norm_first: pre-norm blocks, with a last norm; BERT and RoBERTa have post-norm ones.
-        attention_dropout: dropout of attention. None leaves it to the attention's own option.
-        position_init: how the learned positions begin: `normal`, or `sinusoidal`, `sine_positions`
-            of root mean square `init_std`.
-        num_token_types: kinds of segments, such as the two sentences of a pair. 0 means that tokens
-            have no type.
-        norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
-        init_std: standard deviation of all matrices and tables at the start. BERT has 0.02 at any
-            width, which leaves narrow models at word frequencies for thousands of steps: what a
-            layer says goes with init_std · √C, 0.55 in BERT of width 768.
-        activation_dropout: dropout within the MLPs, after the activation, where BERT has none. None
+        dropout: dropout of embeddings and of both branches of a block.
+        norm_first: pre-norm blocks with a final norm; BERT and RoBERTa are post-norm.
+        attention_dropout: dropout of attention weights. None keeps the attention's argument.
+        position_init: initialisation of learned positions: `normal`, or `sinusoidal`:
+            `sine_positions` with root mean square `init_std`.
+        num_token_types: number of token types, such as the two sentences of a pair. 0 disables
+            token types.
+        norm_eps: epsilon of all layer norms; 1e-12 in BERT, 1e-5 in RoBERTa.
+        init_std: standard deviation of the initial weights and embeddings. BERT uses 0.02 at any
+            width, which keeps narrow models at unigram frequencies for thousands of steps: the
+            scale of a layer's output is proportional to init_std · √C, 0.55 in BERT with width 768.
+        activation_dropout: dropout within the MLPs, after the activation; 0 in BERT. None
             means `dropout`.
 
     Raises:
-        ValueError: no token ids, an unknown `position_init`, one of sines with an odd width, an
-            `init_std` that is no positive number, or a size that `Transformer` refuses.
+        ValueError: no token ids, an unknown `position_init`, sinusoidal positions with an odd
+            width, an `init_std` that is not positive, or a size that `Transformer` rejects.
     """
 
     @takes(
@@ -116,9 +116,11 @@ class TextEncoder(nn.Module):
                 f"position_init must be normal or sinusoidal, received {position_init!r}"
             )
         if position_init == "sinusoidal" and embed_dim % 2:
-            raise ValueError(f"position_init sinusoidal needs an even embed_dim, not {embed_dim}")
+            raise ValueError(
+                f"position_init sinusoidal requires an even embed_dim, received {embed_dim}"
+            )
         if not 0.0 < init_std < math.inf:
-            raise ValueError(f"init_std must be a number above 0, received {init_std}")
+            raise ValueError(f"init_std must be positive and finite, received {init_std}")
         self.position_init, self.init_std = position_init, init_std
         options: Any = {} if attention_dropout is None else {"dropout": attention_dropout}
         self.vocab_size, self.max_seq_len = vocab_size, int(parts["max_seq_len"])
@@ -133,7 +135,7 @@ class TextEncoder(nn.Module):
         self.encoder = Transformer(**stack)
 
     def _initialise(self) -> None:
-        """Draw all linear layers and tables anew; a subclass calls it when it has its heads."""
+        """Initialise all linear layers and embeddings; called by subclasses after adding heads."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=self.init_std)
@@ -150,13 +152,13 @@ class TextEncoder(nn.Module):
         token_types: Tensor | None = None,
         rng: RandomKey | None = None,
     ) -> Tensor:
-        """Return what the last block says of every token, (B, N, C), for token ids (B, N).
+        """Return the output of the last block, (B, N, C), for token ids (B, N).
 
         Args:
             inputs: token ids.
             key_mask: real tokens, (B, N). None means all.
-            token_types: kind of every token, (B, N). None means 0, if tokens have a type at all.
-            rng: names the draw of attention dropout and noise.
+            token_types: type of every token, (B, N). None means 0 if token types are enabled.
+            rng: key of attention dropout and noise.
 
         Raises:
             ValueError: there are more tokens than `max_seq_len`, or types that the model lacks.
@@ -164,13 +166,13 @@ class TextEncoder(nn.Module):
         length = inputs.shape[1]
         if length > self.max_seq_len:
             raise ValueError(
-                f"cannot read a sequence of {length} tokens: max_seq_len is {self.max_seq_len}"
+                f"cannot embed a sequence of {length} tokens: max_seq_len is {self.max_seq_len}"
             )
         embedded = self.tokens(inputs) + self.positions(torch.arange(length, device=inputs.device))
         if self.token_types is not None:
             types = inputs.new_zeros(()) if token_types is None else token_types
             embedded = embedded + self.token_types(types)
         elif token_types is not None:
-            raise ValueError("received token types, but the model has num_token_types 0")
+            raise ValueError("received token_types, but the model has num_token_types=0")
         x = self.dropout(self.norm(embedded))  # (B, N, C)
         return self.encoder(x, key_mask=key_mask, rng=rng)  # (B, N, C)

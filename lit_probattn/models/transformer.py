@@ -1,4 +1,4 @@
-"""Encoders and decoders: (B, N, C) -> (B, N, C) through blocks of attention and MLP."""
+"""Encoders and decoders, (B, N, C) -> (B, N, C): stacks of attention and MLP blocks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lit_probattn.models.per_layer import differs_by_layer, layer_factories
 from lit_probattn.randomness import RandomKey
 
 Activation = Literal["gelu", "relu"]
-MOST_LAYERS = 10_000  # more are a slip of the pen, and would fill the memory
-# Tells the draws of a block's two attentions apart.
+MOST_LAYERS = 10_000  # rejects typos that would exhaust memory
+# Separates the random draws of a block's two attentions.
 _CROSS = 1
 
 
@@ -29,8 +29,8 @@ class MLP(nn.Module):
     Args:
         embed_dim: C, width of the residual stream.
         mlp_dim: width of the hidden layer of the MLPs.
-        dropout: after both linear layers, unless `activation_dropout` replaces the first.
-        activation: of the MLPs.
+        dropout: dropout after both linear layers, unless `activation_dropout` overrides the first.
+        activation: activation of the MLPs.
         activation_dropout: dropout within the MLPs, after the activation. None means `dropout`.
     """
 
@@ -64,7 +64,7 @@ class Block(nn.Module):
     post:  x ─┬─ attention ─ drop ─ + ─ norm1 ─┬─ mlp ─ + ─ norm2 ─
               └──────────────────┘             └──────┘
 
-    A block of a decoder looks at a memory between the two, by attention of its own:
+    A decoder block attends to an encoder memory between the two:
 
     pre:   … + ─┬─ norm_cross ─ cross_attention ─ drop ─ + ─ …
                 └──────────────────────────────────────┘
@@ -72,14 +72,14 @@ class Block(nn.Module):
                     └─────────────────────────┘
 
     Args:
-        attention: the layer for self-attention.
-        dropout: of all branches of a block.
+        attention: the self-attention layer.
+        dropout: dropout of all branches of a block.
         norm_first: pre-norm (True) or post-norm blocks.
-        cross_attention: the layer for attention to a memory.
+        cross_attention: the cross-attention layer.
         norm_eps: epsilon of all layer norms.
 
     Raises:
-        ValueError: the layer cannot be a cross-attention; the message says why.
+        ValueError: the layer does not support cross-attention; the message gives the reason.
     """
 
     @takes(MLP)
@@ -117,7 +117,7 @@ class Block(nn.Module):
         memory: Tensor | Memory | None = None,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
-        """Map (B, N, C) to (B, N, C); `memory` is (B, S, C), or what was projected from it."""
+        """Map (B, N, C) to (B, N, C); `memory` is (B, S, C), or its projection by the layer."""
 
         def attend(*inputs: Tensor) -> Tensor:
             masks: Any = {"key_mask": key_mask, "query_mask": query_mask, "is_causal": is_causal}
@@ -147,37 +147,37 @@ class Block(nn.Module):
         return x
 
     def before_attention(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return what a pre-norm block adds to, its queries, and keys if they differ; (B, N, C)."""
+        """Return the residual input of a pre-norm block, its queries, and keys if different."""
         return x, self.norm1(x)
 
 
 def _require_cross(layer: Attention) -> None:
     reason = first_lack(layer.needs(), LACKS_OF_CROSS_ATTENTION)
     if reason is not None:
-        raise ValueError(f"{type(layer).__name__} cannot be a cross-attention: it {reason}")
+        raise ValueError(f"{type(layer).__name__} does not support cross-attention: it {reason}")
 
 
 class Transformer(nn.Module):
-    """A stack of blocks, with a final norm when blocks are pre-norm.
+    """A stack of blocks, with a final norm if blocks are pre-norm.
 
-    With `cross_attention` it is a decoder, whose blocks look at a memory too.
+    With `cross_attention` it is a decoder, whose blocks also attend to an encoder memory.
 
-    A subclass may name another block, with the arguments of `Block`.
+    A subclass can replace the block by another with the arguments of `Block`.
 
     Args:
-        attention: makes one attention layer per block from (embed_dim, head_dim); a `PerLayer`
-            makes blocks that differ.
+        attention: factory of one attention layer per block from (embed_dim, head_dim); a `PerLayer`
+            gives layer-specific attention.
         head_dim: E, size of a head; independent of embed_dim and the number of heads.
         num_layers: number of blocks.
-        activation_checkpointing: recompute the blocks in backward instead of storing them.
-        cross_attention: makes the layer by which a block of a decoder looks at the memory.
-        share_layers: one block for all layers, stored and counted once. An analysis pools its
-            passes.
+        activation_checkpointing: recompute the blocks in backward instead of storing activations.
+        cross_attention: factory of the cross-attention layers of decoder blocks.
+        share_layers: share one block among all layers, stored and counted once. Analyses pool its
+            applications.
 
     Raises:
-        ValueError: fewer than one layer, an MLP without width, a cross-attention that cannot be
-            one, an attention for a layer that does not exist, or attentions by layers where layers
-            are shared.
+        ValueError: fewer than one layer, an MLP without width, a variant that does not support
+            cross-attention, an attention for a layer that does not exist, or layer-specific
+            attention with shared layers.
     """
 
     block_class: type[Block] = Block
@@ -202,12 +202,13 @@ class Transformer(nn.Module):
             raise ValueError(f"num_layers must be from 1 to {MOST_LAYERS}, received {num_layers}")
         if share_layers and any(map(differs_by_layer, (attention, cross_attention))):
             raise ValueError(
-                "share_layers=true has one block for all layers, so attention by layers has no "
-                "place: give one attention, or share_layers=false"
+                "share_layers=true uses one block for all layers, which excludes attention by "
+                "layers: "
+                "set one attention, or share_layers=false"
             )
         own = layer_factories(attention, num_layers)
         cross = None if cross_attention is None else layer_factories(cross_attention, num_layers)
-        # Times that the blocks are passed through, one after the other.
+        # Number of applications of the stored blocks.
         self.num_rounds = num_layers if share_layers else 1
         self.blocks = nn.ModuleList(
             self.block_class(
@@ -240,23 +241,24 @@ class Transformer(nn.Module):
 
         Args:
             key_mask: real tokens, (B, N) bool.
-            rng: names the draw of attention dropout and noise; folded with each layer's index.
-            caches: memory of earlier tokens, one per layer, from `new_caches`; `x` follows them.
-            query_mask: real tokens, for M-steps, where `key_mask` is not needed.
-            memory: what a decoder looks at, (B, S, C), or what `remember` made of it.
+            rng: key of attention dropout and noise; folded with each layer's index.
+            caches: keys and values of earlier tokens, one cache per layer, from `new_caches`; `x`
+                follows them.
+            query_mask: real tokens, for M-steps, if `key_mask` is not needed.
+            memory: encoder memory of a decoder, (B, S, C), or its projections by `remember`.
             memory_mask: real positions of a memory that is a tensor, (B, S) bool.
 
-        Raises:
-            ValueError: there are more or fewer caches than layers, or a decoder has no memory.
+            Raises:
+                ValueError: the numbers of caches and layers differ, or a decoder has no memory.
         """
         layers = self.layers
         if caches is not None and len(caches) != len(layers):
             raise ValueError(
-                f"received {len(caches)} caches for {len(layers)} layers: expected one each"
+                f"received {len(caches)} caches for {len(layers)} layers: expected one per layer"
             )
         if (memory is None) == self.is_decoder:
             raise ValueError(
-                "a decoder needs a memory, received None"
+                "a decoder requires an encoder memory, received None"
                 if self.is_decoder
                 else "received a memory, but these blocks have no cross-attention"
             )
@@ -273,19 +275,19 @@ class Transformer(nn.Module):
 
     @property
     def layers(self) -> list[Block]:
-        """The blocks in the order in which they are passed; a shared one once per layer."""
+        """The blocks in order of application; a shared one is repeated."""
         return [cast(Block, block) for block in self.blocks] * self.num_rounds
 
     @property
     def is_decoder(self) -> bool:
-        """Whether the blocks look at a memory."""
+        """Whether the blocks have cross-attention."""
         return cast(Block, self.blocks[0]).cross_attention is not None
 
     def remember(self, memory: Tensor, memory_mask: Tensor | None = None) -> list[Memory]:
-        """Project a memory, (B, S, C), for the cross-attention of every block."""
+        """Project an encoder memory, (B, S, C), for the cross-attention of every block."""
         layers = (cast(Attention, block.cross_attention) for block in self.layers)
         return [layer.remember(memory, key_mask=memory_mask) for layer in layers]
 
     def new_caches(self, capacity: int = 0) -> list[Cache]:
-        """Return an empty memory per layer, with space reserved for `capacity` positions."""
+        """Return an empty cache per layer, with space for `capacity` positions."""
         return [block.attention.new_cache(capacity) for block in self.layers]

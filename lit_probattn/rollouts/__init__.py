@@ -1,1 +1,1 @@
-"""Policies in simulated environments: episodes in batches, scores, pictures that move."""
+"""Policies in simulated environments: batched episodes, scores, videos."""

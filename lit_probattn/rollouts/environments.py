@@ -1,4 +1,4 @@
-"""The environments of D4RL in gymnasium's MuJoCo; gymnasium is imported when one is made."""
+"""D4RL's environments in gymnasium's MuJoCo, imported on first use."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ import numpy as np
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.provenance import package_versions
 
-VERSION = "v5"  # of gymnasium's environments, where a name has none
+VERSION = "v5"  # version of gymnasium's environments if a name has none
 OLDER_PHYSICS = (
     "D4RL's v2 data were recorded with older physics (gym's -v2 environments and older MuJoCo "
-    "bindings): scores of {name} are not scores of the published environments"
+    "bindings): scores of {name} are not comparable with published scores"
 )
-# Environments of plain NumPy, by the full name of their class, which is imported when one is made.
+# NumPy environments by the full name of their class, imported on first use.
 OWN = {"Toy": "datamodules.trajectories.toy_environment.ToyEnvironment"}
-TOY = "an environment for tests: its scores compare with nothing"
+TOY = "a test environment: its scores are not comparable with others"
 INSTALL = 'pip install "lit-probattn[rl]"'
 
 
 class Environment(Protocol):
-    """What an episode needs of an environment, as gymnasium names it."""
+    """Interface that an episode requires of an environment, with gymnasium's names."""
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; return its first state."""
+        """Start an episode; return its first state."""
         ...
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Act; return state, reward, whether the episode ended, and whether its time is over."""
+        """Apply an action; return state, reward, terminated, truncated, and information."""
         ...
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Release the resources of the environment."""
         ...
 
 
 def environment_id(name: str) -> str:
-    """Return the full name in gymnasium of an environment, such as `Hopper-v5` of `Hopper`.
+    """Return gymnasium's full name of an environment, such as `Hopper-v5` for `Hopper`.
 
-    A name with a version is taken as it is.
+    A name with a version is returned unchanged.
     """
     return name if "-v" in name or name in OWN else f"{name}-{VERSION}"
 
 
 def make_environment(name: str, **options: Any) -> Environment:
-    """Make an environment by the name of its data.
+    """Create an environment by the name in its data.
 
     Raises:
         ConfigError: unknown name, or gymnasium or MuJoCo is missing.
@@ -70,21 +70,21 @@ def make_environment(name: str, **options: Any) -> Environment:
     except gymnasium.error.DependencyNotInstalled:
         raise ConfigError(_missing(full, "mujoco")) from None
     except gymnasium.error.Error as error:
-        raise ConfigError(f"gymnasium cannot make {full}: {error}") from error
+        raise ConfigError(f"gymnasium cannot create {full}: {error}") from error
     return made
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep quiet of what is deprecated in gymnasium's own models.
+    """Suppress warnings about deprecated features in gymnasium's own models.
 
-    MuJoCo would write it into a file of the working directory too.
+    MuJoCo would also write them to a file in the working directory.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             import mujoco
-        except ImportError:  # gymnasium says it better
+        except ImportError:  # gymnasium raises a better error
             yield
             return
         before = mujoco.get_mju_user_warning()
@@ -100,7 +100,7 @@ def _missing(full: str, package: str) -> str:
 
 
 def check_sizes(name: str, environment: Environment, obs_dim: int, act_dim: int) -> None:
-    """Refuse an environment whose states or actions are not those of the data.
+    """Raise if an environment's states or actions differ from the data's.
 
     Raises:
         ValueError: a size differs.
@@ -118,14 +118,14 @@ def check_sizes(name: str, environment: Environment, obs_dim: int, act_dim: int)
 
 
 def describe_environment(name: str) -> dict[str, Any]:
-    """Return full name and versions of packages for a result, with a warning about physics."""
+    """Return full name and package versions for a result, with a warning about physics."""
     full = environment_id(name)
     found = {"environment": full, **package_versions(("gymnasium", "mujoco", "numpy"))}
     return {**found, "warning": TOY if full in OWN else OLDER_PHYSICS.format(name=full)}
 
 
 def use_a_renderer() -> None:
-    """Let MuJoCo draw without a display, by EGL, unless MUJOCO_GL says how it should."""
+    """Let MuJoCo render without a display, by EGL, unless MUJOCO_GL is set."""
     if sys.platform.startswith("linux") and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
 

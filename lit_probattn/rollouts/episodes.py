@@ -1,4 +1,4 @@
-"""Episodes of a decision transformer, played side by side: one forward pass serves all of them."""
+"""Episodes of a decision transformer, batched in one forward pass per step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_probattn.randomness import RandomKey
 from lit_probattn.rollouts.environments import Environment, as_floats
 from lit_probattn.rollouts.facts import EvaluationFacts
 
-# Called after every step with its number and how many episodes go on.
+# Called after every step with its number and the number of running episodes.
 Watch = Callable[[int, int], None]
 
 
@@ -21,13 +21,12 @@ Watch = Callable[[int, int], None]
 class Episode:
     """One finished episode.
 
-    Args:
-        number: names the episode, and its draws of noise.
-        seed: of the environment's reset.
-        target: the return that was asked for.
-        total: the return, undiscounted.
-        length: steps.
-        actions: (length, act_dim) float64, if they were to be kept.
+    number: index of the episode, which keys its noise.
+    seed: seed of the environment's reset.
+    target: target return.
+    total: undiscounted return.
+    length: number of steps.
+    actions: (length, act_dim) float64, if requested.
     """
 
     number: int
@@ -39,7 +38,7 @@ class Episode:
 
 
 class _Histories:
-    """What all episodes saw and did at their last steps; rows are episodes, also ended ones."""
+    """Inputs and actions of all episodes at the last steps; rows include ended episodes."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -48,33 +47,33 @@ class _Histories:
         self.actions: list[np.ndarray] = []
 
     def see(self, observations: np.ndarray, returns: np.ndarray) -> None:
-        """Add a step's states and returns-to-go, (N, obs_dim) and (N, 1)."""
+        """Append a step's states and returns-to-go, (N, obs_dim) and (N, 1)."""
         self.observations = [*self.observations, observations][-self.steps :]
         self.returns = [*self.returns, returns][-self.steps :]
 
     def act(self, actions: np.ndarray) -> None:
-        """Add a step's actions, (N, act_dim); the window needs one fewer than states."""
+        """Append a step's actions, (N, act_dim); the window has one fewer than states."""
         self.actions = [*self.actions, actions][-(self.steps - 1) :] if self.steps > 1 else []
 
 
 class Player:
-    """Plays episodes of one policy, each in an environment of its own.
+    """Plays episodes of one policy, each in a separate environment.
 
-    The policy sees the last `context_length` steps: standardised states, its actions, and what is
-    left of the target after the rewards so far. Until that window slides, caches continue the
-    forward pass by the newest tokens; afterwards every token's place in the window changes, and the
-    window is computed anew at every step. Both are the same numbers. Episodes that ended leave the
-    batch. States, rewards and targets are float64 until the policy reads them in its own dtype.
+    The policy's context is the last `context_length` steps: standardised states, its actions, and
+    the target return minus past rewards. Until the window slides, caches extend the forward pass by
+    the newest tokens; afterwards the position of every token changes, and the window is recomputed
+    at every step. Both give the same numbers. Ended episodes are removed from the batch. States,
+    rewards and targets are float64 and converted to the policy's dtype on input.
 
-    An episode depends on its seed, number and target alone, not on those played beside it, but for
-    the rounding of sums in another order.
+    An episode depends on its seed, number and target alone, not on the rest of the batch, apart
+    from rounding differences due to the order of sums.
 
     Args:
-        model: the policy; it is put into evaluation mode while it plays.
+        model: the policy; set to evaluation mode while playing.
         facts: see `EvaluationFacts`.
-        context_length: steps that the policy sees, K.
-        seed: of noise that an attention draws in evaluation.
-        use_cache: False computes the window anew at every step.
+        context_length: K, number of steps in the policy's context.
+        seed: seed of noise that an attention draws in evaluation.
+        use_cache: False recomputes the window at every step.
 
     Raises:
         ValueError: `context_length` is below 1.
@@ -110,16 +109,17 @@ class Player:
 
         Args:
             environments: one per episode.
-            target: return that all ask for.
-            seeds: of the resets, one per episode.
-            numbers: names of the episodes. None counts from 0.
-            max_steps: end episodes after so many steps. None leaves that to the environments.
-            keep_actions: whether episodes hold their actions.
+            target: target return of all episodes.
+            seeds: seeds of the resets, one per episode.
+            numbers: indices of the episodes. None counts from 0.
+            max_steps: truncate episodes after this number of steps. None leaves that to the
+                environments.
+            keep_actions: whether episodes store their actions.
             watch: see `Watch`.
 
-        Raises:
-            ValueError: an episode goes on beyond the last time step that the model knows, or there
-                are not as many seeds as environments.
+            Raises:
+                ValueError: an episode exceeds the model's maximum time step, or the numbers of
+                    seeds and environments differ.
         """
         was_training = self.model.training
         self.model.eval()
@@ -200,7 +200,7 @@ class Player:
     def _continue(
         self, histories: _Histories, running: np.ndarray, rows: np.ndarray, step: int, caches: list
     ) -> np.ndarray:
-        """Return the actions of running episodes, (R, act_dim), by the newest tokens alone."""
+        """Return the actions of running episodes, (R, act_dim), from caches and new tokens."""
         previous = self._tensor(histories.actions[-1][running]) if step else None
         return self._numbers(
             self.model.next_action(
@@ -216,7 +216,7 @@ class Player:
     def _anew(
         self, histories: _Histories, running: np.ndarray, rows: np.ndarray, step: int
     ) -> np.ndarray:
-        """Return these actions by all tokens of the window."""
+        """Return the actions of running episodes by recomputing the whole window."""
         window = len(histories.observations)
         actions = [
             part[running] for part in histories.actions[len(histories.actions) + 1 - window :]
@@ -235,7 +235,7 @@ class Player:
     def _require_step(self, step: int) -> None:
         if step >= self.model.max_timestep:
             raise ValueError(
-                f"an episode goes beyond step {step}, but the policy knows "
+                f"an episode exceeds step {step}, but the policy supports "
                 f"{self.model.max_timestep} time steps: train it with a larger "
                 "max_timestep, or end episodes earlier"
             )

@@ -1,4 +1,4 @@
-"""What an evaluation in an environment needs to know of the data that a policy was trained on."""
+"""Facts about training data that an evaluation in an environment requires."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 
 @dataclass(frozen=True)
 class EvaluationFacts:
-    """How a policy sees its environment, and what its returns are compared with.
+    """How a policy's states are standardised, and which returns its scores refer to.
 
     Plain values: a checkpoint stores them, so that it can be evaluated without the data.
 
     Args:
-        env_name: the environment; None where the data have none.
-        observation_mean: of every entry of a state, which is subtracted.
-        observation_std: of every entry of a state, which divides the rest.
-        target_returns: the two returns that the policy is asked for.
+        env_name: the environment; None if the data have none.
+        observation_mean: mean of every entry of a state, which is subtracted.
+        observation_std: standard deviation of every entry of a state, the divisor.
+        target_returns: the two target returns of the policy.
         reference_returns: mean returns of a random policy and of an expert.
-        return_scale: divides returns-to-go.
+        return_scale: divisor of returns-to-go.
 
     Raises:
-        ValueError: a number is missing, or a scale is not positive.
+        ValueError: a value is missing, or a scale is not positive.
     """
 
     env_name: str | None
@@ -43,8 +43,8 @@ class EvaluationFacts:
         object.__setattr__(self, "return_scale", float(self.return_scale))
         if len(self.observation_mean) != len(self.observation_std):
             raise ValueError(
-                f"observation_mean has {len(self.observation_mean)} entries and observation_std "
-                f"{len(self.observation_std)}: expected one of each per entry of a state"
+                f"observation_mean and observation_std must have equal lengths, received "
+                f"{len(self.observation_mean)} and {len(self.observation_std)}"
             )
         for name in ("target_returns", "reference_returns"):
             if len(getattr(self, name)) != 2:
@@ -58,13 +58,13 @@ class EvaluationFacts:
             )
         if self.reference_returns[0] == self.reference_returns[1]:
             raise ValueError(
-                f"reference_returns must differ, received {list(self.reference_returns)}: scores "
-                "are counted from the first to the second"
+                f"reference_returns must differ, received {list(self.reference_returns)}: they "
+                "define the scores 0 and 100"
             )
 
     @classmethod
     def of(cls, data: Any) -> EvaluationFacts | None:
-        """Return those of a DataModule, from its `evaluation`; None where it has none."""
+        """Return the facts of a DataModule, from its `evaluation`; None if it has none."""
         found = getattr(data, "evaluation", None)
         if found is None:
             return None
@@ -76,11 +76,11 @@ class EvaluationFacts:
         return cls(**given, return_scale=data.return_scale)
 
     def state(self) -> dict[str, Any]:
-        """Return plain values for a checkpoint; `EvaluationFacts(**state)` is the same again."""
+        """Return plain values for a checkpoint; `EvaluationFacts(**state)` restores them."""
         return asdict(self)
 
     def standardised(self, observations: np.ndarray) -> np.ndarray:
-        """Return states as the policy was trained on them, in float64; (…, obs_dim)."""
+        """Return standardised states, in float64; (…, obs_dim)."""
         shifted = np.asarray(observations, np.float64) - np.asarray(self.observation_mean)
         return shifted / np.asarray(self.observation_std)
 

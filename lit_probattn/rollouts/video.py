@@ -1,4 +1,4 @@
-"""An episode as a moving picture: a GIF file."""
+"""Videos of episodes as GIF files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from PIL import Image
 from lit_probattn.base.files import replacing
 from lit_probattn.rollouts.environments import Environment, make_environment, use_a_renderer
 
-SIZE = 240  # pixels of a side
-EVERY = 3  # steps from one picture to the next
+SIZE = 240  # side length in pixels
+EVERY = 3  # steps between frames
 MOST_PICTURES = 340
 
 
 class Filmed:
-    """An environment that keeps a picture of every few steps.
+    """An environment that records a frame every few steps.
 
     Args:
-        environment: one that renders, in mode `rgb_array`.
-        every: steps from one picture to the next.
-        most: pictures that are kept at most.
+        environment: an environment with render mode `rgb_array`.
+        every: number of steps between frames.
+        most: maximum number of frames.
     """
 
     def __init__(self, environment: Any, every: int = EVERY, most: int = MOST_PICTURES) -> None:
@@ -32,14 +32,14 @@ class Filmed:
         self._steps = 0
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode and its film."""
+        """Start an episode and its recording."""
         found: tuple[Any, dict[str, Any]] = self.environment.reset(seed=seed)
         self.pictures, self._steps = [], 0
         self._look()
         return found
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Act, and keep a picture if its turn has come or the episode ended."""
+        """Apply an action; record a frame if due or if the episode ended."""
         found: tuple[Any, Any, bool, bool, dict[str, Any]] = self.environment.step(action)
         self._steps += 1
         if self._steps % self.every == 0 or found[2] or found[3]:
@@ -56,33 +56,34 @@ class Filmed:
 
 
 def filmed_environment(name: str) -> Filmed | str:
-    """Return an environment that can be filmed, or in one line why none can be."""
+    """Return an environment that can be recorded, or the reason in one line if none can."""
     use_a_renderer()
     environment: Environment | None = None
     try:
         size = {"width": SIZE, "height": SIZE}
-        # The camera that the models of D4RL's environments have beside the body.
+        # The camera that follows the body in the models of D4RL's environments.
         environment = make_environment(name, render_mode="rgb_array", camera_name="track", **size)
         film = Filmed(environment)
         film.reset(seed=0)
         return film
     except ValueError:
         raise
-    except Exception as error:  # OpenGL's libraries raise whatever they like
+    except Exception as error:  # OpenGL libraries raise arbitrary exceptions
         return (
-            f"no video: nothing here renders ({type(error).__name__}); MUJOCO_GL=egl or osmesa "
-            "needs libEGL or libOSMesa"
+            f"no video: rendering is not available ({type(error).__name__}); MUJOCO_GL=egl or "
+            f"osmesa "
+            "requires libEGL or libOSMesa"
         )
 
 
 def write_gif(path: Path, pictures: Sequence[np.ndarray], milliseconds: int = 40) -> None:
-    """Write pictures, (height, width, 3) uint8 each, as a GIF file; half a file is never there.
+    """Write frames, (height, width, 3) uint8 each, to a GIF file atomically.
 
     Raises:
-        ValueError: there is no picture.
+        ValueError: there are no frames.
     """
     if not pictures:
-        raise ValueError(f"no pictures to write to {path.name}: the episode has none")
+        raise ValueError(f"no frames to write to {path.name}: the episode has none")
     first, *others = (
         Image.fromarray(picture).convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
         for picture in pictures

@@ -1,6 +1,6 @@
 """LightningModules, one per kind of task; the attention variant is a constructor argument.
 
-Names are imported when they are first used; `__init__.pyi` lists them, a line for each.
+Names are imported on first use; `__init__.pyi` lists them, one per line.
 """
 
 from lit_probattn.base.lazy import exports

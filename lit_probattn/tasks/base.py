@@ -1,4 +1,4 @@
-"""What every task shares: optimiser, schedule, randomness, prior updates, the stop on NaN."""
+"""Base of all tasks: optimiser, schedule, randomness, prior updates, checks for NaN."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ _UNCHANGED = "The weights were not updated."
 class Batch(TypedDict):
     """A batch of sequences.
 
-    `inputs` (B, N) token ids, `key_mask` (B, N) True where the token is real, `target` (B,),
-    `sample_ids` (B,) index in the split; -1 marks a row that only fills up an evaluation batch.
+    `inputs` (B, N) token ids, `key_mask` (B, N) True for real tokens, `target` (B,),
+    `sample_ids` (B,) index in the split; -1 marks a filler row of an evaluation batch.
     Pairs of texts have `inputs` and `key_mask` (B, 2, N).
     """
 
@@ -62,7 +62,7 @@ class Batch(TypedDict):
 
 
 def check_optimizer(lr: float, betas: Sequence[float], eps: float, weight_decay: float) -> None:
-    """Check the arguments of AdamW.
+    """Validate the arguments of AdamW.
 
     Raises:
         ValueError: a value is out of its range.
@@ -78,27 +78,27 @@ def check_optimizer(lr: float, betas: Sequence[float], eps: float, weight_decay:
 
 
 def check_trainer(trainer: pl.Trainer) -> None:
-    """Check what a training run needs to know of its trainer.
+    """Validate the settings of the trainer for a training run.
 
     Raises:
-        ValueError: `max_steps` is missing, epochs are counted, a number of batches is below 1, or
-            gradients are clipped at a negative norm.
+        ValueError: `max_steps` is missing, `max_epochs` is set, a number of batches is below 1, or
+            gradients are clipped to a negative norm.
     """
     if trainer.max_steps < 1:
         raise ValueError(
-            f"trainer.max_steps must be set, received {trainer.max_steps}: runs are counted in "
-            "optimiser steps, for example --trainer.max_steps 5000"
+            f"trainer.max_steps must be set, received {trainer.max_steps}: the length of a run is "
+            "given in optimiser steps, for example --trainer.max_steps 5000"
         )
     epochs = getattr(trainer, "max_epochs", None)
     if epochs not in (None, -1) and not getattr(trainer, "fast_dev_run", False):
         raise ValueError(
-            f"trainer.max_epochs must be left out, received {epochs}: the training data are one "
-            "endless epoch, and runs are counted in optimiser steps, --trainer.max_steps"
+            f"trainer.max_epochs must be unset, received {epochs}: the training data are one "
+            "endless epoch, and the length of a run is given by --trainer.max_steps"
         )
     if getattr(trainer, "limit_train_batches", 1) == 0:
         raise ValueError(
             "trainer.limit_train_batches must be positive, received 0: no step would be trained; "
-            "to validate without training use python -m lit_probattn validate"
+            "to validate without training, run python -m lit_probattn validate"
         )
     timers = [c for c in getattr(trainer, "callbacks", ()) if isinstance(c, Timer)]
     if any(timer.time_remaining() == 0 for timer in timers):
@@ -106,8 +106,8 @@ def check_trainer(trainer: pl.Trainer) -> None:
     clipping = getattr(trainer, "gradient_clip_val", None)
     if isinstance(clipping, int | float) and clipping < 0:
         raise ValueError(
-            f"trainer.gradient_clip_val must not be negative, received {clipping}: leave it out "
-            "for no clipping"
+            f"trainer.gradient_clip_val must not be negative, received {clipping}: unset it "
+            "to disable clipping"
         )
     if trainer.accumulate_grad_batches < 1:
         raise ValueError(
@@ -117,38 +117,38 @@ def check_trainer(trainer: pl.Trainer) -> None:
     interval = getattr(trainer, "val_check_interval", None)
     if isinstance(interval, int | float) and not interval > 0:
         raise ValueError(
-            f"trainer.val_check_interval must be positive, received {interval}: micro-batches from "
-            "one validation to the next; --trainer.limit_val_batches 0 turns validation off"
+            f"trainer.val_check_interval must be positive, received {interval}: number of "
+            "micro-batches between validations; --trainer.limit_val_batches 0 disables validation"
         )
 
 
 class Task(pl.LightningModule):
-    """Training rules shared by the tasks; a task adds the model, its loss and its metrics.
+    """Training rules shared by all tasks; a subclass adds the model, its loss and its metrics.
 
-    A subclass sets `self.model` and implements `batch_loss`, `evaluate` and `log_scores`. Logged:
-    `train/loss` (mean over the global batch), `lr`, `beta1`.
+    A subclass sets `self.model` and implements `batch_loss`, `evaluate` and `log_scores`. Logged
+    values are `train/loss` (mean over the global batch), `lr` and `beta1`.
 
     Source of the defaults: MGK, ICML 2022, training set-up on the Long Range Arena and its code:
     AdamW, one-cycle schedule with beta1 cycling.
 
     Args:
-        seed: the run's seed. Everything random in training follows from it.
+        seed: seed of the run, which determines all random numbers in training.
         lr: peak learning rate.
         betas: AdamW's averaging factors. A schedule that cycles beta1 overrides the first.
         eps: AdamW's epsilon.
         weight_decay: decoupled weight decay, on all parameters.
-        schedule: course of the learning rate; see `lit_probattn.tasks.schedules`.
-        warmup_steps: optimiser steps until the peak; scaled where the run is not longer, see
-            `lit_probattn.tasks.schedules.lengths_of_run`.
+        schedule: learning-rate schedule; see `lit_probattn.tasks.schedules`.
+        warmup_steps: number of optimiser steps up to the peak; scaled down for runs that are not
+            longer, see `lit_probattn.tasks.schedules.lengths_of_run`.
         schedule_steps: length of the schedule. None means `trainer.max_steps`.
         cycle_momentum: whether `one_cycle` moves beta1 from 0.95 to 0.85 and back.
-        compile: whether the model runs through `torch.compile`.
+        compile: whether to compile the model with `torch.compile`.
     """
 
     model: nn.Module
-    # Scores that evaluations log, without their split, as patterns; empty where they are unknown.
+    # Patterns of the scores that evaluations log, without the split; empty if unknown.
     logged: ClassVar[tuple[str, ...]] = ()
-    # Parts of the model that belong to the task: weights to begin with may have others.
+    # Task-specific parts of the model, which initial weights may lack.
     heads: ClassVar[tuple[str, ...]] = ("head", "output", "spans", "pooler", "classifier")
 
     @takes(NormAnnealing)
@@ -178,13 +178,13 @@ class Task(pl.LightningModule):
         self.compile_model = compile
         self._window: list[tuple[int, Batch, Tensor]] = []  # micro-batches since the last step
         self._overflows_in_a_row = 0
-        self.stop_requested = 0  # set from outside: the signal that asks this process to end
-        self.stop_agreed = 0  # set here: the signal that some rank received, as all ranks know
-        # Set from outside: scores the test split after a validation, to be logged and no more.
+        self.stop_requested = 0  # set from outside: the signal that requests this process to stop
+        self.stop_agreed = 0  # set here: the signal received by any rank, equal on all ranks
+        # Set from outside: scores the test split after a validation, for logging only.
         self.score_test: Callable[[], None] | None = None
 
     def keep_arguments(self) -> None:
-        """Store the arguments of the constructors that are running, by name, in checkpoints."""
+        """Store the arguments of all active constructors, by name, in checkpoints."""
         found: dict[str, Any] = {}
         frame: Any = inspect.currentframe()
         while frame.f_back is not None:
@@ -193,15 +193,15 @@ class Task(pl.LightningModule):
                 names, _, options, values = inspect.getargvalues(frame)
                 found |= {name: values[name] for name in names if name != "self"}
                 found |= values[options] if options else {}
-        # A configuration's own values, where the command line constructs.
+        # If the command line constructs the task, the values of the configuration.
         self.save_hyperparameters(logger=False, frame=frame)
         for name, value in found.items():
-            if not callable(value):  # which a checkpoint would need code to load: name it again
+            if not callable(value):  # checkpoints contain no code: callables must be passed again
                 self.hparams.setdefault(name, value)
 
     @property
     def trainer_or_none(self) -> pl.Trainer | None:
-        """The trainer; None for a task that no trainer has."""
+        """The trainer; None if the task is not attached to one."""
         try:
             return self.trainer
         except RuntimeError:
@@ -214,14 +214,14 @@ class Task(pl.LightningModule):
     # ---- evaluation --------------------------------------------------------------------------
 
     def evaluate(self, batch: Batch, split: Split) -> None:
-        """Score the real rows of a batch; fill-up rows count for nothing."""
+        """Score the real rows of a batch, ignoring filler rows."""
         raise NotImplementedError(f"{type(self).__name__} must implement evaluate")
 
     def log_scores(self, split: Split) -> None:
-        """Log the metrics of a whole split, where `evaluate` does not."""
+        """Log the metrics of a whole split, unless `evaluate` logs them."""
 
     def is_final(self, split: Split) -> bool:
-        """Whether these are the scores of `test`; a test split may be scored in training too."""
+        """Whether `split` is scored by `test`; a test split can also be scored during training."""
         trainer = self.trainer_or_none
         return split == "test" and (trainer is None or trainer.state.fn != "fit")
 
@@ -234,15 +234,15 @@ class Task(pl.LightningModule):
         self.evaluate(batch, "test")
 
     def finish_predictions(self, table: Any) -> Any:
-        """Return what `predict` writes, of the rows (pandas.DataFrame) of all `predict_step`."""
+        """Return the table that `predict` writes, from the rows of all `predict_step` calls."""
         return table
 
     def prediction_files(self, table: Any) -> dict[str, str]:
-        """Return texts that `predict` writes beside the table, by the end of their names."""
+        """Return additional text files of `predict`, by file-name ending."""
         return {}
 
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics of the validation split, and those of the test split if asked to."""
+        """Log the metrics of the validation split and, if requested, of the test split."""
         self.log_scores("val")
         if self.score_test is not None and not self.trainer.sanity_checking:
             self.score_test()
@@ -254,11 +254,11 @@ class Task(pl.LightningModule):
     # ---- set-up ------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Check the length of the run; compile the model if asked.
+        """Validate the length of the run; compile the model if requested.
 
         Raises:
-            ValueError: `trainer.max_steps` is missing, or beyond the end of the schedule; or there
-                is nothing to anneal.
+            ValueError: `trainer.max_steps` is missing, or exceeds the schedule; or there is
+                nothing to anneal.
         """
         if self.compile_model:
             self.model.compile()
@@ -271,24 +271,25 @@ class Task(pl.LightningModule):
         check_schedule(self.schedule, total_steps=length, warmup_steps=warmup)
         if warmup != self.warmup_steps and self.trainer.is_global_zero:
             print(
-                f"warm-up scaled: warmup_steps {self.warmup_steps} would outlast the run of "
-                f"max_steps {max_steps}, so it has {warmup} and its schedule ends with the run",
+                f"warm-up scaled: warmup_steps {self.warmup_steps} exceeds max_steps "
+                f"{max_steps}, so the warm-up has {warmup} steps and the schedule ends with the "
+                f"run",
                 flush=True,
             )
         elif 0 < max_steps <= warmup and self.trainer.is_global_zero:
             print(
-                f"max_steps {max_steps} ends within the warm-up of {warmup} steps: for a run "
-                f"of its own set --model.init_args.schedule_steps null",
+                f"max_steps {max_steps} ends within the warm-up of {warmup} steps: for a complete "
+                f"schedule set --model.init_args.schedule_steps null",
                 flush=True,
             )
         if self.schedule not in OPEN_ENDED and max_steps > length:
             raise ValueError(
-                f"trainer.max_steps {max_steps} goes beyond schedule_steps {length}: set "
-                f"--model.init_args.schedule_steps {max_steps} too, or use schedule 'constant'"
+                f"trainer.max_steps {max_steps} exceeds schedule_steps {length}: also set "
+                f"--model.init_args.schedule_steps {max_steps}, or use schedule 'constant'"
             )
 
     def configure_model(self) -> None:
-        """Split the parameters over the ranks if the strategy asks for that."""
+        """Shard the parameters over the ranks if the strategy requires it."""
         if self.device_mesh is not None:
             shard(self.model, self.device_mesh["data_parallel"])
 
@@ -297,12 +298,12 @@ class Task(pl.LightningModule):
         return self.make_optimizer(AdamW, ordered_parameters(self).values())
 
     def make_optimizer(self, kind: Callable[..., Optimizer], trained: Iterable[Any]) -> Optimizer:
-        """Return an optimiser of parameters, or of groups of them, with the task's settings."""
+        """Return an optimiser of parameters or parameter groups, with the task's settings."""
         betas = (self.betas[0], self.betas[1])
         return kind(trained, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
 
     def _lengths(self) -> Lengths:
-        """Return the steps of the schedule and of its warm-up in this run."""
+        """Return the lengths of the schedule and of its warm-up in this run."""
         return lengths_of_run(self.trainer.max_steps, self.schedule_steps, self.warmup_steps)
 
     def is_head(self, name: str) -> bool:
@@ -312,9 +313,9 @@ class Task(pl.LightningModule):
     # ---- randomness --------------------------------------------------------------------------
 
     def random_key(self, batch: Batch) -> RandomKey:
-        """Return the key of everything counter-based that is drawn for this batch.
+        """Return the key of all counter-based random draws for this batch.
 
-        In evaluation the step is 0, so that a sample sees the same draw in every pass.
+        In evaluation the step is 0, so that a sample has the same draws in every pass.
         """
         step = self.trainer.global_step if self.training else 0
         return RandomKey(self.seed, step, batch["sample_ids"])
@@ -324,11 +325,11 @@ class Task(pl.LightningModule):
         torch.manual_seed(mix_integers(self.seed, micro_step, self.global_rank) >> 1)
 
     def on_train_start(self) -> None:
-        """Tell the layers the step that training begins or goes on with."""
+        """Set the current step on all layers when training starts or resumes."""
         self._set_step(self.trainer.global_step)
 
     def _set_step(self, step: int) -> None:
-        """Let what follows from the step alone follow it, and log it after an optimiser step."""
+        """Update everything that depends on the step, and log it after an optimiser step."""
         for name, value in self.annealing.set_step(self, step).items():
             if step > self.trainer.global_step:
                 self.log(name, value)
@@ -349,7 +350,7 @@ class Task(pl.LightningModule):
         """Compute the gradients.
 
         Raises:
-            NonFiniteError: PyTorch looks for anomalies and has found NaN.
+            NonFiniteError: PyTorch's anomaly detection found NaN.
         """
         try:
             super().backward(loss, *args, **kwargs)
@@ -359,14 +360,14 @@ class Task(pl.LightningModule):
             raise NonFiniteError(self._describe_anomaly(str(error))) from error
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Check that everything is finite, set learning rate and beta1, log the loss.
+        """Check that losses and gradients are finite, set learning rate and beta1, log the loss.
 
-        The ranks also agree whether one of them was asked to end.
+        The ranks also agree on whether one of them received a stop signal.
 
         Raises:
             NonFiniteError: on every rank, if a loss or gradient of any rank is not finite. With
-                loss scaling, a gradient overflow lets the scaler skip the step; the tenth in a
-                row stops.
+                loss scaling, the scaler skips the step after a gradient overflow; the tenth
+                overflow in a row raises.
         """
         wide = [loss if loss.dtype == torch.float64 else loss.float() for *_, loss in self._window]
         losses = torch.stack(wide)
@@ -384,7 +385,7 @@ class Task(pl.LightningModule):
         self.log("train/loss", summed[0] / num_ranks(), prog_bar=True)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the optimiser, then the priors that follow an M-step, and weights of norms."""
+        """Step the optimiser, then apply prior updates (M-step) and the annealed norm weights."""
         super().optimizer_step(*args, **kwargs)
         self._update_priors(apply=self._overflows_in_a_row == 0)
         self._set_step(self.trainer.global_step + 1)
@@ -394,7 +395,7 @@ class Task(pl.LightningModule):
         return scaled and self._overflows_in_a_row < MAX_OVERFLOWS_IN_A_ROW
 
     def scheduled(self) -> ScheduleValues:
-        """Return the learning rate and beta1 of the coming optimiser step."""
+        """Return the learning rate and beta1 of the next optimiser step."""
         length, warmup = self._lengths()
         return schedule_values(
             self.schedule,
@@ -413,7 +414,7 @@ class Task(pl.LightningModule):
         self.log_dict({"lr": values.lr, "beta1": beta1})
 
     def _update_priors(self, *, apply: bool) -> None:
-        """Sum the M-step statistics over the ranks for their layers; drop them unless `apply`."""
+        """Sum the M-step statistics over the ranks and apply them; discard them unless `apply`."""
         layers: list[Any] = [m for m in self.modules() if hasattr(m, "prior_statistics")]
         every = [(layer, layer.prior_statistics()) for layer in layers]
         collected = [(layer, statistics) for layer, statistics in every if statistics is not None]
@@ -426,10 +427,10 @@ class Task(pl.LightningModule):
         for (layer, statistics), part in zip(collected, parts, strict=True):
             layer.apply_prior_update(part.view_as(statistics))
 
-    # ---- what went wrong ---------------------------------------------------------------------
+    # ---- error reports -----------------------------------------------------------------------
 
     def _describe_non_finite(self, loss_is_bad: bool) -> str:
-        """One line for every rank: step, samples and the first bad module of each bad rank."""
+        """Return one line for every rank: step, samples, first bad module of each bad rank."""
         mine = self._describe_my_window() if loss_is_bad else None
         reports = [report for report in gather_objects(mine) if report is not None]
         step = self.trainer.global_step
@@ -449,7 +450,7 @@ class Task(pl.LightningModule):
         )
 
     def _describe_anomaly(self, found: str) -> str:
-        """One line for this rank, which does not wait for the others: they are in backward."""
+        """Return one line for this rank without communication: other ranks are in backward."""
         step, mine = self.trainer.global_step, self._describe_my_window()
         if mine is not None:
             return f"the loss is not finite at step {step}: {mine}. {_UNCHANGED}"
@@ -480,18 +481,18 @@ class Task(pl.LightningModule):
     # ---- checkpoints -------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what the next step depends on beside weights and optimiser."""
+        """Store training state other than weights and optimiser."""
         checkpoint["training"] = {
             "overflows_in_a_row": self._overflows_in_a_row,
             "accumulate_grad_batches": self.trainer.accumulate_grad_batches,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore it.
+        """Restore the training state.
 
         Raises:
-            ValueError: training goes on with another number of micro-batches per step, so that
-                the position in the data, counted in micro-batches, would not mean the same.
+            ValueError: training resumes with a different number of micro-batches per step, which
+                would change the position in the data, counted in micro-batches.
         """
         state = checkpoint.get("training", {})
         self._overflows_in_a_row = state.get("overflows_in_a_row", 0)
@@ -501,6 +502,6 @@ class Task(pl.LightningModule):
         before, now = state.get("accumulate_grad_batches", 1), trainer.accumulate_grad_batches
         if before != now:
             raise ValueError(
-                f"the checkpoint was written with trainer.accumulate_grad_batches {before}, this "
-                f"run has {now}: resume with {before}"
+                f"the checkpoint was written with trainer.accumulate_grad_batches {before}, "
+                f"received {now}: resume with {before}"
             )

@@ -1,9 +1,9 @@
-"""BLEU of a whole split, in the forms that papers report; each says which it is.
+"""Corpus BLEU in the formats that papers report; each score states its format.
 
-`detokenised`: sacrebleu on the text as people read it, against the references as released; scores
-of different programs compare only by its signature. `tokenised`: the lower-case score of
-multi-bleu on tokens as the data tokenised them (IWSLT'14). `compound_split`: multi-bleu on such
-tokens, upper and lower case, with hyphenated words taken apart on both sides (WMT'14 En-De).
+`detokenised`: sacrebleu on detokenised text against the released references; scores of different
+programs are comparable only with the same signature. `tokenised`: the lower-case score of
+multi-bleu on the data's tokens (IWSLT'14). `compound_split`: multi-bleu on these tokens, case kept,
+with hyphenated words split on both sides (WMT'14 En-De).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLEUForm = Literal["detokenised", "tokenised", "compound_split"]
 FORMS: tuple[BLEUForm, ...] = get_args(BLEUForm)
 
 _HYPHEN = re.compile(r"(\S)-(\S)")
-# multi-bleu: words are what spaces separate, nothing is smoothed.
+# multi-bleu: words are separated by spaces, no smoothing.
 _MULTI = {"tokenize": "none", "smooth_method": "none", "force": True}
 _OPTIONS: dict[BLEUForm, dict[str, Any]] = {
     "detokenised": {},
@@ -31,14 +31,14 @@ _OPTIONS: dict[BLEUForm, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class BLEUScore:
-    """A score, and what it was counted on.
+    """A BLEU score and its statistics.
 
     Attributes:
         score: percent.
-        precisions: of n-grams of 1 to 4 words, percent.
+        precisions: precisions of n-grams of 1 to 4 words, percent.
         brevity_penalty: factor for translations that are shorter than the references.
-        hypothesis_words, reference_words: words in all.
-        signature: sacrebleu's; with `compounds:split` where hyphenated words were taken apart.
+        hypothesis_words, reference_words: total number of words.
+        signature: sacrebleu's; with `compounds:split` if hyphenated words are split.
     """
 
     form: BLEUForm
@@ -65,17 +65,17 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], form: BLEU
     scripts.
 
     Args:
-        hypotheses: running text for `detokenised`, tokens with spaces between them otherwise.
-        references: in the same form.
+        hypotheses: detokenised text for `detokenised`, otherwise tokens separated by spaces.
+        references: in the same format.
 
-    Raises:
-        ValueError: the numbers of lines differ, there are none, or sacrebleu is not installed.
+        Raises:
+            ValueError: the numbers of lines differ or are zero, or sacrebleu is not installed.
     """
     if form not in FORMS:
         raise ValueError(f"bleu must be one of {', '.join(FORMS)}, received {form!r}")
     if len(hypotheses) != len(references) or not references:
         raise ValueError(
-            f"BLEU needs as many translations as references, at least one: received "
+            f"BLEU requires equal numbers of translations and references, at least one: received "
             f"{len(hypotheses)} and {len(references)}"
         )
     metric = _sacrebleu().BLEU(**_OPTIONS[form])
@@ -96,14 +96,14 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], form: BLEU
 def sentence_counts(
     hypotheses: Sequence[str], references: Sequence[str], form: BLEUForm
 ) -> npt.NDArray[np.float64]:
-    """Return what BLEU counts in every sentence; sums over sentences give the score of a corpus.
+    """Return the BLEU counts of every sentence; their sum gives the corpus score.
 
     Args:
         hypotheses, references: as for `corpus_bleu`.
 
     Returns:
-        Shape (num_sentences, 10): n-grams of 1 to 4 words that the reference has too, n-grams in
-        all, words of the hypothesis, words of the reference.
+        Shape (num_sentences, 10): matching n-grams of 1 to 4 words, total n-grams of the
+        hypothesis, words of the hypothesis, words of the reference.
     """
     metric = _sacrebleu().BLEU(**_OPTIONS[form])
     sides = (_as_compared(side, form) for side in (hypotheses, references))
@@ -113,7 +113,7 @@ def sentence_counts(
 
 
 def bleu_of_counts(counts: npt.NDArray[np.float64], form: BLEUForm) -> float:
-    """Return the BLEU, in percent, of a sum of rows of `sentence_counts`, (10,)."""
+    """Return the BLEU, in percent, of summed rows of `sentence_counts`, (10,)."""
     smooth = _OPTIONS[form].get("smooth_method", "exp")
     numbers = [int(count) for count in counts]
     sides = {"sys_len": numbers[8], "ref_len": numbers[9]}
@@ -123,7 +123,7 @@ def bleu_of_counts(counts: npt.NDArray[np.float64], form: BLEUForm) -> float:
 
 
 def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """Return chrF of running text in percent, and sacrebleu's signature.
+    """Return chrF of detokenised text in percent, and sacrebleu's signature.
 
     Source: Popović, 2015; sacrebleu.
     """
@@ -133,7 +133,7 @@ def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[f
 
 
 def words_13a(lines: Sequence[str]) -> list[list[str]]:
-    """Return the words of running text as sacrebleu's tokeniser 13a separates them."""
+    """Return the words of each line according to sacrebleu's tokeniser 13a."""
     _sacrebleu()
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
@@ -146,7 +146,7 @@ def _as_compared(lines: Sequence[str], form: BLEUForm) -> list[str]:
 
 
 def split_compounds(line: str) -> str:
-    """Take hyphenated words apart: `a-b` becomes three words.
+    """Split hyphenated words: `a-b` becomes three words.
 
     >>> split_compounds("a well-known end - to - end test")
     'a well ##AT##-##AT## known end - to - end test'
@@ -155,7 +155,7 @@ def split_compounds(line: str) -> str:
 
 
 def check_installed() -> None:
-    """Refuse to begin a run whose first validation would need a package that is not there.
+    """Check that sacrebleu is installed before a run starts.
 
     Raises:
         ValueError: sacrebleu is not installed.

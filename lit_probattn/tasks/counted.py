@@ -1,4 +1,4 @@
-"""Losses that are means over entries, of which micro-batches have different numbers."""
+"""Tasks whose loss is a mean over a variable number of entries per micro-batch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
 
 
 class CountedTask(Task):
-    """Task trained on the mean over the entries of a global batch, such as its hidden words.
+    """Task trained on the mean over the entries of a global batch, such as its masked tokens.
 
-    How the batch is divided among ranks and accumulation steps changes nothing: an entry counts the
-    same wherever it is. A mean of the micro-batches' means would let entries count more where
-    there are few.
+    The loss does not depend on how the batch is distributed over ranks and accumulation steps. A
+    mean of the micro-batches' means would give entries of small micro-batches a larger weight.
 
-    How many entries a step has is known together only at its end. So a micro-batch's loss is its
-    sum over its places, alike in all micro-batches of a step, and at the end of the step gradients
-    and loss are scaled to the mean over entries. Clipping follows: it sees the gradient of that
-    mean.
+    The total number of entries is known only at the end of a step. The loss of a micro-batch is
+    therefore its sum over the number of possible entries, which is equal for all micro-batches of a
+    step, and at the end of the step gradients and loss are scaled to the mean over actual entries.
+    Gradient clipping applies to the scaled gradient.
 
     A subclass implements `loss_sum` and `places`.
     """
@@ -31,23 +30,23 @@ class CountedTask(Task):
     @takes(Task)
     def __init__(self, **training: Any) -> None:
         super().__init__(**training)
-        self._counts: list[tuple[int, Tensor]] = []  # places and entries since the last step
+        self._counts: list[tuple[int, Tensor]] = []  # possible, actual entries since the last step
 
     def loss_sum(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses of a micro-batch's entries, and their number; both ()."""
         raise NotImplementedError(f"{type(self).__name__} must implement loss_sum")
 
     def places(self, batch: Any) -> int:
-        """Return how many entries a micro-batch could have; alike in all those of a step."""
+        """Return the number of possible entries of a micro-batch, equal within a step."""
         raise NotImplementedError(f"{type(self).__name__} must implement places")
 
     def batch_loss(self, batch: Any) -> Tensor:
-        """Return the mean over the entries of this micro-batch alone, 0 without any. Shape ()."""
+        """Return the mean loss over the entries of this micro-batch, 0 if empty. Shape ()."""
         total, count = self.loss_sum(batch)
         return total / count.clamp(min=1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return a micro-batch's sum of losses over its places. Shape ()."""
+        """Return the sum of losses divided by the number of possible entries. Shape ()."""
         total, count = self.loss_sum(batch)
         places = self.places(batch)
         loss = total / places
@@ -56,7 +55,7 @@ class CountedTask(Task):
         return loss
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Scale the gradients, and the loss, to the mean over entries; do what every task does."""
+        """Scale the gradients and the loss to the mean over entries, then call the base method."""
         places = sum(number for number, _ in self._counts)
         entries = torch.stack([count for _, count in self._counts]).sum().to(torch.float64)
         total = float(sum_over_ranks(entries[None])[0].clamp(min=1.0))

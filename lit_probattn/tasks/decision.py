@@ -1,4 +1,4 @@
-"""What to do next: offline reinforcement learning as a sequence of returns, states and actions."""
+"""Offline reinforcement learning as sequence modelling of returns, states and actions."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ from lit_probattn.tasks.base import Split, Task
 from lit_probattn.tasks.counted import CountedTask
 from lit_probattn.tasks.distributed import gather_objects, num_ranks, sum_over_ranks
 
-FIRST_SEED = 100  # added to the run's seed for the first episode, as the source does
+FIRST_SEED = 100  # added to the run's seed for the first episode, as in the source
 _SECONDS_BETWEEN_LINES = 10.0
 _TARGETS: tuple[Literal["high", "low"], ...] = ("high", "low")
-_PLAYED = ("return", "return_std", "length", "score")  # of each target
+_PLAYED = ("return", "return_std", "length", "score")  # logged for each target
 
 
 class DecisionMaking(CountedTask):
     """Decision transformer, trained on the mean squared error of the actions of a global batch.
 
-    The mean is over all entries of actions at real steps, whatever ranks and accumulation steps
-    they are on: padding counts nowhere, and the layout changes nothing.
+    The mean is over all entries of actions at real steps of the global batch, independent of the
+    distribution over ranks and accumulation steps; padding is ignored.
 
     Batches: `observations` (B, K, obs_dim) standardised, `actions` (B, K, act_dim), `returns_to_go`
     (B, K, 1) scaled, `timesteps` (B, K) int64, `mask` (B, K) True on real steps, `sample_ids` (B,).
 
-    Logged beside what every task logs, for `val` and `test`: `loss`, the mean squared error, and
-    `steps`, the real steps. Where episodes are played (`test_episodes`, `val_episodes`), in the
-    environment of the data and for both target returns, `high` and `low`: `return_high`, their mean
-    return, its standard deviation `return_std_high`, the mean `length_high`, the normalised
-    `score_high`; and `score`, the better of the two. `provenance` has the environment's
-    versions, seeds, targets and every return.
+    Logs, in addition to the values of every task, for `val` and `test`: `loss`, the mean squared
+    error, and `steps`, the number of real steps. If episodes are played (`test_episodes`,
+    `val_episodes`), in the environment of the data and for both target returns, `high` and `low`:
+    `return_high`, their mean return, its standard deviation `return_std_high`, the mean
+    `length_high`, the normalised `score_high`; and `score`, the larger of both scores. `provenance`
+    contains the environment's versions, seeds, targets and every return.
 
-    Episode i starts from the seed `seed` + 100 + i, for both targets and whatever the number of
-    episodes, batches or ranks.
+    Episode i starts from the seed `seed` + 100 + i, for both targets, independent of the numbers of
+    episodes, batches and ranks.
 
     Source: Decision Transformer (Chen et al., 2021), with the recipe of FiSH, NeurIPS 2022, table
     7: AdamW, linear warm-up to a constant rate.
-    Departs from the source: every episode has a seed of its own; environments are gymnasium's -v5.
+    Departs from the source: every episode has a separate seed; environments are gymnasium's -v5.
 
     Args:
-        context_length: K, steps that the policy sees in its environment.
-        test_episodes: episodes that `test` plays per target; 0 for the loss alone.
-        val_episodes: episodes that a validation plays per target.
-        val_every: a validation plays them if it is the n-th since the last that did.
-        target_returns: the two returns that the policy is asked for; None for those of the data.
+        context_length: K, number of steps in the policy's context.
+        test_episodes: number of episodes that `test` plays per target; 0 computes only the loss.
+        val_episodes: number of episodes that a validation plays per target.
+        val_every: number of validations between those that play episodes.
+        target_returns: the two target returns of the policy; None uses those of the data.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a value is out of range.
     """
 
     logged: ClassVar[tuple[str, ...]] = (
@@ -112,15 +112,15 @@ class DecisionMaking(CountedTask):
         self.facts: EvaluationFacts | None = None
         self.provenance: dict[str, Any] = {}
         self._sums = torch.zeros(2, dtype=torch.float64)  # squared errors, steps
-        self._validations = 0  # since the last that played
+        self._validations = 0  # since the last one with episodes
 
     # ---- set-up ------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Learn of the data what playing needs; refuse an environment that cannot be played.
+        """Read the evaluation facts from the data; validate the environment.
 
         Raises:
-            ValueError: the environment is missing, or its sizes are not those of the data; see also
+            ValueError: the environment is missing, or its sizes differ from the data; see also
                 `Task.setup`.
         """
         super().setup(stage)
@@ -147,7 +147,7 @@ class DecisionMaking(CountedTask):
     def squared_errors(self, batch: Any) -> Tensor:
         """Return every step's mean squared error over its action's entries, (B, K); 0 at padding.
 
-        They are in float32 or better.
+        Computed in float32 or float64.
         """
         predicted = self.predicted(batch)
         exact = predicted if predicted.dtype == torch.float64 else predicted.float()
@@ -159,7 +159,7 @@ class DecisionMaking(CountedTask):
         return self.squared_errors(batch).sum(), batch["mask"].sum()
 
     def places(self, batch: Any) -> int:
-        """Return the number of steps of a micro-batch, padding among them."""
+        """Return the number of steps of a micro-batch, padding included."""
         return int(batch["mask"].numel())
 
     # ---- evaluation --------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class DecisionMaking(CountedTask):
             self._sums += torch.stack([value.double() for value in sums]).to(self._sums)
 
     def log_scores(self, split: Split) -> None:
-        """Log the loss; play episodes if it is their turn."""
+        """Log the loss; play episodes if due."""
         total, steps = sum_over_ranks(self._sums.to(self.device)).tolist()
         self._sums = torch.zeros(2, dtype=torch.float64)
         loss = torch.tensor(total / steps if steps else float("nan"), dtype=torch.float64)
@@ -196,7 +196,7 @@ class DecisionMaking(CountedTask):
     def _log_returns(self, split: Split, count: int) -> None:
         facts = self.facts
         if facts is None or not facts.env_name:
-            self._say("no episodes played: these data name no environment")
+            self._say("no episodes played: the data specify no environment")
             return
         targets = sorted(self.target_returns or facts.target_returns, reverse=True)
         told = {**describe_environment(facts.env_name), "episodes": count}
@@ -229,14 +229,15 @@ class DecisionMaking(CountedTask):
             self._say(f"note: {told['warning']}")
 
     def play(self, target: float, count: int) -> list[Episode]:
-        """Play `count` episodes for a target return, spread over the ranks; all, in their order.
+        """Play `count` episodes for a target return, distributed over the ranks; return all in
+        order.
 
         Raises:
             ValueError: there is no environment, or see `Player.play`.
         """
         facts = self.facts
         if facts is None or not facts.env_name:
-            raise ValueError("these data name no environment to play in")
+            raise ValueError("the data specify no environment to play in")
         trainer = self.trainer_or_none
         rank = 0 if trainer is None else trainer.global_rank
         numbers = range(rank, count, num_ranks())
@@ -257,7 +258,7 @@ class DecisionMaking(CountedTask):
         return sorted(everyone, key=lambda episode: episode.number)
 
     def _watch(self, target: float, count: int) -> Watch | None:
-        """Return what prints a line every ten seconds while episodes are played."""
+        """Return a callback that prints a line every ten seconds while episodes are played."""
         trainer = self.trainer_or_none
         bar = getattr(trainer, "progress_bar_callback", None)
         if trainer is None or bar is None or not trainer.is_global_zero:
@@ -269,7 +270,7 @@ class DecisionMaking(CountedTask):
             now = time.monotonic()
             if now - shown >= _SECONDS_BETWEEN_LINES:
                 shown = now
-                line = f"target {target:g}: step {step}, {running} of {count} episodes go on"
+                line = f"target {target:g}: step {step}, {running} of {count} episodes running"
                 print(line, file=sys.stderr, flush=True)
 
         return watch
@@ -284,7 +285,7 @@ class DecisionMaking(CountedTask):
         """Predict the actions of the real rows of a batch.
 
         Returns:
-            `sample_id` (R,), and of each of the R rows, for its real steps: `timesteps`, `actions`
+            `sample_id` (R,), and for each of the R rows, at its real steps: `timesteps`, `actions`
             and `predicted`, lists of numbers or of lists of act_dim numbers.
         """
         rows = _real_rows(batch)
@@ -300,14 +301,14 @@ class DecisionMaking(CountedTask):
     # ---- checkpoints -------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what playing needs to know of the data, and when episodes are played next."""
+        """Store the evaluation facts, and the number of validations since the last episodes."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["training"]["validations_since_episodes"] = self._validations
         if self.facts is not None:
             checkpoint["evaluation"] = self.facts.state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore it: the policy sees states as it was trained on them."""
+        """Restore the evaluation facts, which standardise states as in training."""
         super().on_load_checkpoint(checkpoint)
         training = checkpoint.get("training", {})
         self._validations = training.get("validations_since_episodes", 0)
@@ -316,6 +317,6 @@ class DecisionMaking(CountedTask):
 
 
 def _real_rows(batch: Any) -> dict[str, Any]:
-    """Return the rows of a batch that do not only fill it up."""
+    """Return the rows of a batch without filler rows."""
     real = batch["sample_ids"] >= 0
     return {name: value[real] for name, value in batch.items()}

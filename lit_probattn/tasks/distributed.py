@@ -1,4 +1,4 @@
-"""The ranks of a run: sums and gathers, their agreement to end, parameters split over them."""
+"""Communication between ranks: sums, gathers, agreement on stop signals, sharding."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lit_probattn.attention import Attention
 
-# SIGUSR1 comes from SLURM, which wants the job queued again; it wins over a SIGTERM, which wins
+# SLURM sends SIGUSR1 to requeue the job; it takes precedence over SIGTERM, which takes precedence
 # over Ctrl-C. Windows has no SIGUSR1.
 _STOP_NAMES = ("SIGUSR1", "SIGTERM", "SIGINT")
 STOP_SIGNALS = tuple(signal.Signals[n] for n in _STOP_NAMES if hasattr(signal, n))
 
 
 def num_ranks() -> int:
-    """Return the number of processes that take part in the run."""
+    """Return the number of processes of the run."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -32,7 +32,7 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over the ranks; every rank's part gets the sum of all ranks' gradients."""
+    """Sum over the ranks; the gradient is summed over the ranks too."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def sum_with_gradients(values: Tensor) -> Tensor:
-    """Sum a tensor over the ranks; gradients flow back to the parts of all ranks."""
+    """Sum a tensor over the ranks, with gradients to the tensors of all ranks."""
     if num_ranks() == 1:
         return values
     return _SumOverRanks.apply(values)
@@ -59,25 +59,25 @@ def gather_objects(item: Any) -> list[Any]:
 
 
 def stop_counts(received: int) -> list[float]:
-    """Return a number per stop signal, to be summed over ranks: 1 for the one received."""
+    """Return a number per stop signal, to be summed over ranks: 1 for the received one."""
     return [float(received == number) for number in STOP_SIGNALS]
 
 
 def agreed_signal(counts: Sequence[float]) -> int:
-    """Return the signal that the summed numbers tell of; 0 if no rank received one."""
+    """Return the signal with a non-zero sum of `stop_counts`; 0 if there is none."""
     return next((int(n) for n, count in zip(STOP_SIGNALS, counts, strict=True) if count), 0)
 
 
 def agree_on_signal(received: int, device: torch.device) -> int:
-    """Return the signal that this or another rank received, the same on every rank; 0 for none."""
+    """Return the signal that any rank received, the same on every rank; 0 for none."""
     counts: Tensor = sum_over_ranks(torch.tensor(stop_counts(received), device=device))
     return agreed_signal(counts.tolist())
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split a model's parameters in place over a one-dimensional mesh, as DTensors.
+    """Shard a model's parameters in place over a one-dimensional mesh, as DTensors.
 
-    There is one group per attention block and one for the rest.
+    There is one group per attention block and one for all other parameters.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -89,6 +89,6 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return what this rank keeps of a tensor; the tensor itself if it is not split."""
+    """Return this rank's shard of a tensor; the tensor itself if it is not sharded."""
     part: Any = getattr(tensor, "to_local", None)
     return tensor if part is None else part()

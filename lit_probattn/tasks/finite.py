@@ -1,4 +1,4 @@
-"""Finding out that a loss or gradient is not finite, and where that began."""
+"""Detection of non-finite losses and gradients, and of their origin."""
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -38,10 +38,10 @@ def first_bad_gradient(module: nn.Module) -> str | None:
 
 
 def first_bad_module(module: nn.Module, run: Callable[[], object]) -> str | None:
-    """Return name and class of the first submodule with a non-finite result while `run` runs.
+    """Return name and class of the first submodule with a non-finite output while `run` runs.
 
-    Children return before their parents, so the answer is the innermost module. `run` is executed
-    without gradients and without compiled code, which would not call the hooks.
+    Children return before their parents, so the result is the innermost module. `run` is executed
+    without gradients and without compiled code, which would skip the hooks.
     """
     found: list[str] = []
 
@@ -58,7 +58,7 @@ def first_bad_module(module: nn.Module, run: Callable[[], object]) -> str | None
 
 
 def describe_samples(sample_ids: Iterable[int]) -> str:
-    """Return sample ids for a message, at most 64 of them."""
+    """Format up to 64 sample ids for a message."""
     ids = list(sample_ids)
     more = f" and {len(ids) - MAX_LISTED_SAMPLES} more" if len(ids) > MAX_LISTED_SAMPLES else ""
     return ", ".join(str(i) for i in ids[:MAX_LISTED_SAMPLES]) + more

@@ -1,4 +1,4 @@
-"""One label per picture: ImageNet with timm's Swin and ViT models."""
+"""Image classification: ImageNet with timm's Swin and ViT models."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,28 +26,28 @@ TOP_K = 5
 class ImageClassifier(LabelTask):
     """A Swin or ViT of timm with replaced attention, trained with smoothed cross-entropy and AdamW.
 
-    Batches have float `inputs` (B, 3, S, S), and `mix_target`, `mix_weight` where pictures are
-    mixed: the loss is that of the mixed labels. Weight decay leaves out vectors, biases and tables
-    of positions. Logged beside what `LabelTask` logs: `val/accuracy_top5`, `test/accuracy_top5`,
-    exact sums over samples too.
+    Batches have float `inputs` (B, 3, S, S), and `mix_target`, `mix_weight` if images are
+    mixed: the loss then uses the mixed labels. Vectors, biases and position tables have no weight
+    decay. Logs, in addition to the values of `LabelTask`: `val/accuracy_top5`,
+    `test/accuracy_top5`, also exact sums over samples.
 
     Source: FiSH, NeurIPS 2022, table 5 and its image code (Swin, DeiT).
     Departs from the source: nothing.
 
     Args:
         initial_weights: file with a state dict of the timm model to start from (torch.save or
-            safetensors). Replaced layers take its positions; with attention_weights=copy also its
-            projections.
-        label_smoothing: share of a label that is spread over all classes.
-        start_lr: learning rate of the first step of the warm-up. None means that of the schedule.
+            safetensors). Replaced layers load its position tables; with attention_weights=copy also
+            its projections.
+        label_smoothing: fraction of a label that is spread over all classes.
+        start_lr: learning rate of the first warm-up step. None keeps the schedule's.
         final_lr: learning rate at the end of the cosine.
-        ema_decay: decay of a moving average of the weights, which is then what is evaluated. None
-            for none.
+        ema_decay: decay of a moving average of the weights, which evaluations then use. None
+            disables it.
         ema_warmup: let the decay grow from 0 (timm's `use_warmup`).
 
     Raises:
-        ValueError: the model or a choice of layers does not exist, the weights are those of another
-            model, or a rate is out of range.
+        ValueError: the model or a layer does not exist, the weights belong to another model, or a
+            rate is out of range.
     """
 
     logged: ClassVar[tuple[str, ...]] = (*LabelTask.logged, "accuracy_top5")
@@ -73,7 +73,7 @@ class ImageClassifier(LabelTask):
                 f"and {final_lr}"
             )
         if final_lr and not self.schedule.startswith("cosine"):
-            raise ValueError(f"final_lr is for cosine schedules, received {self.schedule!r}")
+            raise ValueError(f"final_lr requires a cosine schedule, received {self.schedule!r}")
         self.label_smoothing = label_smoothing
         self.start_lr, self.final_lr = start_lr, final_lr
         self.model: nn.Module = ImageModel(**arguments_of(ImageModel, options))
@@ -93,11 +93,11 @@ class ImageClassifier(LabelTask):
 
     @property
     def net(self) -> nn.Module:
-        """The model of timm."""
+        """timm's model."""
         return cast(nn.Module, self.model.net)
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Return the mean smoothed cross-entropy, of mixed labels where pictures are mixed; ()."""
+        """Return the mean smoothed cross-entropy, with mixed labels for mixed images; ()."""
         mixed = cast(Mapping[str, Tensor], batch)
         logits = self(batch)
 
@@ -113,20 +113,20 @@ class ImageClassifier(LabelTask):
     # ---- optimiser -----------------------------------------------------------------------------
 
     def configure_model(self) -> None:
-        """Split the parameters over the ranks if the strategy asks for that.
+        """Shard the parameters over the ranks if the strategy requires it.
 
         Raises:
-            ValueError: there is a moving average of the weights, which is not split.
+            ValueError: ema_decay is set, which does not support sharding.
         """
         if self.device_mesh is not None and self.ema is not None:
             raise ValueError(
-                "ema_decay does not work with sharded parameters: use configs/trainer/ddp.yaml, or "
+                "ema_decay does not support sharded parameters: use configs/trainer/ddp.yaml, or "
                 "set --model.init_args.ema_decay null"
             )
         super().configure_model()
 
     def configure_optimizers(self) -> Optimizer:
-        """Return AdamW; weight decay leaves out vectors, biases and tables of positions."""
+        """Return AdamW, without weight decay on vectors, biases and position tables."""
         skipped = cast(ImageModel, self.model).no_weight_decay()
         named = ordered_parameters(self.model).items()
         groups: list[dict[str, Any]] = [
@@ -138,8 +138,8 @@ class ImageClassifier(LabelTask):
     def scheduled(self) -> ScheduleValues:
         """Return the schedule between `start_lr`, `lr` and `final_lr`.
 
-        Warm-up step t of T has start + (lr - start) t / T, as timm's, if `start_lr` is given; the
-        cosine is stretched to end at `final_lr`.
+        With `start_lr`, warm-up step t of T has start + (lr - start) t / T, as in timm; the
+        cosine is rescaled to end at `final_lr`.
         """
         values, step = super().scheduled(), self.trainer.global_step
         warmup = self._lengths().warmup
@@ -151,10 +151,10 @@ class ImageClassifier(LabelTask):
         return values._replace(lr=self.final_lr + (1 - self.final_lr / self.lr) * values.lr)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the optimiser, then the moving average; a step that was skipped is not averaged."""
+        """Step the optimiser, then update the moving average unless the step was skipped."""
         super().optimizer_step(*args, **kwargs)
         if self.ema is not None and self._overflows_in_a_row == 0:
-            # Lightning counts the step after this; timm counts from 1 and copies the first.
+            # Lightning increments the step later; timm counts from 1 and copies the first.
             self.ema.update(self.model, step=self.trainer.global_step + 1)
 
     # ---- evaluation ----------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class ImageClassifier(LabelTask):
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """Let the moving average stand in for the model, if there is one."""
+        """Replace the model by its moving average, if there is one."""
         if self.ema is None:
             yield
             return
@@ -190,10 +190,10 @@ class ImageClassifier(LabelTask):
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """Read a state dict: safetensors, or a file of torch.save with or without an outer `model`.
+    """Read a state dict: safetensors, or a torch.save file with or without an outer `model`.
 
     Raises:
-        ValueError: there is no such file, or it holds no state dict, or NaN.
+        ValueError: the file is missing, contains no state dict, or contains NaN.
     """
     try:
         if path.endswith(".safetensors"):
@@ -203,11 +203,11 @@ def read_weights(path: str) -> dict[str, Tensor]:
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ValueError(f"initial_weights {path} cannot be read: {error}") from error
+        raise ValueError(f"cannot read initial_weights {path}: {error}") from error
     for outer in ("model", "state_dict"):
         loaded = loaded.get(outer, loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
-        raise ValueError(f"initial_weights {path} holds no state dict")
+        raise ValueError(f"initial_weights {path}: expected a state dict")
     bad = nan_among(loaded.items())
     if bad is not None:
         raise ValueError(f"initial_weights {path}: {bad}")

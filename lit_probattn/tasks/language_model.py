@@ -1,4 +1,4 @@
-"""The next token: WikiText-103 and other running text, and sentences one by one."""
+"""Causal language modelling: WikiText-103 and other running text, and separate sentences."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -13,30 +13,30 @@ from lit_probattn.models.language_model import IGNORE, LanguageModel
 from lit_probattn.tasks.base import Batch, Split, Task
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
 
-# How tokens are scored, as patterns.
+# Scoring modes, as patterns.
 _FORMS = ("segments", "sliding", "stride[0-9]*", "sentences")
 
 
 class LanguageModeling(Task):
     """Causal language model, trained on the mean loss of the tokens of a batch.
 
-    Logged beside what every task logs: `val/ppl_<form>` and `test/ppl_<form>`, where the form,
-    which the batches name, says how tokens were scored: `segments` (independent segments, the quick
-    form), `sliding` (a window that moves by one token, the papers'), `stride<n>` or `sentences`
-    (each by itself); and `<split>/tokens_<form>`, the tokens that were scored. A perplexity is
-    exp(sum of losses / tokens) over all ranks, each token once, in float64. Where batches say how
-    many words a row has (`num_words`, 0 leaves the row out), `<split>/word_ppl` and
-    `<split>/words` are the same by words.
+    Logs, in addition to the values of every task: `val/ppl_<form>` and `test/ppl_<form>`, where
+    the form, set by the batches, is the scoring mode: `segments` (independent segments, fast),
+    `sliding` (a window that moves by one token, as in the papers), `stride<n>` or `sentences`
+    (separately); and `<split>/tokens_<form>`, the number of scored tokens. A perplexity is
+    exp(sum of losses / tokens) over all ranks, each token once, in float64. If batches contain
+    the number of words of each row (`num_words`, 0 excludes the row), `<split>/word_ppl` and
+    `<split>/words` are the per-word values.
 
-    Where batches say how many tokens their global batch has (`global_tokens`), the training loss is
-    the mean over these, however they are divided among ranks and accumulation steps.
+    If batches contain the number of tokens of their global batch (`global_tokens`), the training
+    loss is the mean over these tokens, independent of ranks and accumulation steps.
 
-    `predict` continues prompts token by token, from each layer's cache or recurrent state.
+    `predict` continues prompts token by token, using each layer's cache or recurrent state.
 
     Source: MGK, ICML 2022, appendix A.1.2.
 
     Args:
-        max_new_tokens: tokens that `predict` adds to a prompt.
+        max_new_tokens: number of tokens that `predict` adds to a prompt.
     """
 
     logged: ClassVar[tuple[str, ...]] = (
@@ -55,27 +55,27 @@ class LanguageModeling(Task):
         self.max_new_tokens = max_new_tokens
         self.sampling = Sampling(**arguments_of(Sampling, options))
         self.model = self.make_model(options)
-        # Makes the caches of `predict`; None means the model's own.
+        # Factory of the caches of `predict`; None means the model's default.
         self.make_caches: Callable[[], list[Cache]] | None = None
-        self._scores: dict[str, Tensor] = {}  # form -> (sum of losses, tokens, those of words: two)
-        self._generated: list[tuple[int, int, float]] = []  # rows, tokens of a row, seconds
+        self._scores: dict[str, Tensor] = {}  # form -> loss sum, tokens; the same for words
+        self._generated: list[tuple[int, int, float]] = []  # rows, tokens per row, seconds
 
     def make_model(self, options: Mapping[str, Any]) -> LanguageModel:
-        """Return the model, of the options of the task."""
+        """Return the model for the options of the task."""
         return LanguageModel(**arguments_of(LanguageModel, options))
 
     # ---- losses ------------------------------------------------------------------------------
 
     def token_losses(self, batch: Batch) -> Tensor:
-        """Return the loss of every scored token, in their order, (num_scored,) float32."""
+        """Return the loss of every scored token, in order, (num_scored,) float32."""
         hidden = self.model(batch["inputs"], key_mask=batch["key_mask"], rng=self.random_key(batch))
         return self.model.token_losses(hidden, batch["target"])
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """Return the mean loss over the tokens of a batch. Shape ().
 
-        With `global_tokens` it is this micro-batch's part of the mean over the global batch: the
-        mean of the parts over ranks and accumulation steps is that loss.
+        With `global_tokens`, return this micro-batch's contribution: its mean over ranks and
+        accumulation steps is the mean loss over the global batch.
         """
         losses = self.token_losses(batch)
         total: Any = batch.get("global_tokens")
@@ -99,14 +99,14 @@ class LanguageModeling(Task):
             }
             losses = self.token_losses(rows).double()
             words = rows.get("num_words", torch.zeros(len(rows["sample_ids"]))).to(losses)
-            # The row of each scored token, in their order.
+            # The row of each scored token, in order.
             row = (rows["target"] != IGNORE).nonzero()[:, 0]
             counted = (losses * (words > 0)[row]).sum()
             count = losses.new_tensor(len(losses))
             sums += torch.stack([losses.sum(), count, counted, words.sum()]).to(sums)
 
     def log_scores(self, split: Split) -> None:
-        """Log perplexity and number of tokens of every form."""
+        """Log perplexity and number of tokens for every scoring mode."""
         for form, sums in self._scores.items():
             total, count, counted, words = sum_over_ranks(sums.to(self.device)).tolist()
             self.log(f"{split}/ppl_{form}", _perplexity(total, count), prog_bar=split == "val")
@@ -151,7 +151,7 @@ class LanguageModeling(Task):
         return {**result, "prompt_text": prompts, "continuation_text": texts}
 
     def on_predict_epoch_end(self) -> None:
-        """Print the speed of the steps after the prompts, of all ranks together."""
+        """Print the decoding speed of all ranks together."""
         made = sum(rows * count for rows, count, _ in self._generated)
         timed = sum(rows * (count - 1) for rows, count, _ in self._generated)
         seconds = sum(duration for _, _, duration in self._generated)
@@ -169,7 +169,7 @@ class LanguageModeling(Task):
     # ---- checkpoints -------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep which vocabulary the ids belong to."""
+        """Store size and hash of the vocabulary."""
         super().on_save_checkpoint(checkpoint)
         vocabulary = _vocabulary_of(getattr(self.trainer_or_none, "datamodule", None))
         if vocabulary is not None:
@@ -179,7 +179,7 @@ class LanguageModeling(Task):
         """Restore the state.
 
         Raises:
-            ValueError: the checkpoint was trained with another vocabulary than the data has.
+            ValueError: the checkpoint was trained with a different vocabulary than the data's.
         """
         check_vocabulary(checkpoint, getattr(self.trainer_or_none, "datamodule", None))
         super().on_load_checkpoint(checkpoint)
@@ -193,27 +193,27 @@ def _perplexity(total: float, count: float) -> Tensor:
 def check_vocabulary(
     checkpoint: Mapping[str, Any], data: Any, remedy: str = "--data.init_args.vocab_file FILE"
 ) -> None:
-    """Refuse data whose ids mean other words than those of a checkpoint.
+    """Raise if the vocabulary of the data differs from that of a checkpoint.
 
     Args:
-        checkpoint: its content.
+        checkpoint: content of the checkpoint.
         data: the DataModule in use.
-        remedy: the flag that names a vocabulary.
+        remedy: flag that sets a vocabulary, for the message.
 
     Raises:
-        ValueError: the checkpoint was trained with another vocabulary than the data has.
+        ValueError: the checkpoint was trained with a different vocabulary than the data's.
     """
     theirs, ours = checkpoint.get("vocabulary"), _vocabulary_of(data)
     if theirs is not None and ours is not None and theirs != ours:
         raise ValueError(
-            f"the checkpoint was trained with another vocabulary: {_describe(theirs)}; the "
-            f"data has {_describe(ours)}. Use the text it was trained on, or its vocabulary: "
+            f"the checkpoint was trained with a different vocabulary: {_describe(theirs)}; the "
+            f"data have {_describe(ours)}. Use the text it was trained on, or its vocabulary: "
             f"{remedy}"
         )
 
 
 def _vocabulary_of(data: Any) -> dict[str, Any] | None:
-    """Size and hash of the vocabulary of a DataModule, if it has one."""
+    """Return size and hash of the vocabulary of a DataModule, or None."""
     vocabulary = getattr(data, "vocabulary", None)
     if vocabulary is None:
         return None

@@ -1,4 +1,4 @@
-"""Hidden words: masked language models over text in two directions."""
+"""Masked language modelling with bidirectional encoders."""
 
 from typing import Any, ClassVar
 
@@ -15,32 +15,33 @@ from lit_probattn.tasks.distributed import sum_over_ranks
 
 
 class MaskedLanguageModeling(CountedTask):
-    """Masked language model, trained on the mean loss of the hidden words of a global batch.
+    """Masked language model, trained on the mean loss of the masked tokens of a global batch.
 
-    A batch's `target` (B, N) holds the words themselves, -100 where nothing may be hidden. Words
-    are hidden here, as a pure function of seed, optimiser step, sample and position: anew in every
-    epoch of training, always alike in evaluation.
+    A batch's `target` (B, N) contains the original tokens, -100 for tokens that are never masked.
+    Tokens are masked here, as a pure function of seed, optimiser step, sample and position: with
+    new masks in every training epoch, and fixed masks in evaluation.
 
-    Logged beside what every task logs, for `val` and `test`: `mlm_error`, the percentage of hidden
-    words whose likeliest prediction is wrong; `mlm_loss`, their mean −log p; `mlm_tokens`, their
-    number. All are sums over all ranks, each word once. With `next_sentence` also `nsp_error`, the
-    percentage of pairs that are wrongly told apart, and `nsp_loss`, their mean −log p.
+    Logs, in addition to the values of every task, for `val` and `test`: `mlm_error`, the
+    percentage of masked tokens whose most likely prediction is wrong; `mlm_loss`, their mean −log
+    p; `mlm_tokens`, their number. All are sums over all ranks, each token once. With
+    `next_sentence` also `nsp_error`, the percentage of misclassified pairs, and `nsp_loss`, their
+    mean −log p.
 
-    With `next_sentence` the loss is Σ −log p(word) / W + Σ w_s −log p(s) / W, over the W hidden
-    words and the sequences s of a global batch, w_s the words that are hidden in s on average.
-    Departs from the source (BERT), which adds the mean over sequences: w_s makes that a mean
-    weighted by length, so that W is all that ranks must agree on.
+    With `next_sentence` the loss is Σ −log p(word) / W + Σ w_s −log p(s) / W, over the W masked
+    tokens and the sequences s of a global batch, with w_s the expected number of masked tokens in
+    s. Departs from the source (BERT), which adds the mean over sequences: w_s makes that a mean
+    weighted by length, so that W is the only number that ranks must sum.
 
     Source: value-aware attention (Gupta and Berant, 2021), section 4 and A.1; RoBERTa.
-    Departs from the source: the paper does not define its error; this is the usual reading.
+    Departs from the source: the paper does not define its error; this is the usual definition.
 
     Args:
-        vocab_size: number of token ids, the last three begin, end and mask, unless `mask_token` is
-            given.
-        mask_probability: share of words that are hidden.
-        mask_token: id of the mask token of an imported vocabulary; random words are then drawn from
-            all ids. None means that of the data's tokeniser; without one the last id, and words
-            below the last three.
+        vocab_size: number of token ids, the last three being begin, end and mask, unless
+            `mask_token` is set.
+        mask_probability: fraction of tokens that are masked.
+        mask_token: id of the mask token of an imported vocabulary; random tokens are then drawn
+            from all ids. Default: the tokeniser's mask token; without a tokeniser the last id, and
+            random tokens are drawn below the last three ids.
 
     Raises:
         ValueError: `mask_probability` is not in (0, 1), or `mask_token` is not an id.
@@ -73,20 +74,20 @@ class MaskedLanguageModeling(CountedTask):
         self.mask_probability, self.mask_token = mask_probability, mask_token
         self.model = MaskedLanguageModel(**arguments_of(MaskedLanguageModel, options))
         self.next_sentence: bool = options["next_sentence"]
-        # Losses, wrong words, hidden words; losses, wrong pairs, pairs.
+        # Losses, wrong tokens, masked tokens; losses, wrong pairs, pairs.
         self._sums = torch.zeros(6, dtype=torch.float64)
 
     # ---- losses ------------------------------------------------------------------------------
 
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Hide words; return what the output layer reads, (B, N, C), and the target (B, N)."""
+        """Mask tokens; return the input of the output layer, (B, N, C), and the target (B, N)."""
         hidden, target, _ = self.encode_pairs(batch, with_pairs=False)
         return hidden, target
 
     def encode_pairs(
         self, batch: Batch, with_pairs: bool = True
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return these, and the logits of pairs, (B, 2)."""
+        """Return the results of `encode`, and the logits of pairs, (B, 2)."""
         key = self.random_key(batch)
         inputs, target = mask_tokens(
             batch["inputs"],
@@ -103,11 +104,11 @@ class MaskedLanguageModeling(CountedTask):
         return hidden, target, logits
 
     def token_losses(self, batch: Batch) -> Tensor:
-        """Return the loss of every hidden word, in their order, (num_hidden,) float32."""
+        """Return the loss of every masked token, in order, (num_masked,) float32."""
         return self.model.token_losses(*self.encode(batch))
 
     def token_results(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return every hidden word's loss, and whether it is predicted wrongly; (num_hidden,)."""
+        """Return every masked token's loss, and whether its prediction is wrong; (num_masked,)."""
         return self._scored(*self.encode(batch))
 
     def _scored(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,15 +116,15 @@ class MaskedLanguageModeling(CountedTask):
         return self.model.token_losses(hidden, target), wrong
 
     def pair_losses(self, logits: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return every pair's loss, and whether it is told wrongly; (B,) each.
+        """Return every pair's loss, and whether it is misclassified; (B,) each.
 
         Raises:
             ValueError: the batch has no pairs.
         """
         if "elsewhere" not in batch:
             raise ValueError(
-                "next_sentence needs pairs of parts, which these data do not have: take "
-                "datamodules.PretrainingText with next_sentence true, or set it false here"
+                "next_sentence requires sentence pairs, which the data do not have: use "
+                "datamodules.PretrainingText with next_sentence true, or set it to false here"
             )
         wide = logits if logits.dtype == torch.float64 else logits.float()
         elsewhere = batch["elsewhere"]
@@ -131,9 +132,9 @@ class MaskedLanguageModeling(CountedTask):
         return losses, wide.argmax(-1) != elsewhere
 
     def loss_sum(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses of a batch's hidden words, and their number; both ().
+        """Return the sum of the losses of a batch's masked tokens, and their number; both ().
 
-        With `next_sentence` the losses of pairs are in the sum, weighted.
+        With `next_sentence` the sum includes the weighted losses of pairs.
         """
         hidden, target, logits = self.encode_pairs(batch, self.next_sentence)
         losses = self.model.token_losses(hidden, target)
@@ -145,13 +146,13 @@ class MaskedLanguageModeling(CountedTask):
         return total, torch.tensor(len(losses), device=losses.device)
 
     def places(self, batch: Batch) -> int:
-        """Return how many words a batch of so many rows could hide."""
+        """Return the maximum number of masked tokens of a batch with this many rows."""
         return len(batch["inputs"]) * self.model.max_seq_len
 
     # ---- evaluation --------------------------------------------------------------------------
 
     def evaluate(self, batch: Batch, split: Split) -> None:
-        """Add losses and errors of the real rows of a batch."""
+        """Accumulate losses and errors of the real rows of a batch."""
         real = batch["sample_ids"] >= 0
         if not bool(real.any()):
             return
@@ -165,7 +166,7 @@ class MaskedLanguageModeling(CountedTask):
         self._sums[: len(sums)] += torch.stack([x.double() for x in sums]).to(self._sums)
 
     def log_scores(self, split: Split) -> None:
-        """Log error, loss and number of hidden words, and those of pairs."""
+        """Log error, loss and number of masked tokens, and the same for pairs."""
         loss, wrong, count, *pairs = sum_over_ranks(self._sums.to(self.device)).tolist()
         per_word = 1.0 / count if count else float("nan")
         self.log(f"{split}/mlm_error", 100.0 * wrong * per_word, prog_bar=split == "val")

@@ -1,4 +1,4 @@
-"""The order in which optimisers are given the parameters of a module."""
+"""The order in which optimisers receive the parameters of a module."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lit_probattn.attention import Attention
 
 
 def ordered_parameters(module: nn.Module) -> dict[str, Parameter]:
-    """Return every parameter once, by name, in the order in which optimisers are given them.
+    """Return every parameter once, by name, in the order in which optimisers receive them.
 
-    It is the order of `module.parameters()`, but what a core owns itself stands before its layer's
-    projections. Optimisers keep their state by position, and clipping sums the norms of gradients
-    in this order, so checkpoints continue to the last bit only while it stays as it is.
+    It is the order of `module.parameters()`, except that a core's parameters precede the
+    projections of its layer. Optimisers store their state by position, and clipping sums gradient
+    norms in this order, so bit-exact resuming depends on it.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return {names[id(parameter)]: parameter for parameter in _walk(module)}

@@ -1,7 +1,7 @@
 """Learning-rate schedules as pure functions of the optimiser step.
 
-Nothing is remembered between steps, so a resumed run sees the same values as an uninterrupted one.
-Steps count from 0: `step` is the number of optimiser steps already taken.
+Schedules have no state, so a resumed run uses the same values as an uninterrupted one.
+Steps count from 0: `step` is the number of completed optimiser steps.
 """
 
 import math
@@ -19,24 +19,24 @@ INVERSE_SQRT_START = 1e-7
 
 
 class ScheduleValues(NamedTuple):
-    """What an optimiser step uses: learning rate, and beta1 where the schedule sets it."""
+    """Learning rate of an optimiser step, and beta1 if the schedule sets it."""
 
     lr: float
     beta1: float | None
 
 
 class Lengths(NamedTuple):
-    """Steps of a schedule, and those of its warm-up."""
+    """Lengths of a schedule and of its warm-up in steps."""
 
     total: int
     warmup: int
 
 
 def lengths_of_run(max_steps: int, schedule_steps: int | None, warmup_steps: int) -> Lengths:
-    """Return the lengths that a run uses: a warm-up as long as the run is scaled to it.
+    """Return the lengths for a run; a warm-up that is not shorter than the run is scaled down.
 
-    A tenth of the run is warm-up then. With `schedule_steps` nothing is scaled: the run is a part
-    of that schedule, and one that goes on later must equal the whole.
+    The scaled warm-up is a tenth of the run. With `schedule_steps` nothing is scaled: the run is
+    part of that schedule, and resuming it later must be equivalent to one longer run.
 
     Args:
         max_steps: length of the run.
@@ -49,16 +49,16 @@ def lengths_of_run(max_steps: int, schedule_steps: int | None, warmup_steps: int
 
 
 def check_schedule(name: ScheduleName, *, total_steps: int, warmup_steps: int) -> None:
-    """Refuse lengths for which the schedule has no meaning.
+    """Raise for lengths that the schedule does not support.
 
     Raises:
-        ValueError: a negative warm-up, or one that leaves no step to fall in.
+        ValueError: a negative warm-up, or one that leaves no steps after it.
     """
     if warmup_steps < 0:
         raise ValueError(f"warmup_steps must be at least 0, received {warmup_steps}")
     if name not in OPEN_ENDED and not warmup_steps < total_steps:
         raise ValueError(
-            f"schedule {name!r} needs warmup_steps below its length, received warmup_steps "
+            f"schedule {name!r} requires warmup_steps below its length, received warmup_steps "
             f"{warmup_steps} and schedule_steps {total_steps}: lower warmup_steps, raise "
             "schedule_steps, or use schedule 'constant'"
         )
@@ -77,23 +77,24 @@ def schedule_values(
 
     Args:
         name: `one_cycle` is linear from peak / 25 up to the peak and down to peak / 250000, with
-            beta1 going 0.95, 0.85, 0.95 if `cycle_momentum`; `linear` rises linearly and falls
-            linearly, to reach 0 one step after the last (BERT); `cosine` rises linearly and falls
-            to 0 along a cosine that begins there; `cosine_global` does so along a cosine that
-            begins at step 0 (MGK's language models); `inverse_sqrt` rises linearly from 1e-7 and
-            falls as 1/√step (fairseq); `constant` rises linearly and stays.
-        step: optimiser steps taken so far, from 0 to total_steps - 1.
+            beta1 going 0.95, 0.85, 0.95 if `cycle_momentum`; `linear` increases linearly and
+            decreases linearly, reaching 0 one step after the last (BERT); `cosine` increases
+            linearly and decreases to 0 along a cosine that starts at the peak; `cosine_global`
+            does so along a cosine that starts at step 0 (MGK's language models); `inverse_sqrt`
+            increases linearly from 1e-7 and decreases as 1/√step (fairseq); `constant` increases
+            linearly and stays at the peak.
+        step: number of completed optimiser steps, from 0 to total_steps - 1.
         total_steps: length of the schedule. Unused by `constant` and `inverse_sqrt`.
-        warmup_steps: steps of the rise; the last of them is at the peak (with `inverse_sqrt`, the
+        warmup_steps: number of warm-up steps; the last one is at the peak (with `inverse_sqrt`, the
             step after it).
         cycle_momentum: whether `one_cycle` sets beta1.
 
-    Raises:
-        ValueError: the step lies outside the schedule.
+        Raises:
+            ValueError: the step is outside the schedule.
     """
     if step < 0 or (name not in OPEN_ENDED and step >= total_steps):
         last = total_steps - 1
-        raise ValueError(f"step must lie in 0..{last} (schedule {name!r}), received {step}")
+        raise ValueError(f"step must be in 0..{last} (schedule {name!r}), received {step}")
     if name == "one_cycle":
         height = _triangle(step, total_steps, warmup_steps)
         start = 1 / START_DIVISOR

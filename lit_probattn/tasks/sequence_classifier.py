@@ -1,4 +1,4 @@
-"""One label per sequence (ListOps, Text, …), or per pair of texts (Retrieval)."""
+"""Classification of sequences (ListOps, Text, …) or pairs of texts (Retrieval)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from lit_probattn.tasks.base import Batch, Split, Task
 
 
 class WeightedMean(Metric):
-    """Mean with weights over all batches and ranks; NaN is kept.
+    """Weighted mean over all batches and ranks that propagates NaN.
 
-    MeanMetric of torchmetrics drops NaN with a warning, or, told not to look, forgets the weights.
+    torchmetrics' MeanMetric drops NaN with a warning or, with its check disabled, ignores the
+    weights.
     """
 
     total: Tensor
@@ -32,7 +33,7 @@ class WeightedMean(Metric):
             self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
 
     def update(self, value: Tensor, weight: Tensor) -> None:
-        """Add values (B,) with their weights (B,)."""
+        """Add values (B,) with weights (B,)."""
         self.total += (value * weight).sum()
         self.weight += weight.sum()
 
@@ -42,11 +43,11 @@ class WeightedMean(Metric):
 
 
 class LabelTask(Task):
-    """What tasks with one label per sample share: cross-entropy, metrics, predictions.
+    """Base of tasks with one label per sample: cross-entropy, metrics, predictions.
 
-    A subclass sets `self.model`, which maps inputs to logits. Logged beside what every task logs:
-    `val/loss`, `val/accuracy`, `test/loss`, `test/accuracy`. Both metrics are ratios of sums over
-    samples, so they are the same for any number of ranks.
+    A subclass sets `self.model`, which maps inputs to logits. Logs, in addition to the values of
+    every task: `val/loss`, `val/accuracy`, `test/loss`, `test/accuracy`. Both metrics are ratios of
+    sums over samples, so they are the same for any number of ranks.
 
     Args:
         num_classes: number of labels.
@@ -57,7 +58,7 @@ class LabelTask(Task):
     @takes(Task)
     def __init__(self, *, num_classes: int, **training: Any) -> None:
         super().__init__(**training)
-        self.keep_arguments()  # the subclass's too
+        self.keep_arguments()  # including the subclass's
         self.num_classes = num_classes
         splits = get_args(Split)
         self.losses = nn.ModuleDict({split: WeightedMean() for split in splits})
@@ -66,7 +67,7 @@ class LabelTask(Task):
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logits of a batch, in float32 or better. Shape (B, num_classes)."""
+        """Return the logits of a batch, in float32 or float64. Shape (B, num_classes)."""
         logits: Tensor = self.model(
             batch["inputs"], key_mask=batch["key_mask"], rng=self.random_key(batch)
         )
@@ -81,7 +82,7 @@ class LabelTask(Task):
 
         Returns:
             `sample_id`, `target`, `prediction` (R,) int64 and `probabilities` (R, num_classes)
-            float32, for the R rows that are not fill-up rows.
+            float32, for the R rows that are not filler rows.
         """
         real = batch["sample_ids"] >= 0
         probabilities = self(batch)[real].softmax(dim=-1)
@@ -93,7 +94,7 @@ class LabelTask(Task):
         }
 
     def evaluate(self, batch: Batch, split: Split) -> None:
-        """Add the real rows of a batch to the metrics; fill-up rows count for nothing."""
+        """Add the real rows of a batch to the metrics, ignoring filler rows."""
         logits = self(batch)
         real = batch["sample_ids"] >= 0
         losses = F.cross_entropy(logits, batch["target"], reduction="none")
@@ -113,14 +114,14 @@ class LabelTask(Task):
 class SequenceClassifier(LabelTask):
     """Transformer encoder, pooling and a classifier head, trained with cross-entropy.
 
-    Logged: see `LabelTask`.
+    For logged values see `LabelTask`.
 
     Source: MGK, ICML 2022, model and training set-up on the Long Range Arena.
     Departs from the source: whole validation and test sets are scored, each sample once, unless
-    `parity_eval` of the data says otherwise.
+    `parity_eval` of the data is set.
     """
 
-    # The model; a task with other inputs names another one with the same arguments.
+    # The model class; subclasses for other inputs replace it by one with the same arguments.
     model_class: ClassVar[Callable[..., nn.Module]] = Classifier
 
     @takes(Classifier, LabelTask, embed_dim=64, head_dim=32, num_layers=2, mlp_dim=128)
@@ -130,14 +131,15 @@ class SequenceClassifier(LabelTask):
 
 
 class PairClassifier(SequenceClassifier):
-    """One encoder for both texts of a pair, and a head that compares them.
+    """A shared encoder for both texts of a pair, and a head that compares them.
 
-    Batches have `inputs` and `key_mask` of shape (B, 2, N). Both texts go through the encoder in
+    Batches have `inputs` and `key_mask` of shape (B, 2, N). Both texts are encoded in
     one call of 2 B sequences; for attention dropout, noise and random features, the texts of
-    sample i are samples 2 i and 2 i + 1, so that their draws differ. Priors that follow an M-step
-    (setting B) are updated once per optimiser step, from both texts of all pairs of that step.
+    sample i have sample ids 2 i and 2 i + 1, so that their draws differ. Priors that follow an
+    M-step (setting B) are updated once per optimiser step, from both texts of all pairs of that
+    step.
 
-    Everything else, arguments and logged values included, is as in SequenceClassifier.
+    All arguments and logged values are those of SequenceClassifier.
 
     Source: MGK, ICML 2022, Retrieval set-up on the Long Range Arena.
     Departs from the source: one M-step per optimiser step instead of one per text; evaluation as

@@ -1,4 +1,4 @@
-"""One label per multivariate series: the UEA archive."""
+"""Classification of multivariate series: the UEA archive."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,15 +16,15 @@ from lit_probattn.tasks.sequence_classifier import LabelTask
 
 
 class SeriesClassifier(LabelTask):
-    """Encoder of series with a flattened head, trained with cross-entropy and RAdam.
+    """Series encoder with a flattened head, trained with cross-entropy and RAdam.
 
-    Batches have float `inputs` (B, N, num_features). Batch norm sees the real steps of a step's
-    whole batch, on all ranks; it cannot see those of several accumulation steps at once, so
-    accumulation is refused with it. Logged: see `LabelTask`.
+    Batches have float `inputs` (B, N, num_features). Batch norm uses the real steps of the whole
+    micro-step's batch on all ranks; since it cannot combine several accumulation steps, gradient
+    accumulation raises an error. For logged values see `LabelTask`.
 
     Source: FiSH, NeurIPS 2022, table 6 (UEA), with the recipes of mvts and Flowformer; see
     `lit_probattn.models.series.encoder`.
-    Departs from the source: batch norm leaves padded steps out (`norm_positions=all` counts them);
+    Departs from the source: batch norm excludes padded steps (`norm_positions=all` includes them);
     incomplete batches at the end of an epoch are dropped.
 
     Args:
@@ -48,15 +48,15 @@ class SeriesClassifier(LabelTask):
         accumulation = self.trainer.accumulate_grad_batches
         if stage == "fit" and norms and accumulation > 1:
             raise ValueError(
-                f"batch norm needs all samples of a step in one pass, but "
+                f"batch norm requires all samples of a step in one pass, but "
                 f"trainer.accumulate_grad_batches is {accumulation}: set it to 1, use more ranks, "
-                f"or norm=layer"
+                f"or set norm=layer"
             )
         for norm in norms:
             norm.sum_over_ranks = sum_with_gradients
 
     def configure_optimizers(self) -> Optimizer:
-        """Return RAdam as in the source: plain momentum while its variance is undefined."""
+        """Return RAdam as in the source: momentum SGD while its variance is undefined."""
         if self.optimizer_name == "adamw":
             return super().configure_optimizers()
         return self.make_optimizer(RAdam, ordered_parameters(self).values())
@@ -70,7 +70,7 @@ class SeriesClassifier(LabelTask):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Batch norm of this rank only: a rank that repeats a batch must not wait for others."""
+        """Restrict batch norm to this rank: repeating a batch must not wait for other ranks."""
         norms = self._batch_norms()
         reductions = [norm.sum_over_ranks for norm in norms]
         for norm in norms:

@@ -1,4 +1,4 @@
-"""From one language into another: label-smoothed training, beam search, BLEU."""
+"""Machine translation: label-smoothed training, beam search, BLEU."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from lit_probattn.tasks.distributed import gather_objects, num_ranks, sum_over_r
 class TranslationBatch(Batch):
     """A batch of sentence pairs.
 
-    `source` (B, S) token ids, EOS at the end, padded on the right; `source_mask` (B, S) True where
-    the token is real. `inputs` (B, T): EOS, then the target but for its last token; `key_mask`
-    (B, T). `target` (B, T): the target and EOS, -100 where padded. `global_tokens` (): target
-    tokens of the whole optimiser step, over all ranks and accumulation steps; in training only.
+    `source` (B, S) token ids, EOS at the end, padded on the right; `source_mask` (B, S) True for
+    real tokens. `inputs` (B, T): EOS, then the target without its last token; `key_mask`
+    (B, T). `target` (B, T): the target and EOS, -100 at padding. `global_tokens` (): number of
+    target tokens of the optimiser step, over all ranks and accumulation steps; in training only.
     """
 
     source: Tensor
@@ -36,7 +36,7 @@ class TranslationBatch(Batch):
 
 
 class _Line(NamedTuple):
-    """A translated sentence: its number, and hypothesis and reference in both forms."""
+    """A translated sentence: index, and hypothesis and reference, detokenised and tokenised."""
 
     number: int
     text: str
@@ -46,7 +46,7 @@ class _Line(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """The lines of a split: as people write them, and the references' words."""
+    """The lines of a split: detokenised source and reference, tokenised reference."""
 
     source: list[str]
     reference: list[str]
@@ -56,19 +56,19 @@ class _Written(NamedTuple):
 def smoothed_losses(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
     """Return the losses of tokens with and without label smoothing, in nats.
 
-    The smoothed target has 1 − ε for the right word and ε / (V − 1) for every other:
+    The smoothed target has 1 − ε for the correct word and ε / (V − 1) for every other:
 
         loss = −(1 − ε) log p[target] − ε / (V − 1) Σ_{v ≠ target} log p[v]
 
-    Source: Szegedy et al., 2016, in the form of fairseq's label_smoothed_cross_entropy.
+    Source: Szegedy et al., 2016, as in fairseq's label_smoothed_cross_entropy.
 
     Args:
         logits: (n, V).
-        target: right words, (n,).
+        target: correct words, (n,).
         smoothing: ε.
 
     Returns:
-        Shape (n, 2), in float32 or better.
+        Shape (n, 2), in float32 or float64.
     """
     exact = logits if logits.dtype == torch.float64 else logits.float()
     log_probs = exact.log_softmax(-1)
@@ -81,14 +81,15 @@ def smoothed_losses(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
 class Translation(Task):
     """Encoder–decoder, trained on the mean label-smoothed loss of the tokens of a global batch.
 
-    The mean is over all target tokens of an optimiser step, whatever ranks and accumulation steps
-    they are on: padding counts nowhere, and the layout changes nothing.
+    The mean is over all target tokens of an optimiser step, independent of the distribution over
+    ranks and accumulation steps; padding is ignored.
 
-    Logged beside what every task logs: `train/nll`, the training loss without smoothing. For `val`
-    and `test`, of every target token once, over all ranks: `loss` with smoothing and `nll` without,
-    in nats; both in bits, as fairseq prints them, `loss_bits` and `nll_bits`; `ppl`, exp(nll);
-    `tokens`. And `bleu` in the form of the argument, which selects checkpoints; in a test all
-    forms, each under its name (`lit_probattn.tasks.bleu`). `provenance` has the signatures.
+    Logs, in addition to the values of every task: `train/nll`, the training loss without
+    smoothing. For `val` and `test`, over every target token once and all ranks: `loss` with
+    smoothing and `nll` without, in nats; both in bits, as fairseq prints them, `loss_bits` and
+    `nll_bits`; `ppl`, exp(nll); `tokens`. And `bleu` in the selected format, used to select
+    checkpoints; in a test all formats, each under its name (`lit_probattn.tasks.bleu`).
+    `provenance` contains the signatures.
 
     `predict` writes source, reference, the `n_best` hypotheses and their scores.
 
@@ -96,11 +97,11 @@ class Translation(Task):
     (NeurIPS 2022) follow.
 
     Args:
-        label_smoothing: ε, probability that the target gives to the other words.
-        bleu: form of `val/bleu` and `test/bleu`.
-        beam_size: hypotheses that the search keeps, in `test` and `predict`; 1 is greedy.
-        val_beam_size: hypotheses that the search keeps in validations; 0 leaves BLEU out.
-        temperature: with a value above 0, `predict` draws tokens instead of searching.
+        label_smoothing: ε, total target probability of the other words.
+        bleu: format of `val/bleu` and `test/bleu`.
+        beam_size: number of hypotheses in the search, for `test` and `predict`; 1 is greedy.
+        val_beam_size: number of hypotheses in the search during validation; 0 skips BLEU.
+        temperature: if above 0, `predict` samples tokens instead of searching.
 
     Raises:
         ValueError: a value is out of range.
@@ -145,22 +146,22 @@ class Translation(Task):
         self.sampling = Sampling(**arguments_of(Sampling, options))
         self.model = EncoderDecoder(**arguments_of(EncoderDecoder, options))
         self.provenance: dict[str, Any] = {}
-        self._plain: list[Tensor] = []  # losses without smoothing since the last step
+        self._plain: list[Tensor] = []  # unsmoothed losses since the last step
         self._sums = torch.zeros(3, dtype=torch.float64)  # smoothed, plain, tokens
         self._lines: list[_Line] = []
         self._texts: dict[str, _Written] = {}
 
     def setup(self, stage: str) -> None:
-        """Check that a shared table is of one vocabulary, and that BLEU can be counted.
+        """Check that tied embeddings have one vocabulary, and that BLEU is available.
 
         Raises:
-            ValueError: one of them does not hold; see also `Task.setup`.
+            ValueError: a check fails; see also `Task.setup`.
         """
         super().setup(stage)
         coder = getattr(getattr(self.trainer, "datamodule", None), "coder", None)
         if self.model.source_tokens is None and coder is not None and coder.source != coder.target:
             raise ValueError(
-                "share=all needs one vocabulary of both languages, the data have two: set "
+                "share=all requires a joint vocabulary, but the data have two: set "
                 "--data.init_args.joint_dictionary true, or --model.init_args.share decoder"
             )
         if stage in ("test", "validate", "fit") and (stage == "test" or self.val_beam_size):
@@ -180,7 +181,7 @@ class Translation(Task):
         return self.losses_of(hidden, batch["target"])
 
     def losses_of(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """Return these losses for what the output layer reads, (B, T, C), and targets (B, T)."""
+        """Return the losses for inputs of the output layer, (B, T, C), and targets (B, T)."""
         scored = target != IGNORE
 
         def part(rows: Tensor, words: Tensor) -> Tensor:
@@ -190,9 +191,9 @@ class Translation(Task):
         return in_parts(part, hidden[scored], target[scored], rows)
 
     def batch_loss(self, batch: Any) -> Tensor:
-        """Return this micro-batch's part of the mean loss over the global batch's tokens.
+        """Return this micro-batch's contribution to the mean loss over the global batch's tokens.
 
-        The mean of the parts over ranks and accumulation steps is that loss. Shape ().
+        The mean of the contributions over ranks and accumulation steps is that loss. Shape ().
         """
         sums = self.token_losses(batch).sum(0)
         trainer = self.trainer_or_none
@@ -203,7 +204,7 @@ class Translation(Task):
         return smoothed
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do what every task does; log the loss without smoothing too."""
+        """Call the base method; also log the loss without smoothing."""
         super().on_before_optimizer_step(optimizer)
         plain = sum_over_ranks(torch.stack(self._plain).mean()[None])
         self._plain = []
@@ -212,7 +213,7 @@ class Translation(Task):
     # ---- evaluation --------------------------------------------------------------------------
 
     def evaluate(self, batch: Any, split: Split) -> None:
-        """Add losses and translations of the real rows of a batch."""
+        """Accumulate losses and translations of the real rows of a batch."""
         rows: Any = _real_rows(batch)
         if not len(rows["sample_ids"]):
             return
@@ -263,7 +264,7 @@ class Translation(Task):
         Args:
             source: (B, S) token ids, EOS at the end.
             source_mask: real tokens, (B, S).
-            sample_ids: names the draws of sampling and of noise, (B,).
+            sample_ids: sample ids for the draws of sampling and of noise, (B,).
         """
         rows: Any = {"source": source, "source_mask": source_mask, "sample_ids": sample_ids}
         if not len(source):
@@ -278,7 +279,7 @@ class Translation(Task):
         """Translate the real rows of a batch.
 
         Returns:
-            `sample_id` (R,), and of each of the R rows `source`, `reference` and `hypothesis` as
+            `sample_id` (R,), and for each of the R rows `source`, `reference` and `hypothesis` as
             text, `score` of the hypothesis, and with `n_best` above 1 `hypotheses` and `scores`.
         """
         rows, data = _real_rows(batch), self._coder()
@@ -302,7 +303,7 @@ class Translation(Task):
         return beam_search(self.model, rows["source"], rows["source_mask"], beam, rng=key)
 
     def _lines_of(self, rows: Any, best: Sequence[Hypothesis], split: Split) -> list[_Line]:
-        """Return hypotheses and references as the forms of BLEU compare them."""
+        """Return hypotheses and references in the formats that BLEU compares."""
         data, written = self._coder(), self._written_lines(split)
         return [
             _Line(
@@ -316,7 +317,7 @@ class Translation(Task):
         ]
 
     def _written_lines(self, split: str) -> _Written:
-        """Return the lines of a split; read once."""
+        """Return the lines of a split; cached."""
         if split not in self._texts:
             data = self._coder()
             self._texts[split] = _Written(
@@ -325,17 +326,17 @@ class Translation(Task):
         return self._texts[split]
 
     def _coder(self) -> Any:
-        """Return the DataModule, which knows what the ids mean.
+        """Return the DataModule, which decodes ids.
 
         Raises:
-            ValueError: it does not.
+            ValueError: it cannot decode ids.
         """
         data = getattr(self.trainer, "datamodule", None)
         if not hasattr(data, "detokenise"):
             kind = type(data).__name__
             raise ValueError(
-                f"BLEU and predictions need data that turn ids into text (Translation), "
-                f"received {kind}; set val_beam_size to 0 to train without"
+                f"BLEU and predictions require data that decode ids (Translation), "
+                f"received {kind}; set val_beam_size to 0 to train without BLEU"
             )
         return data
 
@@ -345,14 +346,14 @@ class Translation(Task):
 
 
 def score_lines(lines: Sequence[_Line], form: BLEUForm) -> BLEUScore:
-    """Return the BLEU of lines that hold both forms of text."""
+    """Return the BLEU of translated lines in a format."""
     if form == "detokenised":
         return corpus_bleu([x.text for x in lines], [x.reference for x in lines], form)
     return corpus_bleu([x.tokens for x in lines], [x.reference_tokens for x in lines], form)
 
 
 def _real_rows(batch: Any) -> dict[str, Any]:
-    """Return the rows of a batch that do not only fill it up."""
+    """Return the rows of a batch without filler rows."""
     real = batch["sample_ids"] >= 0
     return {
         name: value[real] if isinstance(value, Tensor) and value.dim() else value

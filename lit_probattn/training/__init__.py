@@ -1,1 +1,1 @@
-"""Around a task: run folder, record, logs, checkpoints, callbacks, preemption, memory."""
+"""Training infrastructure: run folder, record, logs, checkpoints, callbacks, preemption, memory."""

@@ -1,4 +1,4 @@
-"""Callbacks of every run: its end, step numbers, record, throughput, predictions, progress."""
+"""Callbacks of every run: final validation, step numbers, record, throughput, predictions."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class FinalValidation(Callback):
-    """Validates after the last step, whether or not the interval divides the run's length.
+    """Validates after the last step even if the interval does not divide the length of the run.
 
     Must come before `RunCheckpoint`.
     """
 
     def on_train_batch_end(self, trainer: pl.Trainer, *batch: Any) -> None:
-        """Ask Lightning to stop, which makes it validate first."""
+        """Request a stop, before which Lightning validates."""
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
 
 
 class StepNumbers(Callback):
-    """Keeps the step numbers of the logs equal to the optimiser steps, also after a resume.
+    """Keeps the step numbers of loggers equal to the optimiser steps, also after resuming.
 
-    Lightning counts steps for its loggers apart from `global_step`, and may be one off after it
-    has resumed from a checkpoint that was written after a validation.
+    Lightning counts the steps of its loggers separately from `global_step`, with a possible offset
+    of one after resuming from a checkpoint that was written after a validation.
     """
 
     def on_train_batch_start(self, trainer: pl.Trainer, *batch: Any) -> None:
-        """Set Lightning's count for loggers."""
+        """Set Lightning's step count for loggers."""
         set_logged_step(trainer, trainer.global_step)
 
 
 class SameSources(Callback):
-    """Compares what the data of all ranks were made from, before the first step or score."""
+    """Compares the data sources of all ranks before the first step or score."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Compare; the data are set up by now."""
+        """Compare the sources; the data are set up at this point."""
         if trainer.world_size > 1:
             data = getattr(trainer, "datamodule", None)
             compare_sources(gather_objects(getattr(data, "source_hashes", {})))
 
 
 class RunRecord(Callback):
-    """Adds to `versions.json` what the data were made from, and after the first step the rest."""
+    """Adds data sources to `versions.json`, and after the first step backends and sizes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,12 +75,12 @@ class RunRecord(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *batch: Any
     ) -> None:
-        """Record and print the number of parameters and the attention backends in use."""
+        """Record and print the number of parameters and the selected attention backends."""
         if self._done or not trainer.is_global_zero:
             return
         self._done = True
         backends = recorded_choices()
-        model = getattr(pl_module, "model", pl_module)  # without averages of its weights
+        model = getattr(pl_module, "model", pl_module)  # excludes moving averages
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         add_to_last_start(
             self.folder,
@@ -96,7 +96,7 @@ class RunRecord(Callback):
 class Throughput(Callback):
     """Logs `samples_per_second` over the training steps since the last logged step.
 
-    Time spent in validation is not counted.
+    The time of validations is excluded.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Throughput(Callback):
         self._started: float | None = None
 
     def on_train_batch_start(self, *batch: Any) -> None:
-        """Start the clock after a pause."""
+        """Restart the clock after a pause."""
         if self._started is None:
             self._started = time.perf_counter()
 
@@ -140,7 +140,7 @@ def predictions_frame(batches: list[dict[str, Any]]) -> pd.DataFrame:
 
     Returns:
         A column for each output: numbers, texts, or a list of numbers per row; `probabilities`
-        become `probability_0` … (float32), one column per class.
+        is expanded to `probability_0` … (float32), one column per class.
     """
     frames = []
     for batch in batches:
@@ -163,10 +163,10 @@ def _by_sample(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 class PredictionWriter(Callback):
-    """Collects all ranks' predictions; the first rank writes, or replaces, one Parquet file.
+    """Collects the predictions of all ranks; rank 0 writes or overwrites one Parquet file.
 
-    A task may make the table of the rows of all batches (`finish_predictions`), and have texts
-    written beside it (`prediction_files`).
+    A task can postprocess the table of all rows (`finish_predictions`) and provide additional text
+    files (`prediction_files`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -177,7 +177,7 @@ class PredictionWriter(Callback):
     def on_predict_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *batch: Any
     ) -> None:
-        """Keep one batch, on the CPU."""
+        """Store one batch on the CPU."""
         kept = {name: v.cpu() if isinstance(v, Tensor) else v for name, v in outputs.items()}
         self._batches.append(kept)
 
@@ -200,29 +200,29 @@ class PredictionWriter(Callback):
 
 
 def make_progress_bar() -> ProgressBar:
-    """Return a bar for a terminal, plain lines for anything else."""
+    """Return a progress bar for a terminal, plain lines otherwise."""
     return StepProgressBar(leave=True) if sys.stdout.isatty() else PlainProgress()
 
 
 class StepProgressBar(TrainingBar):
-    """Rich bar whose total is the whole run: `max_steps`, in micro-batches."""
+    """Rich progress bar over the whole run: `max_steps`, in micro-batches."""
 
     @property
     def total_train_batches(self) -> int | float:
-        """Micro-batches of the run."""
+        """Number of micro-batches of the run."""
         return self.trainer.max_steps * self.trainer.accumulate_grad_batches
 
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        """Return the metrics beside the bar, without the logger's version number."""
+        """Return the metrics next to the bar, without the logger's version number."""
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         return metrics
 
 
 class PlainProgress(ProgressBar):
-    """One line at the first step, then at most every ten seconds, and for every evaluation."""
+    """Prints a line at the first step, then at most every ten seconds, and per evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,11 +230,11 @@ class PlainProgress(ProgressBar):
         self._enabled = True
 
     def disable(self) -> None:
-        """Print nothing; Lightning calls this on all ranks but the first."""
+        """Disable printing; Lightning calls this on all ranks except the first."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Print again."""
+        """Enable printing."""
         self._enabled = True
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -243,7 +243,7 @@ class PlainProgress(ProgressBar):
         self._printed = 0.0
 
     def on_train_batch_end(self, trainer: pl.Trainer, *batch: Any) -> None:
-        """Print a line if it is time."""
+        """Print a line if due."""
         now, step = time.monotonic(), trainer.global_step
         is_last = step == trainer.max_steps
         if step == self._first_step or (

@@ -1,7 +1,7 @@
-"""Checkpoint files: written whole or not at all, checked before they are read, found again.
+"""Checkpoint files: atomic writes, verification, search.
 
-Names: `step-00000500.ckpt` (everything needed to go on), `best-00000400.ckpt` (the same, at the
-best validation so far) and `average-10-00000500.ckpt` (the mean of the ten newest, weights alone).
+Names: `step-00000500.ckpt` (complete training state), `best-00000400.ckpt` (the same, at the
+best validation) and `average-10-00000500.ckpt` (the mean of the ten newest, weights only).
 The number is the optimiser step.
 """
 
@@ -28,32 +28,32 @@ _NAME = re.compile(r"(step|best|average-\d+)-(\d{8})\.ckpt")
 _AVERAGE = re.compile(r"average-(\d+)")
 
 
-# What the zip module raises for wrong bytes; a wrong flag makes a member look encrypted.
+# Exceptions of the zip module for corrupt bytes; a corrupt flag can look like encryption.
 _BAD_ARCHIVE = (
     *(zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, KeyError),
     *(NotImplementedError, RuntimeError),
 )
-# The archive's comment, at its very end, holds the SHA-256 of all before it: checksums of members
-# do not cover the table of contents, whose damage PyTorch's reader may not notice.
+# The archive's comment, at its end, contains the SHA-256 of everything before it: the checksums of
+# members do not cover the table of contents, whose corruption PyTorch's reader may not detect.
 _SEAL = b"sha256:"
 _SEAL_BYTES = len(_SEAL) + 64
 
-# The record that ends an archive; its last two bytes say how long the comment is.
+# The end record of an archive; its last two bytes are the length of the comment.
 _END, _END_BYTES = b"PK\x05\x06", 22
 
-# How `torch.load` names the code that it refuses.
+# Messages of `torch.load` that name the code it rejects.
 _CODE = (
     r"GLOBAL ([\w.]+) (?:was not an allowed|whose module)",
     r"add_safe_globals` but got <(?:class|built-in function) '?([\w.]+)",
     r"Trying to call reduce for unrecognized function <(?:built-in )?function ([\w.]+)",
 )
 
-# What a checkpoint of a run holds at least.
+# Keys that every checkpoint of a run contains.
 _PARTS = ("state_dict", "global_step", "pytorch-lightning_version")
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is missing, damaged, or cannot be written."""
+    """A checkpoint is missing, corrupt, or cannot be written."""
 
 
 def checkpoint_path(folder: Path, kind: Kind, step: int) -> Path:
@@ -75,27 +75,27 @@ def list_checkpoints(folder: Path, kind: Kind) -> list[Path]:
 
 
 def named_by_a_run(path: Path) -> bool:
-    """Whether a checkpoint has the name of one that a training writes."""
+    """Whether a file name is that of a checkpoint written by a run."""
     return _NAME.fullmatch(path.name) is not None
 
 
 def selected_by_validation(path: Path) -> bool:
-    """Whether a validation score may have chosen a checkpoint: any but `step` and `average`."""
+    """Whether a checkpoint may be selected by a validation score: all but `step` and `average`."""
     named = _NAME.fullmatch(path.name)
     return named is None or named[1] == "best"
 
 
 def step_of(path: Path) -> int:
-    """Return the optimiser step of a checkpoint: from its name, or else from its content."""
+    """Return the optimiser step of a checkpoint, from its name or else from its content."""
     named = _NAME.fullmatch(path.name)
     return int(named[2]) if named is not None else int(load_checkpoint(path)["global_step"])
 
 
 def check_checkpoint(path: Path) -> None:
-    """Read the archive's checksums.
+    """Verify the archive's checksums.
 
     Raises:
-        CheckpointError: the file is missing, cut off, or has a byte that changed.
+        CheckpointError: the file is missing, truncated or corrupt.
     """
     if not path.is_file():
         raise CheckpointError(f"checkpoint not found: {path}{_those_there(path)}")
@@ -106,22 +106,22 @@ def check_checkpoint(path: Path) -> None:
             member = archive.testzip()
         sealed = _seal_holds(path)
     except _BAD_ARCHIVE as error:
-        raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
+        raise CheckpointError(f"checkpoint {path} is corrupt: {error}") from error
     if member is not None:
-        raise CheckpointError(f"checkpoint {path} is damaged: checksum of {member!r} is wrong")
+        raise CheckpointError(f"checkpoint {path} is corrupt: checksum of {member!r} is wrong")
     if not sealed:
-        raise CheckpointError(f"checkpoint {path} is damaged: checksum of the file is wrong")
+        raise CheckpointError(f"checkpoint {path} is corrupt: checksum of the file is wrong")
 
 
 def find_file(path: Path) -> Path:
-    """Return the checkpoint that a path means: itself, or one of a run folder.
+    """Return the checkpoint that a path denotes: the file itself, or a checkpoint of a run folder.
 
-    `RUN` and `RUN/best` mean the best one, or without a validation the newest; `RUN/last` the
-    newest; `RUN/average-10` the mean of the ten newest, which is made. `RUN/checkpoints` serves
-    like `RUN`.
+    `RUN` and `RUN/best` denote the best one, or without a validation the newest; `RUN/last` the
+    newest; `RUN/average-10` the mean of the ten newest, which is computed. `RUN/checkpoints` is
+    equivalent to `RUN`.
 
     Raises:
-        CheckpointError: there is none, or all of a run are damaged.
+        CheckpointError: there is none, or all of a run are corrupt.
     """
     if path.is_file():
         return path
@@ -141,7 +141,7 @@ def find_file(path: Path) -> Path:
 
 
 def _those_there(path: Path) -> str:
-    """Name the checkpoints near a path that is none."""
+    """List the checkpoints near a path without one, for a message."""
     for place in (path / "checkpoints", path, path.parent, path.parent / "checkpoints"):
         names = sorted(p.name for p in place.glob("*.ckpt") if p.is_file() and p != path)
         if names:
@@ -150,7 +150,7 @@ def _those_there(path: Path) -> str:
 
 
 def _seal(file: BinaryIO) -> None:
-    """Append the seal to an archive without comment that was just written."""
+    """Append the seal to a newly written archive without comment."""
     file.flush()
     end = file.seek(-2, os.SEEK_END)  # the length of the comment
     file.seek(0)
@@ -160,7 +160,7 @@ def _seal(file: BinaryIO) -> None:
 
 
 def _seal_holds(path: Path) -> bool:
-    """Whether the seal fits the file; True for one without, as other programs write them."""
+    """Whether the seal matches the file; True for files of other programs, which have none."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _END_BYTES - _SEAL_BYTES))
@@ -175,19 +175,19 @@ def _seal_holds(path: Path) -> bool:
 
 
 def _parts(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:
-    """Yield the next bytes of a file."""
+    """Yield the next `num_bytes` of a file in parts."""
     while num_bytes > 0 and (part := file.read(min(num_bytes, 1 << 20))):
         yield part
         num_bytes -= len(part)
 
 
 def newest_good_checkpoint(folder: Path, kind: Kind) -> Path | None:
-    """Return the newest checkpoint that passes the check, None where there is none of its kind.
+    """Return the newest intact checkpoint of a kind, or None if there is none of this kind.
 
-    Warns about each newer one that does not pass.
+    Warns about each newer one that is corrupt.
 
     Raises:
-        CheckpointError: there are checkpoints and all of them are damaged.
+        CheckpointError: there are checkpoints, but all of them are corrupt.
     """
     problems = []
     for path in list_checkpoints(folder, kind):
@@ -197,25 +197,26 @@ def newest_good_checkpoint(folder: Path, kind: Kind) -> Path | None:
             problems.append(str(error))
             continue
         for problem in problems:
-            warnings.warn(f"{problem}; going back to {path.name}", stacklevel=2)
+            warnings.warn(f"{problem}; falling back to {path.name}", stacklevel=2)
         return path
     if problems:
-        raise CheckpointError("no good checkpoint is left: " + "; ".join(problems))
+        raise CheckpointError("no intact checkpoint: " + "; ".join(problems))
     return None
 
 
 def load_checkpoint(
     path: Path, map_location: Any = "cpu", weights_only: bool = True
 ) -> dict[str, Any]:
-    """Check a checkpoint and load it.
+    """Verify and load a checkpoint.
 
     Args:
         map_location: as in `torch.load`.
-        weights_only: refuse anything but tensors and plain values. All our checkpoints pass.
+        weights_only: reject anything except tensors and plain values. All checkpoints of this
+            package pass.
 
     Raises:
-        CheckpointError: the file is damaged, holds objects that need code to load, another step
-            than its name says, or weights that are NaN.
+        CheckpointError: the file is corrupt, contains objects that need code to load or NaN
+            weights, or its step differs from its name.
     """
     check_checkpoint(path)
     try:
@@ -226,7 +227,7 @@ def load_checkpoint(
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {_refusal(error)}") from error
     if not isinstance(loaded, dict):
         kind = type(loaded).__name__
-        raise CheckpointError(f"{path} is not a checkpoint: it holds a {kind}")
+        raise CheckpointError(f"{path} is not a checkpoint: it contains a {kind}")
     wrong = _wrong_contents(path, loaded)
     if wrong is not None:
         raise CheckpointError(f"checkpoint {path}{wrong}")
@@ -234,30 +235,30 @@ def load_checkpoint(
 
 
 def _wrong_contents(path: Path, loaded: dict[str, Any]) -> str | None:
-    """Say what nobody may go on with, or None: another step, no tensors, NaN."""
+    """Return a problem that prevents resuming (wrong step, no tensors, NaN), or None."""
     step, named = loaded.get("global_step", 0), _NAME.fullmatch(path.name)
     if not isinstance(step, int):
         return f": global_step is {step!r}, expected a number"
     if named is not None and "global_step" in loaded and step != int(named[2]):
-        return f" holds step {step}, not {int(named[2])} as its name says: give it its own name"
+        return f" contains step {step}, but its name has {int(named[2])}: rename it"
     state = loaded.get("state_dict", {})
     if not isinstance(state, dict):
         return f": state_dict is a {type(state).__name__}, expected tensors by name"
     for name, tensor in state.items():
         if not isinstance(name, str):
-            return f": state_dict has the key {name!r}, expected names"
+            return f": state_dict has the key {name!r}, expected a name"
         if not isinstance(tensor, Tensor):
             return f": state_dict has a {type(tensor).__name__} as {name}, expected a tensor"
         if tensor.layout != torch.strided:
             return f": {name} is sparse, expected a dense tensor"
     found = nan_among(state.items())
-    return None if found is None else f": {found}, so nothing that it computes is a number"
+    return None if found is None else f": {found}, so its outputs would be NaN"
 
 
 def code_needed(error: Exception) -> str | None:
-    """Return the name of the code without which `torch.load` refuses a file, None if it does not.
+    """Return the name of the code that a file needs and `torch.load` rejects, or None.
 
-    What it says itself would advise to run the file's code.
+    The original message would recommend running the code of the file.
     """
     text = str(error)
     found = next((m for pattern in _CODE if (m := re.search(pattern, text))), None)
@@ -265,19 +266,18 @@ def code_needed(error: Exception) -> str | None:
 
 
 def _refusal(error: Exception) -> str:
-    """One line for what `torch.load` says."""
+    """Return the reason of a `torch.load` error in one line."""
     code = code_needed(error)
     if code is not None:
         return (
-            f"it needs code to load ({code}); only tensors and plain values are read from "
-            "checkpoints"
+            f"it needs code to load ({code}); checkpoints may contain only tensors and plain values"
         )
     text = str(error).strip()
     if isinstance(error, pickle.UnpicklingError):
-        # torch's first lines advise to run the code; the reason comes last.
+        # torch's first lines recommend running the code; the reason is last.
         reason = text.split("Check the documentation")[0].strip().splitlines()[-1:]
         told = reason[0].strip() if reason and "`weights_only`" not in reason[0] else "no reason"
-        return f"only tensors and plain values are read from checkpoints ({told})"
+        return f"checkpoints may contain only tensors and plain values ({told})"
     return text.splitlines()[0] if text else repr(error)
 
 
@@ -285,24 +285,24 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     """Write a checkpoint atomically, with a seal; see `replacing`.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: the file cannot be written.
     """
     try:
         with replacing(path) as file:
             torch.save(checkpoint, file)
             _seal(file)
     except (OSError, RuntimeError) as error:
-        remedy = "free some space, or put runs elsewhere with --run.root"
+        remedy = "free some space, or set --run.root to another disk"
         if path.is_dir():
-            remedy = "move away the folder that has its name"
+            remedy = "a folder with that name exists; move or delete it"
         raise CheckpointError(
-            f"cannot write checkpoint {path}: {_cause(error)}. Earlier checkpoints are untouched; "
+            f"cannot write checkpoint {path}: {_cause(error)}. Earlier checkpoints are intact; "
             f"{remedy}"
         ) from error
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The refusal of the disk behind an error of PyTorch's writer, which does not repeat it."""
+    """Return the OSError behind an error of PyTorch's writer, which omits it."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, OSError):
         found = found.__cause__ or found.__context__
@@ -313,7 +313,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def averaged_number(request: str) -> int | None:
-    """Return the number of checkpoints that a request like `average-10` is the mean of, or None."""
+    """Return the number of averaged checkpoints of a request like `average-10`, or None."""
     asked = _AVERAGE.fullmatch(request)
     return int(asked[1]) if asked else None
 
@@ -321,22 +321,22 @@ def averaged_number(request: str) -> int | None:
 def average_newest(folder: Path, count: int) -> Path:
     """Write the mean of a run's newest step checkpoints; return its path.
 
-    Numbers are averaged in float64, what is no floating-point number is the newest one's. The file
-    holds no optimiser state.
+    Numbers are averaged in float64; other tensors are those of the newest checkpoint. The file
+    contains no optimiser state.
 
     Source: Vaswani et al., 2017, section 6.1; fairseq's average_checkpoints.
 
     Args:
         folder: the run's `checkpoints`.
-        count: checkpoints that are averaged, at least 1.
+        count: number of checkpoints to average, at least 1.
 
     Raises:
-        CheckpointError: there are fewer, one is damaged, or their tensors differ in name or shape.
+        CheckpointError: there are fewer, one is corrupt, or their tensors differ in name or shape.
     """
     there = list_checkpoints(folder, "step")
     if not 1 <= count <= len(there):
         raise CheckpointError(
-            f"average-{count} needs {max(count, 1)} step checkpoints in {folder}, there are "
+            f"average-{count} requires {max(count, 1)} step checkpoints in {folder}, found "
             f"{len(there)}: train with --run.keep_checkpoints {max(count, 2)}"
         )
     paths = there[:count]
@@ -350,7 +350,7 @@ def average_newest(folder: Path, count: int) -> Path:
         state = load_checkpoint(path)["state_dict"]
         for name, total in sums.items():
             if name not in state or state[name].shape != total.shape:
-                raise CheckpointError(f"{path} and {paths[0]} differ in {name}: not of one model")
+                raise CheckpointError(f"{path} and {paths[0]} differ in {name}: different models")
             total += state[name].double()
     means = {name: (total / count).to(newest["state_dict"][name]) for name, total in sums.items()}
     kept = {k: v for k, v in newest.items() if k not in ("optimizer_states", "lr_schedulers")}
@@ -362,7 +362,7 @@ def average_newest(folder: Path, count: int) -> Path:
 
 
 class CheckedCheckpointIO(CheckpointIO):
-    """Lightning's access to checkpoint files, through the functions above."""
+    """Checkpoint input and output for Lightning, by the functions above."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
@@ -375,7 +375,7 @@ class CheckedCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Check and load. Objects that need code are refused unless `weights_only` is False."""
+        """Verify and load. Objects that need code are rejected unless `weights_only` is False."""
         loaded = load_checkpoint(Path(path), map_location, weights_only is not False)
         missing = ", ".join(name for name in _PARTS if name not in loaded)
         if missing:
@@ -383,18 +383,18 @@ class CheckedCheckpointIO(CheckpointIO):
         return loaded
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete a checkpoint; a missing one is fine."""
+        """Delete a checkpoint if it exists."""
         Path(path).unlink(missing_ok=True)
 
 
 def export_safetensors(checkpoint: Path, output: Path) -> int:
     """Write the model's weights of a checkpoint to a safetensors file; return their number.
 
-    Keys are those of the model itself, without the task's `model.` in front.
+    Keys are parameter names of the model, without the task's prefix `model.`.
 
     Raises:
-        CheckpointError: the output exists or cannot be written; the checkpoint is damaged or holds
-            no model.
+        CheckpointError: the output exists or cannot be written; the checkpoint is corrupt or
+            contains no model.
     """
     if output.exists() or output.is_symlink():
         raise CheckpointError(f"{output} exists: choose another name, or remove it")
@@ -403,7 +403,7 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
     named = {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
     weights = {name: tensor.clone().contiguous() for name, tensor in named.items()}
     if not weights:
-        raise CheckpointError(f"checkpoint {checkpoint} holds no tensors named {prefix}*")
+        raise CheckpointError(f"checkpoint {checkpoint} contains no tensors named {prefix}*")
     content = save(weights, metadata={"format": "pt"})
     try:
         with replacing(output) as file:

@@ -1,10 +1,10 @@
-"""What a result is about: a run's own configuration, or another; the whole split, or a part of it.
+"""Scope of an evaluation result: configuration of the run or another, whole split or part.
 
 Results of a run's own configuration and the whole split are in `test-<checkpoint>.json` and
-`predictions-<checkpoint>.parquet`. Any others have names of their own, `…-<hash>`, so that no
-number ever takes the place of another's.
+`predictions-<checkpoint>.parquet`. All others have a hash in their name, `…-<hash>`, so that no
+result overwrites another.
 
-The test split may be scored at every validation of a training too, for curves: `TestScores`.
+The test split can also be scored at every validation during training, for curves: `TestScores`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from lit_probattn.training.run_folder import (
     read_own_config,
     source_differences,
 )
-from lit_probattn.training.saving import RunCheckpoint, refuse_test_metric
+from lit_probattn.training.saving import RunCheckpoint, reject_test_metric
 
-# Parts of a configuration that decide a score, and settings among them that do not.
+# Parts of a configuration that affect scores, and settings in them that do not.
 _DECIDING = ("model.", "data.", "seed_everything", "trainer.precision")
 _ARGUMENTS = "model.init_args"
 _ATTENTION = f"{_ARGUMENTS}.attention"
@@ -63,15 +63,15 @@ class Scope:
     """What an evaluation covers.
 
     Args:
-        differences: settings, and files of the data, in which it differs from the run.
-        limit: of batches, as the trainer has it; None for the whole split.
+        differences: settings, and data files, that differ from the run.
+        limit: the trainer's limit of batches; None for the whole split.
     """
 
     differences: dict[str, Any] = field(default_factory=dict)
     limit: float | None = None
 
     def path(self, folder: Path, stem: str, ending: str) -> Path:
-        """Return where a result goes."""
+        """Return the path of a result."""
         about = {"differences": self.differences, "limit": self.limit}
         if not any(about.values()):
             return folder / f"{stem}{ending}"
@@ -79,33 +79,33 @@ class Scope:
         return folder / f"{stem}-{digest(text, 8)}{ending}"
 
     def note(self, folder: Path) -> str:
-        """Return a line for the user; empty for a run's own configuration."""
+        """Return a line for the user; empty for the run's own configuration."""
         if not self.differences:
             return ""
         keys = ", ".join(self.differences)
-        return f"the configuration differs from {folder} in {keys}: results get names of their own"
+        return f"the configuration differs from {folder} in {keys}: results have separate names"
 
 
 def limit_of(trainer: pl.Trainer, command: str) -> float | None:
-    """Return the trainer's limit of batches; None if it has none.
+    """Return the trainer's limit of batches, or None.
 
     Raises:
-        ConfigError: it leaves no batch.
+        ConfigError: the limit is 0.
     """
     key = _LIMITS.get(command, "limit_val_batches")
     limit: float | None = getattr(trainer, key)
     if limit == 0:
         raise ConfigError(
-            f"trainer.{key} must be positive, received {limit}: nothing would be evaluated"
+            f"trainer.{key} must be positive, received {limit}: no batches would be evaluated"
         )
     return None if limit is None or (isinstance(limit, float) and limit == 1.0) else limit
 
 
 def differences(checkpoint: Path, config: dict[str, Any], sources: Sources) -> dict[str, Any]:
-    """Return what decides scores and is not as in the run that wrote a checkpoint.
+    """Return the score-relevant settings that differ from the run that wrote a checkpoint.
 
-    Empty for a checkpoint outside run folders. Options that the run's version of the package did
-    not have yet count for nothing.
+    Empty for a checkpoint outside run folders. Options that did not exist in the run's version of
+    the package are ignored.
 
     Raises:
         ConfigError: the weights were trained with another attention or task.
@@ -122,9 +122,9 @@ def differences(checkpoint: Path, config: dict[str, Any], sources: Sources) -> d
     ]
     others = [key for key in found if key == "model.class_path" or key.startswith(_ATTENTION)]
     if others:
-        remedy = f"give --config {folder / CONFIG}"
+        remedy = f"pass --config {folder / CONFIG}"
         if config_differences(own, read_yaml(folder / CONFIG)):
-            remedy = f"{folder / CONFIG} was edited since, restore it"
+            remedy = f"{folder / CONFIG} was edited since; restore it"
         raise ConfigError(
             f"{checkpoint} was trained with another model (different: {', '.join(others)}): "
             f"{remedy}"
@@ -139,9 +139,9 @@ def _is_known(key: str, known: Iterable[str]) -> bool:
 
 
 class SampleCount(Callback):
-    """Counts the samples of an evaluation and their labels, over all ranks; fill-up rows are none.
+    """Counts the samples of an evaluation and their labels, over all ranks, without filler rows.
 
-    Labels are counted where a sample has one: `target` (B,) of integers.
+    Labels are counted if a sample has one: `target` (B,) of integers.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class SampleCount(Callback):
     on_validation_batch_end: Any = on_test_batch_end
 
     def on_test_end(self, *_: Any) -> None:
-        """Add up the ranks."""
+        """Sum over the ranks."""
         self.count = sum(gather_objects(self.count))
         self._labels = sum(gather_objects(self._labels), Counter())
 
@@ -169,20 +169,21 @@ class SampleCount(Callback):
 
     @property
     def most_frequent_label(self) -> float | None:
-        """The accuracy of always naming the most frequent label; None without labels."""
+        """Accuracy of a majority-class predictor; None without labels."""
         return max(self._labels.values()) / self.count if self._labels else None
 
     def chance(self) -> str:
-        """Say which accuracy these samples tell from that of always naming one label."""
+        """Return a line with the accuracy that significantly exceeds the majority class."""
         share = self.most_frequent_label
         assert share is not None
         return (
-            f"always naming the most frequent label gives {share:.4f}, and {self.count} samples "
-            f"tell only what is above {self._least(share):.4f} from it"
+            f"always predicting the most frequent label gives {share:.4f}, and with {self.count} "
+            f"samples "
+            f"only an accuracy above {self._least(share):.4f} differs from it"
         )
 
     def above_chance(self, accuracy: float) -> bool | None:
-        """Whether an accuracy is above that of one label by more than 1.96 standard errors."""
+        """Whether an accuracy exceeds the majority-class baseline by more than 1.96 SE."""
         share = self.most_frequent_label
         return None if share is None else accuracy > self._least(share)
 
@@ -191,22 +192,22 @@ class SampleCount(Callback):
 
 
 class TestScores(Callback):
-    """Scores the test split after every validation of a training.
+    """Scores the test split after every validation during training.
 
-    Its metrics are logged as `test/…` beside those of the validation, and are found in the way of
-    the validation: a language model's windows have its stride, a translation its beam, and no
-    episodes are played. Nothing reads them: what watches a metric is refused those of the test
-    split. Training is the same with and without: no random state and no weight changes, and a
-    compiled model runs as it is written.
+    Its metrics are logged as `test/…` next to the validation metrics, and are computed like
+    validation metrics: a language model's windows have the validation stride, a translation its
+    beam, and no episodes are played. They are only logged: a callback that monitors a test metric
+    raises an error. Training is not affected: no random state and no weights change, and a
+    compiled model runs in eager mode.
 
-    A run that is asked to end meanwhile is saved before this validation, which a resumed run
-    repeats.
+    If a run receives a stop signal meanwhile, its checkpoint precedes this validation, which the
+    resumed run repeats.
 
     Args:
-        batches: batches of each rank, from the beginning of the split; or `all`.
+        batches: number of batches per rank, from the start of the split; or `all`.
     """
 
-    __test__ = False  # for pytest, which takes classes of this name for tests
+    __test__ = False  # pytest would collect a class of this name
 
     def __init__(self, batches: NumBatches) -> None:
         self.batches = batches
@@ -214,22 +215,22 @@ class TestScores(Callback):
 
     @classmethod
     def asked_of(cls, trainer: pl.Trainer) -> NumBatches | None:
-        """Return the batches that a trainer's callback of this kind scores; None without one."""
+        """Return the `batches` of a trainer's callback of this class, or None."""
         every: list[Any] = getattr(trainer, "callbacks", [])
         return next((callback.batches for callback in every if isinstance(callback, cls)), None)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Have the task call this.
+        """Register the scoring with the task.
 
         Raises:
-            ValueError: the module is no task of this package.
+            ValueError: the module is not a task of this package.
         """
         if stage != "fit":
             return
         if not isinstance(pl_module, Task):
             raise ValueError(
-                f"{_SETTING} needs a task of lit_probattn.tasks, received "
-                f"{type(pl_module).__name__}: leave it out, and use the command test"
+                f"{_SETTING} requires a task of lit_probattn.tasks, received "
+                f"{type(pl_module).__name__}: unset it, and use the command test"
             )
         pl_module.score_test = lambda: self._score(trainer, pl_module)
 
@@ -237,13 +238,13 @@ class TestScores(Callback):
         """Open the test split.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no test split.
         """
         data: Any = getattr(trainer, "datamodule", None)
         if not hasattr(data, "test_as_validation"):
             raise ValueError(
-                f"{_SETTING} needs data of this package (datamodules), received "
-                f"{type(data).__name__}: leave it out, and use the command test"
+                f"{_SETTING} requires data of this package (datamodules), received "
+                f"{type(data).__name__}: unset it, and use the command test"
             )
         try:
             self._loader = data.test_as_validation()
@@ -251,16 +252,16 @@ class TestScores(Callback):
             raise ValueError(f"{_SETTING}: {error}") from error
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse a learning rate that follows a metric of the test split.
+        """Raise if a learning-rate schedule monitors a test metric.
 
         Raises:
-            ValueError: there is one.
+            ValueError: it does.
         """
         for schedule in trainer.lr_scheduler_configs:
-            refuse_test_metric("the monitor of the learning rate,", schedule.monitor)
+            reject_test_metric("the monitor of the learning rate,", schedule.monitor)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Let go of task and data."""
+        """Release task and data."""
         if isinstance(pl_module, Task):
             pl_module.score_test = None
         self._loader = None
@@ -285,7 +286,7 @@ def _checkpoints(trainer: pl.Trainer) -> list[RunCheckpoint]:
 
 @contextmanager
 def _as_written(task: Task) -> Iterator[None]:
-    """Run a compiled model as it is written: other lengths would have it compiled again."""
+    """Run a compiled model in eager mode, since other lengths would recompile it."""
     if not task.compile_model:
         yield
         return

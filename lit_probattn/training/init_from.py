@@ -1,7 +1,7 @@
-"""Weights to begin a training with: those entries of a checkpoint whose name and shape fit.
+"""Initial weights from a checkpoint: entries with matching names and shapes.
 
-The checkpoint may be of another task. What it lacks begins as it would without it; a head, which
-belongs to a task, may have another shape, anything else may not.
+The checkpoint can belong to another task. Missing entries keep their initialisation; a
+task-specific head may have another shape, all other shapes must match.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from lit_probattn.training.checkpoints import CheckpointError, find_file, load_c
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 _MODEL = "model."
-_AVERAGE = "ema.module."  # of a moving average of the model's weights
-_SHOWN = 6  # names of a line
-# End of a table's name -> what its rows are, and how they are made to fit.
+_AVERAGE = "ema.module."  # prefix of a moving average of the model's weights
+_SHOWN = 6  # names per line
+# End of a table's name -> meaning of its rows, and how to make them match.
 _TABLES = (
     (
         "tokens.weight",
-        "a vocabulary of {there} against {here}: give the tokeniser of that checkpoint "
+        "vocabulary size {there}, expected {here}: use the checkpoint's tokeniser "
         "(--data.init_args.tokenizer), or the data that it was trained on",
     ),
     (
         "positions.offsets.weight",
-        "{there} positions against {here}: give the model as many (data of fine-tuning have "
-        "--data.init_args.max_positions {there}, others their max_length or segment_len)",
+        "{there} positions, expected {here}: set the model to the same number (fine-tuning data "
+        "have --data.init_args.max_positions {there}, others max_length or segment_len)",
     ),
     (
         "token_types.weight",
-        "{there} token types against {here}: set --model.init_args.num_token_types {there}",
+        "{there} token types, expected {here}: set --model.init_args.num_token_types {there}",
     ),
 )
 _OTHERWISE = (
-    "set the sizes and the attention of the model as that checkpoint has them, or convert it first "
+    "set the sizes and the attention of the model as in that checkpoint, or convert it first "
     "(`lit-probattn convert`)"
 )
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What became of the entries of a checkpoint.
+    """Which entries of a checkpoint were loaded.
 
     Args:
         source: the checkpoint.
-        sha256: of the file.
-        step: its optimiser step; None where it tells none.
-        taken: entries that the model has now.
-        left: entries of the file that the model has not.
-        new: entries of the model that the file has not.
-        other_shape: heads of another shape, new too: shape in the file, shape in the model.
+        sha256: hash of the file.
+        step: its optimiser step; None if not stored.
+        taken: entries loaded into the model.
+        left: entries of the file that the model does not have.
+        new: entries of the model that the file does not have.
+        other_shape: heads with another shape, not loaded: shape in the file, shape in the model.
     """
 
     source: Path
@@ -70,13 +70,16 @@ class Taken:
     other_shape: dict[str, Shapes]
 
     def lines(self) -> list[str]:
-        """Return what the user is told."""
+        """Return lines for the user."""
         step = "" if self.step is None else f" (step {self.step})"
-        lines = [f"initial weights from {self.source}{step}: {len(self.taken)} entries taken"]
+        lines = [f"initial weights from {self.source}{step}: {len(self.taken)} entries loaded"]
         for what, names in (
-            ("left, in the file only", self.left),
-            ("new, in the model only", self.new),
-            ("new, of another shape", [self._shapes(name) for name in self.other_shape]),
+            ("unused checkpoint keys", self.left),
+            ("newly initialised keys", self.new),
+            (
+                "newly initialised keys (other shape)",
+                [self._shapes(name) for name in self.other_shape],
+            ),
         ):
             if names:
                 more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -85,7 +88,7 @@ class Taken:
         return lines
 
     def record(self) -> dict[str, Any]:
-        """Return what the run's record says."""
+        """Return the entry of the run's record."""
         return {
             "checkpoint": str(self.source),
             "sha256": self.sha256,
@@ -98,32 +101,32 @@ class Taken:
 
     def _shapes(self, name: str) -> str:
         there, here = self.other_shape[name]
-        return f"{name} {tuple(here)}, in the file {tuple(there)}"
+        return f"{name} {tuple(here)}, checkpoint {tuple(there)}"
 
 
 def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
-    """Give a task the weights of a checkpoint that fit.
+    """Load the matching weights of a checkpoint into a task.
 
-    What the checkpoint does not have of a moving average of weights begins as the weights do.
+    A moving average of weights that the checkpoint lacks is initialised from the weights.
 
     Args:
         path: a checkpoint, a run folder, or `RUN/best`, `RUN/last`; or weights as safetensors.
-        tokeniser: digest of that of the data of this training, where they have one.
+        tokeniser: digest of the tokeniser of this run's data, if they have one.
 
     Raises:
-        ConfigError: the file is missing or damaged, a shape does not fit, no entry does, or its ids
-            are those of another tokeniser.
+        ConfigError: the file is missing or corrupt, a shape differs, no entry matches, or its
+            tokeniser differs.
     """
     if not path:
-        raise ConfigError("--init_from is empty: give a checkpoint, or a run folder")
+        raise ConfigError("--init_from is empty: pass a checkpoint or a run folder")
     try:
         source = find_file(Path(path))
         state, loaded = _read(source, task)
     except CheckpointError as error:
         raise ConfigError(f"--init_from: {error}") from error
-    _refuse_other_tokeniser(source, loaded, tokeniser)
+    _reject_other_tokeniser(source, loaded, tokeniser)
     found = _match(source, loaded.get("global_step"), state, task)
-    try:  # a layer may refuse what it has no place for
+    try:  # a layer can reject entries that it does not support
         task.load_state_dict({n: state[n] for n in (*found.taken, *found.left)}, strict=False)
     except ValueError as error:
         raise ConfigError(f"--init_from {source}: {error}") from error
@@ -136,24 +139,24 @@ def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
 
 
 def _read(source: Path, task: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the weights of a file under the names that a task has, and all that it holds."""
+    """Return the weights of a file with the names of a task, and the whole content."""
     if source.suffix == ".safetensors":
         try:
             weights = load_file(source)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{source} cannot be read: {error}") from error
+            raise CheckpointError(f"cannot read {source}: {error}") from error
         return {f"{_MODEL}{name}": tensor for name, tensor in weights.items()}, {}
     loaded = load_checkpoint(source)
     state = loaded.get("state_dict")
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
         raise CheckpointError(f"{source} is not a checkpoint: it has no state_dict of tensors")
-    # Heads that were kept apart when a model of transformers was converted.
+    # Heads that were stored separately when a transformers model was converted.
     apart = loaded.get("transformers", {}).get("other_heads", {})
     return {**apart, **state}, loaded
 
 
-def _refuse_other_tokeniser(source: Path, loaded: Mapping[str, Any], tokeniser: str | None) -> None:
-    """Raise an ConfigError if data of the checkpoint and of this training had other tokenisers."""
+def _reject_other_tokeniser(source: Path, loaded: Mapping[str, Any], tokeniser: str | None) -> None:
+    """Raise a ConfigError if the data of the checkpoint and of this run have other tokenisers."""
     before = [
         part["tokeniser"]
         for part in loaded.values()
@@ -161,18 +164,20 @@ def _refuse_other_tokeniser(source: Path, loaded: Mapping[str, Any], tokeniser: 
     ]
     if before and tokeniser is not None and before[0] != tokeniser:
         raise ConfigError(
-            f"--init_from {source}: it was trained with another tokeniser than that of the data, "
-            "so ids would mean other words: give its tokeniser by --data.init_args.tokenizer; one "
-            "that was made lies in the cache of that run's data, whose folder `python -m "
-            "datamodules check` shows"
+            f"--init_from {source}: the checkpoint was trained with another tokeniser than the "
+            f"data, "
+            "so ids would denote different tokens: set --data.init_args.tokenizer to its "
+            "tokeniser; "
+            "a learned one is in the cache of that run's data, whose folder `python -m "
+            "datamodules check` prints"
         )
 
 
 def _match(source: Path, step: int | None, state: Mapping[str, Tensor], task: Any) -> Taken:
-    """Sort the entries of a file and of a model.
+    """Compare the entries of a file and a model.
 
     Raises:
-        ConfigError: a shape does not fit, or no entry does.
+        ConfigError: a shape differs, or no entry matches.
     """
     own: Mapping[str, Tensor] = task.state_dict()
 
@@ -192,8 +197,9 @@ def _match(source: Path, step: int | None, state: Mapping[str, Tensor], task: An
     if not any(not is_head(name) for name in taken):
         names = ", ".join(list(state)[:3])
         raise ConfigError(
-            f"--init_from {source}: no entry beside heads has a name of this model's; it has "
-            f"{names}, the model {', '.join(list(own)[:3])}: give a checkpoint of such a model"
+            f"--init_from {source}: checkpoint and model share no names outside the heads "
+            f"(checkpoint: {names}; model: {', '.join(list(own)[:3])}): pass a checkpoint of such "
+            f"a model"
         )
     left = [name for name in state if name not in own]
     new = [name for name in own if name not in state]
@@ -205,7 +211,7 @@ def _refusal(
     refused: Sequence[str],
     shapes: Mapping[str, Shapes],
 ) -> str:
-    """Name the first entry whose shape does not fit, a table before others, and the remedy."""
+    """Return a message with the first mismatched entry, tables first, and the remedy."""
     for ending, remedy in _TABLES:
         name = next((n for n in refused if n.endswith(ending)), None)
         if name is not None and shapes[name][0][1:] == shapes[name][1][1:]:
@@ -217,6 +223,6 @@ def _refusal(
     there_shape, here_shape = shapes[name]
     more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
     return (
-        f"--init_from {source}: {name} has shape {tuple(there_shape)}, the model's has "
+        f"--init_from {source}: {name} has shape {tuple(there_shape)}, expected "
         f"{tuple(here_shape)}{more}: {told}"
     )

@@ -1,7 +1,7 @@
-"""Everything that Lightning keeps to itself and that we use all the same: its one home.
+"""All uses of private Lightning APIs.
 
 Each use has a test in `tests/training/test_lightning_internals.py` that fails when Lightning
-changes it, and a test of the package refuses such names anywhere else.
+changes it, and a test of the package rejects such names in any other module.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = [
 
 
 def set_logged_step(trainer: pl.Trainer, step: int) -> None:
-    """Set the step number that loggers are given next, which Lightning counts by itself."""
+    """Set the step number of the next log entries, which Lightning counts separately."""
     trainer.fit_loop.epoch_loop._batches_that_stepped = step
 
 
 def write_step_metrics(trainer: pl.Trainer) -> None:
-    """Hand the metrics of the present training step to the loggers now."""
+    """Write the metrics of the current training step to the loggers now."""
     trainer._logger_connector.update_train_step_metrics()
 
 
@@ -54,34 +54,34 @@ def validate_now(trainer: pl.Trainer) -> None:
 
 
 def leave_out_sigterm_question(trainer: pl.Trainer) -> None:
-    """Spare the ranks Lightning's exchange about SIGTERM before every batch."""
+    """Disable Lightning's exchange between ranks about SIGTERM before every batch."""
     loop: Any = trainer.fit_loop.epoch_loop
     if hasattr(loop, "_broadcast_sigterm_tensor"):
         loop._broadcast_sigterm_tensor = lambda: None
 
 
 def shard_over(strategy: ModelParallelStrategy, num_ranks: int) -> None:
-    """Set how many ranks share the parameters, before the strategy forms its mesh."""
+    """Set the number of ranks that share the parameters, before the strategy forms its mesh."""
     strategy._data_parallel_size = num_ranks
 
 
 def form_process_group(strategy: ModelParallelStrategy) -> None:
-    """Let the ranks find each other, without a model and a mesh."""
+    """Form the process group without a model and a mesh."""
     strategy._setup_distributed()
 
 
 def meet_on_loopback(trainer: pl.Trainer) -> Any:
-    """Have the ranks that Lightning starts on this one machine meet where no other can listen.
+    """Let the ranks that Lightning starts on this machine rendezvous on the loopback interface.
 
     Returns:
-        What must be kept as long as the ranks live; None where they meet in another way.
+        An object to keep alive as long as the ranks; None if they rendezvous differently.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if (
         isinstance(environment, LightningEnvironment)
         and isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher)
         and trainer.num_nodes == 1
-        and "LOCAL_RANK" not in os.environ  # a rank that was started by the first
+        and "LOCAL_RANK" not in os.environ  # not a rank started by the first one
         and environment.main_address == "127.0.0.1"
     ):
         return loopback_store(environment.main_port)
@@ -89,29 +89,29 @@ def meet_on_loopback(trainer: pl.Trainer) -> Any:
 
 
 class TrainingBar(RichProgressBar):
-    """A progress bar that does not count epochs."""
+    """A progress bar without epochs."""
 
     def _get_train_description(self, current_epoch: int) -> str:
         return "training"
 
 
 class BareCLI(LightningCLI):
-    """LightningCLI that takes nothing from checkpoints, and constructs in our own way."""
+    """LightningCLI without settings from checkpoints, and with replaceable instantiation."""
 
     def add_instantiators(self) -> None:
-        """Register what constructs model and data."""
+        """Register the classes that instantiate model and data."""
         raise NotImplementedError
 
     def part(self, config: Any, key: str) -> Any:
-        """Return a part of a configuration of the present command, such as `trainer`."""
+        """Return a part of the current command's configuration, such as `trainer`."""
         return self._get(config, key)
 
     def command_parser(self) -> Any:
-        """Return the parser of the present command."""
+        """Return the parser of the current command."""
         return self._parser(self.subcommand)
 
     def _parse_ckpt_path(self) -> None:
-        """The configuration decides, not what a checkpoint remembers of another one."""
+        """Do nothing: hyperparameters of a checkpoint do not override the configuration."""
 
     def _add_instantiators(self) -> None:
         self.add_instantiators()

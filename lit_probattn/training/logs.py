@@ -1,4 +1,4 @@
-"""Logs of a run, `metrics.csv` and TensorBoard events, continued when the run is resumed."""
+"""Logs of a run, `metrics.csv` and TensorBoard events, which resuming extends."""
 
 import csv
 import io
@@ -22,13 +22,13 @@ FILE_NAME = "metrics.csv"
 class RunCSVLogger(Logger):
     """Writes metrics to `<folder>/metrics.csv`, a column per metric and `step` first.
 
-    `step` is the number of optimiser steps taken. Every row is on the disk as soon as it is logged.
-    Training and validation metrics of one step share a row. Metrics that did not exist yet when the
-    file was begun get a column when they appear.
+    `step` is the number of completed optimiser steps. Every row is written immediately.
+    Training and validation metrics of one step share a row. A metric that appears later adds a
+    column.
 
     Args:
-        steps_done: steps taken before this process starts. Rows of an earlier process beyond it
-            are dropped, because those steps are repeated.
+        steps_done: number of steps before this process. Later rows of an earlier process are
+            dropped, because those steps are repeated.
     """
 
     def __init__(self, folder: Path, steps_done: int = 0) -> None:
@@ -41,7 +41,7 @@ class RunCSVLogger(Logger):
 
     @property
     def name(self) -> str:
-        """Name of the run: the folder above the version."""
+        """Name of the run: the parent folder of the version."""
         return self._folder.parent.name
 
     @property
@@ -56,16 +56,16 @@ class RunCSVLogger(Logger):
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Path of `metrics.csv`."""
         return self._folder / FILE_NAME
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
-        """Write nothing: `config.yaml` has them."""
+        """Do nothing: hyperparameters are in `config.yaml`."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Add values to the row of a step. `step` counts from 0, as Lightning gives it."""
+        """Add values to the row of a step; Lightning counts `step` from 0."""
         if not self._loaded:
             self.load()
         values = {key: str(np.float32(v)) for key, v in metrics.items() if key != "epoch"}
@@ -86,10 +86,10 @@ class RunCSVLogger(Logger):
                 csv.DictWriter(file, self._columns, restval="").writerow(self._rows[-1])
 
     def load(self) -> None:
-        """Read what an earlier process has logged, and keep the rows that are not repeated.
+        """Read the rows of an earlier process, and keep those that are not repeated.
 
-        Half a last row, as a killed process or a power cut leaves it, is dropped. Where another row
-        cannot be read, the file is set aside and the other rows are kept.
+        An incomplete last row, as left by a killed process or a power failure, is dropped. If
+        another row is corrupt, the file is moved aside and the other rows are kept.
         """
         self._loaded = True
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ class RunCSVLogger(Logger):
             warnings.warn(
                 f"{self.path}: {problems[0]}"
                 + (f", and {len(problems) - 1} other rows" if len(problems) > 1 else "")
-                + f" cannot be read; it is kept as {aside.name}, and what can be read goes on",
+                + f" cannot be read; the file is kept as {aside.name}, and all other rows are used",
                 stacklevel=2,
             )
         self._rows = [row for row in rows if int(row["step"]) <= self._steps_done]
@@ -116,9 +116,9 @@ class RunCSVLogger(Logger):
 
 
 def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], list[str]]:
-    """Return the columns and rows of a `metrics.csv`, and what of it cannot be read."""
+    """Return the columns and rows of a `metrics.csv`, and its problems."""
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end is half a row
+        lines = path.read_bytes().split(b"\n")[:-1]  # drops an incomplete last row
     except OSError as error:
         return ["step"], [], [str(error.strerror)]
     text = [line.decode("utf-8-sig", "replace").rstrip("\r") for line in lines]
@@ -138,7 +138,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], list[str]]:
 
 
 def steps_taken(lightning_step: int | None) -> int:
-    """Return the optimiser steps taken when Lightning logs: its step numbers count from 0."""
+    """Return the number of completed optimiser steps; Lightning's step numbers count from 0."""
     return 0 if lightning_step is None else lightning_step + 1
 
 
@@ -146,8 +146,8 @@ class RunTensorBoardLogger(TensorBoardLogger):
     """TensorBoard events in the run folder itself, with `step` as in `metrics.csv`.
 
     Args:
-        steps_done: steps taken before this process starts; TensorBoard hides what an earlier
-            process logged beyond it.
+        steps_done: number of steps before this process; TensorBoard hides later events of an
+            earlier process.
     """
 
     def __init__(self, folder: Path, steps_done: int = 0) -> None:
@@ -167,18 +167,18 @@ class RunTensorBoardLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Write nothing: `config.yaml` has them."""
+        """Do nothing: hyperparameters are in `config.yaml`."""
 
     @rank_zero_only
     def save(self) -> None:
-        """Flush the events; no `hparams.yaml`."""
+        """Flush the events without writing `hparams.yaml`."""
         self.experiment.flush()
 
 
 def tensorboard_logger(folder: Path, steps_done: int = 0) -> list[RunTensorBoardLogger]:
-    """Return the logger of events; none, and a line that says so, where there is no TensorBoard."""
+    """Return the TensorBoard logger, or nothing, with a message, if TensorBoard is missing."""
     if find_spec("tensorboard") is None:
-        needs = "they need the package tensorboard: pip install 'lit-probattn[tensorboard]'"
-        rank_zero_info(f"no TensorBoard events are written, {needs}; metrics.csv has all numbers")
+        needs = "which require the package tensorboard: pip install 'lit-probattn[tensorboard]'"
+        rank_zero_info(f"no TensorBoard events, {needs}; metrics.csv contains all metrics")
         return []
     return [RunTensorBoardLogger(folder, steps_done)]

@@ -1,4 +1,4 @@
-"""One line when memory runs out: the batch, its length, and what to lower."""
+"""One-line out-of-memory reports: the batch, its length, and settings to lower."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _STAGES = {"sanity_check": "validation", "validate": "validation", "predict": "p
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception says that an allocation failed, on the host or on a GPU."""
+    """Return whether an exception reports a failed allocation, on the host or on a GPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _TEXTS)
 
 
-def told_out_of_memory(error: BaseException) -> str:
-    """Return a line about an allocation that failed: the advice if any, else the plain fact."""
+def out_of_memory_line(error: BaseException) -> str:
+    """Return a line about a failed allocation: the advice if there is any, else the error."""
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith("out of memory")]
     if notes:
         return notes[0]
@@ -32,7 +32,7 @@ def told_out_of_memory(error: BaseException) -> str:
 
 
 class MemoryAdvice(Callback):
-    """Adds a note to an out-of-memory error: what was running, and what to lower."""
+    """Adds a note to an out-of-memory error: the running operation, and settings to lower."""
 
     def __init__(self) -> None:
         self._batch: Any = None
@@ -40,7 +40,7 @@ class MemoryAdvice(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, *numbers: int
     ) -> None:
-        """Remember the batch."""
+        """Store the batch."""
         self._batch = batch
 
     on_validation_batch_start: Any = on_train_batch_start
@@ -56,9 +56,9 @@ class MemoryAdvice(Callback):
 
 
 def describe(trainer: pl.Trainer, task: pl.LightningModule, batch: Any) -> str:
-    """Return one line: what ran out of memory and what to lower.
+    """Return one line: what ran out of memory, and settings to lower.
 
-    `batch` is the last one; None if there was none yet.
+    `batch` is the last one; None before the first.
     """
     place = f"out of memory on {trainer.strategy.root_device}"
     if not isinstance(batch, dict) or not isinstance(batch.get("sample_ids"), Tensor):
@@ -88,7 +88,7 @@ def describe(trainer: pl.Trainer, task: pl.LightningModule, batch: Any) -> str:
 def _ask(task: nn.Module, rows: int, inputs: Tensor) -> str:
     """Return the command that ranks variants by memory at the sizes of the first layer."""
     layer = next((module for module in task.modules() if isinstance(module, Attention)), None)
-    if layer is None or inputs.ndim > 3:  # the patches of a picture are not counted here
+    if layer is None or inputs.ndim > 3:  # image patches are not predicted here
         return ""
     sizes = f"--embed_dim {layer.embed_dim} --num_heads {layer.num_heads}"
     return (

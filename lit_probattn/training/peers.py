@@ -1,9 +1,9 @@
-"""Which rank died: signs of life in the store of the process group, read when contact is lost.
+"""Detection of failed ranks by heartbeats in the store of the process group.
 
-A process that dies without a word (SIGKILL, a machine that goes down) leaves the others with
-"connection closed" or a timeout, which names nobody. Each rank therefore counts up a number in the
-store once a second, from a thread, with the micro-batch that it works on, and leaves a note when it
-fails. The others read who stopped counting.
+If a process dies without an error (SIGKILL, a failing machine), the other ranks fail with
+"connection closed" or a timeout, which does not name the rank. Each rank therefore increments a
+counter in the store once a second, from a thread, along with its current micro-batch, and writes a
+note when it fails. After a lost connection, the others check whose counter has stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _current: Peers | None = None
 
 
 def is_lost_contact(error: BaseException) -> bool:
-    """Return whether an error says that another rank could not be reached or did not answer."""
+    """Return whether an error reports that another rank was unreachable or did not answer."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()
@@ -37,12 +37,12 @@ def is_lost_contact(error: BaseException) -> bool:
 
 
 class Peers:
-    """This rank's signs of life, and what is known of the others'.
+    """Heartbeats of this rank, and the state of the others.
 
     Args:
-        store: key-value store that all ranks reach; used from two threads, by calls that return at
-            once.
-        interval: seconds between signs of life.
+        store: key-value store that all ranks can access; used from two threads, by non-blocking
+            calls.
+        interval: seconds between heartbeats.
     """
 
     def __init__(self, store: Any, rank: int, count: int, interval: float = INTERVAL_S) -> None:
@@ -52,13 +52,13 @@ class Peers:
         self._beats, self._waits = 0, False
         self._end = threading.Event()
         self._beat()
-        self._thread = threading.Thread(target=self._run, name="signs of life", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
         self._thread.start()
 
     def note_failure(self, text: str) -> None:
-        """Tell the others why this rank is about to end; the first failure is the one that counts.
+        """Report to the others why this rank fails; only the first failure is reported.
 
-        The rank that holds the store stays until the others have had time to read it.
+        The rank that hosts the store waits until the others have had time to read it.
         """
         if self._failure:
             return
@@ -68,11 +68,11 @@ class Peers:
             time.sleep(2.5 * self.interval)
 
     def explain(self) -> str:
-        """Say which rank the others lost, in one line; takes a few seconds.
+        """Return one line that names the failed rank; takes a few seconds.
 
         Returns:
-            The failure that another rank noted, or the ranks that have stopped counting, or if all
-            count, those that go on as if nothing were wrong: they hang.
+            The failure that another rank reported, or the ranks without heartbeats, or if all have
+            heartbeats, those that have not lost a connection, which hang.
         """
         own = f"rank {self.rank} ended at micro-batch {self.progress}"
         self._waits = True
@@ -83,19 +83,19 @@ class Peers:
         after = self._try(self._read) if before else None
         if not before or not after:
             return (
-                "the store of the ranks cannot be reached: rank 0, its machine or the torchrun "
-                f"there has died; {own}"
+                "the store of the ranks is unreachable: rank 0, its machine or its torchrun "
+                f"has died; {own}"
             )
         silent = [r for r in range(self.count) if before[r]["beats"] == after[r]["beats"]]
         if silent:
             names = ", ".join(self._describe(r, after[r]) for r in silent)
-            return f"{names} died (no sign of life for {MISSED_BEATS * self.interval:.0f} s); {own}"
+            return f"{names} died (no heartbeat for {MISSED_BEATS * self.interval:.0f} s); {own}"
         silent = [r for r in range(self.count) if not after[r]["waiting"]]
         names = ", ".join(self._describe(r, after[r]) for r in silent) or "none of them"
         return f"all ranks are alive, but {names} did not answer in time; {own}"
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._end.set()
         self._thread.join(2 * self.interval)
 
@@ -105,7 +105,7 @@ class Peers:
                 self._beat()
                 if not self._failure and self.store.check(["failure"]):
                     self._failure = self.store.get("failure").decode()
-            except (RuntimeError, ValueError):  # the store is gone; `explain` says so
+            except (RuntimeError, ValueError):  # the store is gone; `explain` reports it
                 return
 
     def _beat(self) -> None:
@@ -113,7 +113,7 @@ class Peers:
         state = {
             "beats": self._beats,
             "progress": self.progress,
-            "waiting": self._waits,  # has lost contact, and looks for the reason
+            "waiting": self._waits,  # has lost a connection and is looking for the cause
             "place": _place(),
         }
         self.store.set(f"life/{self.rank}", json.dumps(state))
@@ -126,13 +126,13 @@ class Peers:
         return f"rank {rank} ({state['place']}, at micro-batch {state['progress']})"
 
     def _try(self, work: Callable[[], Any]) -> Any:
-        """Result of a call that may hang on a dead connection; None if it fails or does so."""
+        """Return the result of a call that may block on a dead connection; None on failure."""
         result: list[Any] = []
 
         def run() -> None:
             try:
                 result.append(work())
-            except Exception:  # a store that is gone raises many kinds
+            except Exception:  # a closed store raises various exceptions
                 return
 
         thread = threading.Thread(target=run, daemon=True)
@@ -145,33 +145,33 @@ def _place() -> str:
     return f"{socket.gethostname()}, process {os.getpid()}"
 
 
-class SignsOfLife(Callback):
-    """Starts the signs of life of this rank when the ranks have found each other."""
+class Heartbeats(Callback):
+    """Starts the heartbeats of this rank once the process group exists."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start, if there are other ranks."""
+        """Start if there are other ranks."""
         global _current
         if _current is not None or not (dist.is_available() and dist.is_initialized()):
             return
         if dist.get_world_size() > 1:
             store = dist.PrefixStore("peers", default_store())
             _current = Peers(store, dist.get_rank(), dist.get_world_size())
-            trainer.strategy.barrier("signs of life")  # all have given one
+            trainer.strategy.barrier("heartbeats")  # all ranks have sent one
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Note where this rank is."""
+        """Record the current micro-batch."""
         if _current is not None:
             _current.progress = batch_idx
 
 
 def explain_lost_contact(error: BaseException) -> str | None:
-    """Return one line that names the rank which caused an error of communication.
+    """Return one line that names the rank which caused a communication error.
 
-    Any other error is noted for the ranks that wait for this one.
+    Any other error is reported to the ranks that wait for this one.
 
-    None if the error is not one of communication, or there are no other ranks.
+    None if the error is not a communication error, or there are no other ranks.
     """
     if _current is None:
         return None
@@ -182,7 +182,7 @@ def explain_lost_contact(error: BaseException) -> str | None:
 
 
 def close() -> None:
-    """End this rank's signs of life."""
+    """Stop this rank's heartbeats."""
     global _current
     if _current is not None:
         _current.close()

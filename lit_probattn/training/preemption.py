@@ -1,12 +1,12 @@
-"""Pre-emption: SIGTERM, Ctrl-C and SLURM's SIGUSR1 save the run and end it; SLURM queues it again.
+"""Pre-emption: SIGTERM, Ctrl-C and SLURM's SIGUSR1 save the run and stop it; SLURM requeues it.
 
 A handler only sets a flag. The ranks agree on it together with the finite-loss check of the next
 optimiser step (or after the next batch of a validation), so that all of them save the same step and
-none is left waiting in a collective call. `RunCheckpoint` then saves and raises `Preempted`.
+no rank is blocked in a collective call. `RunCheckpoint` then saves and raises `Preempted`.
 
-Lightning's own handlers are replaced: they call collectives from inside a signal handler, keep
-SLURM's checkpoint in a place of its own instead of the run folder, and have the ranks exchange a
-number, which waits for the device, before every batch.
+Lightning's handlers are replaced: they call collectives from inside a signal handler, store SLURM's
+checkpoint outside the run folder, and exchange a number between ranks, which synchronises the
+device, before every batch.
 """
 
 import os
@@ -25,33 +25,33 @@ from lit_probattn.training.lightning_internals import leave_out_sigterm_question
 
 
 class Preempted(BaseException):
-    """The run was asked to end and did so after a checkpoint.
+    """The run received a stop signal and stopped after saving a checkpoint.
 
-    Not an Exception: nothing went wrong, and nothing should catch it by accident.
+    Not an Exception: it is not an error, and must not be caught by accident.
 
-    `number` is the signal that this or another rank received.
+    `number` is the signal that any rank received.
     """
 
     def __init__(self, number: int, step: int, checkpoint: Path) -> None:
         self.number, self.step, self.checkpoint = number, step, checkpoint
         super().__init__(
             f"stopped by {signal.Signals(self.number).name} after step {step}; saved {checkpoint}; "
-            "the same command with --ckpt_path last goes on from there"
+            "rerun the same command with --ckpt_path last to resume"
         )
 
     @property
     def status(self) -> int:
-        """Exit status of the process: 128 + signal, as shells count."""
+        """Exit status of the process: 128 + signal, as in shells."""
         return 128 + int(self.number)
 
 
 class StopSignals(Callback):
-    """Takes SIGTERM, SIGINT and SIGUSR1 while a run trains, and notes them on the task.
+    """Handles SIGTERM, SIGINT and SIGUSR1 during training, and sets a flag of the task.
 
-    A second SIGINT ends the process at once. Processes of the loader, which Ctrl-C reaches too,
-    leave it to the one that trains.
+    A second SIGINT kills the process immediately. Loader processes, which also receive Ctrl-C,
+    ignore it.
 
-    Must be removed again with `restore`.
+    `restore` must be called to remove the handlers.
     """
 
     def __init__(self) -> None:
@@ -60,16 +60,16 @@ class StopSignals(Callback):
         self._process = os.getpid()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Install the handlers, before loader processes are started, which inherit them."""
+        """Install the handlers before loader processes start, which inherit them."""
         self._task, self._process = pl_module, os.getpid()
         self._install()
 
     def on_sanity_check_start(self, *_: Any) -> None:
-        """Install them again: Lightning has put its own in their place."""
+        """Reinstall the handlers, which Lightning has replaced."""
         self._install()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Install them again; leave out Lightning's question after every batch, which is ours."""
+        """Reinstall the handlers; disable Lightning's exchange after every batch."""
         self._install()
         leave_out_sigterm_question(trainer)
 
@@ -77,7 +77,7 @@ class StopSignals(Callback):
         if threading.current_thread() is not threading.main_thread():
             return
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) is signal.SIG_IGN:  # a shell's background job: leave it so
+            if signal.getsignal(number) is signal.SIG_IGN:  # a shell's background job
                 continue
             self._before.setdefault(number, signal.signal(number, self._note))
 
@@ -94,7 +94,7 @@ class StopSignals(Callback):
         self._task.stop_requested = number
 
     def restore(self) -> None:
-        """Put back the handlers that were there before."""
+        """Restore the previous handlers."""
         for number, before in self._before.items():
             if before is not None:
                 signal.signal(number, before)
@@ -102,17 +102,17 @@ class StopSignals(Callback):
 
 
 def requeue() -> str:
-    """Ask SLURM to start this job again; return a line for the user, empty outside SLURM."""
+    """Requeue this SLURM job; return a line for the user, empty outside SLURM."""
     job = slurm_job()
     if job is None:
         return ""
     command = ["scontrol", "requeue", job]
     if shutil.which(command[0]) is None:
-        return f"cannot requeue job {job}: scontrol is not on the PATH; submit it again by hand"
+        return f"cannot requeue job {job}: scontrol is not on the PATH; resubmit it manually"
     done = capture(command)
     if done.returncode:
         told = " ".join(done.stderr.split())
-        return f"cannot requeue job {job}: {told}; submit it again by hand"
+        return f"cannot requeue job {job}: {told}; resubmit it manually"
     return f"requeued job {job}"
 
 
@@ -123,7 +123,7 @@ def slurm_job() -> str | None:
 
 
 def job_name() -> str | None:
-    """Return what stays the same when a cluster starts this command again, if anything does."""
+    """Return the job's identity that is constant when a cluster restarts the command, or None."""
     slurm = slurm_job()
     if slurm is not None:
         return f"slurm {slurm}"
@@ -132,12 +132,12 @@ def job_name() -> str | None:
 
 
 def is_restart() -> bool:
-    """Whether torchrun or SLURM has started this command before, as far as this process knows."""
+    """Whether torchrun or SLURM has restarted this command, according to this process."""
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     return any(int(os.environ.get(name) or 0) > 0 for name in counts)
 
 
 def agree_on_restart() -> None:
-    """Tell every rank that this is a restart if one rank knows: a new node counts from 0."""
+    """Mark a restart on every rank if any rank detects one: a new node counts from 0."""
     if any(gather_objects(is_restart())) and not is_restart():
         os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"

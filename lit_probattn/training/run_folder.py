@@ -1,11 +1,11 @@
-"""Run folders `<root>/<name>/<version>/`: which one a command uses, and what is written there.
+"""Run folders `<root>/<name>/<version>/`: which one a command uses, and its content.
 
-All processes of a run follow one plan: the first one decides on folder and checkpoint.
+All processes of a run follow one plan: the first process decides on folder and checkpoint.
 
-A folder holds `config.yaml` (resolved), `versions.json` (a record per start), `metrics.csv`,
-TensorBoard events and `checkpoints/`. It belongs to one configuration and the same data: a command
-that differs in more than `FREE_KEYS`, or whose data were made from other files, gets a folder of
-its own. One training at a time writes to it: its first process holds a lock on `.lock`.
+A folder contains `config.yaml` (resolved), `versions.json` (a record per start), `metrics.csv`,
+TensorBoard events and `checkpoints/`. It belongs to one configuration and one set of data: a
+command that differs in more than `FREE_KEYS`, or whose data have other source files, uses another
+folder. One training process at a time writes to it, and holds a lock on `.lock`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from lit_probattn.training.run_record import read_starts
 PLAN_VARIABLE = "LIT_PROBATTN_PLAN"
 LOCK = ".lock"
 CONFIG = "config.yaml"
-# How far to train, on which hardware, and where files lie: these may differ between the starts of
-# one run. Everything else makes it another run.
+# Length of training, hardware and file locations: these can differ between the starts of one run.
+# All other settings define another run.
 FREE_KEYS = (
     "ckpt_path",
     "weights_only",
@@ -70,35 +70,35 @@ FREE_KEYS = (
     "data.init_args.data_dir",
     "data.init_args.cache_dir",
 )
-# What the processes of one run may differ in.
+# Settings that can differ between the processes of one run.
 _OF_A_RANK = (
     *("data.init_args.num_workers", "data.init_args.pin_memory"),
     *("data.init_args.data_dir", "data.init_args.cache_dir"),
     *("trainer.enable_progress_bar", "trainer.profiler", "run.root"),
 )
-# Names, and SHA-256, of the files that data were made from.
+# Names and SHA-256 of the source files of the data.
 Sources = Callable[[], Mapping[str, str]]
-# How much of a split is scored.
+# Part of a split to score.
 NumBatches = int | Literal["all"]
 
 
 @dataclass
 class RunSettings:
-    """Where a run is kept and when it is saved.
+    """Where a run is stored and when it is saved.
 
     Args:
         root: folder of all runs.
         name: name of the run. Default: `<task>-<attention>`, from the config files' names.
-        version: name of the folder below it. Default: the next number.
+        version: name of the run's folder below `name`. Default: the next number.
         checkpoint_every: optimiser steps between checkpoints. Default: after every validation.
-        keep_checkpoints: step checkpoints kept, at least 2; the best one is kept beside them.
-        monitor: metric that decides which checkpoint is the best.
+        keep_checkpoints: number of step checkpoints to keep, at least 2, in addition to the best.
+        monitor: metric that selects the best checkpoint.
         monitor_mode: whether a larger (max) or smaller (min) metric is better.
-        test_during_training: score the test split at every validation too, `all` of it or so many
-            batches of each process, logged as `test/…`. For curves only: the weights are the same,
-            nothing can be chosen by it, and results say so.
-        init_from: checkpoint of this or another task, or a run folder, whose weights a new run
-            begins with; `--init_from` for short.
+        test_during_training: also score the test split at every validation: `all` of it, or this
+            number of batches per process, logged as `test/…`. For curves only: it does not affect
+            weights, cannot be used for selection, and results record it.
+        init_from: checkpoint of this or another task, or a run folder, with initial weights for a
+            new run; `--init_from` for short.
     """
 
     root: str = "runs"
@@ -124,18 +124,18 @@ class RunSettings:
         if isinstance(batches, int) and batches < 1:
             raise ConfigError(
                 "run.test_during_training must be all, or a number of batches of at least 1, "
-                f"received {batches}: null scores no test split"
+                f"received {batches}: null disables it"
             )
 
 
 @dataclass
 class RunPlan:
-    """What a command reads and writes."""
+    """Files that a command reads and writes."""
 
     folder: Path  # to write to
     checkpoint: Path | None = None  # to start from
-    created: bool = False  # whether the folder was made for this command
-    notes: list[str] = field(default_factory=list)  # lines to tell the user
+    created: bool = False  # whether the folder was created for this command
+    notes: list[str] = field(default_factory=list)  # lines for the user
 
     @property
     def steps_done(self) -> int:
@@ -143,25 +143,25 @@ class RunPlan:
         return 0 if self.checkpoint is None else step_of(self.checkpoint)
 
     def discard_if_unused(self) -> None:
-        """Remove a folder that was made for a training that did not complete one step."""
+        """Remove a folder that was created for this command if no step was completed."""
         if self.created and is_unused(self.folder):
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def let_go(self) -> None:
-        """Let other processes write to the folder."""
+    def release_lock(self) -> None:
+        """Release the lock of the folder."""
         release(self.folder / LOCK)
 
 
 def share_plan(trainer: pl.Trainer, config: dict[str, Any], make: Callable[[], RunPlan]) -> RunPlan:
-    """Make a plan on the first process and give it to all.
+    """Make a plan on the first process and share it with all.
 
     Processes that Lightning starts from the first one read it from their environment. Processes
-    that torchrun or SLURM started agree over the process group, which is set up here already.
+    started by torchrun or SLURM receive it over the process group, which already exists.
 
     Raises:
-        ConfigError: on every process, if making the plan failed for a reason the user can mend,
-            or the processes were given different configurations; or there are several nodes and
-            nothing that started processes on all of them.
+        ConfigError: on every process, if the plan failed because of a user error, or the processes
+            have different configurations; or there are several nodes without a launcher that starts
+            processes on all of them.
     """
     if trainer.world_size == 1:
         return make()
@@ -173,8 +173,8 @@ def share_plan(trainer: pl.Trainer, config: dict[str, Any], make: Callable[[], R
         return _agree(trainer, config, make)
     if trainer.num_nodes > 1:
         raise ConfigError(
-            f"trainer.num_nodes is {trainer.num_nodes}, but this process was started alone: start "
-            "it on every node with torchrun or SLURM"
+            f"trainer.num_nodes is {trainer.num_nodes}, but this process was started without a "
+            "launcher: start it on every node with torchrun or SLURM"
         )
     plan = make()
     os.environ[PLAN_VARIABLE] = _encode(plan)
@@ -198,18 +198,18 @@ def _agree(trainer: pl.Trainer, config: dict[str, Any], make: Callable[[], RunPl
 
 
 def _compare_ranks(configs: list[dict[str, Any]]) -> None:
-    """Refuse configurations that differ between ranks, on every rank alike."""
+    """Raise on every rank if configurations differ between ranks."""
     first, *others = [_without(flatten(config), _OF_A_RANK) for config in configs]
     for rank, other in enumerate(others, 1):
         if keys := _differing(first, other):
             raise ConfigError(
-                f"rank {rank} was given another configuration than rank 0 (different: "
+                f"rank {rank} has a different configuration than rank 0 (different: "
                 f"{', '.join(keys)}): start every process with the same arguments"
             )
 
 
 def compare_sources(ranks: list[Mapping[str, str]]) -> None:
-    """Refuse data that are not made from the same files on all ranks, on every rank alike.
+    """Raise on every rank if the source files of the data differ between ranks.
 
     Raises:
         ConfigError: they differ; the message names the rank and the files.
@@ -217,8 +217,9 @@ def compare_sources(ranks: list[Mapping[str, str]]) -> None:
     for rank, other in enumerate(ranks[1:], 1):
         if names := _differing(ranks[0], other):
             raise ConfigError(
-                f"rank {rank} has other data than rank 0 (different: {', '.join(names)}): give "
-                f"every node the same files, and a path that means the same on all"
+                f"rank {rank} has different data than rank 0 (different: {', '.join(names)}): "
+                f"provide "
+                f"the same files on every node, under the same path"
             )
 
 
@@ -249,19 +250,19 @@ def plan_fit(
     """Choose folder and checkpoint of a training command, and create the folder.
 
     Args:
-        request: `--ckpt_path`: None starts afresh; `last` continues the newest version of this
+        request: `--ckpt_path`: None starts a new run; `last` resumes the newest version of this
             configuration that has a checkpoint, or else starts a new version from the newest
-            checkpoint with this seed; `auto` continues the newest version of this configuration
-            that has a checkpoint, or else begins the newest again that was killed before its first,
-            or else starts afresh; `best` or a path starts a new version from that checkpoint.
-            When torchrun or SLURM has started the command again, it goes on in its own folder,
-            whatever the request.
-        sources: returns what the data are made from; called where a version has noted that.
+            checkpoint with this seed; `auto` resumes the newest version of this configuration
+            that has a checkpoint, or else restarts the newest version that was killed before its
+            first checkpoint, or else starts a new run; `best` or a path starts a new version from
+            that checkpoint. A command restarted by torchrun or SLURM resumes in its folder,
+            regardless of the request.
+        sources: returns the source files of the data; called if a version has recorded them.
 
     Raises:
-        ConfigError: there is nothing to continue, the version exists already, or another process
+        ConfigError: there is nothing to resume, the version exists already, or another process
             writes to it.
-        CheckpointError: all checkpoints are damaged.
+        CheckpointError: all checkpoints are corrupt.
     """
     wanted = _Wanted(config, sources)
     begun = _plan_again(settings, name, wanted) if is_restart() or request == "auto" else None
@@ -275,8 +276,8 @@ def plan_fit(
         checkpoint = find_checkpoint(settings, name, request)
         if checkpoint.name.startswith("average-"):
             raise ConfigError(
-                f"--ckpt_path {request}: an average has no optimiser state to train on with; give "
-                "last, best or one of the checkpoints that it is the mean of"
+                f"--ckpt_path {request}: an average has no optimiser state to resume from; pass "
+                "last, best or one of the averaged checkpoints"
             )
         plan = _new_folder(settings, name)
         plan.checkpoint = checkpoint
@@ -287,14 +288,14 @@ def plan_fit(
 
 @dataclass
 class _Wanted:
-    """What a command asks for, to be compared with the versions that there are."""
+    """The requested run, to be compared with existing versions."""
 
     config: dict[str, Any]
     sources: Sources
     notes: list[str] = field(default_factory=list)
 
     def differences(self, folder: Path) -> list[str]:
-        """Return what a version differs in: keys of the configuration, or else files of data."""
+        """Return what differs from a version: configuration keys, or else data files."""
         found = config_differences(read_own_config(folder), self.config)
         if not found and (found := source_differences(folder, self.sources)):
             self.notes.append(f"{folder} was trained on other data (different: {', '.join(found)})")
@@ -302,10 +303,10 @@ class _Wanted:
 
 
 def _plan_again(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan | None:
-    """Continue what this job has begun; without a job's name, this configuration's newest run.
+    """Resume the run of this job; without a job name, the newest run of this configuration.
 
-    What was killed before its first checkpoint begins again in the same folder; without a job's
-    name only where no run of this configuration has one.
+    A run killed before its first checkpoint restarts in the same folder; without a job
+    name only if no run of this configuration has a checkpoint.
     """
     job = job_name() if is_restart() else None
     begun: Path | None = None
@@ -324,7 +325,7 @@ def _plan_again(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan | 
 
 
 def _plan_last(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan:
-    """Continue this configuration's newest run; or start a new one from the newest of its seed."""
+    """Resume this configuration's newest run, or start a new one from the newest of its seed."""
     nearest: tuple[Path, Path, list[str]] | None = None
     others: list[str] = []
     for folder in _candidates(settings, name):
@@ -343,14 +344,14 @@ def _plan_last(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan:
     if nearest is None:
         seeds = f" with this seed_everything ({', '.join(others)} have others)" if others else ""
         raise ConfigError(
-            f"nothing to continue: no checkpoint in {Path(settings.root, name)}{seeds}; leave out "
-            "--ckpt_path for a first start, or use --ckpt_path auto, which does either"
+            f"nothing to continue: no checkpoint in {Path(settings.root, name)}{seeds}; omit "
+            "--ckpt_path for a first start, or use --ckpt_path auto, which supports both"
         )
     source, checkpoint, differences = nearest
     if settings.version is not None:
         raise ConfigError(
             f"{source} belongs to another configuration (different: {', '.join(differences)}): "
-            "leave out --run.version for a new version"
+            "omit --run.version to create a new version"
         )
     plan = _new_folder(settings, name)
     plan.checkpoint = checkpoint
@@ -362,11 +363,11 @@ def _plan_last(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan:
 
 
 def _continue(folder: Path, checkpoint: Path | None) -> RunPlan:
-    """Take a folder that is there and go on from its newest checkpoint, `checkpoint` until now."""
+    """Lock an existing folder and resume from its newest checkpoint, at least `checkpoint`."""
     holder = hold(folder / LOCK)
     if holder is not None:
         raise ConfigError(
-            f"{folder} is being written to by {holder}: wait until that has ended, or choose "
+            f"{folder} is locked by {holder}: wait until that process ends, or choose "
             "another --run.name"
         )
     if [checkpoint] != list_checkpoints(folder / "checkpoints", "step")[:1]:
@@ -376,15 +377,15 @@ def _continue(folder: Path, checkpoint: Path | None) -> RunPlan:
     except CheckpointError as error:
         release(folder / LOCK)
         raise ConfigError(
-            f"{folder} began from a checkpoint that cannot be read ({error}): bring it back, or "
+            f"{folder} started from a checkpoint that cannot be read ({error}): restore it, or "
             "choose another --run.version"
         ) from error
-    place = "its beginning" if checkpoint is None else checkpoint.name
-    return RunPlan(folder, checkpoint, notes=[f"continuing {folder} from {place}"])
+    place = "its start" if checkpoint is None else checkpoint.name
+    return RunPlan(folder, checkpoint, notes=[f"resuming {folder} from {place}"])
 
 
 def _began_from(folder: Path) -> Path | None:
-    """Return the checkpoint that a run was started from, before it had saved one of its own."""
+    """Return the checkpoint that a run without saved checkpoints was started from."""
     starts = read_starts(folder)
     found = starts[-1].get("checkpoint") if starts else None
     if found is None:
@@ -400,17 +401,17 @@ def find_checkpoint(
     folder: Path | None = None,
     config: dict[str, Any] | None = None,
 ) -> Path:
-    """Return the checkpoint that a request means.
+    """Return the checkpoint that a request denotes.
 
     Args:
         request: `best`, `last`, `average-10` for the mean of the ten newest, or a path.
-        folder: the run folder, where it is known; otherwise the newest version of the name that
+        folder: the run folder, if known; otherwise the newest version of the name that
             has such a checkpoint.
-        config: the version that differs least from it comes first.
+        config: versions are searched in order of their differences from it.
 
     Raises:
         ConfigError: there is none.
-        CheckpointError: it is damaged.
+        CheckpointError: it is corrupt.
     """
     count = averaged_number(request)
     if request in ("best", "last") or count is not None:
@@ -421,11 +422,11 @@ def find_checkpoint(
         if checkpoint is None:
             place = folder or Path(settings.root) / name
             raise ConfigError(
-                f"no {request} checkpoint in {place}: train first, or give --run.name or a path"
+                f"no {request} checkpoint in {place}: train first, or pass --run.name or a path"
             )
         return checkpoint if count is None else _average(checkpoint.parent, count)
     if not request:
-        raise ConfigError("--ckpt_path is empty: give best, last, a path, or for fit auto")
+        raise ConfigError("--ckpt_path is empty: pass best, last, a path, or (for fit) auto")
     try:
         path = find_file(Path(request))
         check_checkpoint(path)
@@ -442,7 +443,7 @@ def _average(folder: Path, count: int) -> Path:
 
 
 def folder_of_checkpoint(checkpoint: Path) -> Path:
-    """Return where results about a checkpoint go: its run folder, or else its own folder."""
+    """Return the folder for results about a checkpoint: its run folder, or else its folder."""
     parent = checkpoint.parent
     is_run = parent.name == "checkpoints" and (parent.parent / "config.yaml").is_file()
     return parent.parent if is_run else parent
@@ -451,23 +452,23 @@ def folder_of_checkpoint(checkpoint: Path) -> Path:
 def read_own_config(folder: Path) -> dict[str, Any]:
     """Return the configuration that a run folder was trained with.
 
-    It is the last start's, where that has noted it: `config.yaml` may have been edited since.
+    It is the configuration recorded at the last start, since `config.yaml` may have been edited.
 
     Raises:
-        ConfigError: `config.yaml` is missing or damaged.
+        ConfigError: `config.yaml` is missing or corrupt.
     """
     try:
         there = read_yaml(folder / CONFIG)
         noted = [s["config"] for s in read_starts(folder) if isinstance(s.get("config"), str)]
         return read_text(noted[-1]) if noted else there
     except ConfigError as error:
-        raise ConfigError(f"{error}; restore it, or move {folder} away") from error
+        raise ConfigError(f"{error}; restore it, or move {folder}") from error
 
 
 def config_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the keys in which two configurations differ, apart from `FREE_KEYS`.
+    """Return the keys in which two configurations differ, except `FREE_KEYS`.
 
-    An option that an earlier version did not have is the same as its default.
+    An option missing from an earlier version equals its default.
     """
     old, new = _comparable(before), _comparable(now)
     return [
@@ -478,9 +479,9 @@ def config_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]
 
 
 def source_differences(folder: Path, sources: Sources) -> list[str]:
-    """Return the files, of those that the data are made from, which are not those of a run.
+    """Return the source files of the data that differ from a run's.
 
-    Empty where the run has not noted its own, or was made from none.
+    Empty if the run has not recorded its sources, or has none.
     """
     noted = [start["sources"] for start in read_starts(folder) if "sources" in start]
     found = _differing(noted[-1], sources()) if noted and noted[-1] else []
@@ -500,7 +501,7 @@ def _comparable(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(flat: dict[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
-    """Leave out keys and all that is below them; no value is the same as null."""
+    """Remove keys and everything below them; a missing value equals null."""
     return {
         key: value
         for key, value in flat.items()
@@ -532,15 +533,14 @@ def _newest(folders: list[Path], kind: Literal["step", "best"]) -> tuple[Path | 
 
 
 def _new_folder(settings: RunSettings, name: str) -> RunPlan:
-    """Create a version folder; two commands at the same time get two folders."""
+    """Create a version folder; simultaneous commands get different folders."""
     base = Path(settings.root) / name
     base.mkdir(parents=True, exist_ok=True)
     if settings.version is not None:
         folder = base / settings.version
         if not _take_new(folder):
             raise ConfigError(
-                f"{folder} exists: continue it with --ckpt_path last, or choose another "
-                "--run.version"
+                f"{folder} exists: resume it with --ckpt_path last, or choose another --run.version"
             )
         return RunPlan(folder, created=True)
     newest = max((int(p.name) for p in base.iterdir() if p.name.isdecimal()), default=0)
@@ -551,12 +551,12 @@ def _new_folder(settings: RunSettings, name: str) -> RunPlan:
 
 
 def _take_new(folder: Path) -> bool:
-    """Make and lock a folder, or take one whose training was killed before its first step."""
+    """Create and lock a folder, or reuse one whose run was killed before its first step."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
     if not folder.is_dir() or not is_unused(folder) or hold(folder / LOCK) is not None:
         return False
-    if not is_unused(folder):  # another command has come and gone
+    if not is_unused(folder):  # another command used it meanwhile
         release(folder / LOCK)
         return False
     (folder / RECORD).unlink(missing_ok=True)
@@ -564,9 +564,9 @@ def _take_new(folder: Path) -> bool:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether nothing but what a start writes before its first step is in a run folder.
+    """Whether a run folder contains only files written before the first step.
 
-    Folders without a file count as nothing: a logger that fails may leave them.
+    Folders without files are ignored: a failing logger can leave them.
     """
     names = {path.name for path in folder.iterdir() if not _is_bare(path)}
     names -= {name for name in names if name.startswith((".", "events.out.tfevents."))}
@@ -574,7 +574,7 @@ def is_unused(folder: Path) -> bool:
 
 
 def _is_bare(path: Path) -> bool:
-    """Whether this is a folder that holds folders at most."""
+    """Whether a path is a folder without files at any depth."""
     return path.is_dir() and all(inside.is_dir() for inside in path.rglob("*"))
 
 

@@ -1,4 +1,4 @@
-"""`versions.json` and `config.yaml` of a run folder; what killed and damaged runs leave in it."""
+"""`versions.json` and `config.yaml` of a run folder; cleaning up after killed runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lit_probattn.base.files import replace_text
 from lit_probattn.base.provenance import RUN_PACKAGES, git_state, hardware, package_versions
 
 FILE_NAME = "versions.json"
-# Temporary files of `replacing`: those that the lock protects, and those of evaluations.
+# Temporary files of `replacing`: files protected by the lock, and files of evaluations.
 _TEMPORARY = re.compile(
     r"\.((?P<own>(step|best)-\d{8}\.ckpt|metrics\.csv|config\.yaml|versions\.json)"
     r"|(test|validate|predictions)-[\w-]+\.(json|parquet))\.\w+"
@@ -36,17 +36,17 @@ def write_record(
     initial_weights: dict[str, Any] | None = None,
     test_during_training: int | str | None = None,
 ) -> None:
-    """Write `config.yaml`, and add one start to `versions.json`, which is set aside if damaged.
+    """Write `config.yaml`, and append a start to `versions.json`; a corrupt one is moved aside.
 
     Args:
         config_text: the resolved configuration.
         arguments: command line after `python -m lit_probattn`.
-        checkpoint: what this start continues from.
-        job: what a cluster calls the job, the same when it starts it again.
-        initial_weights: what `--init_from` took, if this start has begun with it.
-        test_during_training: how much of the test split is scored at every validation.
+        checkpoint: checkpoint that this start resumes from.
+        job: the cluster's name of the job, constant over restarts.
+        initial_weights: entries loaded by `--init_from` at this start.
+        test_during_training: part of the test split that is scored at every validation.
 
-    `saved` says whether this start has written a checkpoint: not yet. `config` repeats
+    `saved` records whether this start has written a checkpoint, initially false. `config` repeats
     `config.yaml`, which may be edited later.
     """
     start = {
@@ -72,7 +72,7 @@ def write_record(
 
 
 def add_to_last_start(folder: Path, **values: Any) -> None:
-    """Add facts that are known only while the run goes on."""
+    """Add facts that become known during the run."""
     starts = read_starts(folder)
     if starts:
         starts[-1].update(values)
@@ -84,7 +84,7 @@ def _write_starts(folder: Path, starts: list[dict[str, Any]]) -> None:
 
 
 def read_starts(folder: Path) -> list[dict[str, Any]]:
-    """Return the recorded starts of a run, oldest first; none, with a warning, if damaged."""
+    """Return the recorded starts of a run, oldest first; none, with a warning, if corrupt."""
     path = folder / FILE_NAME
     if not path.exists():
         return []
@@ -95,18 +95,18 @@ def read_starts(folder: Path) -> list[dict[str, Any]]:
             return starts
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f" ({error})"
-    warnings.warn(f"{path} is damaged{problem}; going on without what it says", stacklevel=2)
+    warnings.warn(f"{path} is corrupt{problem}; continuing without it", stacklevel=2)
     return []
 
 
 def tested_during_training(folder: Path) -> int | str | None:
-    """Return how much of the test split a run has scored at its validations; None for nothing."""
+    """Return the part of the test split that a run scored at its validations, or None."""
     found = [start.get("test_during_training") for start in read_starts(folder)]
     return next((amount for amount in reversed(found) if amount is not None), None)
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file or folder to `<name>.damaged`, numbered if there is one already."""
+    """Rename a corrupt file or folder to `<name>.damaged`, numbered if necessary."""
     names = (path.with_name(f"{path.name}.damaged{n or ''}") for n in itertools.count())
     aside = next(name for name in names if not name.exists())
     path.rename(aside)
@@ -114,9 +114,9 @@ def set_aside(path: Path) -> Path:
 
 
 def remove_left_overs(folder: Path) -> None:
-    """Remove temporary files that killed processes left in a run folder, which must be held.
+    """Remove temporary files of killed processes from a run folder, which must be locked.
 
-    Evaluations do not hold it: what looks like theirs is removed when it is an hour old.
+    Evaluations do not hold the lock: their files are removed only after an hour.
     """
     for path in [*folder.glob(".*"), *(folder / "checkpoints").glob(".*")]:
         found = _TEMPORARY.fullmatch(path.name)

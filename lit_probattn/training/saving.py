@@ -1,4 +1,4 @@
-"""Saving a run: every so many steps, at the best validation, at the end, and when asked to end."""
+"""Saving a run: periodically, at the best validation, at the end, and on stop signals."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,57 +14,57 @@ from lit_probattn.training.preemption import Preempted
 from lit_probattn.training.run_record import add_to_last_start
 
 _REFUSED = (
-    "{} {} would choose by the test split, whose scores are only logged: name a metric of the "
-    "validation, such as val/{}"
+    "{} {} would select by the test split, whose scores are only logged: use a validation "
+    "metric, such as val/{}"
 )
 
 
-def refuse_test_metric(setting: str, metric: Any) -> None:
-    """Refuse a metric of the test split where something is chosen by it.
+def reject_test_metric(setting: str, metric: Any) -> None:
+    """Raise if a setting selects by a test metric.
 
     Args:
-        setting: what names the metric.
-        metric: its name.
+        setting: name of the setting, for the message.
+        metric: name of the metric.
 
     Raises:
-        ValueError: it is one.
+        ValueError: it is a test metric.
     """
     if isinstance(metric, str) and metric.startswith("test/"):
         raise ValueError(_REFUSED.format(setting, metric, metric.removeprefix("test/")))
 
 
-def refuse_test_monitors(callbacks: Iterable[Callback]) -> None:
-    """Refuse callbacks, such as early stopping, that watch a metric of the test split.
+def reject_test_monitors(callbacks: Iterable[Callback]) -> None:
+    """Raise if a callback, such as early stopping, monitors a test metric.
 
     Raises:
-        ValueError: there is one.
+        ValueError: a callback does.
     """
     for callback in callbacks:
         name = f"the monitor of {type(callback).__name__} in trainer.callbacks,"
-        refuse_test_metric(name, getattr(callback, "monitor", None))
+        reject_test_metric(name, getattr(callback, "monitor", None))
 
 
 class RunCheckpoint(Checkpoint):
-    """Saves every so many optimiser steps, at the end, and at the best validation.
+    """Saves periodically, at the end, and at the best validation.
 
-    The end is the last step, wherever that is: a callback that ends the run early (a time limit,
-    early stopping) ends it with the optimiser step that it falls into.
+    The end is the last step of the run: if a callback stops the run early (a time limit,
+    early stopping), it ends after the current optimiser step.
 
-    Where a validation follows directly on the step, the checkpoint is written after it. A run that
+    If a validation follows a step directly, the checkpoint is written after it. A run that
     is killed in between therefore repeats the validation: nothing is skipped or counted twice.
 
-    When the ranks agree that one of them was asked to end (`lit_probattn.training.preemption`), the
-    step is saved at once and `Preempted` is raised. If a validation was to follow, or was going on,
-    the resumed run begins with it.
+    When the ranks agree that one of them received a stop signal
+    (`lit_probattn.training.preemption`), the step is saved immediately and `Preempted` is raised.
+    If a validation is due or in progress, the resumed run starts with it.
 
     Args:
-        folder: where checkpoints go. May be set later; nothing is saved while it is None.
+        folder: folder of the checkpoints. Can be set later; nothing is saved while it is None.
         every_n_steps: optimiser steps between checkpoints. None: after every validation.
-        keep: number of step checkpoints kept, at least 2: the newest may be a damaged one.
+        keep: number of step checkpoints to keep, at least 2, since the newest can be corrupt.
         mode: whether larger (`max`) or smaller (`min`) is better.
 
     Raises:
-        ValueError: `keep` is below 2, `every_n_steps` below 1, or `monitor` of the test split.
+        ValueError: `keep` is below 2, `every_n_steps` below 1, or `monitor` is a test metric.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RunCheckpoint(Checkpoint):
             raise ValueError(f"run.keep_checkpoints must be at least 2, received {keep}")
         if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(f"run.checkpoint_every must be at least 1, received {every_n_steps}")
-        refuse_test_metric("run.monitor", monitor)
+        reject_test_metric("run.monitor", monitor)
         self.folder = folder
         self.every_n_steps, self.keep = every_n_steps, keep
         self.monitor, self.mode = monitor, mode
@@ -94,7 +94,7 @@ class RunCheckpoint(Checkpoint):
 
     @property
     def best_model_path(self) -> str:
-        """Path of the best checkpoint, empty before the first; read by Lightning for `best`."""
+        """Path of the best checkpoint, empty if there is none; used by Lightning for `best`."""
         if self.folder is None or self.best_step is None:
             return ""
         return str(checkpoint_path(self.folder, "best", self.best_step))
@@ -102,18 +102,18 @@ class RunCheckpoint(Checkpoint):
     def on_save_checkpoint(
         self, trainer: Any, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Leave out the time that `trainer.max_time` has counted: each start has the whole."""
+        """Exclude the elapsed time of `trainer.max_time`, which limits each start separately."""
         for callback in trainer.callbacks:
             if isinstance(callback, Timer):
                 checkpoint["callbacks"].pop(callback.state_key, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best score so far and its step; whether this step is still to be validated."""
+        """Return the best score and its step, and whether the validation of this step is due."""
         best = {"best_score": self.best_score, "best_step": self.best_step}
         return {**best, "validation_is_due": self._validation_is_due}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best score and its step, if that checkpoint is in this run's folder."""
+        """Restore the best score and its step if that checkpoint is in this run's folder."""
         self._validation_is_due = state_dict.get("validation_is_due", False)
         step = state_dict["best_step"]
         if step is None or self.folder is None:
@@ -129,11 +129,11 @@ class RunCheckpoint(Checkpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Save if this step is due and no validation follows on it."""
+        """Save if this step is due and is not followed by a validation."""
         if self.folder is None:
             return
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
-            if trainer.should_stop:  # half a step's gradients are in no checkpoint
+            if trainer.should_stop:  # checkpoints do not contain partially accumulated gradients
                 trainer.should_stop, self._ends_with_step = False, True
             return
         trainer.should_stop = trainer.should_stop or self._ends_with_step
@@ -149,21 +149,21 @@ class RunCheckpoint(Checkpoint):
         stop = pl_module.stop_agreed and not is_last
         if stop or (due and not validates):
             self._validation_is_due = validates
-            # The row of this step first: killed in between, a resumed run would not write it.
+            # Write this step's row first: a resumed run would not write it after a kill in between.
             write_step_metrics(trainer)
             self._save_step(trainer)
-        if stop:  # leave as soon as this step is logged
+        if stop:  # stop once this step is logged
             self._stopped = self._preempted(trainer, pl_module)
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Leave after a step that was saved for that."""
+        """Stop after a step that was saved for a stop signal."""
         if self._stopped is not None:
             raise self._stopped
 
     on_validation_start: Any = on_train_batch_start
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Validate the step that was saved before its validation."""
+        """Run the validation that was due when the checkpoint was saved."""
         if self._validation_is_due:
             self._save_after_validation = True
             validate_now(trainer)
@@ -171,14 +171,14 @@ class RunCheckpoint(Checkpoint):
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *batch: Any
     ) -> None:
-        """Save and leave if a rank was asked to end; the validation is repeated."""
+        """Save and stop if a rank received a stop signal; the validation is repeated."""
         self.leave_if_asked(trainer, pl_module)
 
     def leave_if_asked(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save and leave a validation if a rank was asked to end; it is repeated.
+        """Save and leave a validation if a rank received a stop signal; it is repeated on resuming.
 
         Raises:
-            Preempted: one was.
+            Preempted: a rank did.
         """
         if self.folder is None or trainer.sanity_checking or trainer.state.fn != "fit":
             return
@@ -197,10 +197,10 @@ class RunCheckpoint(Checkpoint):
         return Preempted(agreed, trainer.global_step, path)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save the best checkpoint if this is one, then the step checkpoint if it is due.
+        """Save the best checkpoint if the score improved, then the step checkpoint if due.
 
         Raises:
-            ValueError: the metric that decides on the best checkpoint is not logged.
+            ValueError: the metric that selects the best checkpoint is not logged.
         """
         if self.folder is None or trainer.state.fn != "fit":
             return
@@ -208,7 +208,7 @@ class RunCheckpoint(Checkpoint):
         if score is None:
             logged = ", ".join(sorted(k for k in trainer.callback_metrics if k.startswith("val/")))
             raise ValueError(
-                f"run.monitor {self.monitor} is not a metric of the validation, which logs {logged}"
+                f"run.monitor {self.monitor} is not a validation metric; logged: {logged}"
             )
         if trainer.sanity_checking:
             return
@@ -240,7 +240,7 @@ class RunCheckpoint(Checkpoint):
             self._has_saved = True
 
     def _remove(self, trainer: pl.Trainer, kind: Literal["step", "best"], keep: int) -> None:
-        """Delete all but the newest `keep`; steps beyond the present one are left-overs too."""
+        """Delete all but the newest `keep`, and steps beyond the current one."""
         if not trainer.is_global_zero or self.folder is None:
             return
         present = checkpoint_path(self.folder, kind, trainer.global_step)
@@ -251,7 +251,7 @@ class RunCheckpoint(Checkpoint):
 
 
 def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Whether Lightning validates right after micro-batch `batch_idx` of the endless epoch."""
+    """Whether Lightning validates directly after micro-batch `batch_idx` of the endless epoch."""
     if not trainer.enable_validation:
         return False
     if trainer.should_stop:

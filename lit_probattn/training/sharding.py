@@ -1,7 +1,8 @@
 """Sharded data parallelism (FSDP).
 
-Every rank works on its own samples, as with DDP, but keeps 1/W of each tensor of W ranks, and
-gathers a block's parameters only while that block computes. For models that one device cannot hold.
+As with DDP, every rank processes separate samples, but with W ranks it stores 1/W of each tensor,
+and gathers a block's parameters only while that block is computed. For models that exceed one
+device.
 """
 
 from datetime import timedelta
@@ -14,13 +15,14 @@ from lit_probattn.training.lightning_internals import form_process_group, shard_
 class ShardedDataParallel(ModelParallelStrategy):
     """Lightning's strategy for PyTorch's `fully_shard`, over all ranks of the run.
 
-    Lightning's `FSDPStrategy` wraps PyTorch's older, flat-parameter form and runs on GPUs only;
-    this one runs wherever there is a process group. Checkpoints are those of one process: they can
-    be continued, scored and exported with any number of ranks.
+    Lightning's `FSDPStrategy` wraps PyTorch's older flat-parameter implementation and supports GPUs
+    only; this strategy supports every device with a process group. Checkpoints are equal to those
+    of a
+    single process: they can be resumed, evaluated and exported with any number of ranks.
 
     Args:
-        timeout: how long a rank waits for another before it gives up.
-        process_group_backend: `nccl` or `gloo`; None chooses by device.
+        timeout: timeout of communication between ranks.
+        process_group_backend: `nccl` or `gloo`; None selects by device.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class ShardedDataParallel(ModelParallelStrategy):
         )
 
     def setup_environment(self) -> None:
-        """Form the process group; the mesh too once there is a model."""
+        """Form the process group, and the mesh if there is a model."""
         shard_over(self, self.num_nodes * self.num_processes)
         if self.lightning_module is None:  # the ranks agree on a run folder first
             form_process_group(self)

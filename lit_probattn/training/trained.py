@@ -1,4 +1,4 @@
-"""A trained model and its data, rebuilt from a checkpoint and the run's configuration."""
+"""A trained model and its data, restored from a checkpoint and the run's configuration."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from lit_probattn.training.checkpoints import find_file, load_checkpoint
 class Trained:
     """A trained task in evaluation mode, and its data.
 
-    Where the task keeps a moving average of its weights, its model is that average, because
-    evaluation uses it.
+    If the task has a moving average of its weights, `task.model` is that average, which
+    evaluations use.
     """
 
     task: Any
@@ -39,12 +39,12 @@ class Trained:
 
     @property
     def layers(self) -> dict[str, Attention]:
-        """Attention layers by their name in the model, in order."""
+        """Attention layers by name, in order."""
         named = self.task.model.named_modules()
         return {name: module for name, module in named if isinstance(module, Attention)}
 
     def forward(self, batch: Mapping[str, Any]) -> Any:
-        """Return the output of the model for a batch."""
+        """Return the model's output for a batch."""
         return self.task.model(
             batch["inputs"], key_mask=batch.get("key_mask"), rng=self.task.random_key(batch)
         )
@@ -61,9 +61,9 @@ class Trained:
         """Draw samples of a split without replacement; yield them in batches on the device.
 
         Args:
-            num_samples: samples in all; all of them where the split has fewer.
-            rows: samples of a batch. None means the DataModule's.
-            max_len: cut sequences to this many positions. None leaves them whole.
+            num_samples: number of samples, at most those of the split.
+            rows: samples per batch. None means the DataModule's setting.
+            max_len: truncate sequences to this length. None disables.
         """
         loader = getattr(self.data, f"{split}_dataloader")()
         loader = getattr(loader, "loader", loader)
@@ -80,12 +80,12 @@ class Trained:
 def _num_samples(loader: Any, sampler: Any) -> int:
     count = getattr(loader.dataset, "__len__", None)
     if count is None:
-        raise ConfigError("the data cannot be drawn from: expected a data set with a length")
+        raise ConfigError("cannot sample from the data: expected a data set with a length")
     return int(count())
 
 
 def crop(batch: dict[str, Any], max_len: int | None) -> dict[str, Any]:
-    """Cut the positions of a batch; batches without `key_mask` (pictures) have none to cut."""
+    """Truncate the sequences of a batch; batches without `key_mask` (images) are unchanged."""
     mask = batch.get("key_mask")
     if max_len is None or mask is None or mask.shape[-1] <= max_len:
         return batch
@@ -98,15 +98,15 @@ def crop(batch: dict[str, Any], max_len: int | None) -> dict[str, Any]:
 
 
 def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trained:
-    """Rebuild the model and the data of a checkpoint.
+    """Restore the model and the data of a checkpoint.
 
     Args:
-        options: `checkpoint`, `config`, `data` and `device`, as a study takes them.
-        with_data: whether the data are opened too. Without, `data` is None.
+        options: `checkpoint`, `config`, `data` and `device`, as in the studies.
+        with_data: whether to open the data as well; otherwise `data` is None.
 
     Raises:
-        ConfigError: configuration, data and checkpoint do not go together.
-        CheckpointError: the checkpoint is missing or damaged.
+        ConfigError: configuration, data and checkpoint are inconsistent.
+        CheckpointError: the checkpoint is missing or corrupt.
     """
     checkpoint = find_file(options.checkpoint)
     loaded = load_checkpoint(checkpoint)
@@ -132,33 +132,33 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
 
 
 def open_translator(options: argparse.Namespace) -> Trained:
-    """Open a translation model and the data that know its vocabularies.
+    """Restore a translation model and the data with its vocabularies.
 
     Args:
-        options: as for `open_trained`; the data are read by this process alone.
+        options: as for `open_trained`; the data are loaded without worker processes.
 
     Raises:
         ConfigError: the run is of another task; see also `open_trained`.
-        DataError: the data have other vocabularies than those of the training.
+        DataError: the data have different vocabularies.
     """
     checkpoint = find_file(options.checkpoint)
     config = read_config(checkpoint, options.config)
     task = class_of(config["model"]["class_path"])
     if not (isinstance(task, type) and issubclass(task, Translation)):
         raise ConfigError(
-            f"{options.checkpoint} is a run of {task.__name__}, which does not translate: give a "
+            f"{options.checkpoint} is a run of {task.__name__}, which does not translate: pass a "
             "run of a translation model (lit_probattn.tasks.Translation)"
         )
     wanted = {"checkpoint": checkpoint, "data": ["num_workers=0", *options.data]}
     trained = open_trained(argparse.Namespace(**{**vars(options), **wanted}))
     stored = load_checkpoint(checkpoint).get(type(trained.data).__qualname__)
     if stored is not None:
-        trained.data.load_state_dict(stored)  # refuses other vocabularies
+        trained.data.load_state_dict(stored)  # raises for different vocabularies
     return trained
 
 
 def identity(trained: Trained) -> dict[str, Any]:
-    """Return what tells this checkpoint from any other, for rows of an interrupted study."""
+    """Return the identity of this checkpoint, for the rows of an interrupted study."""
     stat = trained.checkpoint.stat()
     return {
         "checkpoint": trained.checkpoint.name,
@@ -173,7 +173,7 @@ def _pairs(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--data takes KEY=VALUE, received {text!r}")
+            raise ConfigError(f"--data: expected KEY=VALUE, received {text!r}")
         try:
             pairs[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
@@ -188,15 +188,15 @@ def _load_weights(task: nn.Module, state: dict[str, Tensor], checkpoint: Path) -
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:4]]
         raise ConfigError(
-            f"{checkpoint.name} does not fit the configuration: {' '.join(lines)[:300]}"
+            f"{checkpoint.name} does not match the configuration: {' '.join(lines)[:300]}"
         ) from error
 
 
 def choose_device(name: str) -> torch.device:
-    """Return a device by name; `auto` takes a GPU if there is one.
+    """Return a device by name; `auto` selects a GPU if there is one.
 
     Raises:
-        ConfigError: unknown, or not there.
+        ConfigError: unknown or unavailable device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -205,5 +205,5 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise ConfigError(f"unknown device {name!r}: use auto, cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name} is not there: no CUDA device; use --device cpu")
+        raise ConfigError(f"device {name} is not available: no CUDA device; use --device cpu")
     return device

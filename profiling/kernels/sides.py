@@ -238,7 +238,7 @@ def side_work(side: Side, config: KernelsConfig) -> Work | None:
     if side.torch_sdpa is not None:
         pairs = config.batch_size * visible_pairs(Masks(rows, cols, is_causal=config.is_causal))
         return softmax_work(side.torch_sdpa.num_heads, config.head_dim, pairs, train=train)
-    layer = _layer(side, config).to(device)
+    layer = _layer(side, config).to(device).train(train)
     call = heads_call(layer, config, partial(torch.empty, device=device), RandomKey(0))
     variant = layer.core.variant(call)
     try:

@@ -205,7 +205,7 @@ def test_wrong_use_is_one_line(tmp_path, capsys):
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump(content))
     line = error(capsys, ["rank", *given, "--config", str(other)])
-    assert "does not fit the configuration" in line
+    assert "does not match the configuration" in line
     config.unlink()
     assert "give the run's" in error(capsys, ["rank", *given])
     assert "size mismatch" in line

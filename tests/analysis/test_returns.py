@@ -48,7 +48,7 @@ def test_rows_are_the_episodes_of_the_policy(trained, tmp_path):
     text = (tmp_path / "returns.md").read_text()
     assert "The best mean return is" in text
     assert "mean return of the data, 12" in text
-    assert "its scores compare with nothing" in text
+    assert "its scores are not comparable" in text
 
 
 def test_targets_default_to_six_up_to_the_larger_of_the_data(trained, tmp_path):
@@ -81,7 +81,7 @@ def test_episodes_that_end_at_different_steps_are_not_alike():
 
 def test_a_video_is_drawn_or_said_to_be_missing_in_one_line(trained, tmp_path, monkeypatch):
     assert study(trained, tmp_path / "none", "--targets", "5", "--video") == 0
-    assert "\nNo video: nothing here renders" in (tmp_path / "none/returns.md").read_text()
+    assert "\nNo video: rendering is not available" in (tmp_path / "none/returns.md").read_text()
     assert not list((tmp_path / "none").glob("*.gif"))
 
     class Seen(Pendulum):

@@ -10,7 +10,7 @@ import torch
 
 from lit_probattn.attention.mgk.functions import MGK
 from lit_probattn.attention.numerics import reference_output, split_precision
-from lit_probattn.kernels.cpu import selftest
+from lit_probattn.kernels.cpu import library, selftest
 from lit_probattn.randomness import RandomKey
 from tests.attention.variants import EMBED, layers, serving
 
@@ -25,6 +25,9 @@ HEADS = ("query", "key", "value")
 OURS, FUSED = (2.0, 2.0, 2.0), (3.0, 8.0, 100.0)
 # Root mean square of one rounding, relative: the least that is asked of a tensor of few numbers.
 ROUNDING = torch.finfo(LOW).eps / 5
+needs_library = pytest.mark.skipif(
+    library.obstacle() is not None, reason=f"the C library {library.obstacle()}"
+)
 
 
 def heads_of(layer, x):
@@ -97,16 +100,40 @@ def plain_code(core, call, dtype, cotangent):
     return dict(zip(("out", *HEADS, *parameters), (out.detach(), *grads), strict=True))
 
 
-@pytest.mark.skipif(not selftest.multiplies_low(), reason="tiles multiply no bfloat16 here")
-@pytest.mark.parametrize("name", LAYERS)
+def has_tiles(name):
+    """Whether the form of a layer's scores is one that tiles compute, on any processor.
+
+    The others are linear attention, which forms no pairs, other functions than the softmax, and
+    functions of maps that tiles lack. Their engines are held to `OURS` above, which allows less
+    than the rule of plain code.
+    """
+    core = LAYERS[name]().core
+    return "native" in core.backends and not {"function", "map noise"} <= core.needs().keys()
+
+
+TILED = [name for name in LAYERS if has_tiles(name)]
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in TILED])
+def test_layers_without_tiles_are_refused_for_their_form(name):
+    """And for nothing that another processor or compiler would change."""
+    core = LAYERS[name](backend="native").core
+    forms = "no backend 'native'|another function than|this function of|before a function of"
+    with pytest.raises(NotImplementedError, match=forms):
+        core.pick(heads_of(LAYERS[name](), torch.randn(B, N, EMBED)))
+
+
+@needs_library
+@pytest.mark.parametrize("name", TILED)
 def test_error_of_tiles_is_at_most_that_of_plain_code(name):
-    """Output and every gradient against float64, root mean square over several inputs."""
+    """Output and every gradient against float64, root mean square over several inputs.
+
+    Where the processor multiplies no bfloat16, tiles convert heads, and the rule is the same.
+    """
     errors = {}
     for seed in range(4):
         torch.manual_seed(seed)
         layer, x = LAYERS[name](), torch.randn(B, N, EMBED)
-        if "native" not in serving(layer, x, is_causal=True):
-            pytest.skip("no tiles for this layer")
         with torch.no_grad():
             for parameter in layer.core.parameters():
                 parameter.copy_(parameter.to(LOW))

@@ -196,7 +196,7 @@ def test_what_a_bundle_says_stands_under_its_key(folders):
         ("one: {base: two}\ntwo: {base: one}\n", "base goes in a circle: two -> one -> two"),
         ("two: 3\n", r"mine\.bundle\.yaml: two must hold a mapping of keys, received int"),
         ("under: 3\ntwo: {}\n", "under must be a key with dots, received 3"),
-        ("two: {}\ntwo: {}\n", "the key 'two' stands here twice"),
+        ("two: {}\ntwo: {}\n", "duplicate key 'two'"),
         ("two: {a: *none}\n", r"mine\.bundle\.yaml"),
     ],
 )
@@ -218,7 +218,9 @@ def test_an_unknown_name_has_the_nearest_of_a_bundle(folders):
 def test_a_bundle_is_no_configuration_of_its_own(folders):
     _, first, _ = folders
     path = write(first, "trainer/mine.bundle.yaml", BUNDLE)
-    with pytest.raises(ConfigError, match=r"holds several files; name one, such as .*one\.yaml"):
+    with pytest.raises(
+        ConfigError, match=r"holds several configurations: name one, such as .*one\.yaml"
+    ):
         read_yaml(path)
 
 

@@ -161,7 +161,7 @@ def test_an_existing_version_is_not_overwritten(tmp_path, capsys):
     named = ("--run.name", "mine", "--run.version", "a")
     run(arguments("fit", tmp_path, *QUICK, *named))
     assert (tmp_path / "runs/mine/a/config.yaml").is_file()
-    assert "a exists: continue it" in error_of(arguments("fit", tmp_path, *named), capsys)
+    assert "a exists: resume it" in error_of(arguments("fit", tmp_path, *named), capsys)
     more = (*named, "--ckpt_path", "last", "--model.init_args.lr", "0.5")
     assert "another configuration" in error_of(arguments("fit", tmp_path, *more), capsys)
 
@@ -227,8 +227,11 @@ def test_predict_writes_one_row_per_sample(trained, capsys):
 def test_weights_of_another_model_are_refused(trained, capsys):
     more = ("--ckpt_path", "last", "--model.init_args.embed_dim", "8")
     line = error_of(arguments("test", trained, *more), capsys)
-    assert "does not fit this configuration" in line
-    assert "of other shapes (first model.embedding.tokens.weight: [257, 16] there, [257, 8]" in line
+    assert "does not match this configuration" in line
+    assert (
+        "with other shapes (first model.embedding.tokens.weight: [257, 16], expected [257, 8]"
+        in line
+    )
 
 
 def test_damaged_checkpoint_is_one_line(trained, tmp_path, capsys):
@@ -236,7 +239,7 @@ def test_damaged_checkpoint_is_one_line(trained, tmp_path, capsys):
     (tmp_path / "cut.ckpt").write_bytes(source.read_bytes()[:5000])
     more = ("--ckpt_path", str(tmp_path / "cut.ckpt"))
     line = error_of(arguments("test", trained, *more), capsys)
-    assert "cut.ckpt is damaged" in line
+    assert "cut.ckpt is corrupt" in line
 
 
 def test_only_the_parser_of_the_given_command_is_built(capsys):

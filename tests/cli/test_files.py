@@ -50,10 +50,10 @@ def test_two_task_files_are_refused(tmp_path):
 
 
 LINKED = {
-    "model.init_args.vocab_size": "the data decide it",
-    "model.init_args.num_classes": "the data decide it",
-    "model.init_args.seed": "seed_everything decides it",
-    "data.init_args.seed": "seed_everything decides it",
+    "model.init_args.vocab_size": "the data",
+    "model.init_args.num_classes": "the data",
+    "model.init_args.seed": "seed_everything",
+    "data.init_args.seed": "seed_everything",
 }
 
 
@@ -69,7 +69,7 @@ def test_what_the_data_or_the_seed_decide_is_refused(key, form, tmp_path, capsys
     words += [f"--{given}=7"] if "flag" in form else ["--config", str(own)]
     assert main([*words, "--print_config"]) == 2
     error = capsys.readouterr().err
-    assert f"{given} is not read, as {LINKED[key]}" in error
+    assert f"{given} is set by {LINKED[key]}" in error
     assert error.count("\n") == 1
 
 
@@ -82,5 +82,5 @@ def test_what_the_data_or_the_seed_decide_is_refused(key, form, tmp_path, capsys
 )
 def test_arguments_that_are_none_are_named(text, key, tmp_path):
     (tmp_path / "own.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=rf"own\.yaml: {key} must hold arguments by name"):
+    with pytest.raises(ConfigError, match=rf"own\.yaml: {key}: expected arguments by name"):
         read_config_files([TASK, str(tmp_path / "own.yaml")])

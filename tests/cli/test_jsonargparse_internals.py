@@ -88,7 +88,7 @@ def test_wording_of_causes(pattern, arguments, group):
 def test_keys_of_a_file_and_of_a_class_are_key_errors():
     _, causes = library_error(["--inner", INNER, "--inner.size", "1", "--inner.sze", "2"])
     assert isinstance(causes[-1], KeyError)
-    (refused,) = (cause for cause in causes if isinstance(cause, internals.Refused))
+    (refused,) = (cause for cause in causes if isinstance(cause, internals.Rejected))
     assert refused.owner is Inner
     assert refused.names == ["size", "name"]
     with pytest.raises(ConfigError, match="unknown key 'numberx'; did you mean 'number'"):
@@ -109,8 +109,8 @@ def test_of_classes_by_number_the_refused_one_is_found():
     given = f"{{2: {{{softmax}{{num_heads: 1}}}}, 3: {{{softmax}{{num_heads: 1, heads: 4}}}}}}"
     _, causes = library_error(["--numbered", given])
     assert any(internals.BY_NUMBER.search(str(cause)) for cause in causes)
-    assert internals._refused_number(causes) == 3
-    assert internals._refused_number(library_error(["--number", "x"])[1]) is None
+    assert internals._rejected_number(causes) == 3
+    assert internals._rejected_number(library_error(["--number", "x"])[1]) is None
 
 
 def test_options_of_a_parser_and_of_its_commands():

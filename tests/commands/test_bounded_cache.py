@@ -200,7 +200,7 @@ def test_errors_of_the_three_rules():
 def test_layers_that_need_all_keys_refuse(layer, reason):
     model = tiny("mgk")
     model.encoder.blocks[1].attention = layer
-    with pytest.raises(NotImplementedError, match=f"{reason}.*: leave the bound out"):
+    with pytest.raises(NotImplementedError, match=f"{reason}.*: unset the bound"):
         bounded_caches(model.encoder, CacheBound(3))
 
 

@@ -111,13 +111,13 @@ def test_a_module_that_raises_while_it_is_imported_is_one_line(module, capsys, r
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["my_broken.Nothing"], "cannot be made: Nothing has neither reference_scores nor a core"),
-        (["my_broken.Leaves"], "Leaves cannot be made: SystemExit: 0"),
+        (["my_broken.Nothing"], "Nothing has neither reference_scores nor a core"),
+        (["my_broken.Leaves"], "cannot build Leaves: SystemExit: 0"),
         (["my_broken.Peekin"], "unknown class 'my_broken.Peekin'"),
         (["my_broken.torch"], "my_broken.torch is no subclass of lit_probattn.attention.Attention"),
         (["my_broken.Peeking", "--init_args", "x"], "--init_args x: expected KEY=VALUE"),
         (["my_broken.Peeking", "--init_args", "dropouts=0"], "did you mean 'dropout'"),
-        (["my_broken.Peeking", "--init_args", "head_dim=8"], "head_dim: the checks fix it"),
+        (["my_broken.Peeking", "--init_args", "head_dim=8"], "head_dim: set by the checks"),
     ],
 )
 def test_wrong_usage_is_one_line(module, capsys, words, message):

@@ -108,7 +108,7 @@ def test_seeds_draw_other_text_and_greedy_text_has_none(folder, capsys):
 def test_the_default_is_lowered_to_what_fits(folder, capsys):
     assert generate(folder) == 0
     told = capsys.readouterr()
-    lowered = "max_seq_len of the model is 16, the longest prompt has 3 tokens"
+    lowered = "the model's max_seq_len is 16, the longest prompt has 3 tokens"
     lines = [line for line in told.err.splitlines() if not line.startswith("other: ")]
     assert lines == [f"--max_new_tokens 14: {lowered}"]
     assert "28 tokens generated" in told.out
@@ -158,7 +158,7 @@ def test_a_bounded_cache_is_passed_on(folder, monkeypatch, capsys):
 
 
 REFUSED = {
-    "--max_new_tokens 15": "--max_new_tokens 15 does not fit: max_seq_len of the model is 16",
+    "--max_new_tokens 15": "--max_new_tokens 15 does not fit: the model's max_seq_len is 16",
     "--max_new_tokens 0": "--max_new_tokens must be at least 1, received 0",
     "--seed -1": "--seed must be at least 0, received -1",
     "--temperature -1": "temperature must be finite and at least 0, received -1.0",
@@ -166,7 +166,7 @@ REFUSED = {
     "--top_p 1.5": "top_p must be in (0, 1], received 1.5",
     "--out text.csv": "--out must end in .parquet, received text.csv",
     "--max_keys 0": "--max_keys must be at least 1, received 0",
-    "--evict_by age": "--evict_by is for a cache of bounded length: add --max_keys N",
+    "--evict_by age": "--evict_by requires a bounded cache: add --max_keys N",
     "--device cuda:x": "unknown device 'cuda:x'",
     "--data data_dir=nowhere": "text: the release is not under",
 }
@@ -180,8 +180,8 @@ def test_a_wrong_flag_is_one_line(folder, flags, capsys):
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
-        (" ", "--prompt ' ' is empty: give at least one word"),
-        ("w1 " * 17, "has 17 tokens, but max_seq_len of the model is 16: shorten it"),
+        (" ", "--prompt ' ' is empty: expected at least one word"),
+        ("w1 " * 17, "has 17 tokens, but the model's max_seq_len is 16: shorten it"),
     ],
 )
 def test_a_wrong_prompt_is_one_line(folder, prompt, expected, capsys):
@@ -199,7 +199,7 @@ def check_refused(status, expected, capsys):
 def test_a_table_is_not_overwritten(folder, tmp_path, capsys):
     table = tmp_path / "text.parquet"
     table.write_text("mine")
-    check_refused(generate(folder, "--out", str(table)), "exists: name another file", capsys)
+    check_refused(generate(folder, "--out", str(table)), "exists: choose another file", capsys)
     inside = table / "text.parquet"
     check_refused(generate(folder, "--out", str(inside)), "is a file, not a folder", capsys)
     assert table.read_text() == "mine"
@@ -210,7 +210,7 @@ def test_other_text_than_the_runs_is_refused(folder, tmp_path, capsys):
     status = generate(folder, "--data", f"data_dir={other}", prompts=["a"])
     lines = capsys.readouterr().err.splitlines()
     assert status == 2
-    assert lines[-1].startswith("error: the checkpoint was trained with another vocabulary: ")
+    assert lines[-1].startswith("error: the checkpoint was trained with a different vocabulary: ")
     assert lines[-1].endswith("or its vocabulary: --data vocab_file=FILE")
 
 
@@ -220,15 +220,19 @@ def test_words_that_nothing_stands_for_are_refused(tmp_path, folder, capsys):
     made.write(tmp_path / "text", **texts)
     run(command("fit", tmp_path, "--trainer.max_steps", "1", "--run.checkpoint_every", "1"))
     capsys.readouterr()
-    expected = "'zebra' is not in the vocabulary of 5 words, and neither is '<unk>'"
+    expected = "'zebra' is missing from the vocabulary of 5 words"
     check_refused(generate(only_version(tmp_path), prompts=["a zebra"]), expected, capsys)
 
 
 @pytest.mark.parametrize(
     ("part", "name", "expected"),
     [
-        ("model", "lit_probattn.tasks.SequenceClassifier", "SequenceClassifier, which generates"),
-        ("data", "datamodules.ListOps", "ListOps, which takes no prompts"),
+        (
+            "model",
+            "lit_probattn.tasks.SequenceClassifier",
+            "SequenceClassifier, which does not generate",
+        ),
+        ("data", "datamodules.ListOps", "ListOps, which does not support prompts"),
     ],
 )
 def test_a_run_that_is_no_language_model_is_refused(folder, tmp_path, part, name, expected, capsys):

@@ -101,8 +101,8 @@ def test_the_mean_of_checkpoints_translates(translate, trained):
     [
         (("--beam_size", "0"), "--beam_size must be at least 1, received 0"),
         (("--n_best", "9"), "--n_best must be at most the beam's size"),
-        (("--top_k", "2"), "--top_k is for drawing tokens: give --temperature too"),
-        (("--n_best", "2", "--temperature", "1"), "--n_best is for searching"),
+        (("--top_k", "2"), "--top_k applies to sampling: also set --temperature"),
+        (("--n_best", "2", "--temperature", "1"), "--n_best applies to searching"),
         (("--max_tokens", "0"), "--max_tokens must be at least 1, received 0"),
         (("--out", "a.txt"), "--out must end in .parquet, received a.txt"),
     ],
@@ -118,7 +118,7 @@ def test_a_line_that_is_too_long_or_not_utf8_is_named(translate):
     status, _, err = translate(lines=["n1", "n1 " * 40])
     assert status == 2
     assert "line 2 of standard input has 41 tokens" in err
-    assert "max_seq_len of the model is 32" in err
+    assert "the model's max_seq_len is 32" in err
     status, _, err = translate(raw=b"n1 v0\nn\xe4\n")
     assert status == 2
     assert "line 2 of standard input is not UTF-8 (invalid continuation byte at byte 2)" in err

@@ -270,9 +270,14 @@ def test_every_layout_is_tested():
         ("lra_mkg", {}, {}, "unknown layout 'lra_mkg'; did you mean 'lra_mgk'"),
         ("lra_mgk", {"attn.pi": None}, {}, "missing: attn.pi"),
         ("lra_mgk", {"W_k3.weight": 1}, {}, "unexpected: W_k3.weight"),
-        ("lra_mgk", {}, {"head_dim": 5}, r"make query_proj.weight of shape \(12, 12\), the layer"),
-        ("lra_mgk", {}, {"prior_share": "head"}, r"attn.pi make core.prior.value of shape \(2,\)"),
-        ("lra", {}, {}, "layout lra .* has nothing for core.prior.value of ReleasedMGKAttention"),
+        ("lra_mgk", {}, {"head_dim": 5}, r"for query_proj.weight, received \(12, 12\)"),
+        (
+            "lra_mgk",
+            {},
+            {"prior_share": "head"},
+            r"attn.pi: .* for core.prior.value, received \(2,\)",
+        ),
+        ("lra", {}, {}, "layout lra .* has no source for core.prior.value of ReleasedMGKAttention"),
     ],
 )
 def test_what_does_not_fit_is_named(layout, change, layer, message):
@@ -286,7 +291,7 @@ def test_what_does_not_fit_is_named(layout, change, layer, message):
 
 def test_a_joint_projection_of_other_heads_is_named():
     state = nn.MultiheadAttention(C, H).state_dict()
-    with pytest.raises(ConfigError, match=r"makes 36 rows, ours make 12 \+ 6 \+ 6"):
+    with pytest.raises(ConfigError, match=r"has 36 rows, expected 12 \+ 6 \+ 6"):
         load_layer("torch", state, SoftmaxAttention(C, H, num_kv_heads=2))
 
 

@@ -186,7 +186,7 @@ def test_the_command_prunes_prints_and_stores(tmp_path, capsys):
     out = tmp_path / "pruned.ckpt"
     assert main(["prune", str(tmp_path / "run"), str(out), "--num_batches", "2"]) == 0
     told = capsys.readouterr().out
-    assert "components of a head: 3 before, 2 after" in told
+    assert "components per head: 3 before, 2 after" in told
     assert "(0.000)" in told
     assert re.search(r"model: output error 0\.\d %, same prediction in 100\.0 %", told)
     before, after = re.search(r"loss ([\d.]+) before, ([\d.]+) after", told).groups()
@@ -206,8 +206,8 @@ def test_the_command_prunes_prints_and_stores(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("attention", "flags", "message"),
     [
-        ("SoftmaxAttention", [], "only models whose attention is MGK or sMGK have components"),
-        ("MGKAttention", ["--threshold", "0.001"], "nothing to prune: a head uses all 3"),
+        ("SoftmaxAttention", [], "is SoftmaxAttention: only models with MGK or sMGK"),
+        ("MGKAttention", ["--threshold", "0.001"], "nothing to prune: some head uses all 3"),
     ],
 )
 def test_what_cannot_be_pruned_is_one_line(tmp_path, capsys, attention, flags, message):

@@ -56,8 +56,8 @@ def test_it_is_tested_converted_and_begun_with(trained, tmp_path, capsys):
         attention=str(out.with_suffix(".yaml")),
     )
     told = capsys.readouterr().out
-    assert "entries taken" in told
-    assert "in the model only" not in told
+    assert "entries loaded" in told
+    assert "newly initialised" not in told
     taken, begun = load_checkpoint(out)["state_dict"], newest_state(only_version(tmp_path))
     assert set(taken) == set(begun["state_dict"])
 
@@ -72,5 +72,5 @@ def test_what_has_no_place_for_a_shared_block_says_so(tmp_path):
 
 def test_a_shared_block_is_not_written_for_transformers():
     state = {"encoder.blocks.0.attention.query_proj.weight": torch.zeros(4, 4)}
-    with pytest.raises(ConfigError, match=r"share_layers is true: .* no place there"):
+    with pytest.raises(ConfigError, match=r"share_layers is true: "):
         export_model(state, {"share_layers": True}, 2, "bert", {})

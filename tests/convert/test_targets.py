@@ -109,9 +109,9 @@ def test_the_spread_is_that_of_the_keys_and_follows_from_the_seed():
     ("options", "message"),
     [
         ({"shifted_keys": True, "score": "dot"}, "ordinary softmax attention"),
-        ({"old_heads": 1}, "old_heads=1 of a new head need as many components"),
+        ({"old_heads": 1}, "old_heads=1 requires as many components"),
         ({"shifted_keys": True, "old_heads": 3}, "old_heads must divide num_heads=4, received 3"),
-        ({"shifted_keys": True, "old_heads": 4}, "need as many components, received"),
+        ({"shifted_keys": True, "old_heads": 4}, "requires as many components, received"),
         ({"key_norm_weight": 1.0}, "key_norm_weight=1 is for score=gaussian"),
     ],
 )

@@ -113,7 +113,7 @@ def test_command_without_data(tmp_path, capsys):
     out = tmp_path / "mgk.ckpt"
     command = [str(checkpoint), str(out), "--weights_only", "--num_components", "4"]
     assert main(command) == 2
-    assert "give --head_dim or the run's --config" in capsys.readouterr().err
+    assert "pass --head_dim or the run's --config" in capsys.readouterr().err
     assert main([*command, "--head_dim", str(E), "--value_head_dim", "5"]) == 0
     assert "not measured (no inputs)" in capsys.readouterr().out
     new, _ = load_converted(out)
@@ -136,14 +136,14 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     cases = [
         ([checkpoint, out, "--num_components", "3"], "must divide num_heads=4, received 3"),
         ([mixture, out], "it also has core.prior.value"),
-        ([damaged, out], "is damaged"),
+        ([damaged, out], "is corrupt"),
         ([tmp_path / "nan.ckpt", out], "attention.key_proj.bias holds NaN in 1 of 12"),
         ([tmp_path / "none.ckpt", out], "checkpoint not found"),
         ([alone, out, "--weights_only", "--head_dim", "5"], "a multiple of head_dim=5"),
-        ([checkpoint, out, "--weights_only", "--head_dim", "6"], "says 3: leave --head_dim out"),
-        ([sized, out, "--weights_only", "--head_dim", "6"], "says 3: leave --head_dim out"),
-        ([checkpoint, out, "--head_dim", "6"], "says 3: leave --head_dim out"),
-        ([checkpoint, out, "--config", tmp_path / "none.yaml"], "no config at"),
+        ([checkpoint, out, "--weights_only", "--head_dim", "6"], "--head_dim 6 differs from 3 of"),
+        ([sized, out, "--weights_only", "--head_dim", "6"], "--head_dim 6 differs from 3 of"),
+        ([checkpoint, out, "--head_dim", "6"], "--head_dim 6 differs from 3 of"),
+        ([checkpoint, out, "--config", tmp_path / "none.yaml"], "configuration not found"),
         ([checkpoint, checkpoint], "exists: choose another name"),
     ]
     for command, message in cases:
@@ -230,13 +230,13 @@ def test_fish_is_written_with_its_own_file(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--to fish --num_components 2", "--num_components is for --to mgk and smgk"),
-        ("--to mgk --spread 0.2", "--spread is for --to smgk, received --to mgk"),
-        ("--to smgk --num_global_heads 2", "--num_global_heads is for --to fish"),
+        ("--to fish --num_components 2", "--num_components requires --to mgk or smgk"),
+        ("--to mgk --spread 0.2", "--spread requires --to smgk, received --to mgk"),
+        ("--to smgk --num_global_heads 2", "--num_global_heads requires --to fish"),
         ("--to smgk --score dot", "ordinary softmax attention"),
-        ("--anneal 10", "--anneal is for Gaussian scores: add --score gaussian"),
+        ("--anneal 10", "--anneal requires Gaussian scores: add --score gaussian"),
         ("--to fish --num_global_heads 5", "must be between 1 and num_heads=4"),
-        ("--to smgk --old_heads 4", "need as many components"),
+        ("--to smgk --old_heads 4", "requires as many components"),
     ],
 )
 def test_targets_that_do_not_fit_are_named(tmp_path, capsys, flags, message):
@@ -253,7 +253,7 @@ def test_heads_with_a_bias_each_are_refused(tmp_path, capsys):
     """A Swin Transformer is opened, but its relative positions are a bias per head."""
     checkpoint = made.checkpoint(tmp_path, "picture", "SoftmaxAttention")
     assert main([str(checkpoint), str(tmp_path / "mgk.ckpt"), "--num_batches", "1"]) == 2
-    assert "every head has a bias of its own" in capsys.readouterr().err
+    assert "per-head biases (relative positions)" in capsys.readouterr().err
 
 
 def test_a_conversion_to_nan_is_not_written(tmp_path, monkeypatch, capsys):

@@ -62,7 +62,7 @@ def test_a_converted_run_is_annealed_by_either_way_of_starting(task, tmp_path, c
         assert not any(map(bool, found))
     told = capsys.readouterr().out
     assert "initial weights from" in told
-    assert "new, in the model only" not in told
+    assert "newly initialised" not in told
 
 
 def test_after_the_annealing_it_is_a_plain_layer(tmp_path, capsys):

@@ -267,7 +267,10 @@ def test_a_pooler_beside_masked_words_is_kept_apart(tmp_path, capsys):
     save_file({**load_file(path), **pooler}, path)
     words = ["convert", "from_transformers", str(path.parent), str(tmp_path / "x.ckpt")]
     assert main(words) == 0
-    assert "kept apart, as a masked language model has none: pooler" in capsys.readouterr().out
+    assert (
+        "stored apart, since masked language models here lack them: pooler"
+        in capsys.readouterr().out
+    )
     checkpoint = load_checkpoint(tmp_path / "x.ckpt")
     apart = checkpoint["transformers"]["other_heads"]
     assert set(apart) == {"model.pooler.weight", "model.pooler.bias"}
@@ -415,7 +418,7 @@ def test_a_model_of_our_own_is_written(family, tmp_path):
         ({"rotary_dim": 2}, "positions are rotary"),
         ({"value_head_dim": 3}, "value_head_dim is 3"),
         ({"num_kv_heads": 1}, "num_kv_heads is 1"),
-        ({"num_heads": 2}, "2 heads of 4 do not make up the width 12"),
+        ({"num_heads": 2}, "2 heads of size 4 do not add up to the width 12"),
     ],
 )
 def test_attention_that_has_no_place_there_is_refused(init_args, said, tmp_path):

@@ -191,7 +191,7 @@ def test_labels_in_another_order_are_refused_and_put_in_order(tmp_path, capsys):
 
 def test_classes_without_names_are_told_and_can_be_named(tmp_path, capsys):
     imported("RobertaForSequenceClassification", tmp_path)
-    assert "its classes have no names: data must number them alike" in capsys.readouterr().out
+    assert "unnamed classes: the data must use the same order" in capsys.readouterr().out
     words = ["convert", "from_transformers", str(tmp_path / "theirs"), str(tmp_path / "n.ckpt")]
     assert main([*words, "--labels", "b", "a", "c"]) == 0
     before, after = (load_checkpoint(tmp_path / f"{name}.ckpt") for name in ("bert", "n"))
@@ -226,4 +226,4 @@ def test_a_head_of_another_task_or_of_other_labels_begins_anew(tmp_path):
             assert set(told["left"]) == heads | {f"model.pooler.{x}" for x in ("weight", "bias")}
             assert set(told["new"]) == {"model.spans.weight", "model.spans.bias"}
         words = command("test", tmp_path, task, "--ckpt_path", str(tmp_path / "bert.ckpt"))
-        assert "the checkpoint does not fit this configuration" in command_error(words)
+        assert "the checkpoint does not match this configuration" in command_error(words)

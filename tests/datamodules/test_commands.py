@@ -131,7 +131,7 @@ def test_interrupting_keeps_nothing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted; no cache was made" in error
+    assert "interrupted; no cache was written" in error
     assert "Traceback" not in error
     assert [path.suffix for path in (tmp_path / ".cache").iterdir()] == [".lock"]
 
@@ -205,8 +205,8 @@ def test_check_says_what_speaks_against_training(tmp_path: Path, capsys, monkeyp
             picture(100 * target + number).save(tmp_path / "few" / name / f"{number}.png")
     assert main(["check", str(tmp_path / "few"), "--image_size=16"]) == 0
     warnings = [x for x in capsys.readouterr().out.splitlines() if x.startswith("warning: ")]
-    assert "14 samples of train are less than one step at batch_size 32" in warnings[0]
-    assert "val has 1 samples, so its accuracy moves in steps of 100 %, none of " in warnings[1]
+    assert "14 training samples are fewer than one step at batch_size 32" in warnings[0]
+    assert "val has 1 samples, so its accuracy has a resolution of 100 %, none of " in warnings[1]
     assert warnings[2].startswith("warning: test has 1 samples")
     assert len(warnings) == 3
     assert main(["check", str(write_reviews(tmp_path / "mine.csv"))]) == 0

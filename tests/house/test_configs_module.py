@@ -44,18 +44,21 @@ LAUGHS = b"a0: &a0 [1, 1]\n" + b"".join(
         (None, r"configuration file not found: .*wrong.yaml; did you mean '.*wrong1.yaml'"),
         (b"\xff\xfe\x00", r"wrong.yaml is not a text file: 'utf-8'"),
         (b"a: 1\nb: [1,", r"wrong.yaml:2: not valid YAML: expected the node content"),
-        (b"- 1", r"wrong.yaml must hold a mapping of keys, received list"),
-        (b"", r"wrong.yaml must hold a mapping of keys, received NoneType"),
-        (b"a: {b: 1,\n  c: 2,\n  b: 3}", r"wrong.yaml:3: the key 'b' stands here twice"),
-        (b"trainer: {a: 1}\nrun: {}\ntrainer: {b: 1}", r"wrong.yaml:3: the key 'trainer' stands"),
-        (b"a: 1\n1: 2", r"wrong.yaml:2: keys must be words, received 1"),
-        (b"a: 1\ntrue: 2", r"wrong.yaml:2: keys must be words, received true"),
+        (b"- 1", r"wrong.yaml: expected a mapping, received list"),
+        (b"", r"wrong.yaml: expected a mapping, received NoneType"),
+        (b"a: {b: 1,\n  c: 2,\n  b: 3}", r"wrong.yaml:3: duplicate key 'b'"),
+        (b"trainer: {a: 1}\nrun: {}\ntrainer: {b: 1}", r"wrong.yaml:3: duplicate key 'trainer'"),
+        (b"a: 1\n1: 2", r"wrong.yaml:2: keys must be strings, received 1"),
+        (b"a: 1\ntrue: 2", r"wrong.yaml:2: keys must be strings, received true"),
         (b"a: \x00", r"wrong.yaml: not valid YAML: .*special characters"),
-        (b"a: " + 3000 * b"[", r"wrong.yaml: nested too deeply"),
-        (b"a: &a {b: *a}", r"wrong.yaml:1: an alias contains itself"),
-        (LAUGHS, r"wrong.yaml: it holds more than 100000 values, aliases counted"),
-        (b"trainer: {a: 1}\ntrainer.a: 2", r"wrong.yaml: trainer.a is set twice, nested and with"),
-        (b"a: [" + b"1, " * 2**19 + b"1]", r"wrong.yaml has 1,572,870 bytes; a .* 1,048,576 at"),
+        (b"a: " + 3000 * b"[", r"wrong.yaml: too deeply nested"),
+        (b"a: &a {b: *a}", r"wrong.yaml:1: recursive alias"),
+        (LAUGHS, r"wrong.yaml: more than 100000 values"),
+        (b"trainer: {a: 1}\ntrainer.a: 2", r"wrong.yaml: trainer.a is set twice"),
+        (
+            b"a: [" + b"1, " * 2**19 + b"1]",
+            r"wrong.yaml has 1,572,870 bytes, expected at most 1,048,576",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_one_line(content, message, tmp_path):
@@ -70,7 +73,7 @@ def test_what_cannot_be_read_is_one_line(content, message, tmp_path):
 
 def test_a_link_to_nothing_is_named(tmp_path):
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
-    with pytest.raises(ConfigError, match=r"loop\.yaml is a link that leads to no file$"):
+    with pytest.raises(ConfigError, match=r"loop\.yaml is a broken symbolic link$"):
         read_yaml(tmp_path / "loop.yaml")
 
 

@@ -34,7 +34,7 @@ LAYERS = {
     "mgk-soft": lambda **options: MGKAttention(C, 2, head_dim=E, e_step="soft", **options),
     "smgk": lambda **options: MGKAttention(C, 2, head_dim=E, shifted_keys=True, **options),
     "smgk-grouped": lambda **options: MGKAttention(
-        C, 4, head_dim=E, shifted_keys=True, num_kv_heads=2, mixture_heads="query", **options
+        C, 4, head_dim=E, shifted_keys=True, num_kv_heads=2, **options
     ),
     "smgk-rotary": lambda **options: MGKAttention(
         C, 2, head_dim=E, shifted_keys=True, rotary_dim=4, **options

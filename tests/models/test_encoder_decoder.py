@@ -429,7 +429,9 @@ def test_m_steps_of_cross_attention_count_real_queries_alone():
     ],
 )
 def test_attention_without_cross_attention_is_refused(attention, message):
-    with pytest.raises(ValueError, match=f"Attention cannot be a cross-attention: it .*{message}"):
+    with pytest.raises(
+        ValueError, match=f"Attention does not support cross-attention: it .*{message}"
+    ):
         tiny(attention)
     assert tiny(attention, cross_attention=softmax).decoder.is_decoder
 
@@ -443,7 +445,7 @@ def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match="a target of 30 tokens: max_seq_len is 29"):
         model(source, long)
     with pytest.raises(
-        ValueError, match=r"share=all needs one vocabulary, received .*=17 and .*19"
+        ValueError, match=r"share=all requires one vocabulary, received .*=17 and .*19"
     ):
         tiny(share="all")
     with pytest.raises(ValueError, match="share must be decoder, all or none, received 'some'"):
@@ -452,7 +454,7 @@ def test_bad_sizes_are_refused():
         tiny(positions="rotary")
     with pytest.raises(ValueError, match="vocab_size must exceed the 4 special tokens"):
         tiny(vocab_size=4)
-    with pytest.raises(ValueError, match="a decoder needs a memory"):
+    with pytest.raises(ValueError, match="a decoder requires an encoder memory"):
         model.decode(inputs)
     with pytest.raises(ValueError, match="these blocks have no cross-attention"):
         model.encoder(torch.zeros(1, 3, C).double(), memory=torch.zeros(1, 3, C).double())

@@ -95,12 +95,14 @@ def test_matrices_and_tables_begin_with_the_deviation_that_is_asked_for():
     for name, value in wide.items():
         factor = 25.0 if narrow[name].dim() > 1 else 1.0  # biases and norms are not drawn
         torch.testing.assert_close(value, factor * narrow[name], rtol=1e-5, atol=1e-8)
-    with pytest.raises(ValueError, match="init_std must be a number above 0, received 0"):
+    with pytest.raises(ValueError, match="init_std must be positive and finite, received 0"):
         made(SpanModel, init_std=0.0)
 
 
 def test_sines_need_an_even_width_and_the_start_a_known_name():
-    with pytest.raises(ValueError, match="position_init sinusoidal needs an even embed_dim, not 7"):
+    with pytest.raises(
+        ValueError, match="position_init sinusoidal requires an even embed_dim, received 7"
+    ):
         SpanModel(softmax, **SIZES | {"embed_dim": 7}, mlp_dim=8, position_init="sinusoidal")
     with pytest.raises(ValueError, match="position_init must be normal or sinusoidal"):
         made(SpanModel, position_init="sines")

@@ -123,13 +123,13 @@ def test_options_are_told_by_layers_where_they_differ():
     [
         ({"default": MGK, "layer": {}}, "has the keys default and layers, received layer"),
         ({"default": {"num_heads": 2}}, "attention.default must be an attention"),
-        ({"default": MGK, "layers": [1]}, "must map numbers of layers"),
-        ({"default": MGK, "layers": {"first": {}}}, "numbers of layers from 0 as keys"),
-        ({"default": MGK, "layers": {-1: {}}}, "numbers of layers from 0 as keys, received -1"),
+        ({"default": MGK, "layers": [1]}, "must map layer indices"),
+        ({"default": MGK, "layers": {"first": {}}}, "must be layer indices"),
+        ({"default": MGK, "layers": {-1: {}}}, "must be layer indices, received -1"),
         ({"default": MGK, "layers": {1: 4}}, "attention.layers.1 must be an attention or"),
         (
             {"default": MGK, "layers": {1: {**SOFTMAX, "num_heads": 4}}},
-            "beside class_path and init_args stands head_dim alone, received num_heads",
+            "only init_args and head_dim are supported, received num_heads",
         ),
     ],
 )
@@ -146,7 +146,7 @@ def test_layers_that_the_model_does_not_have_are_refused():
         Transformer(LAYERS, num_layers=1, **SIZES)
     with pytest.raises(ValueError, match="head_dim of a layer must be at least 1, received 0"):
         layer_factories(per_layer(softmax, None, {0: 0}), 1)
-    with pytest.raises(ValueError, match="needs a model that numbers its layers"):
+    with pytest.raises(ValueError, match="requires a model that indexes its layers"):
         LAYERS(8, head_dim=4)
 
 

@@ -151,7 +151,7 @@ def test_the_policy_is_left_in_the_mode_it_was_in_and_plays_without_dropout():
 def test_time_beyond_the_table_is_refused():
     model = policy(max_timestep=5)
     with pytest.raises(
-        ValueError, match=r"beyond step 5, but the policy knows 5 time steps: train"
+        ValueError, match=r"exceeds step 5, but the policy supports 5 time steps: train"
     ):
         play(model)
 

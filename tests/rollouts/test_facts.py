@@ -58,7 +58,7 @@ def test_they_come_from_the_data_and_return_from_a_checkpoint():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"observation_std": [1.0] * 3}, "has 4 entries and observation_std 3"),
+        ({"observation_std": [1.0] * 3}, "equal lengths, received 4 and 3"),
         ({"observation_std": [1.0, 1.0, 0.0, 1.0]}, "must be positive, received 0.0"),
         ({"return_scale": 0.0}, "return_scale must be positive"),
         ({"target_returns": (1.0,)}, r"target_returns must be two numbers, received \[1.0\]"),
@@ -152,5 +152,5 @@ def test_without_a_renderer_there_is_one_line(monkeypatch):
     monkeypatch.setattr("lit_probattn.rollouts.video.make_environment", broken)
     found = filmed_environment("Hopper")
     assert isinstance(found, str)
-    assert found.startswith("no video: nothing here renders (RuntimeError)")
+    assert found.startswith("no video: rendering is not available (RuntimeError)")
     assert "\n" not in found

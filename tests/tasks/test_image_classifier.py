@@ -253,10 +253,10 @@ def test_wrong_settings_are_refused():
     for options, message in (
         ({"label_smoothing": 1.0}, "label_smoothing must be in"),
         ({"final_lr": 1.0}, "must be between 0 and lr=0.001"),
-        ({"final_lr": 1e-5}, "final_lr is for cosine schedules"),
+        ({"final_lr": 1e-5}, "final_lr requires a cosine schedule"),
         ({"model_name": "swin_tinny"}, "timm has no model 'swin_tinny'"),
         ({"model_options": {**SWIN, "window_size": 5}}, "allow_padding=True"),
-        ({"stages": [5]}, "stages must be different numbers from 0 to 1"),
+        ({"stages": [5]}, "stages must be distinct numbers from 0 to 1"),
     ):
         with pytest.raises(ValueError, match=message):
             task(**options)
@@ -322,7 +322,7 @@ def test_a_damaged_picture_stops_a_run_with_one_line(root, tmp_path, capsys):
     assert main(command("fit", tmp_path, broken, "--data.init_args.num_workers", "1")) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(errors) == 1
-    assert errors[0].startswith(f"error: {path}: the picture cannot be read")
+    assert errors[0].startswith(f"error: {path}: unreadable image")
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pt"])

@@ -283,8 +283,8 @@ def test_predict_writes_text_and_speed(trained, folder, capsys):
 def test_a_checkpoint_of_another_vocabulary_is_refused(trained, tmp_path, capsys):
     other = made_text.write(tmp_path / "other", train="a <unk> b c\n" * 20)
     message = error_of(command("test", trained, other, "--ckpt_path", "last"), capsys)
-    assert "the checkpoint was trained with another vocabulary: " in message
-    assert "the data has 5 words, sha256" in message
+    assert "the checkpoint was trained with a different vocabulary: " in message
+    assert "the data have 5 words, sha256" in message
     assert "--data.init_args.vocab_file FILE" in message
 
 

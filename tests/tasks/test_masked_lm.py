@@ -282,10 +282,10 @@ def test_errors_of_pairs_are_counted_and_pairs_are_needed():
         wrong = (logits.argmax(-1) != data["elsewhere"])[:-1]
     assert task._sums[4:].tolist() == [float(wrong.sum()), 7.0]
     del data["elsewhere"]
-    with pytest.raises(ValueError, match="next_sentence needs pairs of parts"):
+    with pytest.raises(ValueError, match="next_sentence requires sentence pairs"):
         task.batch_loss(data)
     del data["token_types"]
-    with pytest.raises(ValueError, match="made with next_sentence=False"):
+    with pytest.raises(ValueError, match="with next_sentence=True"):
         make_task().eval().encode_pairs(data)
 
 

@@ -65,7 +65,7 @@ def test_linear_is_that_of_bert():
     assert schedule_values("linear", 0, peak_lr=3.0, total_steps=5, warmup_steps=0).lr == 3.0
     with pytest.raises(ValueError, match="warmup_steps below its length"):
         check_schedule("linear", total_steps=5, warmup_steps=5)
-    with pytest.raises(ValueError, match=r"step must lie in 0\.\.4"):
+    with pytest.raises(ValueError, match=r"step must be in 0\.\.4"):
         schedule_values("linear", 5, peak_lr=3.0, total_steps=5, warmup_steps=0)
 
 
@@ -118,9 +118,13 @@ def test_a_warm_up_as_long_as_the_run_is_scaled_to_it(max_steps, schedule_steps,
         (
             8,
             None,
-            "warm-up scaled: warmup_steps 9 would outlast the run of max_steps 8, so",
+            "warm-up scaled: warmup_steps 9 exceeds max_steps 8, so",
         ),
-        (8, 50, "max_steps 8 ends within the warm-up of 9 steps: for a run of its own set --model"),
+        (
+            8,
+            50,
+            "max_steps 8 ends within the warm-up of 9 steps: for a complete schedule set --model",
+        ),
         (9, 50, "max_steps 9 ends within the warm-up of 9 steps"),
         (10, 50, ""),
         (10, None, ""),

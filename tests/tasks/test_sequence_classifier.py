@@ -139,7 +139,7 @@ def test_max_steps_must_be_set():
 
 
 def test_run_beyond_the_schedule_is_refused():
-    with pytest.raises(ValueError, match="max_steps 9 goes beyond schedule_steps 8"):
+    with pytest.raises(ValueError, match="max_steps 9 exceeds schedule_steps 8"):
         trainer(9).fit(task(schedule="cosine", schedule_steps=8), data())
 
 

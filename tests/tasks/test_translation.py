@@ -254,5 +254,5 @@ def test_data_that_make_no_text_are_refused():
     data = batch()
     task = with_coder(make_task(), data)
     task.trainer.datamodule = object()
-    with pytest.raises(ValueError, match="need data that turn ids into text"):
+    with pytest.raises(ValueError, match="require data that decode ids"):
         evaluated(task, [data], "val")

@@ -50,7 +50,9 @@ def test_a_run_folder_is_asked_for_its_average(tmp_path):
 def test_too_few_checkpoints_and_other_models_are_refused(tmp_path):
     saved(tmp_path, 3)
     for count, needed in ((0, 1), (2, 2)):
-        with pytest.raises(CheckpointError, match=rf"average-{count} needs {needed} step .* are 1"):
+        with pytest.raises(
+            CheckpointError, match=rf"average-{count} requires {needed} step .* found 1"
+        ):
             average_newest(tmp_path, count)
     saved(tmp_path, 5, **{"model.more": torch.zeros(2)})
     with pytest.raises(CheckpointError, match=r"differ in model\.more"):
@@ -66,4 +68,4 @@ def test_an_average_is_scored_and_not_trained_on(tmp_path, capsys):
     told = error_of(arguments("fit", tmp_path, "--ckpt_path", "average-2"), capsys)
     assert "an average has no optimiser state" in told
     told = error_of(arguments("test", tmp_path, "--ckpt_path", "average-9"), capsys)
-    assert "average-9 needs 9 step checkpoints" in told
+    assert "average-9 requires 9 step checkpoints" in told

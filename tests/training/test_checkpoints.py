@@ -96,7 +96,7 @@ def test_one_flipped_byte_in_a_weight_is_seen(saved):
     data[where] ^= 1
     saved.write_bytes(data)
     torch.load(saved, weights_only=True)  # torch alone does not notice
-    with pytest.raises(CheckpointError, match=r"step-00000007.ckpt is damaged: checksum"):
+    with pytest.raises(CheckpointError, match=r"step-00000007.ckpt is corrupt: checksum"):
         load_checkpoint(saved)
 
 
@@ -211,7 +211,7 @@ def test_contents_of_another_form_are_named(tmp_path, capsys, name, more, messag
 
 def test_a_name_that_says_another_step_is_refused(saved):
     other = saved.rename(saved.with_name("step-00000099.ckpt"))
-    with pytest.raises(CheckpointError, match=r"step-00000099.ckpt holds step 7.*99"):
+    with pytest.raises(CheckpointError, match=r"step-00000099.ckpt contains step 7.*99"):
         load_checkpoint(other)
 
 
@@ -219,11 +219,11 @@ def test_damaged_newest_falls_back_with_a_warning(tmp_path):
     for step in (1, 2, 3):
         save_checkpoint(content(step), checkpoint_path(tmp_path, "step", step))
     checkpoint_path(tmp_path, "step", 3).write_bytes(b"PK")
-    with pytest.warns(UserWarning, match=r"step-00000003.ckpt is damaged.*step-00000002"):
+    with pytest.warns(UserWarning, match=r"step-00000003.ckpt is corrupt.*step-00000002"):
         assert step_of(newest_good_checkpoint(tmp_path, "step")) == 2
     for step in (1, 2):
         checkpoint_path(tmp_path, "step", step).write_bytes(b"")
-    with pytest.raises(CheckpointError, match="no good checkpoint is left"):
+    with pytest.raises(CheckpointError, match="no intact checkpoint"):
         newest_good_checkpoint(tmp_path, "step")
     assert newest_good_checkpoint(tmp_path, "best") is None
 
@@ -350,7 +350,7 @@ def test_a_folder_in_the_place_of_a_checkpoint(tmp_path):
     taken = checkpoint_path(tmp_path, "step", 8)
     taken.mkdir()
     assert [step_of(path) for path in list_checkpoints(tmp_path, "step")] == [7]
-    with pytest.raises(CheckpointError, match=r"move away the folder that has its name$"):
+    with pytest.raises(CheckpointError, match=r"a folder with that name exists"):
         save_checkpoint(content(8), taken)
 
 
@@ -358,7 +358,7 @@ def test_resume_falls_back_to_the_previous_checkpoint(trained, tmp_path):
     before = newest_state(only_version(trained))["state_dict"]
     newest = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
     newest.write_bytes(newest.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="step-00000016.ckpt is damaged"):
+    with pytest.warns(UserWarning, match="step-00000016.ckpt is corrupt"):
         run(arguments("fit", trained, "--ckpt_path", "last"))
     after = newest_state(only_version(trained))["state_dict"]
     assert all(torch.equal(before[name], after[name]) for name in before)

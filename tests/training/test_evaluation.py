@@ -34,7 +34,7 @@ def test_chance_is_the_most_frequent_label(right, above):
     assert samples.count == 30
     assert samples.most_frequent_label == 0.4
     assert samples.above_chance(right / 30) is above
-    assert "gives 0.4000, and 30 samples tell only what is above 0.5753" in samples.chance()
+    assert "gives 0.4000, and with 30 samples only an accuracy above 0.5753" in samples.chance()
 
 
 @pytest.mark.parametrize("target", [torch.zeros(3, 5, dtype=torch.long), torch.zeros(3), None])
@@ -110,7 +110,7 @@ def test_an_edited_configuration_does_not_replace_the_runs_result(tmp_path, caps
     capsys.readouterr()
     line = error_of(command, capsys)
     assert "different: model.init_args.attention.init_args.score" in line
-    assert f"{own} was edited since, restore it" in line
+    assert f"{own} was edited since; restore it" in line
     own.write_text(text.replace("seed_everything: ", "seed_everything: 1"))
     run(command)
     assert "differs from" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lit_probattn.commands.ask.command import main as ask
-from lit_probattn.training.memory import is_out_of_memory, told_out_of_memory
+from lit_probattn.training.memory import is_out_of_memory, out_of_memory_line
 from tests.support.paths import ROOT
 from tests.support.runs import arguments, error_of, write_attention
 
@@ -94,4 +94,4 @@ def test_before_the_first_batch(tmp_path, monkeypatch, capsys):
 def test_other_errors_are_not_taken_for_it():
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
     assert not is_out_of_memory(ValueError("out of memory"))
-    assert "lower data.init_args.batch_size" in told_out_of_memory(MemoryError("x"))
+    assert "lower data.init_args.batch_size" in out_of_memory_line(MemoryError("x"))

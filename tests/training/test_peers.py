@@ -79,7 +79,7 @@ def test_a_store_that_is_gone_means_rank_0():
 
     calls: list[str] = []
     told = Peers(Gone(), 1, 2, INTERVAL).explain()
-    assert "store of the ranks cannot be reached: rank 0" in told
+    assert "store of the ranks is unreachable: rank 0" in told
 
 
 def test_other_errors_are_not_taken_for_lost_contact():

@@ -244,4 +244,4 @@ def test_requeue_says_what_failed(monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     assert job_name() == "slurm 12_3"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "scontrol is not on the PATH; submit it again" in requeue()
+    assert "scontrol is not on the PATH" in requeue()

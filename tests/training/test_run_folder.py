@@ -56,7 +56,7 @@ def version(root: Path, number: int, own: dict, *, step: int | None = 4, **start
 
 def plan(root: Path, own: dict, request: str | None, sources=dict, **settings) -> RunPlan:
     found = plan_fit(RunSettings(root=str(root), **settings), "name", own, request, sources)
-    found.let_go()
+    found.release_lock()
     return found
 
 
@@ -148,7 +148,7 @@ def test_a_second_training_is_told_who_holds_the_folder(tmp_path, monkeypatch, c
     monkeypatch.setattr(SequenceClassifier, "training_step", step)
     run(arguments("fit", tmp_path, *more))
     assert codes == {"fit": 2, "validate": 0}
-    assert f"is being written to by process {os.getpid()} on " in capfd.readouterr().err
+    assert f"is locked by process {os.getpid()} on " in capfd.readouterr().err
     assert len(read_starts(only_version(tmp_path))) == 2
     assert not left.exists()  # of a start that was killed while it saved
     with claim(only_version(tmp_path) / LOCK) as handle:
@@ -274,9 +274,9 @@ def test_a_damaged_record_is_set_aside(tmp_path, content):
     path = folder / "versions.json"
     path.unlink()
     path.mkdir() if content == "folder" else path.write_text(content)
-    with pytest.warns(UserWarning, match=r"0/versions.json is damaged"):
+    with pytest.warns(UserWarning, match=r"0/versions.json is corrupt"):
         assert plan(tmp_path, config(), "auto").folder == folder
-    with pytest.warns(UserWarning, match="is damaged"):
+    with pytest.warns(UserWarning, match="is corrupt"):
         write_record(folder, config_text="{}", seed=0, arguments=["fit"], checkpoint=None)
     assert (folder / "versions.json.damaged").exists()
     assert len(read_starts(folder)) == 1
@@ -305,7 +305,7 @@ def test_ranks_with_other_arguments_stop_before_training(tmp_path, capfd):
     assert in_ranks(work, timeout=60) == [2, 2]
     told = capfd.readouterr().err
     for prefix in ("error", "error on rank 1"):
-        assert f"{prefix}: rank 1 was given another configuration than rank 0 (different: " in told
+        assert f"{prefix}: rank 1 has a different configuration than rank 0 (different: " in told
     assert "(different: model.init_args.lr): start every process" in told
     assert not (tmp_path / "runs").exists()
 
@@ -369,5 +369,5 @@ def test_ranks_with_other_data_stop_before_the_first_step(tmp_path, capfd):
     assert in_ranks(work, timeout=60) == [2, 2]
     told = capfd.readouterr().err
     for prefix in ("error", "error on rank 1"):
-        assert f"{prefix}: rank 1 has other data than rank 0 (different: train)" in told
+        assert f"{prefix}: rank 1 has different data than rank 0 (different: train)" in told
     assert not list((tmp_path / "runs").glob("*/*"))

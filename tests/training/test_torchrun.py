@@ -50,6 +50,6 @@ def test_a_restart_finds_the_last_good_checkpoint(undisturbed, tmp_path, damage)
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "step-00000010.ckpt is damaged" in done.stderr
+    assert "step-00000010.ckpt is corrupt" in done.stderr
     assert "from step-00000008.ckpt" in done.stdout
     assert fingerprint(only_version(tmp_path)) == fingerprint(undisturbed)

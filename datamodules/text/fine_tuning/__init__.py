@@ -1,1 +1,1 @@
-"""Data of fine-tuning: questions about texts, texts and pairs of them with labels."""
+"""Data for fine-tuning: question answering, labelled texts and text pairs."""

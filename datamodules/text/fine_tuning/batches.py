@@ -1,4 +1,4 @@
-"""Windows of questions, texts and pairs of them: arrays of a cache, samples, padded batches."""
+"""Question windows, texts and text pairs: cached arrays, samples, padded batches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["PairSample", "TextPairSplit", "TypedCollate", "WindowSample", "Windo
 
 
 class PairSample(NamedTuple):
-    """A text, or two of them in one sequence.
+    """A text, or two texts in one sequence.
 
     Args:
-        values: Token ids, special ones included. (length,) int64.
-        second: Where the second text begins; the length where there is none.
+        values: Token ids with special tokens. (length,) int64.
+        second: Start of the second text; the length if there is none.
         target: Class.
         sample_id: Index in the split, or FILL.
     """
@@ -38,10 +38,10 @@ class WindowSample(NamedTuple):
     """A question and a piece of its text.
 
     Args:
-        values: Token ids, special ones included. (length,) int64.
-        second: Where the piece begins.
-        size: Tokens of the piece.
-        target: Positions of the answer's first and last token; 0 where it is not in the piece.
+        values: Token ids with special tokens. (length,) int64.
+        second: Start of the piece.
+        size: Number of tokens of the piece.
+        target: Positions of the answer's first and last token; 0 if it is not in the piece.
         sample_id: Index in the split, or FILL.
     """
 
@@ -56,10 +56,10 @@ class TextPairSplit(Mapped):
     """Texts or pairs of one split; a map-style data set.
 
     Args:
-        tokens: Ids of each, special ones included.
-        seconds: Where the second text of each begins. Shape (num_samples,).
-        targets: Class of each. Shape (num_samples,).
-        num_cut: Samples that lost tokens.
+        tokens: Ids of each sample, with special tokens.
+        seconds: Start of the second text of each sample. Shape (num_samples,).
+        targets: Class of each sample. Shape (num_samples,).
+        num_cut: Number of truncated samples.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class TextPairSplit(Mapped):
         return len(self._tokens)
 
     def __getitem__(self, index: int) -> PairSample:
-        """Return a sample; FILL gives the first one under the id FILL."""
+        """Return a sample; FILL returns the first one with the id FILL."""
         row = 0 if index == FILL else index
         values = self._tokens[row].astype(np.int64)
         return PairSample(values, int(self._seconds[row]), int(self._targets[row]), index)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each sample, special ones included, (num_samples,)."""
+        """Number of tokens of each sample, with special tokens, (num_samples,)."""
         return self._tokens.lengths
 
     @property
@@ -102,13 +102,12 @@ class WindowSplit(Mapped):
     """Windows of the questions of one split; a map-style data set.
 
     Args:
-        tokens: Ids of each window, special ones included.
-        windows: Of each window its question, where its piece begins in the sequence, the first
-            token of the piece among those of its text, and its tokens. Shape (num_windows, 4).
+        tokens: Ids of each window, with special tokens.
+        windows: For each window the question index, the start of its piece in the sequence, the
+            start of its piece in the text, and the number of tokens. Shape (num_windows, 4).
         spans: Positions of the answer's first and last token. Shape (num_windows, 2).
-        texts: Where the tokens of each question's text begin in `characters`. (num_questions,).
-        characters: First character of each token of all texts, and the one after its last.
-            Shape (num_tokens, 2).
+        texts: Start of each question's text in `characters`. (num_questions,).
+        characters: Half-open character range of each token of all texts. Shape (num_tokens, 2).
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class WindowSplit(Mapped):
         return len(self._tokens)
 
     def __getitem__(self, index: int) -> WindowSample:
-        """Return a window; FILL gives the first one under the id FILL."""
+        """Return a window; FILL returns the first one with the id FILL."""
         row = 0 if index == FILL else index
         _, second, _, size = self._windows[row].tolist()
         first, last = self._spans[row].tolist()
@@ -141,17 +140,17 @@ class WindowSplit(Mapped):
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each window, special ones included, (num_windows,)."""
+        """Number of tokens of each window, with special tokens, (num_windows,)."""
         return self._tokens.lengths
 
     @property
     def targets(self) -> npt.NDArray[np.integer]:
-        """Whether the answer is in each window, (num_windows,)."""
+        """Whether each window contains the answer, (num_windows,)."""
         return (np.asarray(self._spans)[:, 0] > 0).astype(np.int64)
 
     @property
     def num_questions(self) -> int:
-        """Questions that have a window."""
+        """Number of questions with a window."""
         return len(self._texts)
 
     def question_of(self, window: int) -> int:
@@ -159,7 +158,7 @@ class WindowSplit(Mapped):
         return int(self._windows[window, 0])
 
     def characters_of(self, window: int, first: int, last: int) -> tuple[int, int]:
-        """Return the first character of a span of positions, and the one after its last."""
+        """Return the half-open character range of a span of positions."""
         question, second, begin, _ = self._windows[window].tolist()
         start = self._texts[question] + begin - second
         return int(self._characters[start + first, 0]), int(self._characters[start + last, 1])
@@ -167,13 +166,13 @@ class WindowSplit(Mapped):
 
 @dataclass(frozen=True)
 class TypedCollate:
-    """Make a batch of windows or pairs, padded at the end.
+    """Collate windows or pairs, padded at the end.
 
     Args:
         pad_to: `longest` pads to the longest sequence of the batch, `max` to `max_seq_len`.
         pad_multiple: The padded length is rounded up to a multiple of this, up to `max_seq_len`.
         padding: Id of the padding.
-        typed: Whether tokens of the second text, and what follows on them, are of type 1.
+        typed: Whether tokens from the second text on have type 1.
     """
 
     pad_to: Literal["longest", "max"]
@@ -186,8 +185,8 @@ class TypedCollate:
         """Return a batch.
 
         Returns:
-            `inputs`, `key_mask`, `token_types` (B, N); `target` (B,), or (B, 2) of windows;
-            `sample_ids` (B,); of windows `answerable` (B, N), True on tokens of the text.
+            `inputs`, `key_mask`, `token_types` (B, N); `target` (B,), or (B, 2) for windows;
+            `sample_ids` (B,); for windows `answerable` (B, N), True on tokens of the text.
         """
         rows = [sample.values for sample in samples]
         length = self.max_seq_len

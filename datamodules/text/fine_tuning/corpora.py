@@ -1,7 +1,7 @@
-"""Texts and pairs of texts with labels: MultiNLI, SST-2 and QNLI as they are released.
+"""Labelled texts and text pairs: MultiNLI, SST-2 and QNLI in their released formats.
 
-MultiNLI is read as its authors release it (JSON lines, or the tab-separated .txt) and as GLUE does;
-SST-2 and QNLI as GLUE does. Fields of GLUE's tables are never quoted.
+MultiNLI is read in its authors' formats (JSON lines or tab-separated .txt) and in GLUE's; SST-2 and
+QNLI in GLUE's. Fields of GLUE's tables are never quoted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NO_LABEL = "-"
 
 @dataclass(frozen=True)
 class Corpus:
-    """What the tables of a corpus hold.
+    """Format of the tables of a corpus.
 
     Args:
         labels: Label of each class number, in GLUE's order.
-        columns: Names of the columns of the texts.
-        label_columns: Names of the label's column, the likeliest first.
-        written: Spelling of each label in a file, where it differs from the label.
+        columns: Names of the text columns.
+        label_columns: Possible names of the label column, most likely first.
+        written: Spelling of each label in the files, if different.
     """
 
     labels: tuple[str, ...]
@@ -56,11 +56,11 @@ def read_corpus(corpus: Corpus, path: Path) -> tuple[Rows, int]:
     """Read a file of a corpus.
 
     Returns:
-        The examples, a text alone with None as its second; and how many were left out because
-        annotators agreed on no label (`-`).
+        The examples, with None as the second text of single texts; and the number of examples
+        without a label (`-`), which are skipped.
 
     Raises:
-        DataError: A column is missing, a row has other columns, or a label is not of the corpus.
+        DataError: A column is missing, a row has different columns, or a label is unknown.
     """
     table = read_released(path, (*corpus.columns, *corpus.label_columns))
     named = [name for name in corpus.label_columns if name in table.columns]
@@ -76,7 +76,8 @@ def read_corpus(corpus: Corpus, path: Path) -> tuple[Rows, int]:
         if label not in corpus.labels:
             valid = [*corpus.labels, *written]
             raise DataError(
-                f"{table.place(number)}: label {label!r} is not one of {', '.join(valid)}"
+                f"{table.place(number)}: unknown label {label!r}, expected one of "
+                f"{', '.join(valid)}"
                 f"{nearest(label, valid, lists=False)}"
             )
         values = [column[number] for column in texts]

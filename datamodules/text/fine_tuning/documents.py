@@ -1,4 +1,4 @@
-"""Documents of plain text: sentences that follow on one another."""
+"""Documents of plain text, as lists of consecutive sentences."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SUFFIXES = (".txt", ".text", ".tokens", ".md")
 _HEADING = re.compile(r"\s*=.*=\s*$")
 _END = re.compile(r"(?<=[.!?])(?:[\"”’')\]])?\s+(?=[\"“‘(]?\s?[A-Z0-9])")
 _LEAST_WORDS = 4
-_TITLE = re.compile(r"\s*= [^=].*[^=] =\s*$")  # of an article; `= = x = =` is of a part of it
+_TITLE = re.compile(r"\s*= [^=].*[^=] =\s*$")  # of an article; `= = x = =` is a section title
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the text files of a path, in order: itself, or those of a folder (.txt, .md, …).
+    """Return the text files at a path in order: the file itself, or the files of a folder.
 
     Raises:
-        MissingDataError: There is none.
+        MissingDataError: There are no text files.
     """
     if path.is_file():
         return [path]
@@ -34,22 +34,23 @@ def files_of(path: Path) -> list[Path]:
     found = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES and p.is_file())
     found = [file for file in found if not file.name.startswith(".")]
     if not found:
-        raise MissingDataError(f"{path}: no file that ends in {', '.join(_SUFFIXES)}")
+        raise MissingDataError(f"{path}: no files ending in {', '.join(_SUFFIXES)}")
     return found
 
 
 def read_documents(files: Sequence[Path], division: Division) -> Iterator[list[str]]:
     """Yield the sentences of each document.
 
-    Lines are paragraphs, cut into sentences; headings of WikiText (`= Title =`) are left out.
+    Lines are paragraphs and are split into sentences; headings of WikiText (`= Title =`) are
+    skipped.
 
     Args:
         files: Text files in UTF-8.
-        division: What a document is: a `line`, what stands between blank lines, what stands under
-            an article's `heading` in WikiText, or a `file`.
+        division: Unit of a document: a `line`, the text between blank lines (`blank_line`), the
+            text below an article's `heading` in WikiText, or a `file`.
 
     Raises:
-        DataError: A file is not text.
+        DataError: A file is not UTF-8 text.
     """
     for path in files:
         document: list[str] = []
@@ -71,12 +72,12 @@ def read_documents(files: Sequence[Path], division: Division) -> Iterator[list[s
 
 
 def is_heading(line: str) -> bool:
-    """Whether a line is a heading of WikiText, `= Title =`."""
+    """Whether a line is a WikiText heading, `= Title =`."""
     return _HEADING.match(line) is not None
 
 
 def sentences_of(text: str) -> list[str]:
-    """Return the sentences of a paragraph; those of few words are joined to the next."""
+    """Return the sentences of a paragraph; very short ones are merged with the next."""
     found: list[str] = []
     start = 0
     for end in [match.end() for match in _END.finditer(text)] + [len(text)]:

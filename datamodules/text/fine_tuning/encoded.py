@@ -1,4 +1,4 @@
-"""What data of an encoder of text share: the tokeniser, sizes of the model, batches."""
+"""Shared parts of encoder data: tokeniser, model sizes, batches."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["EncodedTexts"]
 
 
 class EncodedTexts(CachedDataModule):
-    """Sequences in the manner of BERT or RoBERTa; base of data that may meet pre-trained weights.
+    """BERT-style or RoBERTa-style sequences; base of data for pre-trained encoders.
 
     Args:
-        tokenizer: Folder or file of the tokeniser of pre-trained weights, or the cache of data of
-            this kind that one was made for. None makes one of the training texts.
-        tokens: What is made: `wordpiece`, or `bpe` of bytes.
-        vocab_limit: Most tokens of what is made.
-        lower: Whether WordPiece that is made drops case and accents.
-        max_length: Tokens of a sequence.
-        max_positions: Rows of the model's table of positions (max_seq_len), as pre-trained weights
-            have them. None means max_length.
-        vocab_size: Rows of the model's embedding table likewise. None means those of the tokeniser.
-        bucket: Training batches are cut from so many sorted by length; 1 for no sorting.
-        **kwargs: Arguments of the next base.
+        tokenizer: Folder or file of a pre-trained encoder's tokeniser, or a cache of this kind of
+            data that contains one. Default: learn a tokeniser from the training texts.
+        tokens: Type of a learned tokeniser: `wordpiece`, or byte-level `bpe`.
+        vocab_limit: Maximum number of tokens of a learned tokeniser.
+        lower: Whether a learned WordPiece tokeniser removes case and accents.
+        max_length: Maximum number of tokens per sequence.
+        max_positions: Rows of the model's position embedding (max_seq_len), as in pre-trained
+            weights. Default: max_length.
+        vocab_size: Rows of the model's token embedding. Default: the size of the tokeniser.
+        bucket: Number of training batches that are sorted by length together; 1 disables sorting.
+        **kwargs: Arguments of the parent class.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class EncodedTexts(CachedDataModule):
         self.max_length, self.bucket = max_length, bucket
         self._max_positions, self._vocab_size = max_positions, vocab_size
 
-    # ---- sizes of the model ------------------------------------------------------------------
+    # ---- model sizes -------------------------------------------------------------------------
 
     @cached_property
     def tokeniser(self) -> Tokens:
-        """Turns text into ids and back."""
+        """The tokeniser, stored in the cache."""
         return TokenChoice.read(self.cache)
 
     @property
@@ -79,22 +79,22 @@ class EncodedTexts(CachedDataModule):
 
     @property
     def max_seq_len(self) -> int:
-        """Rows of the model's table of positions."""
+        """Rows of the model's position embedding."""
         return self.max_length if self._max_positions is None else self._max_positions
 
     @property
     def num_token_types(self) -> int:
-        """Types of tokens: two in BERT's manner, one in RoBERTa's."""
+        """Number of token types: two for BERT, one for RoBERTa."""
         return 2 if self.tokeniser.pairs == "bert" else 1
 
     def decode(self, ids: Any) -> str:
-        """Turn token ids into text, without special tokens."""
+        """Convert token ids to text without special tokens."""
         return self.tokeniser.decode_sequence(ids)
 
     # ---- batches -----------------------------------------------------------------------------
 
     def collate(self) -> Callable[[list[Any]], Any]:
-        """Return the function that makes a batch."""
+        """Return the function that collates a batch."""
         lengths = self.pad_multiple, self.max_length
         typed = self.num_token_types == 2
         return TypedCollate(self.pad_to, *lengths, self.tokeniser.padding, typed)
@@ -109,20 +109,22 @@ class EncodedTexts(CachedDataModule):
 
     @property
     def tokeniser_digest(self) -> str:
-        """What tells the tokeniser from others."""
+        """Digest that identifies the tokeniser."""
         return self.tokeniser.digest
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what tells the tokeniser from others, for checkpoints."""
+        """Return the tokeniser's digest, for checkpoints."""
         return {**super().state_dict(), "tokeniser": self.tokeniser_digest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise a DataError if a checkpoint was trained with another tokeniser."""
         super().load_state_dict(state_dict)
-        known = state_dict.get("tokeniser", self.tokeniser_digest)  # none of converted models
+        known = state_dict.get("tokeniser", self.tokeniser_digest)  # missing in converted models
         if known != self.tokeniser_digest:
             raise DataError(
-                "the checkpoint was trained with another tokeniser than that of the data, so ids "
-                "would mean other words: give its tokeniser by --data.init_args.tokenizer, or the "
-                "data of the training"
+                "the checkpoint was trained with another tokeniser than the data, so ids would "
+                "denote "
+                "different tokens: set --data.init_args.tokenizer to its tokeniser, or use the "
+                "data "
+                "of its training"
             )

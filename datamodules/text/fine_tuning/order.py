@@ -1,4 +1,4 @@
-"""Batches of samples of similar length: less padding, and still a function of seed and epoch."""
+"""Batches of samples of similar length, which reduce padding; a function of seed and epoch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["BucketOrder"]
 
 
 class BucketOrder(TrainingOrder):
-    """Global batches whose samples are of similar length.
+    """Global batches of samples of similar length.
 
-    The permuted samples of an epoch are cut into buckets of so many batches; the samples of a
-    bucket are sorted by length and cut into batches, and the batches of the epoch are permuted.
-    What `TrainingOrder` says of layouts holds; what its permutation leaves over at the end of an
-    epoch is left out too.
+    The permuted samples of an epoch are divided into buckets of `bucket` batches; the samples of a
+    bucket are sorted by length and divided into batches, and the batches of the epoch are permuted.
+    The distribution over ranks is that of `TrainingOrder`, which also drops the remainder of an
+    epoch.
 
     Args:
-        lengths: Tokens of each sample.
-        bucket: Batches of a bucket; 1 is the plain order.
+        lengths: Number of tokens of each sample.
+        bucket: Number of batches per bucket; 1 disables sorting.
         arguments: Arguments of `TrainingOrder` after the number of samples.
     """
 

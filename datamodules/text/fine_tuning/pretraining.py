@@ -1,4 +1,4 @@
-"""Text to pre-train an encoder on: documents of plain text, cut into sequences."""
+"""Text for pre-training an encoder: documents of plain text, divided into sequences."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from lit_probattn.base.progress import progress
 __all__ = ["PretrainingText"]
 
 _SPLITS = ("train", "val", "test")
-_AT_ONCE = 4096  # documents that are tokenised together
+_AT_ONCE = 4096  # documents per tokenisation call
 
 
 @with_defaults(val_fraction=0.05, test_fraction=0.05)
 class PretrainingText(AtPath, Divided, EncodedTexts):
-    """Documents of plain text for masked language models, with or without pairs of parts.
+    """Documents of plain text for masked language models, with or without sentence pairs.
 
-    Words are hidden by the task, anew in every epoch. Documents are divided by a hash of their
-    text. The cache's tokeniser serves other data too: give its folder as their `tokenizer`.
+    The task masks tokens, with new masks in every epoch. Documents are split by a hash of their
+    text. Other data can use the cache's tokeniser: set their `tokenizer` to its folder.
 
-    Source: BERT (Devlin et al., 2019): 128 tokens first, then 512 (`max_length`), one table of
-    positions for both (`max_positions`). How sequences are made: see `DocumentSplit`.
+    Source: BERT (Devlin et al., 2019): 128 tokens first, then 512 (`max_length`), with the same
+    position embedding for both (`max_positions`). For the sequences see `DocumentSplit`.
 
     Args:
-        documents: What a document is: a `line`, what stands between blank lines (`blank_line`),
-            what stands under an article's `heading` in WikiText, or a `file`.
-        next_sentence: Whether sequences have two parts, of which the second may be from elsewhere.
-        **kwargs: Arguments of AtPath (a text file in UTF-8, or a folder of them), Divided
-            (split_seed cuts pairs too), EncodedTexts and DataModule.
+        documents: Unit of a document: a `line`, the text between blank lines (`blank_line`), the
+            text below an article's `heading` in WikiText, or a `file`.
+        next_sentence: Whether sequences have two parts, the second possibly from another document.
+        **kwargs: Arguments of AtPath (a UTF-8 text file, or a folder of them), Divided
+            (split_seed also determines the pairs), EncodedTexts and DataModule.
     """
 
     task = "pretraining_text"
@@ -62,30 +62,30 @@ class PretrainingText(AtPath, Divided, EncodedTexts):
         self.documents, self.next_sentence = documents, next_sentence
 
     def folder_of(self, path: str) -> Path | None:
-        """The path is that of the text alone."""
+        """Return None: the default cache folder does not depend on the path."""
         return None
 
     # ---- the cache ---------------------------------------------------------------------------
 
     @property
     def folder(self) -> Path:
-        """The file or folder of the text."""
+        """File or folder of the text."""
         if not self.given_path:
-            raise DataError("path must name a text file or a folder of them; none is downloaded")
+            raise DataError("path is not set; expected a text file or a folder of them")
         return expand(self.given_path)
 
     def sources(self) -> list[Path]:
-        """The text files, and those of a given tokeniser."""
+        """Return the text files and the files of a given tokeniser."""
         return [*files_of(self.folder), *self.choice.files()]
 
     def must_name(self) -> dict[str, Any]:
-        """What a command must give to find the cache again."""
+        """Return the settings that a command needs to find the cache."""
         given = {"path": self.given_path or None, "documents": self.documents}
         named = {**given, "tokenizer": self.choice.file}
         return {name: value for name, value in named.items() if value is not None}
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         return {
             "path": str(expand(self.given_path).resolve()) if self.given_path else "",
             "documents": self.documents,
@@ -95,12 +95,14 @@ class PretrainingText(AtPath, Divided, EncodedTexts):
         }
 
     def build(self, writer: CacheWriter) -> None:
-        """Divide the documents and tokenise their sentences."""
+        """Split the documents and tokenise their sentences."""
         documents = list(read_documents(files_of(self.folder), self.documents))
         if not documents:
-            raise DataError(f"{self.folder}: no document, that is {_DIVISION[self.documents]}")
+            raise DataError(
+                f"{self.folder}: no documents; a document is {_DIVISION[self.documents]}"
+            )
         keys = ["\n".join(sentences).encode() for sentences in documents]
-        splits = divide(f"{self.folder}: its documents", keys, self.shares, self.split_seed)
+        splits = divide(f"{self.folder}: documents", keys, self.shares, self.split_seed)
         parts: dict[str, list[list[str]]] = {name: [] for name in _SPLITS}
         for document, split in zip(documents, splits, strict=True):
             parts[split].append(document)
@@ -112,7 +114,7 @@ class PretrainingText(AtPath, Divided, EncodedTexts):
         writer.add_facts({"unknown": unknown})
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the splits; a DataError if one has too little text for a sequence."""
+        """Open the splits; raises DataError if one has too little text for a sequence."""
         settings = {
             "max_length": self.max_length,
             "tokeniser": self.tokeniser,
@@ -125,7 +127,7 @@ class PretrainingText(AtPath, Divided, EncodedTexts):
 
     @property
     def num_classes(self) -> int:
-        """Every token of the table is a possible prediction."""
+        """Number of rows of the embedding table: every token is a possible prediction."""
         return self.vocab_size
 
     @property
@@ -134,7 +136,7 @@ class PretrainingText(AtPath, Divided, EncodedTexts):
         return self.tokeniser.mask
 
     def collate(self) -> Callable[[list[Any]], Any]:
-        """Return the function that makes a batch."""
+        """Return the function that collates a batch."""
         lengths = self.pad_multiple, self.max_length
         own = self.tokeniser
         special = (own.begin, own.separator, own.padding)
@@ -142,13 +144,13 @@ class PretrainingText(AtPath, Divided, EncodedTexts):
         return MaskedCollate(self.pad_to, *lengths, own.padding, typed, special, self.next_sentence)
 
     def size_lines(self) -> Iterator[str]:
-        """Yield what a report says of the splits."""
+        """Yield lines about the splits."""
         unknown = self.cache.facts["unknown"]
-        yield f"tokens: vocabulary {self.vocab_size}, in the manner of {self.tokeniser.pairs}"
+        yield f"tokens: vocabulary {self.vocab_size}, {self.tokeniser.pairs} style"
         for name in _SPLITS:
             split: Any = self.split(name)
             documents, sentences, tokens = split.sizes
-            pairs = f", {int(split.targets.sum())} with a part from elsewhere"
+            pairs = f", {int(split.targets.sum())} with an unrelated second part"
             yield (
                 f"{name}: {documents} documents, {sentences} sentences, {tokens} tokens "
                 f"({unknown[name]} unknown), {len(split)} sequences"
@@ -158,8 +160,8 @@ class PretrainingText(AtPath, Divided, EncodedTexts):
 
 _DIVISION = {
     "line": "a line",
-    "blank_line": "what stands between blank lines",
-    "heading": "what stands under a heading `= Title =`",
+    "blank_line": "text between blank lines",
+    "heading": "text below a heading `= Title =`",
     "file": "a file",
 }
 
@@ -167,7 +169,7 @@ _DIVISION = {
 def _write_split(
     writer: CacheWriter, name: str, documents: list[list[str]], tokeniser: Tokens
 ) -> int:
-    """Add the sentences of a split to a cache; return how many tokens are unknown."""
+    """Write the sentences of a split to a cache; return the number of unknown tokens."""
     ends, unknown = [0], 0
     with (
         progress(f"tokenising {name}", len(documents), "documents") as advance,

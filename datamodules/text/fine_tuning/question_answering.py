@@ -1,4 +1,4 @@
-"""Questions about texts as a data set of windows: SQuAD, and files like its."""
+"""Extractive question answering as a data set of windows: SQuAD and files in its format."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _SHOWN_QUESTIONS, _SHOWN = 3, 90
 
 
 class Question(NamedTuple):
-    """A question as it was asked.
+    """A question in its original form.
 
     Args:
-        id: Its identifier.
-        question: The question itself.
-        context: The text that it is about.
-        answers: Correct answers; none where there is no answer.
+        id: Identifier.
+        question: Text of the question.
+        context: The text that contains the answer.
+        answers: Correct answers; empty if there is no answer.
     """
 
     id: str
@@ -49,22 +49,22 @@ class Question(NamedTuple):
 
 @with_defaults(max_length=384)
 class QuestionAnswering(AtPath, EncodedTexts):
-    """Questions whose answer is a piece of a text, in the JSON of SQuAD.
+    """Questions whose answer is a span of a text, in SQuAD's JSON format.
 
-    A sample is a window: see `datamodules.text.fine_tuning.windows`. In training the first of
-    several answers counts. Without a test file, the test split is that of validation.
+    A sample is a window: see `datamodules.text.fine_tuning.windows`. Training uses the first of
+    several answers. Without a test file, the validation split is also the test split.
 
     `path` is a folder with `train-v1.1.json` and `dev-v1.1.json` (or `-v2.0`), or with
-    `train.json`, `dev.json` and, if there is one, `test.json`; by default `squad` in data_dir.
+    `train.json`, `dev.json` and optionally `test.json`; default: `squad` in data_dir.
 
     Source: SQuAD 1.1 (Rajpurkar et al., 2016) and 2.0 (Rajpurkar et al., 2018); windows as in BERT.
 
     Args:
-        version: 1.1, where every question has an answer, or 2.0.
-        stride: Tokens from one piece of a text to the next.
-        max_query_length: Longer questions are cut off.
-        wrong_offsets: Whether answers that do not stand where they should are an error or left out.
-        **kwargs: Arguments of AtPath, EncodedTexts (`max_length`: tokens of a window) and
+        version: 1.1, in which every question has an answer, or 2.0.
+        stride: Number of tokens between the starts of consecutive pieces of a text.
+        max_query_length: Longer questions are truncated.
+        wrong_offsets: Whether answers at wrong character offsets are an error or are skipped.
+        **kwargs: Arguments of AtPath, EncodedTexts (`max_length`: tokens per window) and
             DataModule.
     """
 
@@ -93,28 +93,28 @@ class QuestionAnswering(AtPath, EncodedTexts):
     # ---- files -------------------------------------------------------------------------------
 
     def folder_of(self, path: str) -> Path | None:
-        """Return the folder; None where the release is looked for in data_dir."""
+        """Return the folder; None if the release is searched in data_dir."""
         return expand(path) if path else None
 
     def files(self) -> dict[str, Path]:
-        """Return the file of each split; a MissingDataError says what is missing."""
+        """Return the file of each split; a MissingDataError lists missing files."""
         found = SQUAD[self.version].find(self.data_dir, self.given_path)
         return {name: paths[0] for name, paths in found.items()}
 
     @property
     def select_on_test(self) -> bool:  # type: ignore[override]
-        """Whether there is no test file of its own."""
+        """Whether there is no separate test file."""
         try:
             return "test" not in self.files()
         except MissingDataError:
             return False
 
     def sources(self) -> list[Path]:
-        """The files, and those of a given tokeniser."""
+        """Return the data files and the files of a given tokeniser."""
         return [*self.files().values(), *self.choice.files()]
 
     def must_name(self) -> dict[str, Any]:
-        """What a command must give to find the cache again."""
+        """Return the settings that a command needs to find the cache."""
         given = {
             "path": self.given_path or None,
             "version": self.version,
@@ -124,7 +124,7 @@ class QuestionAnswering(AtPath, EncodedTexts):
         return {name: value for name, value in {**given, **sizes}.items() if value is not None}
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         sizes = [self.max_length, self.stride, self.max_query_length]
         return {
             "folder": str(self.folder.resolve()),
@@ -137,7 +137,7 @@ class QuestionAnswering(AtPath, EncodedTexts):
     # ---- the cache ---------------------------------------------------------------------------
 
     def build(self, writer: CacheWriter) -> None:
-        """Read the files, cut texts into windows."""
+        """Read the files and divide the texts into windows."""
         read = {
             name: read_squad(path, self.version, self.wrong_offsets)
             for name, path in self.files().items()
@@ -171,11 +171,11 @@ class QuestionAnswering(AtPath, EncodedTexts):
 
     @property
     def num_classes(self) -> int:
-        """Every position of a window may be where an answer begins."""
+        """Number of positions of a window: an answer can start at each of them."""
         return self.max_length
 
     def questions(self, split: str) -> Sequence[Question]:
-        """Return the questions of a split as they were asked, by index; read once."""
+        """Return the original questions of a split, by index; cached."""
         if split not in self._texts:
             facts = self.cache.facts
             origin = split if split in facts["files"] else "val"
@@ -191,7 +191,7 @@ class QuestionAnswering(AtPath, EncodedTexts):
         return self._windowed(split).question_of(window)
 
     def characters(self, split: str, window: int, first: int, last: int) -> tuple[int, int]:
-        """Return the characters of the text, from and up to, of a span of a window's positions."""
+        """Return the half-open character range in the text of a span of window positions."""
         return self._windowed(split).characters_of(window, first, last)
 
     def _windowed(self, name: str) -> WindowSplit:
@@ -201,8 +201,8 @@ class QuestionAnswering(AtPath, EncodedTexts):
     # ---- reports -----------------------------------------------------------------------------
 
     def size_lines(self) -> Iterator[str]:
-        """Yield what a report says of the splits, and three questions."""
-        yield f"tokens: vocabulary {self.vocab_size}, in the manner of {self.tokeniser.pairs}"
+        """Yield lines about the splits, and three questions."""
+        yield f"tokens: vocabulary {self.vocab_size}, {self.tokeniser.pairs} style"
         for name in _SPLITS:
             split = self._windowed(name)
             holding = int(split.targets.sum())
@@ -216,7 +216,7 @@ class QuestionAnswering(AtPath, EncodedTexts):
             yield f"question {asked.id}: {' '.join(told)}"
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
-        """Yield a line for each published number of questions, of a release."""
+        """Yield a line for each published number of questions of a release."""
         files = self.files()
         for name, expected in SQUAD[self.version].counts.items():
             if files[name].name.endswith(f"-v{self.version}.json"):
@@ -231,12 +231,12 @@ def _write_split(
     tokeniser: Tokens,
     windows: Windows,
 ) -> None:
-    """Add the windows, the characters of tokens and the texts of a split to a cache."""
+    """Write windows, character ranges of tokens, and texts of a split to a cache."""
     encoded = [tokeniser.encode_plain(context) for context in part.contexts]
     starts = np.cumsum([0, *(len(ids) for ids, _ in encoded)])
     rows: list[tuple[int, int, int, int]] = []
     spans: list[tuple[int, int]] = []
-    before = tokeniser.num_special(pair=True) - 1  # special tokens in front of the text
+    before = tokeniser.num_special(pair=True) - 1  # special tokens before the text
     title, total = f"windows of {name}", len(part.questions)
     with (
         progress(title, total, "questions") as advance,

@@ -1,4 +1,4 @@
-"""Sequences to pre-train an encoder on: pieces of documents, or two of which one may follow."""
+"""Sequences for pre-training an encoder: pieces of documents, or pairs of pieces."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ __all__ = ["DocumentSplit", "MaskedCollate"]
 class DocumentSplit(Mapped):
     """Sequences of the documents of one split; a map-style data set.
 
-    A piece is as many sentences of a document, one after the other, as fit into a sequence; pieces
-    do not overlap. With `pairs` a sequence has two parts. The first are the first sentences of a
-    piece, the second its others (class 0), or as many sentences from a random place of another
-    document (class 1); which of them, and where a piece is cut, is a function of `seed` and the
-    piece. Pieces of one sentence are left out then. Without `pairs` a piece is a sequence.
+    A piece is the longest run of consecutive sentences of a document that fits into a sequence;
+    pieces do not overlap. With `pairs`, a sequence has two parts. The first part is the beginning
+    of a piece, the second its remainder (class 0) or a similar number of tokens from a random
+    position of another document (class 1); the class and the boundary are a function of `seed` and
+    the piece, and pieces of one sentence are skipped. Without `pairs`, a piece is a sequence.
 
     Source: BERT (Devlin et al., 2019), appendix A.2, and RoBERTa's DOC-SENTENCES.
-    Departs from the source: sentences that a random second part displaces are not used again; all
-    sequences are as long as their sentences allow, none is short on purpose.
+    Departs from the source: sentences displaced by a random second part are dropped; no sequence
+    is shortened on purpose.
 
     Args:
-        sentences: Ids of all sentences, one after the other.
-        documents: First sentence of each document, and the end. Shape (num_documents + 1,).
-        max_length: Tokens of a sequence, special ones included.
-        tokeniser: Puts the special tokens around.
+        sentences: Ids of all sentences, stored consecutively.
+        documents: Start of each document in sentences, and the end. Shape (num_documents + 1,).
+        max_length: Maximum number of tokens per sequence, with special tokens.
+        tokeniser: Adds the special tokens.
 
     Raises:
-        DataError: There is no piece, or pairs of a single document.
+        DataError: There are no pieces, or `pairs` is set for a single document.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class DocumentSplit(Mapped):
         self._room = max_length - tokeniser.num_special(pairs)
         if pairs and len(documents) < 3:
             raise DataError(
-                "a second part that does not follow is of another document, but the text has "
-                f"{len(documents) - 1}; give more text, another value of documents, or set "
-                "next_sentence false"
+                "unrelated second parts come from another document, but the text has "
+                f"{len(documents) - 1}; provide more text, change documents, or set "
+                "next_sentence to false"
             )
         self._pieces = self._cut()
         if not len(self._pieces):
             raise DataError(
-                f"no document of the text has {'two sentences' if pairs else 'a sentence'} that "
+                f"no document has {'two sentences' if pairs else 'a sentence'} that "
                 f"fit into max_length={max_length}"
             )
 
@@ -77,14 +77,14 @@ class DocumentSplit(Mapped):
         return cls(Ragged.open(cache, name), documents, **settings)
 
     def _cut(self) -> npt.NDArray[np.int64]:
-        """Return document, first sentence and end of each piece, (num_pieces, 3)."""
+        """Return document, start and end (in sentences) of each piece, (num_pieces, 3)."""
         least = 2 if self._pairs else 1
         starts = self._sentences.offsets
         found: list[tuple[int, int, int]] = []
         for document in range(len(self._documents) - 1):
             first, end = int(self._documents[document]), int(self._documents[document + 1])
             while first < end:
-                # The last sentence that still fits; one that does not fit alone is cut off.
+                # The last sentence that fits; a sentence that is too long alone is truncated.
                 stop = int(np.searchsorted(starts, starts[first] + self._room, side="right")) - 1
                 stop = min(max(stop, first + least), end)
                 if stop - first >= least:
@@ -96,7 +96,7 @@ class DocumentSplit(Mapped):
         return len(self._pieces)
 
     def __getitem__(self, index: int) -> PairSample:
-        """Return a sequence; FILL gives the first one under the id FILL."""
+        """Return a sequence; FILL returns the first one with the id FILL."""
         row = 0 if index == FILL else index
         document, first, stop = self._pieces[row].tolist()
         if not self._pairs:
@@ -116,12 +116,12 @@ class DocumentSplit(Mapped):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Documents, sentences and tokens."""
+        """Numbers of documents, sentences and tokens."""
         return len(self._documents) - 1, len(self._sentences), len(self._sentences.stored)
 
     @property
     def targets(self) -> npt.NDArray[np.integer]:
-        """Whether the second part is from elsewhere, (num_pieces,)."""
+        """Whether the second part is from another document, (num_pieces,)."""
         rows = range(len(self)) if self._pairs else ()
         found = np.zeros(len(self), dtype=np.int64)
         found[: len(rows)] = [self._draws(row)[1] % 2 for row in rows]
@@ -129,7 +129,7 @@ class DocumentSplit(Mapped):
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Most tokens of each sequence, special ones included, (num_pieces,)."""
+        """Maximum number of tokens of each sequence, with special tokens, (num_pieces,)."""
         starts = self._sentences.offsets
         size = starts[self._pieces[:, 2]] - starts[self._pieces[:, 1]]
         special = self._tokeniser.num_special(self._pairs)
@@ -155,7 +155,7 @@ class DocumentSplit(Mapped):
 
 
 def _fit(one: list[int], other: list[int], room: int) -> tuple[list[int], list[int]]:
-    """Cut the ends of two parts off, of the longer one first, until both fit."""
+    """Truncate two parts at the end, the longer one first, until both fit."""
     over = max(0, len(one) + len(other) - room)
     if over:
         longer = max(len(one), len(other))
@@ -171,10 +171,10 @@ def _fit(one: list[int], other: list[int], room: int) -> tuple[list[int], list[i
 
 @dataclass(frozen=True)
 class MaskedCollate(TypedCollate):
-    """Make a batch of sequences of which words will be hidden.
+    """Collate sequences for masking.
 
     Args:
-        special: Ids that are never hidden.
+        special: Ids that are never masked.
         pairs: Whether sequences have two parts.
     """
 
@@ -186,7 +186,8 @@ class MaskedCollate(TypedCollate):
 
         Returns:
             `inputs`, `key_mask`, `token_types`, `target` (B, N), where special tokens and padding
-            are -100; `sample_ids` (B,); of pairs `elsewhere` (B,), whether the second part is.
+            are -100; `sample_ids` (B,); for pairs `elsewhere` (B,), True for an unrelated second
+            part.
         """
         batch = super().__call__(samples)
         label = batch.pop("target")

@@ -1,4 +1,4 @@
-"""Questions about paragraphs in the JSON of SQuAD, versions 1.1 and 2.0."""
+"""Reader for SQuAD's JSON format, versions 1.1 and 2.0."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ class Asked(NamedTuple):
     """A question.
 
     Args:
-        id: Identifier, no two alike.
-        question: The question itself.
+        id: Unique identifier.
+        question: Text of the question.
         paragraph: Index of its paragraph.
-        answers: Correct answers, and the character where each begins; none where there is no
-            answer.
+        answers: Correct answers and their start characters; empty if there is no answer.
     """
 
     id: str
@@ -41,12 +40,12 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class SquadFile:
-    """What a file holds.
+    """Content of a file.
 
     Args:
         contexts: Text of each paragraph.
-        questions: In the order of the file.
-        notes: What was left out, one line each.
+        questions: Questions in file order.
+        notes: Remarks about skipped answers, one line each.
     """
 
     contexts: list[str]
@@ -58,12 +57,13 @@ def read_squad(path: Path, version: Version, wrong_offsets: WrongOffsets = "erro
     """Read a file of questions.
 
     Args:
-        version: In 2.0 a question may have no answer.
-        wrong_offsets: Whether answers that do not stand where they should are an error; they are
-            left out otherwise, and questions without another answer with them.
+        version: In 2.0 questions can have no answer.
+        wrong_offsets: Whether answers at wrong character offsets are an error; otherwise they are
+            skipped, along with questions that have no other answer.
 
-    Raises:
-        DataError: The file is not of this format; the message names the place in the JSON.
+        Raises:
+            DataError: The file does not have this format; the message gives the location in the
+                JSON.
     """
     if not path.is_file():
         raise MissingDataError(f"{path}: no such file")
@@ -77,19 +77,19 @@ def read_squad(path: Path, version: Version, wrong_offsets: WrongOffsets = "erro
 
 
 class _Reader:
-    """Reads the parts of a file, and knows where it is."""
+    """Reads a file and tracks the current location."""
 
     def __init__(self, path: Path, version: Version, wrong_offsets: WrongOffsets) -> None:
         self.path, self.version, self.wrong_offsets = path, version, wrong_offsets
         self.contexts: list[str] = []
         self.questions: list[Asked] = []
-        self.places: dict[str, str] = {}  # of identifiers
+        self.places: dict[str, str] = {}  # location of each identifier
         self.wrong: list[str] = []
         self.num_left_out = 0
 
     def read(self, content: Any) -> SquadFile:
         if not isinstance(content, dict) or "data" not in content:
-            raise DataError(f"{self.path}: expected an object with the key 'data', as SQuAD has")
+            raise DataError(f"{self.path}: expected an object with the key 'data', as in SQuAD")
         for number, article in enumerate(self._field(content, "data", list, "")):
             place = f"data[{number}]"
             for index, paragraph in enumerate(self._field(article, "paragraphs", list, place)):
@@ -111,17 +111,17 @@ class _Reader:
         question = self._field(asked, "question", str, place)
         if name in self.places:
             raise self._error(
-                place, f"the id {name!r} is that of {self.places[name]} too; give each its own"
+                place, f"duplicate id {name!r}, also used by {self.places[name]}; use unique ids"
             )
         self.places[name] = place
         found = self._field(asked, "answers", list, place)
         impossible = "is_impossible" in asked and self._field(asked, "is_impossible", bool, place)
         if self.version == "1.1" and (impossible or not found):
-            raise self._error(
-                place, "there is no answer; set version to 2.0, which has such questions"
-            )
+            raise self._error(place, "there is no answer; version 2.0 supports such questions")
         if impossible and found:
-            raise self._error(place, "is_impossible is true, but there are answers; correct one")
+            raise self._error(
+                place, "is_impossible is true, but there are answers; remove one of both"
+            )
         if self.version == "2.0" and not impossible and not found:
             raise self._error(place, "there is no answer, but is_impossible is not true")
         answers = [
@@ -135,7 +135,7 @@ class _Reader:
         self.questions.append(Asked(name, question, len(self.contexts) - 1, right))
 
     def _answer(self, answer: Any, context: str, place: str) -> tuple[str, int] | None:
-        """Return an answer, or nothing if it does not stand where it should."""
+        """Return an answer, or None if its character offset is wrong."""
         text = self._field(answer, "text", str, place)
         start = self._field(answer, "answer_start", int, place)
         if not text:
@@ -144,7 +144,7 @@ class _Reader:
         if there == text:
             return text, start
         self.wrong.append(
-            f"{place}: {_short(text)} should be at character {start}, where the context has "
+            f"{place}: expected {_short(text)} at character {start}, where the context has "
             f"{_short(there)}"
         )
         return None
@@ -154,17 +154,17 @@ class _Reader:
             return []
         first = "; ".join(self.wrong[:_SHOWN])
         more = f"; and {len(self.wrong) - _SHOWN} more" if len(self.wrong) > _SHOWN else ""
-        told = f"{self.path}: {len(self.wrong)} answers do not stand at their answer_start: "
+        told = f"{self.path}: {len(self.wrong)} answers are not at their answer_start: "
         told += f"{first}{more}"
         if self.wrong_offsets == "error":
             raise DataError(f"{told}. Correct them, or set wrong_offsets to leave_out")
         if not self.questions:
-            raise DataError(f"{told}. No question is left")
-        _log.warning("%s; left out", told)
-        return [f"{told}; left out, and with them {self.num_left_out} questions"]
+            raise DataError(f"{told}. No questions remain")
+        _log.warning("%s; skipped", told)
+        return [f"{told}; skipped, with {self.num_left_out} questions"]
 
     def _field(self, parent: Any, name: str, kind: type, place: str) -> Any:
-        """Return a field of a JSON object; a DataError names what is missing or of another kind."""
+        """Return a field of a JSON object; raises DataError if it is missing or of another type."""
         if not isinstance(parent, dict):
             raise self._error(place, f"expected an object, received {_short(parent)}")
         if name not in parent:

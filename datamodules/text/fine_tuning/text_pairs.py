@@ -1,4 +1,4 @@
-"""Texts, or pairs of them, with labels, for an encoder that reads both as one sequence."""
+"""Labelled texts or text pairs for an encoder that reads both texts as one sequence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lit_probattn.base.errors import DataError, require_one_of
 __all__ = ["TextPairs"]
 
 CorpusChoice = Literal["own", "mnli", "sst2", "qnli"]
-# Settings of own tables and what they are where nothing is given.
+# Settings of user tables and their defaults.
 _OF_OWN = {
     **dict.fromkeys(("first_column", "second_column", "label_column", "val_path", "test_path")),
     **{"val_fraction": 0.1, "test_fraction": 0.1, "split_seed": 0, "allow_overlap": False},
@@ -29,24 +29,24 @@ _OF_OWN = {
 
 
 class TextPairs(EncodedTexts, TextTable):
-    """MultiNLI, SST-2, QNLI, or a table of the user's own with one or two columns of text.
+    """MultiNLI, SST-2, QNLI, or a user table with one or two text columns.
 
-    A pair is one sequence, in the manner of the tokeniser. What is too long loses tokens at the end
-    of its longer text. Examples of MultiNLI without a label (`-`) are left out. Its validation
-    split is the matched one, its test split the mismatched one; the labels of the other corpora's
-    test sets are not published, so their test split is that of validation.
+    A pair is one sequence in the tokeniser's format. Sequences that are too long are truncated at
+    the end of the longer text. Examples of MultiNLI without a label (`-`) are skipped. Its
+    validation split is the matched one, its test split the mismatched one; since the labels of the
+    other corpora's test sets are not published, their test split is the validation split.
 
-    `path` is the folder of a corpus, by default that of its name in data_dir; or a table of one's
-    own: a CSV, TSV, JSON lines or Parquet file, or a folder with one for each split.
+    `path` is the folder of a corpus, by default its name in data_dir; or a user table: a CSV, TSV,
+    JSON lines or Parquet file, or a folder with one for each split.
 
     Args:
-        corpus: Which corpus, or `own`.
-        first_column: Column of the first text, of `own`. None takes the first usual name.
-        second_column: Column of the second text. None takes that of a usual pair of names, if
-            first_column is None too; otherwise there is none.
-        label_column: Column of the labels. None takes the first usual name.
-        **kwargs: Arguments of EncodedTexts and OwnSamples; how splits are divided and compared is
-            for `own`.
+        corpus: Name of the corpus, or `own`.
+        first_column: With `own`, column of the first text. Default: the first usual name.
+        second_column: Column of the second text. Default: from a usual pair of names if
+            first_column is not set, otherwise no second text.
+        label_column: Column of the labels. Default: the first usual name.
+        **kwargs: Arguments of EncodedTexts and OwnSamples; those about splitting and overlap apply
+            to `own`.
     """
 
     task = "text_pairs"
@@ -68,7 +68,7 @@ class TextPairs(EncodedTexts, TextTable):
             for name, value in {**self.columns, **kwargs}.items():
                 if name in _OF_OWN and value != _OF_OWN[name]:
                     raise DataError(
-                        f"{name} is for corpus own, but corpus is {corpus}; leave it out"
+                        f"{name} applies to corpus=own, received corpus={corpus}; remove it"
                     )
             self.is_release = kwargs["allow_overlap"] = True
             self.select_on_test = "test" not in PAIRS[corpus].counts
@@ -79,14 +79,14 @@ class TextPairs(EncodedTexts, TextTable):
     # ---- files -------------------------------------------------------------------------------
 
     def folder_of(self, path: str) -> Path | None:
-        """Return the folder of own tables, or of a corpus if one is named."""
+        """Return the folder of user tables, or of a corpus if `path` is set."""
         if self.corpus == "own":
             return super().folder_of(path)
         return expand(path) if path else None
 
     @cached_property
     def files(self) -> OwnFiles:
-        """The file of each split; a MissingDataError says what a corpus lacks."""
+        """The file of each split; a MissingDataError lists missing files of a corpus."""
         if self.corpus == "own":
             return super().files
         found = PAIRS[self.corpus].find(self.data_dir, self.given_path)
@@ -94,11 +94,11 @@ class TextPairs(EncodedTexts, TextTable):
         return OwnFiles({"test": files["val"], **files}, {}, 0)
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         return {**super().settings(), "corpus": self.corpus, "max_length": self.max_length}
 
     def must_name(self) -> dict[str, Any]:
-        """The files, and what is not the default."""
+        """Return the files and the settings that differ from their defaults."""
         given = {**self.columns, "tokenizer": self.choice.file, "max_length": self.max_length}
         named = {name: value for name, value in given.items() if value is not None}
         if self.corpus == "own":
@@ -117,13 +117,13 @@ class TextPairs(EncodedTexts, TextTable):
         return rows
 
     def ordered(self, labels: set[str]) -> list[str]:
-        """Return labels by class number: a corpus' own order."""
+        """Return labels by class number, in the order of the corpus."""
         return super().ordered(labels) if self.corpus == "own" else [*CORPORA[self.corpus].labels]
 
     # ---- the cache ---------------------------------------------------------------------------
 
     def encoded(self, tokens: Tokens, texts: Texts) -> Encoded:
-        """Return a pair in the manner of the tokeniser; one that loses tokens is counted."""
+        """Return a pair in the tokeniser's format; truncated ones are counted."""
         first, second = (None if x is None else tokens.encode_plain(x)[0] for x in texts)
         room = self.max_length - tokens.num_special(pair=second is not None)
         kept, other = _shortened(first or [], second, room)
@@ -134,7 +134,7 @@ class TextPairs(EncodedTexts, TextTable):
     def store(
         self, writer: CacheWriter, parts: dict[str, list[Any]], targets: dict[str, list[int]]
     ) -> dict[str, Any]:
-        """Make the tokeniser, if none is given, and tokenise."""
+        """Learn the tokeniser, unless one is given, and tokenise."""
         left_out = {path.name: count for path, count in self._left_out.items()}
         return {**super().store(writer, parts, targets), "left_out": left_out}
 
@@ -142,7 +142,7 @@ class TextPairs(EncodedTexts, TextTable):
         """Open the splits."""
         facts = self.facts
         left_out = {name: count for name, count in facts["left_out"].items() if count}
-        told = [f"{name}: {n} rows without a label (-) left out" for name, n in left_out.items()]
+        told = [f"{name}: {n} rows without a label (-) skipped" for name, n in left_out.items()]
         self.notes = [*facts["notes"], *told]
         counts = facts["counts"].items()
         return {name: TextPairSplit.from_cache(cache, name, count) for name, count in counts}
@@ -151,9 +151,9 @@ class TextPairs(EncodedTexts, TextTable):
 def _shortened(
     first: list[int], second: list[int] | None, room: int
 ) -> tuple[list[int], list[int] | None]:
-    """Take tokens off the end of the longer text, one at a time, until both fit."""
+    """Remove tokens at the end of the longer text until both fit."""
     if room < 1:
-        raise DataError("max_length leaves no room for a text beside special tokens; raise it")
+        raise DataError("max_length leaves no tokens for text after special tokens; raise it")
     if second is None:
         return first[:room], None
     kept, other = len(first), len(second)

@@ -1,8 +1,8 @@
-"""A question and pieces of its text that fit into a model, one overlapping the next.
+"""A question with overlapping pieces of its text that fit into a model.
 
-A window is the question, cut off after `max_query_length` tokens, and as many tokens of the text as
-there is room for; the next one begins `stride` tokens later, until the text has ended. Where a
-piece of a text stands is known by characters: every token has those that it was made of.
+A window is the question, truncated to `max_query_length` tokens, and as many tokens of the text as
+fit; the next window starts `stride` tokens later, until the end of the text. Spans are located by
+the character range of every token.
 
 Source: BERT (Devlin et al., 2019) and its code for SQuAD.
 """
@@ -24,26 +24,26 @@ class Window(NamedTuple):
     """A piece of a text.
 
     Args:
-        first: Its first token among those of the text.
-        size: Its tokens.
+        first: Index of its first token in the text.
+        size: Number of tokens.
     """
 
     first: int
     size: int
 
     def holds(self, span: tuple[int, int] | None) -> bool:
-        """Whether a span of tokens, its last one included, is inside."""
+        """Whether the piece contains a span of tokens, given as first and last token."""
         return span is not None and self.first <= span[0] and span[1] < self.first + self.size
 
 
 class Windows(NamedTuple):
-    """How texts are cut.
+    """Sizes of windows.
 
     Args:
-        max_length: Tokens of question, piece and special tokens.
-        num_special: Special tokens among them.
-        max_query_length: Tokens of the question, at most.
-        stride: Tokens from one piece to the next.
+        max_length: Maximum number of tokens of question, piece and special tokens.
+        num_special: Number of special tokens in a window.
+        max_query_length: Maximum number of tokens of the question.
+        stride: Number of tokens between the starts of consecutive pieces.
     """
 
     max_length: int
@@ -52,26 +52,26 @@ class Windows(NamedTuple):
     stride: int
 
     def check(self) -> None:
-        """Raise a DataError for lengths that leave no room for the text."""
+        """Raise a DataError if the lengths leave no tokens for the text."""
         require_at_least(1, max_query_length=self.max_query_length, stride=self.stride)
         room = self.max_length - self.num_special - self.max_query_length
         if room < 1:
             raise DataError(
-                f"max_length={self.max_length} leaves no room for the text: a question takes up to "
-                f"max_query_length={self.max_query_length} tokens, special tokens "
-                f"{self.num_special}; raise max_length or lower max_query_length"
+                f"max_length={self.max_length} leaves no tokens for the text: a question has up to "
+                f"max_query_length={self.max_query_length} tokens, plus {self.num_special} special "
+                f"tokens; raise max_length or lower max_query_length"
             )
 
     def question(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return the tokens of a question that are kept."""
+        """Truncate the tokens of a question."""
         return ids[: self.max_query_length]
 
     def pieces(self, question: int, text: int) -> Iterator[Window]:
         """Yield the pieces of a text, at least one.
 
         Args:
-            question: Tokens of the question, cut off already.
-            text: Tokens of the text.
+            question: Number of tokens of the truncated question.
+            text: Number of tokens of the text.
         """
         room = self.max_length - self.num_special - question
         first = 0
@@ -84,12 +84,12 @@ class Windows(NamedTuple):
 
 
 def token_span(offsets: Offsets, begin: int, end: int) -> tuple[int, int] | None:
-    """Return the first and the last token that have a part of a piece of text; None if none has.
+    """Return the first and last token that overlap a range of characters, or None.
 
     Args:
-        offsets: First character of each token and the one after its last, rising.
-        begin: First character of the piece.
-        end: The one after its last.
+        offsets: Half-open character range of each token, increasing.
+        begin: First character of the range.
+        end: End of the range, exclusive.
     """
     first = bisect_right(offsets, begin, key=lambda place: place[1])
     last = bisect_left(offsets, end, key=lambda place: place[0]) - 1

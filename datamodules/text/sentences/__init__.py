@@ -1,1 +1,1 @@
-"""Single sentences for language models: the one-billion-word benchmark, text of one's own."""
+"""Separate sentences for language models: the one-billion-word benchmark and user text."""

@@ -1,4 +1,4 @@
-"""Sentences as token ids, and padded batches of them for a language model."""
+"""Sentences as token ids, and padded batches of them for language models."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from datamodules.text.segments import IGNORE
 
 __all__ = ["Sentence", "SentenceCollate", "Sentences", "ends_of"]
 
-_CHUNK = 4 << 20  # tokens that are looked through at a time
+_CHUNK = 4 << 20  # tokens per search
 
 
 class Sentence(NamedTuple):
-    """A sentence and what follows each of its tokens.
+    """A sentence and the next token at each position.
 
     Args:
-        inputs: The end of the sentence before, then the tokens, (length,) int64.
-        target: The tokens, then the end; (length,) int64.
-        num_words: Words of a whole sentence, the end among them; 0 for one that is cut off.
+        inputs: The preceding end-of-sentence token, then the tokens, (length,) int64.
+        target: The tokens, then the end-of-sentence token; (length,) int64.
+        num_words: Number of words of a whole sentence, end included; 0 if it is truncated.
         sample_id: Index of the sentence in its split, or FILL.
-        global_tokens: Targets of the global batch that it is a part of; 0 in evaluation.
+        global_tokens: Number of targets of its global batch; 0 in evaluation.
     """
 
     inputs: npt.NDArray[np.int64]
@@ -40,13 +40,13 @@ class Sentence(NamedTuple):
 
 
 class Sentences(Mapped):
-    """The sentences of one split; a map-style data set of places in batches.
+    """The sentences of one split; a map-style data set of batch items.
 
     Args:
         stored: Ids of all sentences, each with its end.
-        words: Words of each sentence, the end among them; None where they are not counted.
-        end: Id that ends a sentence; the next one begins with it too.
-        max_length: Most predictions of a sentence; a longer one loses its last ones.
+        words: Number of words of each sentence, end included; None if not counted.
+        end: Id that ends a sentence; the next sentence also starts with it.
+        max_length: Maximum number of predictions of a sentence; longer ones are truncated.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Sentences(Mapped):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all sentences, the ends among them."""
+        """Number of tokens of all sentences, ends included."""
         return len(self._stored.stored)
 
     def __getitem__(self, place: Place | int) -> Sentence:
-        """Return a sentence by its place in a batch, or by its index.
+        """Return a sentence by its batch item or its index.
 
-        FILL gives a sentence of which nothing is scored.
+        FILL returns a sentence without scored predictions.
         """
         index, global_tokens = place if isinstance(place, tuple) else (place, 0)
         if index == FILL:
@@ -91,42 +91,42 @@ class Sentences(Mapped):
 
     @property
     def targets(self) -> npt.NDArray[np.integer]:
-        """Sentences have no class: 0 for each, (num_samples,)."""
+        """Zeros, since sentences have no class, (num_samples,)."""
         return np.zeros(len(self), dtype=np.int64)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Predictions of each sentence before any cut, (num_samples,)."""
+        """Number of predictions of each sentence before truncation, (num_samples,)."""
         return self._stored.lengths
 
     @property
     def num_cut(self) -> int:
-        """Sentences that are cut off."""
+        """Number of truncated sentences."""
         return int((self.lengths > self._max_length).sum())
 
     @property
     def num_words(self) -> int:
-        """Words of all sentences, the ends among them; 0 where they are not counted."""
+        """Number of words of all sentences, ends included; 0 if not counted."""
         return 0 if self._words is None else int(self._words.sum(dtype=np.int64))
 
     def batch_lengths(self, pad_multiple: int) -> Lengths:
-        """Return the lengths as batches see them."""
+        """Return the lengths that determine the batches."""
         lengths = np.minimum(self.lengths, self._max_length)
         return Lengths(lengths, lengths, pad_multiple, self._max_length)
 
 
 def ends_of(tokens: npt.NDArray[np.int32], end: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield where sentences end, in pieces: the place after each `end`."""
+    """Yield the ends of sentences in chunks: the position after each `end`."""
     for first in range(0, len(tokens), _CHUNK):
         yield np.flatnonzero(tokens[first : first + _CHUNK] == end) + (first + 1)
 
 
 @dataclass(frozen=True)
 class SentenceCollate:
-    """Make a batch of sentences, padded on the right.
+    """Collate sentences, padded on the right.
 
     Args:
-        form: What the batch says of how its tokens are scored.
+        form: Scoring mode, stored in the batch.
         pad_multiple: The padded length is rounded up to a multiple of this, up to `max_length`.
     """
 
@@ -137,7 +137,7 @@ class SentenceCollate:
     def __call__(self, samples: list[Sentence]) -> dict[str, Any]:
         """Return `inputs`, `target`, `key_mask` (B, N), `num_words`, `sample_ids` (B,), `form`.
 
-        In training `global_tokens` () too: targets of the global batch.
+        In training also `global_tokens` (): number of targets of the global batch.
         """
         longest = max(len(sample.inputs) for sample in samples)
         length = padded_length(longest, self.pad_multiple, self.max_length)

@@ -1,4 +1,4 @@
-"""The one-billion-word benchmark (LM1B), and other text of a sentence per line."""
+"""The one-billion-word benchmark (LM1B), and other text with one sentence per line."""
 
 from __future__ import annotations
 
@@ -33,34 +33,35 @@ _SHARE = 0.1
 
 
 class LM1B(TokenBatches, TextStream):
-    """Sentences, each a sequence of sub-words of its own, in batches counted in tokens.
+    """Sentences as separate sequences of sub-words, in batches counted in tokens.
 
     Source: "Low-Rank Bottleneck in Multi-head Attention Models", section 4 and appendix C:
-    sub-words, sequences cut at 256. The benchmark is Chelba et al. (2013).
-    Departs from the source: byte-level pair encoding, learned on the training text, for the
+    sub-words, sequences truncated to 256. The benchmark is Chelba et al. (2013).
+    Departs from the source: byte-level pair encoding, learned on the training text, instead of the
     sub-words of tensor2tensor.
 
-    A sentence begins with `<eos>`, as if another one stood before it, and ends with it. Batches
-    hold sentences of similar length (`datamodules.core.token_order`); which ones, and in which
-    order, follows from seed and epoch alone. They are described in
+    A sentence starts with `<eos>`, as if it followed another one, and ends with it. Batches
+    contain sentences of similar length (`datamodules.core.token_order`), and are a function of seed
+    and epoch alone. Their format is described in
     `datamodules.text.sentences.batches.SentenceCollate`.
 
     Args:
         corpus: `lm1b` is the release (`datamodules.text.releases.lm1b`); `other`
-            any text in `data_dir`, a file or a folder, as `datamodules.OwnText` reads it: files
-            called train, val and test, or files that are divided by a hash.
-        subwords: Number of byte-level sub-words to train on the training text. None
-            goes with tokenizer_file.
-        tokenizer_file: Use the sub-words of this tokenizer.json, `<eos>` among them.
-        test_shards: Held-out shards of the release that are the test, from the first on. None
-            means 1, the standard test; the paper's has about 300,000 sentences, nearly all shards.
-        val_shards: Shards after these that are for validation. None means all others.
-        val_fraction: Share of another text that is divided off for validation. None means 0.1.
-        test_fraction: The same for the test.
-        paragraphs: Lines are paragraphs, which are cut into sentences; headings of WikiText are
-            left out.
-        max_length: Most predictions of a sentence, its end included; the rest is cut off. The
-            model's max_seq_len.
+            any text in `data_dir`, a file or a folder, in the format of `datamodules.OwnText`:
+            files named train, val and test, or files that are split by a hash.
+        subwords: Number of byte-level sub-words to learn from the training text; None with
+            tokenizer_file.
+        tokenizer_file: Use the sub-words of this tokenizer.json, which must include `<eos>`.
+        test_shards: Number of held-out shards of the release for the test split, from the first.
+            Default: 1, the standard test; the paper's has about 300,000 sentences, nearly all
+                shards.
+        val_shards: Number of subsequent shards for validation. Default: all others.
+        val_fraction: Fraction of another text that is held out for validation. Default: 0.1.
+        test_fraction: Fraction of another text that is held out for the test split. Default: 0.1.
+        paragraphs: Whether lines are paragraphs, which are split into sentences; headings of
+            WikiText are skipped.
+        max_length: Maximum number of predictions of a sentence, end included; longer sentences are
+            truncated. It is the model's max_seq_len.
         **kwargs: Arguments of TokenBatches and TextStream.
 
     Raises:
@@ -94,13 +95,13 @@ class LM1B(TokenBatches, TextStream):
         )
         require_one_of(("lm1b", "other"), corpus=corpus)
         if not self.units.by_subwords:
-            raise DataError("subwords or tokenizer_file must be set: LM1B is cut into sub-words")
+            raise DataError("LM1B consists of sub-words: set subwords or tokenizer_file")
         shards = {"test_shards": test_shards, "val_shards": val_shards}
         shares = {"val_fraction": val_fraction, "test_fraction": test_fraction}
         foreign = shares if corpus == "lm1b" else shards
         for name, value in foreign.items():
             if value is not None:
-                raise DataError(f"{name} does not apply to corpus {corpus}; leave it out")
+                raise DataError(f"{name} does not apply to corpus={corpus}; remove it")
         require_at_least(1, **shards)
         self.corpus, self.paragraphs = corpus, paragraphs
         self._shares = {name: _SHARE if x is None else x for name, x in shares.items()}
@@ -109,7 +110,7 @@ class LM1B(TokenBatches, TextStream):
         self.val_shards = left if val_shards is None else val_shards
         if not 1 <= self.val_shards <= left:
             raise DataError(
-                f"test_shards and val_shards must leave each other at least one of "
+                f"test_shards and val_shards must be at least 1 and sum to at most "
                 f"{HELD_OUT_SHARDS} held-out shards, received {self.test_shards} and "
                 f"{self.val_shards}"
             )
@@ -117,7 +118,7 @@ class LM1B(TokenBatches, TextStream):
     # ---- the cache ---------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         if self.corpus == "lm1b":
             parts: dict[str, Any] = {"shards": [self.test_shards, self.val_shards]}
         else:
@@ -130,17 +131,17 @@ class LM1B(TokenBatches, TextStream):
         }
 
     def must_name(self) -> dict[str, Any]:
-        """The corpus, if it is not the release."""
+        """Return the corpus if it is not the default."""
         return {} if self.corpus == "lm1b" else {"corpus": self.corpus}
 
     @cached_property
     def _own(self) -> OwnText:
-        """What finds and divides a text of one's own."""
+        """Finds and splits the user's text."""
         shares: dict[str, Any] = self._shares
         return OwnText(path=str(self.data_dir), cache_dir=str(self.cache_dir), **shares)
 
     def sources(self) -> list[Path]:
-        """The files of the text."""
+        """Return the text files."""
         return super().sources() if self.corpus == "lm1b" else self._own.sources()
 
     def find(self) -> dict[str, TextSource]:
@@ -159,7 +160,7 @@ class LM1B(TokenBatches, TextStream):
         }
 
     def build(self, writer: CacheWriter) -> None:
-        """Tokenise the text, and note where sentences begin and how many words they have."""
+        """Tokenise the text, and store the ends and word counts of sentences."""
         super().build(writer)
         sources, end = self.find(), TokenChoice.read(Cache(writer.folder, {})).end_of_line
         for name in _SPLITS:
@@ -175,16 +176,16 @@ class LM1B(TokenBatches, TextStream):
             words = np.concatenate(list(_words_of(sources[name])))
             if len(words) != count:
                 raise DataError(
-                    f"{sources[name].name}: {len(words)} lines make {count} sentences, since a "
-                    "line holds <eos>, which ends a sentence; remove it from the text"
+                    f"{sources[name].name}: {len(words)} lines give {count} sentences, since a "
+                    "line contains <eos>, which ends a sentence; remove it from the text"
                 )
             writer.add(f"{name}_words", words)
 
     # ---- splits ------------------------------------------------------------------------------
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the three splits; a DataError if vocab_size or max_tokens is too small."""
-        self.require_room()
+        """Open the three splits; raises DataError if vocab_size or max_tokens is too small."""
+        self.require_vocabulary_size()
         end = self.vocabulary.end_of_line
         splits: dict[str, Any] = {
             name: Sentences.from_cache(cache, name, end, self.max_seq_len) for name in _SPLITS
@@ -194,7 +195,7 @@ class LM1B(TokenBatches, TextStream):
         return splits
 
     def form(self, name: str) -> str:
-        """Return how a split is scored."""
+        """Return the scoring mode of a split."""
         return _FORM
 
     def _sentences(self, name: str) -> Sentences:
@@ -204,19 +205,19 @@ class LM1B(TokenBatches, TextStream):
     # ---- batches -----------------------------------------------------------------------------
 
     def batch_lengths(self, name: str) -> Lengths:
-        """Return the lengths of a split as batches see them."""
+        """Return the lengths of a split that determine its batches."""
         return self._sentences(name).batch_lengths(self.pad_multiple)
 
     def collate(self) -> Callable[[list[Any]], Any]:
-        """Return the function that makes a batch."""
+        """Return the function that collates a batch."""
         return SentenceCollate(_FORM, self.pad_multiple, self.max_seq_len)
 
     def collate_of(self, name: str) -> Callable[[list[Any]], Any]:
-        """Return the function that makes a batch of one split."""
+        """Return the function that collates a batch of one split."""
         return self.collate()
 
     def _prompt_tokens(self) -> list[npt.NDArray[Any]]:
-        """Return what `predict` continues, each from the beginning of a sentence on."""
+        """Return the prompts that `predict` continues, each starting at a sentence."""
         if self._prompts is not None:
             given = super()._prompt_tokens()
             end = self.vocabulary.end_of_line
@@ -228,7 +229,7 @@ class LM1B(TokenBatches, TextStream):
     # ---- reports -----------------------------------------------------------------------------
 
     def size_lines(self) -> Iterator[str]:
-        """Yield what a report says: vocabulary, sentences, lengths, padding, samples."""
+        """Yield lines about vocabulary, sentences, lengths, padding and samples."""
         yield f"vocabulary: {len(self.vocabulary)} sub-words, sha256 {self.vocabulary.digest}"
         for name in _SPLITS:
             split = self._sentences(name)
@@ -242,7 +243,7 @@ class LM1B(TokenBatches, TextStream):
         yield f"test sentence 0: {self.decode(self._sentences('test')[0].target).strip()}"
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
-        """Yield a line for each published number of sentences, and whether ours is equal."""
+        """Yield a line for each published number of sentences, and whether the size is equal."""
         if self.corpus != "lm1b":
             return
         found = {"train": len(self.split("train"))}
@@ -254,7 +255,7 @@ class LM1B(TokenBatches, TextStream):
 
 
 def _words_of(source: TextSource) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the words of each sentence, its end among them, in pieces."""
+    """Yield the number of words of each sentence, end included, in blocks."""
     for block in source.blocks():
         lines = block.text.split("\n")[:-1]
         yield np.array([len(line.split()) + 1 for line in lines], dtype=np.int32)

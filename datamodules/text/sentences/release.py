@@ -1,4 +1,4 @@
-"""Where sentences lie: shards of the one-billion-word release, read as one text."""
+"""Sentence-level text: shards of the one-billion-word release, read as one text."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["SentenceText", "find_release"]
 
 @dataclass(frozen=True)
 class SentenceText(TextSource):
-    """Files as one text of a sentence per line; positions count through all files.
+    """Files as one text with a sentence per line; positions count over all files.
 
-    Blanks around a sentence, and several in a row, are left out, and so are empty lines.
+    Leading, trailing and repeated whitespace is removed, and so are empty lines.
 
     Args:
         parts: The files.
-        paragraphs: Lines are paragraphs, which are cut into sentences; headings of WikiText
-            (`= Title =`) are left out.
+        paragraphs: Whether lines are paragraphs, which are split into sentences; headings of
+            WikiText (`= Title =`) are skipped.
     """
 
     parts: tuple[TextSource, ...]
@@ -32,26 +32,26 @@ class SentenceText(TextSource):
 
     @property
     def name(self) -> str:
-        """The first file, and how many more."""
+        """Name of the first file, and the number of others."""
         more = len(self.parts) - 1
         return self.parts[0].name + (f" and {more} more" if more else "")
 
     @property
     def unit(self) -> str:  # type: ignore[override]
-        """What positions count."""
+        """Unit of positions."""
         return self.parts[0].unit
 
     @property
     def size(self) -> int:
-        """Size of all files."""
+        """Total size of all files."""
         return sum(part.size for part in self.parts)
 
     def identity(self) -> list[Any]:
-        """What every part says of itself."""
+        """Return the identity of every part."""
         return [self.paragraphs, *(part.identity() for part in self.parts)]
 
     def blocks(self, start: int = 0) -> Iterator[Block]:
-        """Yield pieces of whole sentences, each ended by a newline."""
+        """Yield blocks of whole sentences, each ended by a newline."""
         first = 0
         for part in self.parts:
             size = part.size
@@ -70,18 +70,19 @@ class SentenceText(TextSource):
 def find_release(data_dir: Path, test_shards: int, val_shards: int) -> dict[str, TextSource]:
     """Find the text of the splits train, val and test.
 
-    The test are the first held-out shards, validation the next ones.
+    The first held-out shards are the test split, the next ones validation.
 
     Raises:
-        MissingDataError: There is no release, or shards of it are missing.
-        DataError: A shard is empty or cut off.
+        MissingDataError: The release or some of its shards are missing.
+        DataError: A shard is empty or truncated.
     """
     found = lm1b(test_shards + val_shards).find(data_dir)
     paths = [path for part in found.values() for path in part]
     for path in paths:
         if not _is_whole(path):
             raise DataError(
-                f"{path} is empty or cut off: its last line has no end; unpack the release again"
+                f"{path} is empty or truncated: its last line lacks a newline; unpack the release "
+                f"again"
             )
     held_out = len(paths) - test_shards - val_shards
     train, rest = paths[:held_out], paths[held_out:]

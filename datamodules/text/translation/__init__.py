@@ -1,1 +1,1 @@
-"""Sentences and their translations: files, tokens, dictionaries, batches counted in tokens."""
+"""Parallel text: files, tokens, dictionaries, batches counted in tokens."""

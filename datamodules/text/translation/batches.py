@@ -1,4 +1,4 @@
-"""Sentence pairs as token ids, and batches of them for an encoder and a decoder."""
+"""Sentence pairs as token ids, and batches of them for encoder-decoder models."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SIDES = ("source", "target")
 
 
 class SentencePair(NamedTuple):
-    """A sentence and its translation, each a list of ids with the end; (length,) int64.
+    """A sentence and its translation as ids with the end token; (length,) int64.
 
     Args:
         sample_id: Index of the pair in its split, or FILL.
-        global_tokens: Target tokens of the global batch that it is a part of; 0 in evaluation.
+        global_tokens: Number of target tokens of its global batch; 0 in evaluation.
     """
 
     source: npt.NDArray[np.int64]
@@ -39,12 +39,12 @@ class SentencePair(NamedTuple):
 
 
 class SentencePairs(Mapped):
-    """The sentence pairs of one split; a map-style data set of places in batches.
+    """The sentence pairs of one split; a map-style data set of batch items.
 
     Args:
-        source: Ids of the sentences of one side.
-        target: Ids of the sentences of the other.
-        max_length: Longest side, the end included; longer sentences lose their last tokens.
+        source: Ids of the source sentences.
+        target: Ids of the target sentences.
+        max_length: Maximum length of a side, end included; longer sentences are truncated.
     """
 
     def __init__(self, source: Ragged, target: Ragged, max_length: int) -> None:
@@ -52,7 +52,7 @@ class SentencePairs(Mapped):
 
     @classmethod
     def from_cache(cls, cache: Cache, name: str, max_length: int) -> SentencePairs:
-        """Open what `write_sentences` wrote under `name`."""
+        """Open the pairs that `write_sentences` stored under `name`."""
         source, target = (Ragged.open(cache, f"{name}_{side}") for side in _SIDES)
         return cls(source, target, max_length)
 
@@ -60,9 +60,9 @@ class SentencePairs(Mapped):
         return len(self._source)
 
     def __getitem__(self, place: Place | int) -> SentencePair:
-        """Return a pair by its place in a batch, or by its index.
+        """Return a pair by its batch item or its index.
 
-        FILL gives a pair of which nothing is scored.
+        FILL returns a pair without scored predictions.
         """
         index, global_tokens = place if isinstance(place, tuple) else (place, 0)
         if index == FILL:
@@ -78,28 +78,28 @@ class SentencePairs(Mapped):
 
     @property
     def targets(self) -> npt.NDArray[np.integer]:
-        """Sentences have no class: 0 for each, (num_samples,)."""
+        """Zeros, since sentences have no class, (num_samples,)."""
         return np.zeros(len(self), dtype=np.int64)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of the longer side of each pair before any cut, (num_samples,)."""
+        """Number of tokens of the longer side of each pair before truncation, (num_samples,)."""
         return np.maximum(self._source.lengths, self._target.lengths)
 
     @property
     def num_cut(self) -> int:
-        """Pairs of which a side is cut off."""
+        """Number of pairs with a truncated side."""
         return int((self.lengths > self._max_length).sum())
 
     def side_lengths(self, pad_multiple: int) -> Lengths:
-        """Return the lengths of both sides as batches see them."""
+        """Return the lengths of both sides that determine the batches."""
         source, target = (
             np.minimum(side.lengths, self._max_length) for side in (self._source, self._target)
         )
         return Lengths(source, target, pad_multiple, self._max_length)
 
-    def refuse_longer(self, name: str) -> None:
-        """Raise a DataError that names the longest pair, if a side of it is too long."""
+    def reject_longer(self, name: str) -> None:
+        """Raise a DataError that names the longest pair if it exceeds `max_length`."""
         lengths = self.lengths
         longest = int(lengths.argmax())
         if lengths[longest] > self._max_length:
@@ -113,10 +113,10 @@ class SentencePairs(Mapped):
 def write_sentences(
     writer: CacheWriter, name: str, sentences: Iterable[npt.NDArray[np.int32]]
 ) -> tuple[int, int]:
-    """Add the sentences of one side of a split to a cache, piece by piece.
+    """Write the sentences of one side of a split to a cache.
 
     Returns:
-        The number of unknown tokens, and of all.
+        The number of unknown tokens, and the number of all tokens.
     """
     unknown = count = 0
     with ragged_writer(writer, name) as append:
@@ -129,23 +129,23 @@ def write_sentences(
 
 @dataclass(frozen=True)
 class PairCollate:
-    """Make a batch of sentence pairs; both sides are padded on the right.
+    """Collate sentence pairs; both sides are padded on the right.
 
     Args:
         pad_multiple: Padded lengths are rounded up to a multiple of this, up to `max_length`.
-        max_length: Longest side of a batch.
+        max_length: Maximum length of a side.
     """
 
     pad_multiple: int
     max_length: int
 
     def __call__(self, pairs: list[SentencePair]) -> dict[str, Tensor]:
-        """Return the batch, of B pairs padded to S and T tokens.
+        """Return a batch of B pairs, padded to S and T tokens.
 
         Returns:
-            `source` (B, S) and `source_mask`; `inputs` (B, T), the target one step later, from
-            `</s>` on, and `key_mask`; `target` (B, T), IGNORE where nothing is scored; `sample_ids`
-            (B,); `global_tokens` (), in training.
+            `source` (B, S) and `source_mask`; `inputs` (B, T), the target shifted by one, starting
+            with `</s>`, and `key_mask`; `target` (B, T), IGNORE for predictions that are not
+            scored; `sample_ids` (B,); in training `global_tokens` ().
         """
         source, source_mask = self._padded([pair.source for pair in pairs], PAD)
         target, mask = self._padded([pair.target for pair in pairs], IGNORE)

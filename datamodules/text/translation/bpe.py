@@ -1,4 +1,4 @@
-"""Byte pair encoding of words, in the files and with the marks of subword-nmt (`@@`)."""
+"""Byte pair encoding of words, with the file format and the markers of subword-nmt (`@@`)."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __all__ = ["MARK", "Codes", "joined"]
 
 MARK = "@@"
 _END = "</w>"
-_LAST = "\ue000"  # the end of a word where it is a symbol; Unicode gives it no other meaning
+_LAST = "\ue000"  # end of a word as a symbol; a private-use character
 
 
 class Codes:
-    """Merges of pairs of symbols, by rank; they cut a word into pieces.
+    """Ranked merges of symbol pairs, which segment words.
 
-    Source: subword-nmt (Sennrich et al., ACL 2016), its files of version 0.1 and 0.2, and those of
-    fastBPE, which add a count to each line.
+    Source: subword-nmt (Sennrich et al., ACL 2016), its file formats 0.1 and 0.2, and that of
+    fastBPE, which adds a count to each line.
 
     Args:
         merges: Pairs of symbols, the first merge first.
-        end_is_symbol: Whether the end of a word is a symbol of its own (version 0.1), not a part of
-            the last character's.
+        end_is_symbol: Whether the end of a word is a separate symbol (version 0.1) instead of part
+            of the last character.
     """
 
     def __init__(self, merges: Sequence[tuple[str, str]], end_is_symbol: bool = False) -> None:
         self.merges, self.end_is_symbol = list(merges), end_is_symbol
-        pairs = list(dict.fromkeys(self.merges))  # the first of equal lines counts
+        pairs = list(dict.fromkeys(self.merges))  # the first of duplicates is used
         if end_is_symbol:
             pairs = [(a.replace(_END, _LAST), b.replace(_END, _LAST)) for a, b in pairs]
         symbols = dict.fromkeys(["", *itertools.chain(*((a, b, a + b) for a, b in pairs))])
@@ -44,7 +44,7 @@ class Codes:
 
     @classmethod
     def from_text(cls, text: str, name: str) -> Codes:
-        """Read the content of a file; a DataError names the line that is no pair of symbols."""
+        """Parse the content of a file; a DataError names the line that is not a symbol pair."""
         lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
         version = "0.1"
         first = 0
@@ -59,8 +59,8 @@ class Codes:
                 symbols, version = symbols[:2], "0.2"
             if len(symbols) != 2 or not all(symbols):
                 raise DataError(
-                    f"{name}: line {number} is {line[:60]!r}: expected two symbols with a blank "
-                    f"between them, as in the codes of subword-nmt"
+                    f"{name}: line {number} is {line[:60]!r}: expected two symbols separated by a "
+                    f"space, as in the codes of subword-nmt"
                 )
             merges.append((symbols[0], symbols[1]))
         if not merges:
@@ -69,9 +69,9 @@ class Codes:
 
     @classmethod
     def learn(cls, lines: Callable[[], Iterable[str]], num_merges: int) -> Codes:
-        """Learn merges from lines of words, by the package `tokenizers`; pairs that occur twice.
+        """Learn merges with a count of at least 2 from lines of words, by the package `tokenizers`.
 
-        Departs from the source: of pairs with equal counts, which is merged first.
+        Departs from the source: the order of merges of pairs with equal counts.
         """
         characters: set[str] = set()
         ends: set[str] = set()
@@ -92,23 +92,23 @@ class Codes:
 
     @property
     def text(self) -> str:
-        """The content of a file."""
+        """Content of a file."""
         version = "0.1" if self.end_is_symbol else "0.2"
         return f"#version: {version}\n" + "".join(f"{a} {b}\n" for a, b in self.merges)
 
     def cut(self, line: str) -> str:
-        """Return the pieces of a line of words; those within a word end with the mark."""
+        """Return the pieces of a line of words; pieces inside a word end with the marker."""
         words = line.split()
         new = [word for word in dict.fromkeys(words) if word not in self._known]
         cut = self._tokenizer.encode_batch([word + self._end for word in new])
         for word, found in zip(new, cut, strict=True):
-            # By place, since a character that no merge has is no symbol.
+            # By offsets, since characters without a merge are not symbols.
             pieces = [word[first:end] for first, end in found.offsets]
             self._known[word] = f"{MARK} ".join(piece for piece in pieces if piece)
         return " ".join(self._known[word] for word in words)
 
 
 def joined(pieces: Iterable[str]) -> str:
-    """Return the words of pieces, separated by blanks."""
+    """Return the words of pieces, separated by spaces."""
     text = " ".join(pieces) + " "
     return text.replace(f"{MARK} ", "").rstrip(" ")

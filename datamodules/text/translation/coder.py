@@ -1,4 +1,4 @@
-"""From a line of text to ids and back, for both languages."""
+"""Conversion between lines of text and ids, for both languages."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ _NUM_BYTES = 256
 
 @dataclass(frozen=True)
 class Cutter:
-    """What pieces of text are, before they have ids.
+    """Segmentation of text into pieces.
 
     Args:
-        method: `subwords` is byte-level pair encoding, which gives every line back; `moses_bpe` are
-            pieces of the words of Moses; `prepared` the same, of text that was cut already; `words`
-            is what blanks separate, where pieces may be marked by `@@` too.
-        source: The tokeniser of Moses for the source language; `target`: for the other one.
-        codes: BPE codes as subword-nmt stores them. None leaves words whole.
-        tokenizer: The sub-words as `tokenizers` stores them.
+        method: `subwords` is byte-level pair encoding, which is lossless; `moses_bpe` are pieces of
+            Moses' words; `prepared` is text that already consists of such pieces; `words` are
+            separated by whitespace, possibly with `@@` markers.
+        source: Moses tokeniser of the source language.
+        target: Moses tokeniser of the target language.
+        codes: BPE codes in the format of subword-nmt. None disables segmentation of words.
+        tokenizer: Sub-words in the format of `tokenizers`.
     """
 
     method: Method
@@ -47,13 +48,13 @@ class Cutter:
     tokenizer: str | None = None
 
     def words(self, line: str, side: Side) -> str:
-        """Return what is cut into pieces: words, or the line itself for sub-words."""
+        """Return the units to segment: words, or the stripped line for sub-words."""
         if self.method in ("moses_bpe", "prepared"):
             return self._moses(side).words(line)
         return " ".join(line.split()) if self.method == "words" else line.strip()
 
     def pieces(self, lines: Sequence[str]) -> list[str]:
-        """Return the pieces of each of `words`, separated by blanks."""
+        """Return the pieces of each of `words`, separated by spaces."""
         if self.method == "subwords":
             encoded = self._subwords.encode_batch(list(lines), add_special_tokens=False)
             return [" ".join(line.tokens) for line in encoded]
@@ -61,13 +62,13 @@ class Cutter:
 
     @property
     def alphabet(self) -> list[str]:
-        """Pieces that every dictionary has."""
+        """Pieces that every dictionary contains."""
         if self.method != "subwords":
             return []
         return sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
 
     def line(self, pieces: Sequence[str]) -> str:
-        """Return the line of target pieces as people write it."""
+        """Return target pieces as detokenised text."""
         if self.method == "subwords":
             text: str = self._subwords.decoder.decode(list(pieces))
             return text.lstrip(" ")
@@ -75,13 +76,13 @@ class Cutter:
         return text if self.method == "words" else self.target.line(text)
 
     def tokenised(self, pieces: Sequence[str]) -> str:
-        """Return the words of target pieces, separated by blanks; of sub-words, those of Moses."""
+        """Return target pieces as words separated by spaces, tokenised by Moses for sub-words."""
         if self.method == "subwords":
             return self.target.words(self.line(pieces))
         return joined(pieces)
 
     def learned(self, lines: Callable[[], Iterable[str]], num_merges: int) -> Cutter:
-        """Return the same with what is learned from lines of `words` of both languages."""
+        """Return a copy with codes learned from lines of `words` of both languages, if needed."""
         if self.method == "moses_bpe" and self.codes is None:
             return Cutter(**{**vars(self), "codes": Codes.learn(lines, num_merges).text})
         if self.method == "subwords":
@@ -117,11 +118,12 @@ def _learn_subwords(lines: Iterable[str], num_merges: int) -> str:
 
 @dataclass(frozen=True)
 class TextCoder:
-    """Text of both languages and ids; all of it is in one JSON text.
+    """Conversion between text of both languages and ids, stored as one JSON text.
 
     Args:
-        cutter: What pieces are.
-        source: Dictionary of the source language; `target`: of the other one, or the same.
+        cutter: Segmentation into pieces.
+        source: Dictionary of the source language.
+        target: Dictionary of the target language, possibly the same.
     """
 
     cutter: Cutter
@@ -130,7 +132,7 @@ class TextCoder:
 
     @property
     def text(self) -> str:
-        """What is stored, and what `from_text` reads."""
+        """Serialised form, which `from_text` parses."""
         one = self.source == self.target
         return json.dumps(
             {
@@ -143,10 +145,10 @@ class TextCoder:
 
     @classmethod
     def from_text(cls, text: str) -> TextCoder:
-        """Read what `text` gives.
+        """Parse `text`.
 
         Raises:
-            DataError: It is something else.
+            DataError: It is not a serialised text coder.
         """
         try:
             stored = json.loads(text)
@@ -162,12 +164,12 @@ class TextCoder:
             raise DataError(f"not a stored text coder: {error}") from None
 
     def save(self, path: Path) -> None:
-        """Write it to a file."""
+        """Write the text coder to a file."""
         replace_text(path, self.text, durable=True)
 
     @classmethod
     def load(cls, path: Path) -> TextCoder:
-        """Read a file; a DataError if it is missing or something else."""
+        """Read a file; raises DataError if it is missing or invalid."""
         try:
             return cls.from_text(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -176,29 +178,30 @@ class TextCoder:
             raise DataError(f"text coder {path}: {error}") from None
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of source lines, the end among them."""
+        """Return the ids of source lines, with the end token."""
         words = [self.cutter.words(line, "source") for line in lines]
         if self.cutter.method == "prepared" and self.cutter.codes is None:
             raise DataError(
-                "the text was cut into pieces by BPE codes that are not beside it, so other lines "
-                "cannot be cut like it; put the file `code` beside the text, or set codes_file"
+                "the text consists of BPE pieces, but its codes are missing, so other lines "
+                "cannot be "
+                "segmented; add the file `code` to the folder of the text, or set codes_file"
             )
         return [self.ids("source", line).tolist() for line in self.cutter.pieces(words)]
 
     def ids(self, side: Side, pieces: str) -> npt.NDArray[np.int32]:
-        """Return the ids of pieces that blanks separate, and of the end."""
+        """Return the ids of pieces separated by spaces, with the end token."""
         dictionary = self.source if side == "source" else self.target
         return dictionary.ids(pieces.split(), spell=self.cutter.method == "subwords")
 
     def detokenise(self, ids: Iterable[int]) -> str:
-        """Return the line of target ids as people write it: marks of BPE and Moses undone."""
+        """Return target ids as detokenised text, without markers of BPE and Moses."""
         return self.cutter.line(self.target.words(ids))
 
     def tokenised(self, ids: Iterable[int]) -> str:
-        """Return the words of target ids as Moses separates them, with blanks between them."""
+        """Return target ids as words of Moses' tokeniser, separated by spaces."""
         return self.cutter.tokenised(self.target.words(ids))
 
     def tokenised_lines(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the words of target lines likewise."""
+        """Yield target lines as words of Moses' tokeniser."""
         for line in lines:
             yield line if self.cutter.method == "words" else self.cutter.target.words(line)

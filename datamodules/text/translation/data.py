@@ -1,4 +1,4 @@
-"""Sentences and their translations as a data set of an encoder and a decoder."""
+"""Parallel text as a data set for encoder-decoder models."""
 
 from __future__ import annotations
 
@@ -41,44 +41,44 @@ Tokens = Literal["auto", "subwords", "moses_bpe", "prepared", "words"]
 
 _log = logging.getLogger("datamodules")
 _SPLITS = ("train", "val", "test")
-_SHOWN = 100  # characters of a sample
+_SHOWN = 100  # characters per sample
 _SHOWN_PAIRS = 3
 
 
 class Translation(AtPath, TokenBatches, CachedDataModule):
-    """Parallel text in the layout of fairseq: `train.de`, `train.en`, `valid.*` and `test.*`.
+    """Parallel text in fairseq's layout: `train.de`, `train.en`, `valid.*` and `test.*`.
 
-    Line n of one file translates line n of the other. `dict.<language>.txt` and BPE codes (`code`)
-    beside the text are used, if they are there. Ids: 0 `<s>`, 1 padding, 2 `</s>`, 3 `<unk>`, then
-    pieces by falling count. Batches are counted in tokens (`datamodules.core.token_order`) and are
-    described in `datamodules.text.translation.batches.PairCollate`. `path` is a folder with these
-    files, or an archive of it (.tar.gz, .tgz, .tar.xz, .tar.bz2).
+    Line n of one file is the translation of line n of the other. `dict.<language>.txt` and BPE
+    codes (`code`) in the same folder are used if they exist. Ids: 0 `<s>`, 1 padding, 2 `</s>`, 3
+    `<unk>`, then pieces by decreasing count. Batches are counted in tokens
+    (`datamodules.core.token_order`); for their format see
+    `datamodules.text.translation.batches.PairCollate`. `path` is a folder with these files, or an
+    archive of it (.tar.gz, .tgz, .tar.xz, .tar.bz2).
 
     Args:
-        source_language: Code of the language that is translated, as files are called.
-        target_language: Code of the language that it is translated to.
-        tokens: `subwords` is byte-level pair encoding, which gives every line back; `moses_bpe`
-            pieces of Moses' words, marked by `@@`; `prepared` is text that was cut into such pieces
-            before; `words` is what blanks separate. `auto` takes `prepared` for text with `@@`
-            in it, `moses_bpe` for other text with codes beside it, and `subwords` otherwise.
-        merges: Merges of pair encoding, learned from both languages together, where no codes are.
-        codes_file: BPE codes of subword-nmt or fastBPE to use, in place of `code` beside the text.
-        joint_dictionary: Whether both languages have one dictionary.
-        dictionary_limit: Largest number of ids of a dictionary; rarer pieces become `<unk>`.
+        source_language: Code of the source language, as in the file names.
+        target_language: Code of the target language, as in the file names.
+        tokens: `subwords` is byte-level pair encoding, which is lossless; `moses_bpe` are pieces
+            of Moses' words, marked by `@@`; `prepared` is text that already consists of such
+            pieces; `words` are separated by whitespace. `auto` selects `prepared` for text with
+            `@@`, `moses_bpe` for other text with codes, and `subwords` otherwise.
+        merges: Number of BPE merges, learned jointly from both languages, if there are no codes.
+        codes_file: BPE codes of subword-nmt or fastBPE, used instead of `code`.
+        joint_dictionary: Whether both languages share one dictionary.
+        dictionary_limit: Maximum number of ids of a dictionary; rarer pieces become `<unk>`.
         lower: Whether Moses' words are lower-cased.
-        max_ratio: Training pairs of which one side has more than so many times the words of the
-            other are left out. None keeps them.
-        max_words: Training pairs of which one side has more words are left out.
-        empty_lines: Whether a pair with an empty side is an error or left out.
-        max_length: Most tokens of a side, `</s>` included; the model's max_seq_len.
-        too_long: Whether a longer sentence is an error or cut off.
-        **kwargs: Arguments of AtPath, of TokenBatches, where tokens are those of the larger side,
+        max_ratio: Training pairs with a larger ratio of word counts are dropped. None disables.
+        max_words: Training pairs with more words on either side are dropped. None disables.
+        empty_lines: Whether a pair with an empty side is an error or is dropped.
+        max_length: Maximum number of tokens per side, `</s>` included; the model's max_seq_len.
+        too_long: Whether a longer sentence is an error or is truncated.
+        **kwargs: Arguments of AtPath, of TokenBatches, which count the tokens of the longer side,
             and of DataModule.
     """
 
     task = "translation"
     title = "translation"
-    default_tokens: Method = "subwords"  # of text that is not cut, without codes beside it
+    default_tokens: Method = "subwords"  # for unsegmented text without codes
     cleaning_by_pieces = False
     max_seq_len: int
 
@@ -109,8 +109,8 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         require_at_least(2, max_length=max_length)
         if source_language == target_language:
             raise DataError(
-                f"source_language and target_language are both {source_language!r}; they name the "
-                f"files of two languages"
+                f"source_language and target_language are both {source_language!r}; expected two "
+                f"different languages"
             )
         self.path = self.given_path
         self.source_language, self.target_language = source_language, target_language
@@ -124,26 +124,26 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
     # ---- the files ---------------------------------------------------------------------------
 
     def folder_of(self, path: str) -> Path | None:
-        """Return the folder of a path that is given, whether there is something or not."""
+        """Return the folder of `path`, whether it exists or not; None if it is not set."""
         place = expand(path)
         return (place if place.is_dir() else place.parent) if path else None
 
     def place(self) -> Path:
-        """Return the folder or archive of the text; a MissingDataError if there is none."""
+        """Return the folder or archive of the text; raises MissingDataError if it is missing."""
         place = required_path(self.path)
         if place.is_file() and not is_archive(place):
             raise DataError(
-                f"{place}: expected a folder, or an archive that ends in {', '.join(ARCHIVES)}"
+                f"{place}: expected a folder, or an archive ending in {', '.join(ARCHIVES)}"
             )
         return place
 
     def wanted(self, name: str) -> bool:
-        """Whether a file of an archive is needed, by its name."""
+        """Whether a file of an archive is needed."""
         names = [end for language in self.languages for end in (f".{language}", f".{language}.txt")]
         return name.startswith("code") or name.endswith(tuple(names))
 
     def find(self, folder: Path) -> ParallelText:
-        """Find the text in a folder; a MissingDataError says what is missing."""
+        """Find the text in a folder; a MissingDataError lists missing files."""
         inner = sorted(p for p in folder.rglob("*") if p.is_dir()) if is_archive(folder) else []
         for place in [folder, *inner]:
             found = find_plain(self.title, place, *self.languages)
@@ -152,13 +152,13 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         first, second = self.languages
         files = ", ".join(f"{name}.{first}, {name}.{second}" for name in ("train", "valid", "test"))
         raise MissingDataError(
-            f"{self.path}: expected the files {files}; source_language and target_language name "
-            f"other languages"
+            f"{self.path}: expected the files {files}; for other languages set source_language "
+            f"and target_language"
         )
 
     @property
     def published_counts(self) -> dict[str, int]:
-        """Published numbers of pairs, as far as there are any."""
+        """Published numbers of pairs, if any."""
         return {}
 
     @property
@@ -169,7 +169,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
     # ---- the cache ---------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the cache."""
+        """Return the settings that determine the content of the cache."""
         codes = None
         if self.codes_file is not None:
             text = read_codes(expand(self.codes_file)).text
@@ -188,20 +188,20 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         }
 
     def identity(self) -> dict[str, Any]:
-        """What names the text."""
+        """Return the identity of the text."""
         return {"path": str(expand(self.path).resolve())}
 
     def must_name(self) -> dict[str, Any]:
-        """The path has no default."""
+        """Return the path, which has no default."""
         return {"path": self.path} if self.path else {}
 
     def sources(self) -> list[Path]:
-        """The archive or the files."""
+        """Return the archive or the files."""
         place = self.place()
         return [place] if is_archive(place) else self.find(place).paths
 
     def build(self, writer: CacheWriter) -> None:
-        """Read the text, and make pieces and dictionaries."""
+        """Read the text; segment it and build the dictionaries."""
         spec = self.cache_spec
         states = [(str(path), path.stat()) for path in self.sources()]
         files = [[name, state.st_size, state.st_mtime_ns] for name, state in states]
@@ -224,7 +224,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         job.remove()
 
     def folder_for(self, job: LineJob) -> Path:
-        """Return the folder of the text; an archive is unpacked into that of the job."""
+        """Return the folder of the text; an archive is extracted into the job's folder."""
         place = self.place()
         return extract(place, job.folder, self.wanted) if is_archive(place) else place
 
@@ -237,13 +237,13 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
             method = "prepared" if is_prepared(train) else uncut
         elif method in ("moses_bpe", "subwords") and is_prepared(train):
             raise DataError(
-                f"{train.name} is cut into pieces with @@ already, but tokens is {method}; set "
-                f"tokens to prepared, or give text that is not cut"
+                f"{train.name} already consists of pieces with @@, but tokens={method}; set "
+                f"tokens to prepared, or provide unsegmented text"
             )
         if method == "subwords" and self.codes_file is not None:
             raise DataError(
-                "codes_file holds the codes of moses_bpe, but tokens is subwords; set tokens to "
-                "moses_bpe, or leave out codes_file"
+                "codes_file requires tokens=moses_bpe, received tokens=subwords; change tokens or "
+                "remove codes_file"
             )
         source, target = (
             Moses(language, self.lower, text.aggressive) for language in self.languages
@@ -256,24 +256,24 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
 
     @property
     def coder(self) -> TextCoder:
-        """Turns text into ids and back; the text is prepared if it has not been."""
+        """Converts between text and ids; the text is prepared if necessary."""
         if self._coder is None:
             self._coder = TextCoder.from_text(self.cache.text("coder"))
         return self._coder
 
     @property
     def vocab_size(self) -> int:
-        """Ids of the target dictionary."""
+        """Number of ids of the target dictionary."""
         return len(self.coder.target)
 
     @property
     def source_vocab_size(self) -> int:
-        """Ids of the source dictionary."""
+        """Number of ids of the source dictionary."""
         return len(self.coder.source)
 
     @property
     def num_classes(self) -> int:
-        """Every piece of the target dictionary is a possible prediction."""
+        """Size of the target dictionary: every piece is a possible prediction."""
         return self.vocab_size
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
@@ -281,27 +281,27 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         return self.coder.encode(lines)
 
     def detokenise(self, ids: Sequence[int]) -> str:
-        """Return the line of target ids as people write it."""
+        """Return target ids as detokenised text."""
         return self.coder.detokenise(ids)
 
     def tokenised(self, ids: Sequence[int]) -> str:
-        """Return the words of target ids as Moses separates them."""
+        """Return target ids as words of Moses' tokeniser."""
         return self.coder.tokenised(ids)
 
     def references(self, split: str) -> list[str]:
-        """Return the target lines of validation or test, as they stand in the files.
+        """Return the target lines of validation or test as in the files.
 
-        Text that was cut into pieces before is detokenised.
+        Text that consists of pieces is detokenised.
         """
         lines = self._lines(split, "target")
         return self._detokenised(lines, self.coder.cutter.target)
 
     def source_lines(self, split: str) -> list[str]:
-        """Return the source lines of validation or test likewise."""
+        """Return the source lines of validation or test as in the files, detokenised if needed."""
         return self._detokenised(self._lines(split, "source"), self.coder.cutter.source)
 
     def tokenised_references(self, split: str) -> list[str]:
-        """Return the words of the target lines of validation or test, as `tokenised` gives them."""
+        """Return the words of the target lines of validation or test, as `tokenised` does."""
         lines = self._lines(split, "target")
         if self.coder.cutter.method == "prepared":
             return lines
@@ -318,13 +318,13 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
     # ---- splits ------------------------------------------------------------------------------
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the three splits; a DataError for a sentence longer than a batch or the model."""
+        """Open the three splits; raises DataError if a sentence exceeds a batch or the model."""
         splits: dict[str, Any] = {
             name: SentencePairs.from_cache(cache, name, self.max_seq_len) for name in _SPLITS
         }
         for name, split in splits.items():
             if self.too_long == "error":
-                split.refuse_longer(f"{self.title}: {name}")
+                split.reject_longer(f"{self.title}: {name}")
         lengths = splits["train"].side_lengths(self.pad_multiple)
         self.require_tokens(lengths, "pair", "lower max_length and set too_long to cut")
         self.notes = list(self._notes())
@@ -334,13 +334,12 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         for name, count in self._facts["left_out"].items():
             if count:
                 lines = self._facts["lines"][name]
-                yield f"{count} of {lines} pairs of {name} are left out: cleaning, or an empty side"
+                yield f"{count} of {lines} pairs of {name} dropped: cleaning, or an empty side"
         for name, count in self._facts.get("shared", {}).items():
             if count:
                 lines = self._facts["lines"][name]
                 yield (
-                    f"{count} of {lines} pairs of {name} are in train too: scores on them are too "
-                    f"good"
+                    f"{count} of {lines} pairs of {name} are also in train, which inflates scores"
                 )
 
     @cached_property
@@ -350,11 +349,11 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
     # ---- batches -----------------------------------------------------------------------------
 
     def target_tokens(self, steps: int) -> int:
-        """Return the target tokens of so many optimiser steps, `</s>` among them, no padding."""
+        """Return the number of target tokens of the first steps, with `</s>`, without padding."""
         return self._training_order().target_tokens(steps)
 
     def batch_lengths(self, name: str) -> Lengths:
-        """Return the lengths of both sides of a split as batches see them."""
+        """Return the lengths of both sides of a split that determine its batches."""
         return self._pairs(name).side_lengths(self.pad_multiple)
 
     def _pairs(self, name: str) -> SentencePairs:
@@ -362,13 +361,13 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
         return split
 
     def collate(self) -> Callable[[list[Any]], Any]:
-        """Return the function that makes a batch."""
+        """Return the function that collates a batch."""
         return PairCollate(self.pad_multiple, self.max_seq_len)
 
     # ---- checkpoints -------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which dictionaries the ids are of, for checkpoints."""
+        """Return sizes and digests of the dictionaries, for checkpoints."""
         return {"dictionaries": self._digests()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -378,8 +377,9 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
             if list(before[side]) != [size, sha256]:
                 raise DataError(
                     f"the checkpoint was trained with a {side} dictionary of {before[side][0]} "
-                    f"ids, the data have another one of {size}: the ids would mean other words; "
-                    f"use the text and the settings of data of the training"
+                    f"ids, the data have a different one of {size}, so ids would denote other "
+                    f"words; "
+                    f"use the text and the data settings of the training"
                 )
 
     def _digests(self) -> dict[str, list[Any]]:
@@ -389,7 +389,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
     # ---- reports -----------------------------------------------------------------------------
 
     def size_lines(self) -> Iterator[str]:
-        """Yield what a report says: vocabularies, lengths, padding, unknown words, samples."""
+        """Yield lines about vocabularies, lengths, padding, unknown words and samples."""
         one = ", joint" if self.coder.source == self.coder.target else ""
         yield (
             f"tokens: {self._facts['method']}, vocabulary {self.source_vocab_size} "
@@ -402,7 +402,8 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
                 unknown, total = self._facts["unknown"][name][side]
                 share = 100 * unknown / total
                 yield (
-                    f"  {language}: {total} tokens with </s>, {total / len(split):.1f} a sentence, "
+                    f"  {language}: {total} tokens with </s>, {total / len(split):.1f} per "
+                    f"sentence, "
                     f"<unk> {unknown} ({share:.2f} %)"
                 )
         shares = self.batch_lengths("train").padding_shares(self.max_tokens)
@@ -415,7 +416,7 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
             yield f"test pair {number + 1}: {' | '.join(cut)}"
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
-        """Yield a line for each published number of pairs, and whether ours is equal."""
+        """Yield a line for each published number of pairs, and whether it is equal."""
         for name, expected in self.published_counts.items():
             found = len(self.split(name))
             yield compare_size(f"pairs of {name}", expected, found, found == expected)

@@ -1,4 +1,4 @@
-"""Dictionaries of translation: four special ids, then words by falling frequency."""
+"""Dictionaries for translation: four special ids, then words by decreasing frequency."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["BOS", "EOS", "PAD", "SPECIALS", "UNK", "Dictionary"]
 BOS, PAD, EOS, UNK = range(4)
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 _OVERWRITE = "#fairseq:overwrite"
-_MULTIPLE = 8  # tables of embeddings have a multiple of so many rows
+_MULTIPLE = 8  # sizes of embedding tables are multiples of this
 
 
 class Dictionary:
-    """Pieces of text and their ids; what it lacks is `<unk>`.
+    """Pieces of text and their ids; unknown pieces map to `<unk>`.
 
-    Source: the dictionaries of fairseq, whose files `dict.<language>.txt` it reads and writes: a
-    piece and its count per line, ids from 4 on in this order.
+    Source: the dictionaries of fairseq, whose files `dict.<language>.txt` are supported: a piece
+    and its count per line, with ids from 4 on in this order.
 
     Args:
         counts: Pieces with their counts, in the order of their ids.
@@ -40,12 +40,12 @@ class Dictionary:
         always: Iterable[str] = (),
         most: int | None = None,
     ) -> Dictionary:
-        """Return the dictionary of a text: by falling count, pieces of equal count by the alphabet.
+        """Count the pieces of a text: by decreasing count, ties in alphabetical order.
 
         Args:
             lines: The pieces of each line.
-            always: Pieces that it has even if they do not occur.
-            most: Largest number of ids. None keeps every piece.
+            always: Pieces that are included even if they do not occur.
+            most: Maximum number of ids. None keeps every piece.
         """
         found: Counter[str] = Counter()
         for pieces in lines:
@@ -60,7 +60,7 @@ class Dictionary:
 
     @classmethod
     def from_text(cls, text: str, name: str) -> Dictionary:
-        """Read the content of a file; a DataError names the line that is no piece with a count."""
+        """Parse the content of a file; a DataError names the line that is not a piece and count."""
         counts: dict[str, int] = {}
         places: dict[str, int] = {}
         lines = text.removesuffix("\n").split("\n") if text else []
@@ -69,17 +69,17 @@ class Dictionary:
             piece, _, count = entry.rpartition(" ")
             if not piece or not count.isdecimal():
                 raise DataError(
-                    f"{name}: line {number} is {line[:60]!r}: expected a piece of text, a blank "
+                    f"{name}: line {number} is {line[:60]!r}: expected a piece of text, a space "
                     f"and its count, as in `dict.en.txt` of fairseq"
                 )
             if piece in SPECIALS and not line.rstrip("\r").endswith(_OVERWRITE):
                 raise DataError(
-                    f"{name}: line {number} has {piece!r}, which every dictionary has by itself; "
-                    f"remove the line"
+                    f"{name}: line {number} has {piece!r}, which every dictionary contains "
+                    f"implicitly; remove the line"
                 )
             if piece in places and not line.rstrip("\r").endswith(_OVERWRITE):
                 raise DataError(
-                    f"{name}: {piece!r} is in line {places[piece]} and again in line {number}; "
+                    f"{name}: duplicate piece {piece!r} in lines {places[piece]} and {number}; "
                     f"remove one of them"
                 )
             places.setdefault(piece, number)
@@ -90,7 +90,7 @@ class Dictionary:
 
     @property
     def text(self) -> str:
-        """The content of a file."""
+        """Content of a file."""
         return "".join(f"{piece} {count}\n" for piece, count in self.counts.items())
 
     def __len__(self) -> int:
@@ -102,11 +102,11 @@ class Dictionary:
     __hash__ = None  # type: ignore[assignment]
 
     def ids(self, pieces: Sequence[str], spell: bool = False) -> npt.NDArray[np.int32]:
-        """Return the ids of pieces and of the end, (num_ids + 1,).
+        """Return the ids of pieces with the end token, (num_ids + 1,).
 
         Args:
-            spell: Whether the characters of an unknown piece stand for it, as those of sub-words
-                can: they are bytes of the text.
+            spell: Whether to encode an unknown piece by its characters, which is possible for
+                sub-words: their characters are bytes of the text.
         """
         found = [self._ids.get(piece, UNK) for piece in pieces]
         if spell and UNK in found:
@@ -118,7 +118,7 @@ class Dictionary:
             yield from [piece] if piece in self._ids else piece
 
     def words(self, ids: Iterable[int]) -> list[str]:
-        """Return the pieces of ids up to the first end, without padding and the beginning."""
+        """Return the pieces of ids up to the first end token, without padding and begin token."""
         found = []
         for number in ids:
             if number == EOS:

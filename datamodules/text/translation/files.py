@@ -1,4 +1,4 @@
-"""Parallel text in files: which files there are, and their lines."""
+"""Files of parallel text, and their lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lit_probattn.base.errors import DataError, MissingDataError
 __all__ = ["EmptyLines", "Lines", "Pair", "ParallelText", "check_pair", "find_plain"]
 
 EmptyLines = Literal["error", "drop"]
-# Our name of a split -> what its files may be called.
+# Split -> possible file names.
 _STEMS = {"train": ("train",), "val": ("valid", "val", "dev"), "test": ("test",)}
 _CODES = ("code", "codes", "bpe.codes")
 _SEGMENT = re.compile(r"<seg id[^>]*>\s*(.*?)\s*</seg>\s*$")
@@ -27,24 +27,24 @@ _STRIPPED = re.compile("</?(?:title|description)>")
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of one language of one split: those of some files, one after the other.
+    """The lines of one language of one split, from one or more files.
 
-    Lines end with a newline, and with nothing else; a byte-order mark is skipped. Most files have a
-    sentence per line. Of IWSLT's training files (`train.tags.…`) lines of addresses, numbers and
-    keywords are left out, and those of titles and descriptions lose their tags; of XML and SGML
-    files the lines `<seg id="…">` count.
+    Lines end with a newline only; a byte-order mark is skipped. Most files have one sentence per
+    line. In IWSLT's training files (`train.tags.…`), lines with URLs, ids and keywords are skipped,
+    and tags of titles and descriptions are removed; in XML and SGML files only the lines
+    `<seg id="…">` are used.
     """
 
     paths: tuple[Path, ...]
 
     @property
     def name(self) -> str:
-        """How messages call them."""
+        """Name for messages."""
         more = len(self.paths) - 1
         return shown_name(self.paths[0]) + (f" and {more} more" if more else "")
 
     def numbered(self) -> Iterator[tuple[Path, int, str]]:
-        """Yield file, line number and line; a DataError for what is not UTF-8."""
+        """Yield file, line number and line; raises DataError for a line that is not UTF-8."""
         for path in self.paths:
             with path.open("rb") as file:
                 for number, raw in enumerate(file, 1):
@@ -53,8 +53,9 @@ class Lines:
                     except UnicodeDecodeError as error:
                         raise DataError(
                             f"{shown_name(path)}: line {number} is not UTF-8 (byte "
-                            f"0x{raw[error.start]:02x}); convert the file, as by `iconv -f latin1 "
-                            f"-t utf-8`"
+                            f"0x{raw[error.start]:02x}); convert the file, for example by `iconv "
+                            f"-f "
+                            f"latin1 -t utf-8`"
                         ) from None
                     kept = _kept(path, line.removesuffix("\n").removesuffix("\r"))
                     if kept is not None:
@@ -74,16 +75,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class ParallelText:
-    """The text of the splits train, val and test, and what lies beside it.
+    """The text of the splits train, val and test, with the files in the same folder.
 
     Args:
-        splits: The splits; `val` may be missing where it is taken from `train`.
+        splits: The splits; `val` can be missing if it is split off from `train`.
         codes: BPE codes.
         dictionaries: Dictionary of each language that has one.
-        held_out_every: Every so many-th training pair is taken for validation; 0 takes none.
-        cleaned: Whether pairs were left out of the training text before, so that none is now.
+        held_out_every: Hold out every n-th training pair for validation; 0 disables.
+        cleaned: Whether the training text is already cleaned.
         normalise: Whether punctuation of the training text is normalised.
-        aggressive: Whether Moses' tokeniser makes hyphens between letters words.
+        aggressive: Whether Moses' tokeniser splits hyphens between letters.
     """
 
     splits: Mapping[str, Pair]
@@ -96,7 +97,7 @@ class ParallelText:
 
     @property
     def paths(self) -> list[Path]:
-        """Every file."""
+        """All files."""
         sides = [side for pair in self.splits.values() for side in (pair.source, pair.target)]
         text = [path for side in sides for path in side.paths]
         beside = [*self.dictionaries.values(), *([self.codes] if self.codes else [])]
@@ -104,7 +105,7 @@ class ParallelText:
 
 
 def _kept(path: Path, line: str) -> str | None:
-    """Return the sentence of a line; None where it has none."""
+    """Return the sentence of a line, or None."""
     if path.name.startswith("train.tags."):
         return None if any(tag in line for tag in _DROPPED) else _STRIPPED.sub("", line).strip()
     if path.suffix in (".xml", ".sgm"):
@@ -114,10 +115,10 @@ def _kept(path: Path, line: str) -> str | None:
 
 
 def find_plain(title: str, folder: Path, source: str, target: str) -> ParallelText | None:
-    """Find the files `train.<language>`, `valid.<language>`, `test.<language>`; None if none is.
+    """Find the files `train.<language>`, `valid.<language>`, `test.<language>`, or return None.
 
     Raises:
-        MissingDataError: A side or a split is missing.
+        MissingDataError: A language or a split is missing.
     """
     splits: dict[str, Pair] = {}
     for name, stems in _STEMS.items():
@@ -127,13 +128,14 @@ def find_plain(title: str, folder: Path, source: str, target: str) -> ParallelTe
             if len(present) == 1:
                 (missing,) = (path for path in sides if path not in present)
                 raise MissingDataError(
-                    f"{title}: found {shown_name(present[0])}, but not {missing.name} beside it; "
-                    f"both languages are needed, line by line"
+                    f"{title}: found {shown_name(present[0])}, but missing {missing.name} in the "
+                    f"same "
+                    f"folder; both languages are required, line by line"
                 )
             if present and name in splits:
                 raise DataError(
-                    f"{title}: {splits[name].source.name} and {shown_name(sides[0])} are both "
-                    f"{name}; remove or rename the pair of one"
+                    f"{title}: {splits[name].source.name} and {shown_name(sides[0])} both denote "
+                    f"{name}; remove or rename one pair"
                 )
             if present:
                 splits[name] = Pair(Lines((sides[0],)), Lines((sides[1],)))
@@ -143,8 +145,8 @@ def find_plain(title: str, folder: Path, source: str, target: str) -> ParallelTe
         if name not in splits:
             have = next(iter(splits.values())).source.name
             raise MissingDataError(
-                f"{title}: found {have}, but not {stems[0]}.{source} and {stems[0]}.{target} "
-                f"beside it"
+                f"{title}: found {have}, but missing {stems[0]}.{source} and {stems[0]}.{target} "
+                f"in the same folder"
             )
     codes = next((folder / name for name in _CODES if (folder / name).is_file()), None)
     dictionaries = {
@@ -156,15 +158,15 @@ def find_plain(title: str, folder: Path, source: str, target: str) -> ParallelTe
 
 
 def check_pair(pair: Pair, empty: EmptyLines) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:
-    """Read both sides.
+    """Validate both sides of a pair of files.
 
     Returns:
-        Where neither is empty, and a number that only equal pairs have in this process, each
-        (num_lines,).
+        A mask of pairs without an empty side, and a hash of each pair that is valid in this
+        process, each (num_lines,).
 
     Raises:
-        DataError: The sides differ in their number of lines or are equal, a line is not UTF-8, a
-            line is empty (where that is an error), or there is no line.
+        DataError: The sides have different numbers of lines or are equal, a line is not UTF-8, a
+            line is empty (if that is an error), or there are no lines.
     """
     full: list[npt.NDArray[np.bool_]] = []
     numbers: list[npt.NDArray[np.int64]] = []
@@ -179,7 +181,7 @@ def check_pair(pair: Pair, empty: EmptyLines) -> tuple[npt.NDArray[np.bool_], np
             f"line n of one must be the translation of line n of the other"
         )
     if not counts[0]:
-        raise DataError(f"{pair.source.name} and {pair.target.name} have no line of text")
+        raise DataError(f"{pair.source.name} and {pair.target.name} contain no text")
     if empty == "error":
         for lines, found in zip((pair.source, pair.target), full, strict=True):
             if not found.all():
@@ -187,12 +189,12 @@ def check_pair(pair: Pair, empty: EmptyLines) -> tuple[npt.NDArray[np.bool_], np
                 more = int((~found).sum()) - 1
                 raise DataError(
                     f"{shown_name(path)}: line {number} is empty"
-                    f"{f', and {more} more are' if more else ''}; remove such lines from both "
+                    f"{f', and {more} more' if more else ''}; remove empty lines from both "
                     f"languages, or set empty_lines to drop"
                 )
     if (numbers[0] == numbers[1]).all():
         raise DataError(
-            f"{pair.source.name} and {pair.target.name} are equal in every line; one of them is to "
-            f"be the translation of the other"
+            f"{pair.source.name} and {pair.target.name} are identical; expected one to be a "
+            f"translation of the other"
         )
     return full[0] & full[1], numbers[0] * 3 + numbers[1]

@@ -1,4 +1,4 @@
-"""Lines of text turned into other lines by a job that resumes after an interruption."""
+"""A resumable job that converts lines of text."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class LineJob(Job):
         convert: Callable[[Sequence[str]], Iterable[str]],
         title: str,
     ) -> Path:
-        """Convert the lines of a step, or the rest of them; return the file of the results.
+        """Convert the lines of a step, resuming if possible; return the file of the results.
 
         Args:
             source: All lines of the step.
-            total: How many they are.
-            convert: Turns some lines into as many others, none of which has a newline in it.
-            title: What the progress is called.
+            total: Number of lines.
+            convert: Converts lines one by one; results must not contain newlines.
+            title: Title of the progress display.
         """
         file = f"{name}.txt"
         with self.step(file, lines=0) as step:
@@ -49,7 +49,7 @@ class LineJob(Job):
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a result."""
+    """Yield the lines of a result file."""
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
             yield line.removesuffix("\n")

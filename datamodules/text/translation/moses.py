@@ -1,4 +1,4 @@
-"""The tokeniser of Moses, by the package `sacremoses`."""
+"""Moses' tokeniser, implemented by the package `sacremoses`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Moses"]
 
 @dataclass(frozen=True)
 class Moses:
-    """Words of a line, and a line of words.
+    """Tokenisation and detokenisation of lines.
 
     Source: tokenizer.perl, lowercase.perl, normalize-punctuation.perl and
-    remove-non-printing-char.perl of Moses, as fairseq's preparations call them.
-    Departs from the source: as far as sacremoses does.
+    remove-non-printing-char.perl of Moses, as called by fairseq's preparation scripts.
+    Departs from the source: wherever sacremoses does.
 
     Args:
         language: Code of the language, such as `de`.
         lower: Whether words are lower-cased.
-        aggressive: Whether hyphens between letters become words (`-a`).
+        aggressive: Whether hyphens between letters are split into words (`-a`).
     """
 
     language: str
@@ -30,19 +30,19 @@ class Moses:
     aggressive: bool = False
 
     def words(self, line: str) -> str:
-        """Return the words, separated by blanks; special characters are escaped."""
+        """Return the words, separated by spaces; special characters are escaped."""
         found: str = self._tokeniser.tokenize(
             line, aggressive_dash_splits=self.aggressive, return_str=True, escape=True
         )
         return found.lower() if self.lower else found
 
     def normalised(self, line: str) -> str:
-        """Return a line with its punctuation normalised, without what cannot be printed."""
+        """Return a line with normalised punctuation, without non-printing characters."""
         found: str = self._normaliser.normalize(line)
         return found
 
     def line(self, words: str) -> str:
-        """Return the line of words that blanks separate."""
+        """Detokenise words separated by spaces."""
         found: str = self._detokeniser.detokenize(words.split(), return_str=True, unescape=True)
         return found
 
@@ -64,7 +64,7 @@ def _package() -> Any:
         import sacremoses
     except ImportError:
         raise DataError(
-            "words as Moses cuts them need the package sacremoses, which is not installed: "
+            "Moses' tokeniser needs the package sacremoses, which is not installed: "
             "pip install 'lit-probattn[text]', or set tokens to subwords"
         ) from None
     return sacremoses

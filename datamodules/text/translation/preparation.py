@@ -1,4 +1,4 @@
-"""From parallel text to arrays of ids: cleaning, pieces, dictionaries."""
+"""Preparation of parallel text: cleaning, segmentation, dictionaries, ids."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from lit_probattn.base.errors import DataError, require_at_least
 __all__ = ["Cleaning", "Preparation", "is_prepared", "read_text"]
 
 SIDES: tuple[Side, Side] = ("source", "target")
-_LOOKED_AT = 1000  # lines that tell whether text was cut into pieces already
+_LOOKED_AT = 1000  # lines inspected for BPE markers
 _CUT = re.compile(rf"\S{MARK} ")
-# A dictionary that lacks more of the training text belongs to other text.
+# A dictionary that misses a larger fraction of the training text is rejected.
 _MOST_UNKNOWN = 0.1
 
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Which pairs of the training text are left out.
+    """Filter of training pairs.
 
     Source: clean-corpus-n.perl of Moses.
 
     Args:
-        max_ratio: Pairs of which one side has more than so many times the words of the other.
-        max_words: Pairs of which one side has more words.
-        by_pieces: Whether pieces are counted in place of words.
+        max_ratio: Maximum ratio of the word counts of both sides.
+        max_words: Maximum number of words per side.
+        by_pieces: Whether pieces are counted instead of words.
     """
 
     max_ratio: float | None = None
@@ -56,11 +56,11 @@ class Cleaning:
 
     @property
     def counts(self) -> bool:
-        """Whether anything is left out."""
+        """Whether any pair can be dropped."""
         return self.max_ratio is not None or self.max_words is not None
 
     def keeps(self, source: int, target: int) -> bool:
-        """Whether a pair of so many words stays."""
+        """Whether a pair with these word counts is kept."""
         if not source or not target:
             return False
         if self.max_words is not None and max(source, target) > self.max_words:
@@ -73,9 +73,9 @@ class Preparation:
     """The steps from files to a cache.
 
     Args:
-        cutter: What pieces are; what it has to learn, it learns from the training text.
-        joint_dictionary: Whether both languages have one dictionary.
-        dictionary_limit: Largest number of ids of a dictionary.
+        cutter: Segmentation; missing codes are learned from the training text.
+        joint_dictionary: Whether both languages share one dictionary.
+        dictionary_limit: Maximum number of ids of a dictionary.
         languages: Codes of the source and the target language.
     """
 
@@ -91,7 +91,7 @@ class Preparation:
     title: str
 
     def run(self, writer: CacheWriter) -> None:
-        """Add everything to a cache."""
+        """Run all steps and write the results to a cache."""
         checked = {
             name: check_pair(pair, self.empty_lines) for name, pair in self.text.splits.items()
         }
@@ -108,7 +108,7 @@ class Preparation:
         if self.cleaning.counts and not self.cleaning.by_pieces:
             full["train"] &= self._clean(lambda side: self._words("train", side))
         if not full["train"].any():
-            raise DataError(f"{self._file('train')}: no sentence pair is left after cleaning")
+            raise DataError(f"{self._file('train')}: no sentence pairs remain after cleaning")
         self.cutter = self._learn(self._parts(full)["train"][1])
         for name, side in itertools.product(sizes, SIDES):
             self._pieces_file(name, side, sizes[name])
@@ -117,7 +117,7 @@ class Preparation:
         parts = self._parts(full)
         for name, (_, chosen) in parts.items():
             if not chosen.any():
-                raise DataError(f"{self._file(name)}: no sentence pair is left for {name}")
+                raise DataError(f"{self._file(name)}: no sentence pairs remain for {name}")
         coder = TextCoder(self.cutter, *self._dictionaries(parts["train"][1]))
         unknown = {name: self._write(writer, coder, name, *parts[name]) for name in parts}
         facts = {
@@ -150,7 +150,7 @@ class Preparation:
         self.job.lines(f"{name}.{side}.pieces", self._words(name, side), total, pieces, title)
 
     def _words(self, name: str, side: Side) -> Iterator[str]:
-        """Yield what is cut into pieces, of every line of a split."""
+        """Yield the units to segment, for every line of a split."""
         if self.cutter.method == "moses_bpe":
             return lines_of(self.job.folder / f"{name}.{side}.words.txt")
         if self.cutter.method == "prepared":
@@ -176,7 +176,7 @@ class Preparation:
     def _parts(
         self, full: dict[str, npt.NDArray[np.bool_]]
     ) -> dict[str, tuple[str, npt.NDArray[np.bool_]]]:
-        """Return the split whose lines each split is taken from, and which of them."""
+        """Return, for each split, the split that contains its lines and a mask of them."""
         parts = {name: (name, chosen) for name, chosen in full.items()}
         if self.text.held_out_every:
             every, held_out = self.text.held_out_every, np.zeros_like(full["train"])
@@ -205,14 +205,15 @@ class Preparation:
                 if language not in given:
                     have = shown_name(next(iter(given.values())))
                     raise DataError(
-                        f"found {have}, but no dict.{language}.txt beside it; add it, or remove "
-                        f"both to have dictionaries made"
+                        f"found {have}, but missing dict.{language}.txt in the same folder; add "
+                        f"it, or "
+                        f"remove both to build dictionaries from the text"
                     )
             source, target = (self._given_dictionary(language) for language in self.languages)
             if self.joint_dictionary and source != target:
                 raise DataError(
-                    f"{' and '.join(shown_name(path) for path in given.values())} differ, so they "
-                    f"are no joint dictionary; set joint_dictionary to false"
+                    f"{' and '.join(shown_name(path) for path in given.values())} differ, but "
+                    f"joint_dictionary is true; set it to false"
                 )
             return source, source if source == target else target
         if self.joint_dictionary:
@@ -240,46 +241,47 @@ class Preparation:
         origin: str,
         chosen: npt.NDArray[np.bool_],
     ) -> dict[Side, list[int]]:
-        """Write a split; return the number of unknown tokens, and of all, by side."""
+        """Write a split; return the numbers of unknown and of all tokens, by side."""
         counts: dict[Side, list[int]] = {}
         for side in SIDES:
             lines = itertools.compress(lines_of(self._pieces_path(origin, side)), chosen)
             ids = map(partial(coder.ids, side), lines)
             counts[side] = list(write_sentences(writer, f"{name}_{side}", ids))
-            self._refuse_other_dictionary(name, side, *counts[side])
+            self._reject_other_dictionary(name, side, *counts[side])
             if name != "train":
                 shown = itertools.compress(self._shown(origin, side), chosen)
                 writer.add_text(f"{name}_{side}_lines", "\n".join(shown))
         return counts
 
     def _shown(self, name: str, side: Side) -> Iterator[str]:
-        """Yield the lines as they stand; the words of lines that were cut into pieces already."""
+        """Yield the original lines; for segmented text, the words."""
         if self.cutter.method in ("prepared", "words"):
             return (joined(line.split()) for line in self._raw(name, side))
         return iter(self._raw(name, side))
 
-    def _refuse_other_dictionary(self, name: str, side: Side, unknown: int, total: int) -> None:
+    def _reject_other_dictionary(self, name: str, side: Side, unknown: int, total: int) -> None:
         if name == "train" and self.text.dictionaries and unknown > _MOST_UNKNOWN * total:
             path = self.text.dictionaries[self.languages[SIDES.index(side)]]
             raise DataError(
                 f"{shown_name(path)} lacks {unknown} of the {total} tokens of "
-                f"{getattr(self.text.splits[name], side).name} ({100 * unknown / total:.0f} %): "
-                f"it belongs to other text; remove it, or cut the text with its codes"
+                f"{getattr(self.text.splits[name], side).name} ({100 * unknown / total:.0f} %), "
+                f"so it "
+                f"was built from other text; remove it, or segment the text with its codes"
             )
 
 
 def is_prepared(lines: Lines) -> bool:
-    """Whether text was cut into pieces already, by the marks in its first lines."""
+    """Whether text is already segmented, judged by the markers in its first lines."""
     return any(_CUT.search(line) for line in itertools.islice(lines, _LOOKED_AT))
 
 
 def read_codes(path: Path) -> Codes:
-    """Read BPE codes; a DataError names the file and the line that is wrong."""
+    """Read BPE codes; a DataError names the file and the invalid line."""
     return Codes.from_text(read_text(path), shown_name(path))
 
 
 def read_text(path: Path) -> str:
-    """Read a small file; a DataError if it is missing or not UTF-8."""
+    """Read a small file; raises DataError if it is missing or not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:

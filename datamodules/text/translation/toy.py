@@ -1,4 +1,4 @@
-"""A language pair that is made by rules: tests, smoke runs, profiling."""
+"""A rule-based language pair for tests, smoke runs and profiling."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["ToyTranslation"]
 
 _SPLITS = {"train": "train", "val": "valid", "test": "test"}
 _WORDS_PER_CLAUSE = 5
-_ENDINGS = {"n": "o", "a": "i", "v": "u"}  # of nouns, adjectives and verbs of the target language
+_ENDINGS = {"n": "o", "a": "i", "v": "u"}  # nouns, adjectives and verbs of the target language
 
 
 @with_defaults(num_val=64, num_test=64, max_tokens=512, max_length=64)
 class ToyTranslation(Generated, Translation):
-    """Clauses whose translation follows rules: a word for each word, in another order.
+    """Clauses with a rule-based, word-by-word translation in another word order.
 
-    A clause of the source is subject, verb, adjective, object, particle (`n3 v1 a0 n2 p`); the
-    target puts the verb last and the adjective behind its noun, gives each word an ending by its
-    kind, and repeats the particle at the beginning of the sentence. Pair i of a split is a pure
-    function of (data_seed, split, i), and no file is read.
+    A source clause is subject, verb, adjective, object, particle (`n3 v1 a0 n2 p`); the target
+    puts the verb last and the adjective after its noun, adds an ending to each word by its part of
+    speech, and repeats the particle at the start of the sentence. Pair i of a split is a pure
+    function of (data_seed, split, i); no files are read.
 
     Args:
-        num_words: Nouns, and half as many verbs and adjectives.
-        max_clauses: Most clauses of a sentence.
+        num_words: Number of nouns, and twice the number of verbs and of adjectives.
+        max_clauses: Maximum number of clauses per sentence.
         data_seed: Seed of the sentences.
         **kwargs: Arguments of Generated (pairs of the splits) and Translation.
     """
@@ -52,15 +52,15 @@ class ToyTranslation(Generated, Translation):
         self._sizes = [num_words, max_clauses, data_seed]
 
     def identity(self) -> dict[str, Any]:
-        """What decides the sentences."""
+        """Return the settings that determine the sentences."""
         return {"pairs": self.num_samples, "sizes": self._sizes}
 
     def sources(self) -> list[Path]:
-        """No file."""
+        """Return no files: the data are generated."""
         return []
 
     def folder_for(self, job: LineJob) -> Path:
-        """Write the sentences to the folder of the job."""
+        """Write the sentences to the job's folder."""
         for name, file in _SPLITS.items():
             pairs = list(self._pairs_of(name))
             for side, language in enumerate(self.languages):
@@ -78,7 +78,7 @@ class ToyTranslation(Generated, Translation):
 
 
 def _sentence(clauses: list[list[int]], num_words: int) -> tuple[str, str]:
-    """Return a sentence and its translation, of one row of numbers per clause."""
+    """Return a sentence and its translation, from one row of numbers per clause."""
     few = max(1, num_words // 2)
     source: list[str] = []
     target: list[str] = []

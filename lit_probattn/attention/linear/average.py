@@ -24,28 +24,15 @@ from lit_probattn.base.graphs import once_differentiable
 _MOST_CHUNKS = 16  # of a span: their running sums are one product with a triangle
 
 
-class Average(NamedTuple):
-    """What `causal_average` computes.
-
-    Args:
-        row_map: `elu` or `relu`, applied to queries; `none` if they are features already.
-        col_map: the same of keys.
-        eps: added to the sums.
-        factor: c.
-    """
-
-    row_map: str
-    col_map: str
-    eps: float
-    factor: float
-
-
 def causal_average(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    given: Average,
     *,
+    row_map: str = "none",
+    col_map: str = "none",
+    eps: float = 0.0,
+    factor: float = 1.0,
     chunk: int | None = None,
     span: int | None = None,
 ) -> Tensor:
@@ -57,7 +44,10 @@ def causal_average(
         query: (B, H, N, F), float32 or float64.
         key: as many, (B, H_kv, N, F), H_kv a divisor of H.
         value: (B, H_kv, N, E).
-        given: feature maps and constants.
+        row_map: `elu` or `relu`, applied to queries; `none` if they are features already.
+        col_map: the same of keys.
+        eps: added to the sums.
+        factor: c.
         chunk: positions per chunk; None chooses by F.
         span: pairs of positions that are in flight; None takes the device's.
     """
@@ -66,7 +56,8 @@ def causal_average(
     chunk = max(1, min(chunk_length(query.shape[-1]) if chunk is None else chunk, length))
     span = device_budget(SPAN_PAIRS, query.device) if span is None else span
     spans = _spans(grouped, chunk, max(1, span // (grouped.shape[2] * chunk * chunk)))
-    out: Tensor = _CausalAverage.apply(grouped, key, value, given, spans)
+    form = row_map, col_map, eps, factor
+    out: Tensor = _CausalAverage.apply(grouped, key, value, spans, *form)
     return out.flatten(1, 2)
 
 
@@ -162,7 +153,15 @@ class _CausalAverage(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, given: Average, spans: list[_Span]
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        spans: list[_Span],
+        row_map: str,
+        col_map: str,
+        eps: float,
+        factor: float,
     ) -> Tensor:
         batch, heads, groups, length, features = query.shape
         size = value.shape[-1]
@@ -172,8 +171,8 @@ class _CausalAverage(torch.autograd.Function):
         triangles, least = _Triangles(groups, value), torch.finfo(value.dtype).tiny
         saved = []
         for part in spans:
-            rows = part.features(given.row_map, query)
-            f = part.features(given.col_map, key[:, :, None])
+            rows = part.features(row_map, query)
+            f = part.features(col_map, key[:, :, None])
             v = part.matrices(value[:, :, None])
             mask, before, _ = triangles.of(part)
             here = part.batch, part.heads
@@ -181,15 +180,15 @@ class _CausalAverage(torch.autograd.Function):
             totals = _running(f.sum(1).unsqueeze(-1), total_state[here], before)
             pairs = (rows @ f.mT).mul_(mask)
             total = (rows * totals.mT).sum(-1, keepdim=True)
-            total.add_(pairs.sum(-1, keepdim=True)).add_(given.eps)
-            inverse = (given.factor / total).masked_fill_(total < least, 0.0)
+            total.add_(pairs.sum(-1, keepdim=True)).add_(eps)
+            inverse = (factor / total).masked_fill_(total < least, 0.0)
             product = torch.bmm(pairs, v).baddbmm_(rows, states)
             place = part.of(out)
             torch.mul(product.view(place.shape), inverse.view(*place.shape[:-1], 1), out=place)
             saved += [rows, f, pairs, states, totals]
             saved.append(inverse.masked_fill_(total < least**0.5, 0.0))
         ctx.save_for_backward(value, out, *saved)
-        ctx.given, ctx.spans = given, spans
+        ctx.spans, ctx.form = spans, (row_map, col_map, factor)
         ctx.places = [(x.shape, x.stride()) for x in (query, key)]  # not their numbers
         return out
 
@@ -197,7 +196,7 @@ class _CausalAverage(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         value, out, *saved = ctx.saved_tensors
-        given: Average = ctx.given
+        row_map, col_map, factor = ctx.form
         grad_query, grad_key = (value.new_empty_strided(*place) for place in ctx.places)
         grad_value = torch.empty_like(value)
         batch, heads, groups, _, features = grad_query.shape
@@ -211,16 +210,16 @@ class _CausalAverage(torch.autograd.Function):
             mask, _, behind = triangles.of(part)
             n = torch.empty(place.shape, dtype=v.dtype, device=v.device)
             torch.mul(place, part.of(out), out=n)
-            d = n.sum(-1, keepdim=True).view_as(inverse).mul_(inverse).mul_(-1.0 / given.factor)
+            d = n.sum(-1, keepdim=True).view_as(inverse).mul_(inverse).mul_(-1.0 / factor)
             torch.mul(place, inverse.view(*place.shape[:-1], 1), out=n)
             n = n.view(*rows.shape[:2], -1)
             grad_pairs = (n @ v.mT).add_(d).mul_(mask)
             grad = torch.bmm(grad_pairs, f).baddbmm_(n, states.mT).addcmul_(d, totals.mT)
-            slope_(given.row_map, grad, rows, part.of(grad_query))
+            slope_(row_map, grad, rows, part.of(grad_query))
             states = _running(rows.mT @ n, later[here], behind, 0)
             totals = _running((rows * d).sum(1).unsqueeze(-1), later_total[here], behind, 0)
             grad = torch.bmm(grad_pairs.mT, rows).baddbmm_(v, states.mT).add_(totals.mT)
-            slope_(given.col_map, grad, f, part.of(grad_key[:, :, None]))
+            slope_(col_map, grad, f, part.of(grad_key[:, :, None]))
             grad = torch.bmm(pairs.mT, n).baddbmm_(f, states)
             part.of(grad_value[:, :, None]).copy_(grad.view(part.of(value[:, :, None]).shape))
-        return grad_query, grad_key, grad_value, None, None
+        return grad_query, grad_key, grad_value, None, None, None, None, None

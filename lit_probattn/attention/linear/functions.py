@@ -19,7 +19,7 @@ from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.engines.kernels import kernel_refusal
 from lit_probattn.attention.engines.table import LACKS_OF_BLOCKS, LACKS_OF_OPERATORS
-from lit_probattn.attention.linear.average import Average, causal_average
+from lit_probattn.attention.linear.average import causal_average
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.masks import Masks, span
@@ -272,8 +272,13 @@ def _causal_average(given: HeadCall, arguments: Linear) -> Tensor:
     else:
         col_map, rows, cols = "none", query, _mixed_keys(given, arguments)[0]
     factor = 1.0 if form.output_scale == "one" else query.shape[-1] ** -0.5
-    value, given_maps = drop_values(value, dropout), Average(row_map, col_map, form.eps, factor)
-    return causal_average(rows, real_keys(cols, masks), value, given_maps)
+    return causal_average(
+        *(rows, real_keys(cols, masks), drop_values(value, dropout)),
+        row_map=row_map,
+        col_map=col_map,
+        eps=form.eps,
+        factor=factor,
+    )
 
 
 def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:

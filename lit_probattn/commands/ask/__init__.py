@@ -1,1 +1,1 @@
-"""`lit-probattn ask`: what every variant costs at your sizes, before anything is trained."""
+"""`lit-probattn ask`: predicted cost of every variant at given sizes."""

@@ -1,12 +1,12 @@
-"""What every variant costs at your sizes: one ranked table, before anything is trained.
+"""Predict the cost of every variant at given sizes, as a ranked table.
 
     lit-probattn ask --embed_dim 512 --seq_len 4096 --num_heads 8 --batch 8
     lit-probattn ask --model timm:vit_small_patch16_224 --swap mgk --heads 0.5
 
-One attention layer in float32, with the same attention dropout for all variants. Parameters and
-multiply-adds are those of the equation; memory is predicted on fake tensors, nothing is allocated.
-`--num_heads` are those of softmax attention; every variant has the share of them that its
-configuration has (MGK half), and the same head size.
+The costs are those of one attention layer in float32, with the same attention dropout for all
+variants. Parameters and multiply-adds follow from the equation; memory is predicted on fake tensors
+without allocation. `--num_heads` is the number of heads of softmax attention; every variant has the
+ratio of heads in its configuration (MGK one half), and the same head size.
 """
 
 from __future__ import annotations
@@ -44,29 +44,38 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser."""
     parser = Parser("lit-probattn ask", __doc__)
     add = parser.add_argument
-    add("--attention", nargs="+", metavar="NAME", help="these only, files of your own too")
+    add("--attention", nargs="+", metavar="NAME", help="variants, or your own files (default: all)")
     add("--embed_dim", type=int, help="width of the layer")
-    add("--seq_len", type=int, help="tokens of a sequence (with --model 512 if not given)")
-    add("--num_heads", type=int, default=8, help="heads of softmax attention (default 8)")
-    add("--batch", type=int, default=8, help="sequences of a step (default 8)")
+    add("--seq_len", type=int, help="sequence length (default with --model: 512)")
+    add("--num_heads", type=int, default=8, help="number of softmax heads (default 8)")
+    add("--batch", type=int, default=8, help="batch size (default 8)")
     add("--causal", action="store_true", help="causal attention")
-    add("--dropout", type=float, default=0.1, help="attention dropout, of all (default 0.1)")
+    add(
+        "--dropout", type=float, default=0.1, help="attention dropout of all variants (default 0.1)"
+    )
     add("--device", default="cpu", help=f"{', '.join(DEVICES)} (default cpu)")
     add("--equal_heads", action="store_true", help="every variant has --num_heads heads")
-    add("--sort", default="memory", help=f"{', '.join(SORTS)} (default memory, in training)")
-    add("--use", nargs="+", metavar="NAME", help="show how to use these (default: the first)")
-    add("--measured", metavar="FOLDER", help="results of a sweep with times at these sizes")
-    add("--write_sweep", metavar="FILE", help="write the sweep that measures these times")
-    add("--json", action="store_true", help="print everything as JSON")
-    add("--model", metavar="NAME", help="timm:NAME or hf:TYPE: what a swap changes, by layer")
+    add("--sort", default="memory", help=f"{', '.join(SORTS)} (default: training memory)")
+    add(
+        "--use",
+        nargs="+",
+        metavar="NAME",
+        help="show how to use these variants (default: the first)",
+    )
+    add("--measured", metavar="FOLDER", help="read times from this sweep's results (same sizes)")
+    add("--write_sweep", metavar="FILE", help="write a sweep config that times these sizes")
+    add("--json", action="store_true", help="print all results as JSON")
+    add(
+        "--model", metavar="NAME", help="timm:NAME or hf:TYPE: print the effect of a swap, by layer"
+    )
     add("--swap", default="mgk", help="with --model: mgk, smgk or softmax (default mgk)")
-    add("--heads", type=float, default=0.5, help="with --model: share that stays (default 0.5)")
+    add("--heads", type=float, default=0.5, help="with --model: ratio of heads kept (default 0.5)")
     add_flag(parser)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit status: 2 for what a user got wrong, with one line."""
+    """Print the table; return the exit status: 2 for a user error, with one line."""
     options = make_parser().parse_args(arguments)
     try:
         lines = _model_lines(options) if options.model is not None else _lines(options)
@@ -80,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _lines(options: argparse.Namespace) -> list[str]:
     for name in ("embed_dim", "seq_len"):
         if getattr(options, name) is None:
-            raise ConfigError(f"--{name} is missing: give --embed_dim and --seq_len, or --model")
+            raise ConfigError(f"--{name} is missing: pass --embed_dim and --seq_len, or --model")
     if options.sort not in SORTS:
         raise ConfigError(f"--sort: unknown order {options.sort!r}{nearest(options.sort, SORTS)}")
     check_device(options.device)
@@ -104,10 +113,12 @@ def _lines(options: argparse.Namespace) -> list[str]:
     found = answers(chosen, question)
     found = with_times(found, rows, question)
     if options.sort == "time" and all(each.training_s is None for each in found):
-        told = f"no steps in {options.measured} are of" if options.measured else "none is given for"
+        told = (
+            f"{options.measured} has no times for" if options.measured else "there are no times for"
+        )
         raise ConfigError(
-            f"--sort time: {told} these sizes on {options.device}; --measured takes "
-            "times, and --write_sweep writes the sweep that measures them"
+            f"--sort time: {told} these sizes on {options.device}; --measured reads "
+            "times, and --write_sweep writes a sweep config that measures them"
         )
     found = ranked(found, options.sort)
     if options.write_sweep:
@@ -119,7 +130,7 @@ def _lines(options: argparse.Namespace) -> list[str]:
 
 
 def ranked(found: Sequence[Answer], by: str) -> list[Answer]:
-    """Return the answers, the cheapest first; those without the number last."""
+    """Return the answers, cheapest first; unknown costs last."""
 
     def key(each: Answer) -> tuple[float, str]:
         value = SORTS[by](each)
@@ -132,16 +143,16 @@ def _head(question: Question, by: str) -> list[str]:
     causal = "causal" if question.is_causal else "not causal"
     return [
         f"One attention layer of width {question.embed_dim}: {question.batch_size} sequences of "
-        f"{question.seq_len} tokens, {causal}, heads of {question.head_dim}, float32, attention "
+        f"{question.seq_len} tokens, {causal}, head size {question.head_dim}, float32, attention "
         f"dropout {question.dropout:g} for every variant; device {question.device}; by {by}.",
-        "Multiply-adds: matrix products of one forward pass by the equation; causal masks never "
-        "halve. Memory: weights, inputs and the peak of one step, predicted for these "
+        "Multiply-adds: matrix products of one forward pass by the equation; causal masks do not "
+        "reduce them. Memory: weights, inputs and the peak of one step, predicted for these "
         "backends (training, inference).",
     ]
 
 
 def table(found: Sequence[Answer]) -> list[str]:
-    """Return the table as lines, in the order of the answers; problems are at its end."""
+    """Return the lines of the table, in the order of the answers, with problems at the end."""
     timed = any(each.training_s or each.inference_s for each in found)
     titles = ["", "variant", "heads", "parameters", "multiply-adds", "training", "inference"]
     titles += ["step", "forward"] if timed else []
@@ -162,20 +173,20 @@ def table(found: Sequence[Answer]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
-    lines += [f"no numbers: {e.name}: {e.problem}" for e in found if e.problem is not None]
+    lines += [f"not available: {e.name}: {e.problem}" for e in found if e.problem is not None]
     return lines
 
 
 def _foot(found: Sequence[Answer], options: argparse.Namespace) -> list[str]:
     lines = []
     if not any(each.training_s or each.inference_s for each in found):
-        told = f"no times in {options.measured} are of" if options.measured else "none given for"
+        told = f"{options.measured} has no times for" if options.measured else "not measured for"
         first = "" if options.write_sweep else "add --write_sweep ask.yaml, then"
         lines += [
             f"Time: {told} these sizes on {options.device}. To measure it there: {first}".rstrip(),
             f"  lit-probattn sweep --config {options.write_sweep or 'ask.yaml'} "
             "--out runs/profiling/ask",
-            "and ask again with --measured runs/profiling/ask.",
+            "then repeat this command with --measured runs/profiling/ask.",
             "",
         ]
     good = {each.name: each for each in found if each.problem is None}
@@ -190,7 +201,7 @@ def _foot(found: Sequence[Answer], options: argparse.Namespace) -> list[str]:
 def _model_lines(options: argparse.Namespace) -> list[str]:
     for name in ("attention", "use", "measured", "write_sweep"):
         if getattr(options, name) is not None:
-            raise ConfigError(f"--model takes no --{name}, which belongs to one layer")
+            raise ConfigError(f"--model does not support --{name}, which applies to one layer")
     from lit_probattn.commands.ask.models import changes
 
     seq_len = 512 if options.seq_len is None else options.seq_len
@@ -215,7 +226,7 @@ def _model_lines(options: argparse.Namespace) -> list[str]:
         for pairs in ([each.parameters for each in found], [each.macs for each in found])
     ]
     return [
-        f"{options.model} ({told}), swapped for {options.swap} with heads={options.heads:g}:",
+        f"{options.model} ({told}), swapped to {options.swap} with heads={options.heads:g}:",
         "",
         *lines,
         "",

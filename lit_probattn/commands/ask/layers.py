@@ -1,4 +1,4 @@
-"""What one attention layer of every variant costs: parameters, operations, predicted memory."""
+"""Cost of one attention layer of every variant: parameters, operations, predicted memory."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from lit_probattn.randomness import RandomKey
 from profiling.cost.exact import attention_cost
 
 BASELINE = "softmax"
-RELEASED = "as_released/"  # presets that repeat published code
+RELEASED = "as_released/"  # presets of published code
 _GOOD_FOR = "Good for:"
-# Predictions go through all blocks of a layer, so they take the longer the longer it is.
+# Predictions visit all blocks of a layer, so their time grows with the sequence length.
 _MOST = 2**20
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked for.
+    """Sizes for which costs are predicted.
 
     Args:
         embed_dim: C.
         seq_len: N.
-        num_heads: heads of softmax attention, E = C / H of all variants.
+        num_heads: number of softmax heads; E = C / H for all variants.
         batch_size: B.
         is_causal: causal attention.
-        dropout: of attention weights, equal for all variants.
-        device: `cpu`, `cuda`, or a word of a GPU's name.
-        equal_heads: every variant has H heads, instead of the share of its configuration.
+        dropout: attention dropout, equal for all variants.
+        device: `cpu`, `cuda`, or a GPU name.
+        equal_heads: every variant has H heads, instead of the ratio in its configuration.
 
     Raises:
-        ConfigError: sizes do not fit.
+        ConfigError: sizes are inconsistent.
     """
 
     embed_dim: int
@@ -76,7 +76,7 @@ class Question:
             near = min(fitting, key=lambda h: abs(h - self.num_heads))
             raise ConfigError(
                 f"--num_heads must divide --embed_dim, received {self.num_heads} and "
-                f"{self.embed_dim}; the nearest that does is {near}"
+                f"{self.embed_dim}; the nearest divisor is {near}"
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(f"--dropout must be in [0, 1), received {self.dropout}")
@@ -94,21 +94,21 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a variant costs; None is not known.
+    """Cost of a variant; None for unknown values.
 
     Args:
-        name: of its configuration, or its file.
-        class_path: of its layer, with `options` its arguments.
-        good_for: a sentence of its configuration.
-        num_heads: of this layer.
-        parameters: of one layer.
+        name: name of its preset or file.
+        class_path: class of the layer, with arguments `options`.
+        good_for: recommendation in its configuration.
+        num_heads: number of heads of the layer.
+        parameters: number of parameters of one layer.
         macs: multiply-adds of one forward pass, by the equation.
-        training_bytes: weights, inputs and the peak of a step above them.
+        training_bytes: weights, inputs and peak memory of a step.
         inference_bytes: the same without gradients.
-        backends: what `auto` chooses in training and inference.
+        backends: backends that `auto` selects in training and inference.
         training_s: measured median of a step; see `measured`.
         inference_s: the same without gradients.
-        problem: why there are no numbers.
+        problem: reason for missing values.
     """
 
     name: str
@@ -128,48 +128,48 @@ class Answer:
 
     @classmethod
     def of(cls, name: str, class_path: str, options: dict[str, Any], **known: Any) -> Answer:
-        """Return an answer of which this is known."""
+        """Return an answer with the known values."""
         unknown: dict[str, Any] = dict.fromkeys(each.name for each in fields(cls)[3:])
         return cls(name, class_path, options, **(unknown | {"good_for": "", "uses": {}} | known))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return JSON-compatible values."""
         return asdict(self)
 
 
 def names() -> list[str]:
-    """Return the variants that are compared: all but the presets of released code."""
+    """Return the variants to compare: all but the presets of released code."""
     return [name for name in list_attention() if not name.startswith(RELEASED)]
 
 
 def check_known(name: str) -> None:
-    """Refuse a variant that has no file, or whose class cannot be had.
+    """Raise for a variant without a file, or whose class cannot be imported.
 
     Raises:
-        ConfigError: it says why.
+        ConfigError: the message gives the reason.
     """
     class_of(attention_entry(file_named("attention", name))["class_path"])
 
 
 def good_for(name: str) -> str:
-    """Return what the configuration of a variant says that it is good for, in one line."""
+    """Return the recommendation in the configuration of a variant, in one line."""
     lines = comment_of(find(file_named("attention", name)))
     told = [line.removeprefix(_GOOD_FOR).strip() for line in lines if line.startswith(_GOOD_FOR)]
     return " ".join(told)
 
 
 def heads(options: Mapping[str, Any], question: Question, baseline: int) -> dict[str, int]:
-    """Return the heads of a variant: the share of softmax's that its configuration has.
+    """Return the numbers of heads of a variant, by their ratio to softmax in its configuration.
 
-    FiSH has the local heads of softmax, and global ones in its configuration's share.
+    FiSH has the local heads of softmax, and global heads by the ratio in its configuration.
 
     Args:
-        options: of the configuration.
-        question: what is asked for.
-        baseline: heads of softmax's configuration.
+        options: arguments in the configuration.
+        question: requested sizes.
+        baseline: number of heads in softmax's configuration.
 
     Raises:
-        ConfigError: the share is not a whole number of heads.
+        ConfigError: the result is not a whole number of heads.
     """
     own = options.get("num_heads", baseline)
     share = Fraction(1)
@@ -187,7 +187,7 @@ def heads(options: Mapping[str, Any], question: Question, baseline: int) -> dict
 
 
 def answer(name: str, question: Question) -> Answer:
-    """Return what a variant costs; what is wrong becomes its problem."""
+    """Return the cost of a variant; an error becomes its problem."""
     entry = attention_entry(file_named("attention", name))
     base = attention_entry(file_named("attention", BASELINE))["init_args"]["num_heads"]
     path, options = entry["class_path"], dict(entry["init_args"])
@@ -203,7 +203,7 @@ def answer(name: str, question: Question) -> Answer:
 
 
 def answers(chosen: Sequence[str], question: Question) -> list[Answer]:
-    """Return what every variant costs, in this order."""
+    """Return the costs of the variants, in this order."""
     return [answer(name, question) for name in chosen]
 
 
@@ -234,7 +234,7 @@ def build(known: Answer, question: Question) -> Attention:
 
 
 def operations(layer: Attention, seq_len: int) -> int:
-    """Return the multiply-adds of one sequence: the layer's closed form, or counted without one."""
+    """Return the multiply-adds of one sequence, from the layer's closed form or else counted."""
     try:
         return attention_cost(layer, seq_len).macs
     except UnsupportedError:
@@ -246,7 +246,7 @@ def operations(layer: Attention, seq_len: int) -> int:
 
 
 def choose(layer: Attention, question: Question, train: bool) -> str:
-    """Return what `auto` chooses on the device; library and kernels are taken to pass tests."""
+    """Return the backend that `auto` selects on the device, assuming passed self-tests."""
     core = layer.core.train(train)
     sizes = (question.batch_size, question.seq_len, question.seq_len)
     dropout = train and question.dropout > 0.0
@@ -255,14 +255,14 @@ def choose(layer: Attention, question: Question, train: bool) -> str:
 
 
 def memory(known: Answer, question: Question, backend: str, train: bool) -> int:
-    """Predict the peak of a step of one layer, weights and inputs included, in bytes.
+    """Predict the peak memory of a step of one layer, with weights and inputs, in bytes.
 
-    What the backend makes with the device's sizes of blocks, on tensors without memory.
+    The backend runs with the device's block sizes on tensors without memory.
 
     Args:
         known: the variant.
         question: sizes.
-        backend: what runs.
+        backend: the backend that runs.
         train: whether gradients are computed.
     """
     sizes = (question.batch_size, question.seq_len, question.embed_dim)
@@ -280,14 +280,14 @@ def memory(known: Answer, question: Question, backend: str, train: bool) -> int:
 
         return step, (layer, inputs)
 
-    if backend == "sdpa":  # PyTorch chooses its kernel by the device
+    if backend == "sdpa":  # PyTorch selects its kernel by device
         return sum(predicted_bytes(make))
     with recording():
         return sum(outlined_bytes(make, question.kind, IMPLEMENTATIONS))
 
 
 def uses(known: Answer, question: Question) -> dict[str, list[str]]:
-    """Return the two lines of Python, and of YAML, that use a variant."""
+    """Return the lines of Python and of YAML that use a variant."""
     words = {"num_heads": known.options["num_heads"], "head_dim": question.head_dim}
     written = attention_entry(file_named("attention", known.name))["init_args"]
     words |= {k: v for k, v in known.options.items() if k not in words and v != written.get(k)}
@@ -305,12 +305,12 @@ def uses(known: Answer, question: Question) -> dict[str, list[str]]:
 
 
 def _yaml(value: Any) -> str:
-    """Write a value of an option; JSON is YAML."""
+    """Format the value of an option; JSON is valid YAML."""
     return json.dumps(value) if not isinstance(value, str) else value
 
 
 def sweep_text(question: Question, answers: list[Answer]) -> str:
-    """Return a file for `lit-probattn sweep` that measures the time of these variants."""
+    """Return a config of `lit-probattn sweep` that times these variants."""
     lines = [
         f"{MADE_BY} ask`: the time of one attention layer, for `ask --measured`.",
         "name: ask",
@@ -334,10 +334,10 @@ def sweep_text(question: Question, answers: list[Answer]) -> str:
 
 
 def write_sweep(path: Path, question: Question, answers: list[Answer]) -> None:
-    """Write that file.
+    """Write the sweep config.
 
     Raises:
-        ConfigError: it cannot be written, or another file is there.
+        ConfigError: it cannot be written, or the file exists.
     """
     refuse_to_replace([path])
     try:

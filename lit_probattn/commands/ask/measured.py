@@ -1,4 +1,4 @@
-"""Times of a user's sweep, for the variants and the place that are asked for."""
+"""Times of a user's sweep, matched to the requested variants and sizes."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from lit_probattn.commands.ask.layers import Answer, Question
 if TYPE_CHECKING:
     from profiling.measure.rows import ProfileRow
 
-# Words of GPUs' names; what was measured on any other is found by `cuda`.
+# Words in GPU names; other GPUs are matched by `cuda`.
 GPUS = ("a100", "a10", "b200", "gh200", "h100", "h200", "l4", "l40s", "rtx", "t4", "v100")
 DEVICES = ("cpu", "cuda", *GPUS)
 
 
 def check_device(name: str) -> None:
-    """Refuse a device that is none.
+    """Raise for an unknown device.
 
     Raises:
-        ConfigError: it names the nearest.
+        ConfigError: the message suggests the nearest.
     """
     if name not in DEVICES:
         raise ConfigError(f"--device: unknown device {name!r}{nearest(name, DEVICES)}")
 
 
 def rows_of(folder: Path) -> list[ProfileRow]:
-    """Return the measured times of a results folder of `lit-probattn sweep`.
+    """Return the measured times in a results folder of `lit-probattn sweep`.
 
     Raises:
-        ConfigError: no rows are there, or a file of them is damaged.
+        ConfigError: there are no rows, or their file is corrupt.
     """
     from profiling.measure.rows import read_rows  # pandas: half a second
 
     path = folder / "rows.jsonl"
     if not path.is_file():
         raise ConfigError(
-            f"--measured {folder}: no rows.jsonl there; give the results folder of "
+            f"--measured {folder}: missing rows.jsonl; pass the results folder of "
             "`lit-probattn sweep`"
         )
     try:
@@ -53,7 +53,7 @@ def rows_of(folder: Path) -> list[ProfileRow]:
 def with_times(
     answers: Iterable[Answer], rows: Iterable[ProfileRow], question: Question
 ) -> list[Answer]:
-    """Return the answers with the median times of steps at exactly this place."""
+    """Return the answers with the median times of steps at exactly these sizes."""
     times: dict[tuple[str, str, str], float] = {}
     for row in rows:
         if row.time_median_s is not None and _is_there(row, question):

@@ -1,4 +1,4 @@
-"""A model by its name: what `lit_probattn.swap` would make of each of its attention layers."""
+"""Effect of `lit_probattn.swap` on each attention layer of a named model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lit_probattn.interop.swap.report import Report
 from lit_probattn.measure.counters import torch_flops_by_module
 
 LIBRARIES = ("timm", "hf")
-# Sizes that a configuration of transformers is built with: its layers are alike, and words and the
-# width of what lies between them do not matter to them.
+# Reduced sizes for models of transformers: their layers are identical, and independent of the
+# vocabulary and of the MLP width.
 _REDUCED = {
     **{"num_hidden_layers": 2, "n_layer": 2, "num_layers": 2, "num_decoder_layers": 2},
     **{"vocab_size": 128, "intermediate_size": 64, "n_inner": 64, "d_ff": 64},
 }
-# Types whose attention a swap knows, as a test holds.
+# Model types that `swap` supports, as checked by a test.
 KNOWN = ("bert", "gpt2", "llama", "mistral", "qwen2", "roberta", "t5", "vit")
 
 
@@ -31,9 +31,9 @@ class Named:
     """A model and an input.
 
     Args:
-        model: with random weights; nothing is downloaded.
-        inputs: for one call on the meta device.
-        told: what of the model differs from the named one.
+        model: model with random weights; nothing is downloaded.
+        inputs: inputs of one call on the meta device.
+        told: how the model differs from the named one.
     """
 
     model: nn.Module
@@ -43,16 +43,16 @@ class Named:
 
 @dataclass(frozen=True)
 class LayerChange:
-    """One attention layer; pairs are before and after.
+    """Effect on one attention layer; pairs are (before, after).
 
     Args:
-        name: in the model.
+        name: name in the model.
         kind: the library's class.
-        action: `swapped`, or why not.
-        heads: query heads.
-        parameters: of the layer.
-        macs: multiply-adds of the layer in one call, its projections included.
-        cache_bytes: keys and values of one token.
+        action: `swapped`, or the reason why not.
+        heads: number of query heads.
+        parameters: number of parameters of the layer.
+        macs: multiply-adds of the layer in one call, with projections.
+        cache_bytes: size of the keys and values of one token.
     """
 
     name: str
@@ -64,21 +64,21 @@ class LayerChange:
     cache_bytes: tuple[int, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return JSON-compatible values."""
         return asdict(self)
 
 
 def changes(name: str, variant: str, heads: float, seq_len: int) -> tuple[list[LayerChange], str]:
-    """Return what a swap changes in each attention layer, and what was said of the model.
+    """Return the effect of a swap on each attention layer, and a remark about the model.
 
     Args:
         name: `timm:NAME` or `hf:TYPE`.
         variant: `mgk`, `smgk` or `softmax`.
-        heads: share of the heads that stays.
-        seq_len: tokens of one call of a language model.
+        heads: ratio of heads kept.
+        seq_len: number of tokens of a language model's call.
 
     Raises:
-        ConfigError: the model is not known, its package is missing, or it cannot be swapped.
+        ConfigError: the model is unknown or not supported, or its package is missing.
     """
     named = load(name, seq_len)
     before = _macs(named.model, named.inputs)
@@ -107,7 +107,7 @@ def _joined(report: Report, before: dict[str, int], after: dict[str, int]) -> li
 
 
 def _macs(model: nn.Module, inputs: Any) -> dict[str, int]:
-    """Count the multiply-adds of every module in one call, on a copy without memory."""
+    """Count the multiply-adds of every module in one call, on a meta-device copy."""
     there = copy.deepcopy(model).to("meta").eval()
 
     def call() -> object:
@@ -142,7 +142,7 @@ def _timm(name: str, seq_len: int) -> Named:
     model: Any = timm.create_model(name, pretrained=False)
     size = model.pretrained_cfg.get("input_size", (3, 224, 224))
     inputs = torch.empty(1, *size, device="meta")
-    return Named(model, inputs, f"one picture of {size[1]} x {size[2]}")
+    return Named(model, inputs, f"one image of {size[1]} x {size[2]}")
 
 
 def _transformers(name: str, seq_len: int) -> Named:
@@ -151,7 +151,7 @@ def _transformers(name: str, seq_len: int) -> Named:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     except ImportError as error:
         raise ConfigError(
-            f"--model hf:{name} needs transformers: pip install 'lit-probattn[interop]'"
+            f"--model hf:{name} requires transformers: pip install 'lit-probattn[interop]'"
         ) from error
     kinds = sorted(CONFIG_MAPPING)
     kind = name.removesuffix("-base")
@@ -161,8 +161,7 @@ def _transformers(name: str, seq_len: int) -> Named:
             f"; did you mean {family!r}?" if family in kinds else nearest(kind, kinds, lists=False)
         )
         raise ConfigError(
-            f"--model hf:{name}: unknown model{told or ';'} types that can be swapped: "
-            f"{', '.join(KNOWN)}"
+            f"--model hf:{name}: unknown model{told or ';'} supported types: {', '.join(KNOWN)}"
         )
     config = AutoConfig.for_model(kind)
     layers = next((getattr(config, k) for k in list(_REDUCED)[:3] if hasattr(config, k)), None)
@@ -176,12 +175,12 @@ def _transformers(name: str, seq_len: int) -> Named:
         model = AutoModel.from_config(config)
     except Exception as error:
         text = " ".join(str(error).split())[:200]
-        raise ConfigError(f"--model hf:{name}: its configuration gives no model: {text}") from error
-    told = f"default sizes of {kind}; two of its {layers} layers, which are alike; "
+        raise ConfigError(f"--model hf:{name}: cannot build its configuration: {text}") from error
+    told = f"default sizes of {kind}; two of its {layers} identical layers; "
     if hasattr(config, "image_size"):
         side = config.image_size
         inputs = {"pixel_values": torch.empty(1, 3, side, side, device="meta")}
-        return Named(model, inputs, f"{told}one picture of {side} x {side}")
+        return Named(model, inputs, f"{told}one image of {side} x {side}")
     words = torch.zeros(1, seq_len, dtype=torch.int64, device="meta")
     inputs = {"input_ids": words}
     if getattr(config, "is_encoder_decoder", False):

@@ -1,1 +1,1 @@
-"""The demo: two tiny models learn side by side, then one page shows them."""
+"""The demo: train two tiny models and compare them on one page."""

@@ -1,11 +1,11 @@
-"""Train two tiny models side by side for half a minute, then show what they learned and cost.
+"""Train two tiny models for half a minute, then show what they learned and their cost.
 
     lit-probattn demo
 
 Softmax attention, and sMGK attention with half the heads, learn nested MIN and MAX of digits from
-the same batches, which are made on the spot: no data, no network, no GPU. The page, one file, has
-learning curves, costs (counted, predicted and measured), a sample with both predictions, its
-attention maps, and what to do next. Ctrl-C ends training early and writes the page.
+the same batches, which are generated on the fly: no data, no network, no GPU. The page, a single
+file, has learning curves, costs (counted, predicted and measured), a sample with both predictions,
+its attention maps, and next steps. Ctrl-C ends training early and writes the page.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ SECONDS = 25.0
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's flags; none is matched by a prefix."""
+    """Return the parser."""
     parser = Parser("lit-probattn demo", __doc__)
     add = parser.add_argument
     add("--out", type=Path, default=OUT, help=f"folder of the page (default {OUT})")
-    add("--seconds", type=float, default=SECONDS, help=f"of training (default {SECONDS:.0f})")
-    add("--steps", type=int, help="of training, in place of seconds; repeats to the bit")
-    add("--seed", type=int, default=0, help="of weights and data (default 0)")
+    add("--seconds", type=float, default=SECONDS, help=f"training time (default {SECONDS:.0f})")
+    add("--steps", type=int, help="number of training steps instead of --seconds; reproducible")
+    add("--seed", type=int, default=0, help="seed of weights and data (default 0)")
     add("--no-open", action="store_true", help="do not open the page in a browser")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; return 2 for wrong usage, with one line, and 130 where it was interrupted."""
+    """Run the demo; return 2 for wrong usage, with one line, and 130 if it was interrupted."""
     options = make_parser().parse_args(arguments)
     wrong = _wrong(options)
     if wrong:
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(options)
     except KeyboardInterrupt:
-        print("interrupted; there is no page", file=sys.stderr)
+        print("interrupted; no page was written", file=sys.stderr)
         return 130
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _wrong(options: argparse.Namespace) -> str | None:
-    """Return what is wrong with the flags, in one line."""
+    """Return the error in the flags, in one line, or None."""
     if not 0 < options.seconds < float("inf"):
         return f"--seconds must be above 0, received {options.seconds:g}"
     if options.steps is not None and options.steps < 1:
@@ -65,12 +65,12 @@ def _wrong(options: argparse.Namespace) -> str | None:
     if not 0 <= options.seed < 2**63:
         return f"--seed must be at least 0 and below 2^63, received {options.seed}"
     if options.out.exists() and not options.out.is_dir():
-        return f"--out {options.out} is a file: name a folder"
+        return f"--out {options.out} is a file: expected a folder"
     return None
 
 
 def _run(options: argparse.Namespace) -> int:
-    options.out.mkdir(parents=True, exist_ok=True)  # before half a minute is spent
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before training
     # Importing PyTorch takes seconds.
     from datamodules import expressions
     from lit_probattn.base.files import refuse_to_replace, replace_text
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
     for side in sides:
         if not side.accuracy or side.accuracy[-1][0] != len(side.losses):
             side.evaluate(data[1])
-    print("measuring what a step costs ...", flush=True)
+    print("measuring the cost of a step ...", flush=True)
     replace_text(path, page.write(sides, cost.quantities(sides), data[1], finished))
     print(path, flush=True)
     if not options.no_open:
@@ -96,13 +96,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def open_page(path: Path) -> None:
-    """Open a page in the user's browser, if it can show a window."""
+    """Open a page in the user's browser if a display is available."""
     if has_display():
         webbrowser.open(path.absolute().as_uri())
 
 
 def has_display() -> bool:
-    """Whether a window can be shown; a browser in the terminal would hide what was printed."""
+    """Whether a window can be opened; a terminal browser would hide the printed lines."""
     if sys.platform in ("win32", "darwin"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

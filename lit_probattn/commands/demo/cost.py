@@ -1,4 +1,4 @@
-"""What both models cost: parameters, operations, a step's time, memory."""
+"""Costs of both models: parameters, operations, time per step, memory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lit_probattn.attention import Attention
 from lit_probattn.commands.demo.training import BATCH, VARIANTS, Side, make_model
 from lit_probattn.models.classifiers import Classifier
 
-LONG = 1024  # tokens; there the maps decide the cost, not the projections
+LONG = 1024  # tokens; at this length attention maps dominate the cost, not projections
 _ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One quantity of both sides.
+    """One quantity of both models.
 
     Args:
-        name: what it is, with its unit.
-        values: of the sides, in their order.
-        ratio: of the last side to the first.
-        digits: behind the point.
+        name: name with unit.
+        values: values of the models, in order.
+        ratio: ratio of the last model to the first.
+        digits: number of decimals.
         how: counted, predicted, or measured.
     """
 
@@ -39,7 +39,7 @@ class Quantity:
 
 
 def quantities(sides: Sequence[Side]) -> list[Quantity]:
-    """Count, predict and time both models, in the demo's size and with `LONG` tokens."""
+    """Count, predict and time both models, at the demo's size and with `LONG` tokens."""
     models = [side.model for side in sides]
     found = [
         _exact("parameters, whole model", [_parameters(model) for model in models], "counted"),
@@ -76,7 +76,7 @@ def _exact(name: str, values: Sequence[float], how: str, digits: int = 0) -> Qua
 
 
 def _timed(name: str, seconds: Sequence[Sequence[float]]) -> Quantity:
-    """Take medians; the ratio is the median of the ratios of each round."""
+    """Return medians, and the median of the ratios of each round."""
     ratios = [last / first for first, last in zip(seconds[0], seconds[-1], strict=False)]
     medians = tuple(1e3 * statistics.median(times) for times in seconds)
     return Quantity(name, medians, statistics.median(ratios), 1, "measured")
@@ -91,7 +91,7 @@ def _parameters(model: Classifier) -> int:
 
 
 def _step(attention: Callable[..., Attention], length: int) -> Callable[[], None]:
-    """Return a function that runs forward and backward of one text."""
+    """Return a function that runs forward and backward on one text."""
     model = make_model(attention, length)
     tokens = torch.randint(1, 16, (1, length), generator=torch.Generator().manual_seed(0))
     value = torch.zeros(1, dtype=torch.int64) + NUM_CLASSES // 2
@@ -104,7 +104,7 @@ def _step(attention: Callable[..., Attention], length: int) -> Callable[[], None
 
 
 def _in_turns(steps: Sequence[Callable[[], None]]) -> list[list[float]]:
-    """Return the seconds of several rounds of all steps; a first round is not timed."""
+    """Return the seconds of several rounds of all steps, after one warm-up round."""
     seconds: list[list[float]] = [[] for _ in steps]
     for number in range(_ROUNDS + 1):
         for step, times in zip(steps, seconds, strict=True):
@@ -116,7 +116,7 @@ def _in_turns(steps: Sequence[Callable[[], None]]) -> list[list[float]]:
 
 
 def _peak(attention: Callable[..., Attention]) -> int:
-    """Predict the peak memory of a step above what is resident, in bytes."""
+    """Predict the peak memory of a step above resident memory, in bytes."""
     from lit_probattn.base.memory import predicted_bytes
 
     def build() -> tuple[Callable[[], object], list[torch.nn.Module]]:

@@ -1,4 +1,4 @@
-"""The demo while it learns: bars that move on a terminal, a line per evaluation elsewhere."""
+"""Progress of the demo: live curves on a terminal, otherwise a line per evaluation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-_WIDTH = 40  # characters of a curve
-# Levels of a curve; what is done and what is left; a value that is missing.
+_WIDTH = 40  # characters per curve
+# Levels of a curve; completed and remaining progress; a missing value.
 _MARKS = (" ▁▂▃▄▅▆▇█", "━╌", "–")
 _ASCII = (" .:-=+*#@", "#-", "-")
 
 
 def marks(encoding: str) -> tuple[str, str, str]:
-    """Return the characters that a terminal of this encoding can show."""
+    """Return the characters that a terminal with this encoding supports."""
     try:
         "".join(_MARKS).encode(encoding)
     except (UnicodeEncodeError, LookupError):
@@ -30,27 +30,27 @@ def marks(encoding: str) -> tuple[str, str, str]:
 
 
 def spark(shares: Sequence[float], width: int = _WIDTH, levels: str = _MARKS[0]) -> str:
-    """Return numbers from 0 to 1 as a line of small bars, the newest at the end."""
+    """Return numbers from 0 to 1 as a sparkline, the newest at the end."""
     if len(shares) > width:
         shares = [shares[index * len(shares) // width] for index in range(width - 1)] + [shares[-1]]
     return "".join(levels[round(min(max(x, 0.0), 1.0) * (len(levels) - 1))] for x in shares)
 
 
 def line(sides: Sequence[Side]) -> str:
-    """Return the state of all sides in one line."""
+    """Return the state of all models in one line."""
     parts = [f"{side.name}: {100 * side.accuracy[-1][1]:.1f} % right" for side in sides]
     return f"step {len(sides[0].losses)}  " + "   ".join(parts)
 
 
 def table(sides: Sequence[Side], done: float, encoding: str = "utf-8") -> Table:
-    """Return the state of all sides as a table with a curve for each."""
+    """Return the state of all models as a table with a curve for each."""
     from rich.table import Table
 
     levels, bars, missing = marks(encoding)
     filled = round(done * _WIDTH)
     bar = bars[0] * filled + bars[1] * (_WIDTH - filled)
     shown = Table(box=None, pad_edge=False, title_justify="left", caption_justify="left")
-    shown.caption = f"{bar} {100 * done:.0f} %   step {len(sides[0].losses)}   Ctrl-C: show it now"
+    shown.caption = f"{bar} {100 * done:.0f} %   step {len(sides[0].losses)}   Ctrl-C: finish now"
     for column in ("model", "right on unseen expressions", "", "loss"):
         shown.add_column(column)
     for side in sides:
@@ -61,7 +61,7 @@ def table(sides: Sequence[Side], done: float, encoding: str = "utf-8") -> Table:
 
 
 class Display:
-    """Shows sides as they learn; to be used as a context. Without rich there are lines only."""
+    """Context manager that displays models during training; without rich, lines only."""
 
     def __init__(self, sides: Sequence[Side], file: TextIO | None = None) -> None:
         self.sides = sides
@@ -81,7 +81,7 @@ class Display:
         self._stack.close()
 
     def __call__(self, done: float) -> None:
-        """Show the state; `done` is the share of the work that is done."""
+        """Display the state; `done` is the completed fraction."""
         if self._live is not None:
             shown = table(self.sides, done, self._live.console.encoding)
             self._live.update(shown, refresh=True)
@@ -90,11 +90,11 @@ class Display:
 
 
 def _console(file: TextIO) -> Console | None:
-    """Return rich's console; None, and a line on a terminal, where rich is not installed."""
+    """Return rich's console; None, with a line on a terminal, if rich is not installed."""
     try:
         from rich.console import Console
     except ImportError:
         if file.isatty():
-            print("curves need the package rich: pip install 'lit-probattn[demo]'", file=file)
+            print("curves require the package rich: pip install 'lit-probattn[demo]'", file=file)
         return None
     return Console(file=file)

@@ -1,4 +1,4 @@
-"""Pictures of the demo's page as SVG: curves, and attention maps whose cells say what they are."""
+"""SVG figures of the demo's page: curves, and attention maps with labelled cells."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 COLOURS = ("#4477aa", "#cc6677")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 640, 260, 48, 24, 36
-_CELL, _EDGE = 13, 44  # of a map: a cell, and the margin with its tokens
+_CELL, _EDGE = 13, 44  # of a map: cell size, and margin for tokens
 
 
 def curves(lines: Mapping[str, Sequence[tuple[float, float]]], title: str, unit: str = "%") -> str:
-    """Return lines from (0, 0) up to 100 of `unit`, over steps; every point tells its numbers."""
+    """Return curves from (0, 0) up to 100 of `unit`, over steps, with values as tooltips."""
     last = max((x for points in lines.values() for x, _ in points), default=0) or 1
     across, down = _WIDTH - _LEFT - 12, _HEIGHT - _TOP - _BOTTOM
 
@@ -50,7 +50,7 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], title: str, unit:
 
 
 def attention_map(weights: Tensor, words: Sequence[str], name: str, colour: str) -> str:
-    """Return a map (N, N): a row per query, a column per key; darker is more, up to its largest."""
+    """Return a map (N, N): rows are queries, columns keys; darkness is relative to the maximum."""
     size = _EDGE + _CELL * len(words)
     largest = max(float(weights.max()), 1e-9)
     parts = [f'<figure><svg viewBox="0 0 {size} {size}" width="{size}" class="map">']
@@ -65,7 +65,9 @@ def attention_map(weights: Tensor, words: Sequence[str], name: str, colour: str)
         for column, (key, value) in enumerate(zip(words, values, strict=True)):
             place = f'x="{_EDGE + _CELL * column}" y="{_EDGE + _CELL * row}"'
             size_of = f'width="{_CELL}" height="{_CELL}" fill-opacity="{value / largest:.2f}"'
-            told = escape(f"{query} (place {row + 1}) → {key} (place {column + 1}): {value:.3f}")
+            told = escape(
+                f"{query} (position {row + 1}) → {key} (position {column + 1}): {value:.3f}"
+            )
             parts.append(f"<rect {place} {size_of}><title>{told}</title></rect>")
-    parts.append(f"</g></svg><figcaption>{escape(name)}; darkest is {largest:.2f}</figcaption>")
+    parts.append(f"</g></svg><figcaption>{escape(name)}; maximum {largest:.2f}</figcaption>")
     return "".join([*parts, "</figure>"])

@@ -1,4 +1,4 @@
-"""The demo's page: curves, costs, a sample with its attention maps, what to do next."""
+"""The demo's page: curves, costs, a sample with its attention maps, next steps."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from lit_probattn.records.html import page
 
 NEXT = (
     (
-        "Compare the two properly, over three seeds, with intervals (about ten minutes)",
+        "Compare both with three seeds and confidence intervals (about ten minutes)",
         "lit-probattn compare --task tiny/lra_listops --attention softmax smgk --seeds 0 1 2",
     ),
-    ("See what else there is", "lit-probattn list attention"),
+    ("List all variants", "lit-probattn list attention"),
     (
-        "Put the layer into your own model",
+        "Use the layer in your own model",
         "python -c \"import lit_probattn; print(lit_probattn.create('smgk', 256, 4))\"",
     ),
 )
-_LONGEST = 15  # tokens of the sample that is shown
+_LONGEST = 15  # maximum number of tokens of the sample
 _STYLE = """
 svg text { font-size: 11px; fill: #444; } svg.map text { font: 10px ui-monospace, monospace; }
 svg.curves { width: 100%; max-width: 640px; } svg.curves line { stroke: #ddd; }
@@ -50,14 +50,13 @@ def write(
     """Return the page."""
     steps = len(sides[0].losses)
     names = " and ".join(side.name for side in sides)
-    stopped = "" if finished else " Training was interrupted; this is what there is."
+    stopped = "" if finished else " Training was interrupted; these are partial results."
     body = [
         "<h1>Two attention layers learn the same task</h1>",
         f"<p>Two tiny transformers, {escape(names)}, learned to evaluate nested MIN and MAX of "
         f"digits from the same batches: {steps} steps of {BATCH} expressions each, one seed."
-        f"{stopped} This shows that both learn; it does not say which is better.</p>",
-        f"<h2>Learning</h2><p>Share of {len(test.values)} unseen expressions whose value is "
-        "right.</p>",
+        f"{stopped} This shows that both learn, not which one is better.</p>",
+        f"<h2>Learning</h2><p>Accuracy on {len(test.values)} unseen expressions.</p>",
         curves({s.name: [(n, 100 * share) for n, share in s.accuracy] for s in sides}, "accuracy"),
         "<h2>Cost</h2>",
         *_costs(sides, costs),
@@ -83,7 +82,7 @@ def _costs(sides: Sequence[Side], costs: Sequence[Quantity]) -> Iterator[str]:
 
 
 def summary(costs: Sequence[Quantity], first: str, last: str) -> str:
-    """Say in a sentence where the last side is cheaper than the first, and where dearer."""
+    """Return a sentence that lists what is cheaper for the last model, and what is not."""
     parts = []
     for word, wanted in (("less", True), ("not less", False)):
         found = [cost.name for cost in costs if (cost.ratio < 1) is wanted]
@@ -93,7 +92,7 @@ def summary(costs: Sequence[Quantity], first: str, last: str) -> str:
 
 
 def sample_of(test: Expressions) -> int:
-    """Return the index of the longest expression that still makes a readable map."""
+    """Return the index of the longest expression with a readable map."""
     lengths = (test.tokens > 0).sum(1)
     fitting = torch.where(lengths <= _LONGEST, lengths, 0)
     return int(fitting.argmax())
@@ -111,21 +110,21 @@ def _sample(sides: Sequence[Side], test: Expressions) -> Iterator[str]:
             shares = side.probabilities(tokens)[0]
         guess = int(shares.argmax())
         verdict = "right" if guess == value else "wrong"
-        yield f"<p>{escape(side.name)} says <b>{guess}</b> ({verdict}), with probabilities:</p>"
+        yield f"<p>{escape(side.name)} predicts <b>{guess}</b> ({verdict}), with probabilities:</p>"
         yield _bars(shares.tolist(), value)
         maps.append(f"<h3>{escape(side.name)}</h3>")
         for layer, call in enumerate(calls, 1):
             for head, weights in enumerate(call.weights()[0], 1):
                 maps.append(attention_map(weights, words, f"layer {layer}, head {head}", colour))
     yield (
-        "<h2>Attention maps</h2><p>Rows are queries, columns are keys; point at a cell to see its "
+        "<h2>Attention maps</h2><p>Rows are queries, columns are keys; hover over a cell for its "
         "tokens and weight.</p>"
     )
     yield from maps
 
 
 def _bars(shares: Sequence[float], value: int) -> str:
-    """Return the probabilities of the ten values as bars; that of the right one stands out."""
+    """Return the probabilities of the ten values as bars, with the correct one highlighted."""
     bars = [
         f'<div style="height:{100 * share:.0f}%" title="{number}: {100 * share:.1f} %"'
         f"{' class=right' if number == value else ''}><span>{number}</span></div>"

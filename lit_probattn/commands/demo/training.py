@@ -1,4 +1,4 @@
-"""Two small classifiers, and the loop that trains them in turns on the same batches."""
+"""Two small classifiers, trained alternately on the same batches."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ def make_model(attention: AttentionFactory, max_seq_len: int = MAX_LEN) -> Class
 
 @dataclass
 class Side:
-    """A model in training, and what was seen of it."""
+    """A model in training, and its history."""
 
     name: str
     model: Classifier
     optimizer: torch.optim.Optimizer
-    losses: list[float] = field(default_factory=list)  # of every step
-    seconds: list[float] = field(default_factory=list)  # of every step
-    accuracy: list[tuple[int, float]] = field(default_factory=list)  # steps taken, share right
+    losses: list[float] = field(default_factory=list)  # per step
+    seconds: list[float] = field(default_factory=list)  # per step
+    accuracy: list[tuple[int, float]] = field(default_factory=list)  # (steps, accuracy)
 
     @classmethod
     def new(cls, name: str, attention: AttentionFactory, seed: int) -> Side:
-        """Return a side with fresh weights."""
+        """Return an untrained model."""
         torch.manual_seed(seed)
         model = make_model(attention)
         return cls(name, model, torch.optim.AdamW(model.parameters(), lr=_LR))
 
     def step(self, batch: Expressions) -> None:
-        """Take one step, and note its loss and time."""
+        """Take one step, and record its loss and time."""
         begin = time.perf_counter()
         for group in self.optimizer.param_groups:
             group["lr"] = _LR * min(1.0, (len(self.losses) + 1) / _WARMUP)
@@ -76,13 +76,13 @@ class Side:
         self.seconds.append(time.perf_counter() - begin)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Return the logits of padded expressions (B, N), (B, 10)."""
+        """Map padded expressions (B, N) to logits (B, 10)."""
         scores: Tensor = self.model(tokens, key_mask=tokens > 0)
         return scores
 
     @torch.no_grad()
     def probabilities(self, tokens: Tensor) -> Tensor:
-        """Return what the model thinks of each value, in evaluation, (B, 10)."""
+        """Return the probability of each value in evaluation mode, (B, 10)."""
         training = self.model.training
         self.model.eval()
         found = self.logits(tokens).softmax(-1)
@@ -90,13 +90,13 @@ class Side:
         return found
 
     def evaluate(self, test: Expressions) -> None:
-        """Note the share of values that are right."""
+        """Record the accuracy."""
         right = self.probabilities(test.tokens).argmax(-1) == test.values
         self.accuracy.append((len(self.losses), float(right.float().mean())))
 
 
 def make_sides(seed: int) -> list[Side]:
-    """Return both sides, untrained."""
+    """Return both untrained models."""
     return [Side.new(name, attention, seed) for name, attention in VARIANTS.items()]
 
 
@@ -109,14 +109,14 @@ def train(
     seconds: float,
     show: Callable[[float], None],
 ) -> bool:
-    """Train all sides in turns on the same batches; return False where the user interrupted it.
+    """Train all models alternately on the same batches; return False if interrupted.
 
     Args:
-        data: to train on, and to test on.
-        seed: of the batches.
-        steps: that each side takes; None means as many as there is time for.
-        seconds: that training may take where `steps` is None.
-        show: is called after every evaluation with the share of the work that is done.
+        data: training and test expressions.
+        seed: seed of the batches.
+        steps: number of steps of each model; None means as many as fit into `seconds`.
+        seconds: training time if `steps` is None.
+        show: called after every evaluation with the completed fraction.
     """
     train_on, test_on = data
     every = 20 if steps is None else max(1, steps // 20)
@@ -135,7 +135,7 @@ def train(
             spent = (time.perf_counter() - begin) / seconds
             done = spent if steps is None else (number + 1) / steps
     except KeyboardInterrupt:
-        for side in sides:  # all have seen the same batches
+        for side in sides:  # give all models the same batches
             if len(side.losses) < len(sides[0].losses):
                 side.step(batch)
         return False

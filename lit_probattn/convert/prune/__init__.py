@@ -1,1 +1,1 @@
-"""Dropping components of mixtures that hardly any attention goes through."""
+"""Removal of mixture components with negligible attention."""

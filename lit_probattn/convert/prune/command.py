@@ -1,17 +1,17 @@
-"""Drop the components of MGK or sMGK that hardly any attention goes through.
+"""Drop components of MGK or sMGK that receive little attention.
 
     lit-probattn convert prune runs/listops-mgk/0 pruned.ckpt --threshold 0.05
 
 The usage of a component, U_r = mean over queries of Σ_j P_ijr with P the joint posterior of key and
-component, is measured on validation batches of the run. Every head keeps as many components as the
-head of the model that uses most of them (usage at least the threshold), its own most used ones, so
-that one number serves all layers; priors shared by positions are normalised again. Where components
-are not a head's own, it is the largest usage that counts: of the heads of a layer with one prior
-per layer, of all heads of all layers where fixed variances tell components apart.
+component, is measured on validation batches of the run. All heads keep the same number of
+components: that of the head with the most components at or above the threshold. Each head keeps its
+most used ones; priors shared by positions are renormalised. Where heads cannot choose components
+independently, the largest usage counts: over the heads of a layer with one prior per layer, and
+over all heads of all layers if fixed variances distinguish components.
 
-Writes `pruned.ckpt`, to start from (`--init_from pruned.ckpt`), and `pruned.yaml`, the attention
-file that goes with it (`--config pruned.yaml` after the run's own). Usage, and what the model loses
-on the same batches, are printed and stored in the checkpoint under "pruning".
+Writes `pruned.ckpt`, to start from (`--init_from pruned.ckpt`), and `pruned.yaml`, its attention
+file (`--config pruned.yaml` after the run's own). Usage and the effect on the model, on the same
+batches, are printed and stored in the checkpoint under "pruning".
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _own_layers(found: Mapping[str, Attention]) -> dict[str, MGKAttention]:
     for name, layer in found.items():
         if not isinstance(layer, MGKAttention):
             raise ConfigError(
-                f"{name} is {type(layer).__name__}: only models whose attention is MGK or sMGK "
-                "have components to prune"
+                f"{name} is {type(layer).__name__}: only models with MGK or sMGK attention can be "
+                "pruned"
             )
         require_no_hooks(layer)
         layers[name] = layer
@@ -63,8 +63,8 @@ def _entry_of(config: Mapping[str, Any], layers: Mapping[str, MGKAttention]) -> 
     name = str(entry.get("class_path", "")).rpartition(".")[2]
     if any(type(layer).__name__ != name for layer in layers.values()):
         raise ConfigError(
-            f"the attention of the run is {name}, one for each layer: pruning needs the same "
-            "attention in all layers"
+            f"the attention of the run is {name}, which differs between layers: pruning requires "
+            "the same attention in all layers"
         )
     return entry
 
@@ -73,7 +73,7 @@ def prune_checkpoint(options: argparse.Namespace) -> list[str]:
     """Prune `options.checkpoint` to `options.output`; return the lines to print.
 
     Raises:
-        ConfigError: the checkpoint or the options do not fit.
+        ConfigError: the checkpoint or the options are invalid.
         CheckpointError: a file cannot be read or written.
     """
     check_output(options.output)
@@ -91,8 +91,8 @@ def prune_checkpoint(options: argparse.Namespace) -> list[str]:
     least = min(float(values.min()) for values in usage.values())
     if after == before:
         raise ConfigError(
-            f"nothing to prune: a head uses all {before} components at least {options.threshold:g} "
-            f"(the smallest usage is {least:.4f}); raise --threshold"
+            f"nothing to prune: some head uses all {before} components at least "
+            f"{options.threshold:g} (smallest usage {least:.4f}); raise --threshold"
         )
     fresh = prune_layers(state, layers, places)
     config = copy.deepcopy(run.config["model"])
@@ -112,7 +112,7 @@ def prune_checkpoint(options: argparse.Namespace) -> list[str]:
     written = {"model": {"init_args": {"attention": config["init_args"]["attention"]}}}
     done = write(options.output, checkpoint, written, state_dict=fresh, pruning=report)
     lines = [_line(name, usage[name], places[name]) for name in layers]
-    lines.append(f"components of a head: {before} before, {after} after")
+    lines.append(f"components per head: {before} before, {after} after")
     return [*lines, *dict.fromkeys((compared.line(), losses.line())), done]
 
 
@@ -123,7 +123,7 @@ def _line(name: str, usage: Tensor, places: Tensor) -> str:
         )
         for row, kept in zip(usage.tolist(), places.tolist(), strict=True)
     ]
-    return f"{name}: usage by head, dropped in brackets: {'; '.join(heads)}"
+    return f"{name}: usage by head, dropped in parentheses: {'; '.join(heads)}"
 
 
 def _build(config: dict[str, Any], state: Mapping[str, Tensor]) -> Any:
@@ -132,21 +132,21 @@ def _build(config: dict[str, Any], state: Mapping[str, Tensor]) -> Any:
         task.load_state_dict(state)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"the pruned model cannot be built: {reason}") from error
+        raise ConfigError(f"cannot build the pruned model: {reason}") from error
     if getattr(task, "ema", None) is not None:
         task.model = task.ema.module
     return task.eval()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return the exit status."""
     parser = Parser("lit-probattn convert prune", __doc__)
     add = parser.add_argument
-    add("checkpoint", type=Path, help="a checkpoint with MGK or sMGK, or its run folder")
-    add("output", type=Path, help="the checkpoint to write, NAME.ckpt")
+    add("checkpoint", type=Path, help="checkpoint with MGK or sMGK attention, or its run folder")
+    add("output", type=Path, help="checkpoint to write, NAME.ckpt")
     add("--threshold", type=float, default=0.05, help="smallest usage to keep; default: 0.05")
     add("--config", type=Path, help="the run's config.yaml")
-    add("--num_batches", type=int, default=8, help="validation batches to look at")
+    add("--num_batches", type=int, default=8, help="number of validation batches to use")
     add_flag(parser)
     options = parser.parse_args(arguments)
     try:

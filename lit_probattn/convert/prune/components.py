@@ -1,4 +1,4 @@
-"""Which components of MGK and sMGK carry attention, and the weights of those that are kept."""
+"""Usage of the components of MGK and sMGK, and the weights of the components kept."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from lit_probattn.convert.layer import LayerInputs
 
 @torch.no_grad()
 def component_usage(layer: MGKAttention, inputs: LayerInputs) -> Tensor:
-    """Return U_r of the components that can be dropped together, (R, K).
+    """Return the usage U_r of the components of each key head, (R, K).
 
-    R are key heads; of query heads that share them, the largest usage.
+    Where query heads share a key head, the largest usage counts.
     """
     total = torch.zeros(layer.num_heads, layer.num_components, dtype=torch.float64)
     for one in inputs.each():
@@ -33,7 +33,7 @@ def component_usage(layer: MGKAttention, inputs: LayerInputs) -> Tensor:
 def kept_components(
     layers: Mapping[str, MGKAttention], usage: Mapping[str, Tensor], threshold: float
 ) -> dict[str, Tensor]:
-    """Return the components that each row of `component_usage` keeps, ascending, by layer."""
+    """Return the components kept by each row of `component_usage`, ascending, by layer."""
     counted = dict(usage)
     for name, layer in layers.items():
         prior = layer.core.prior
@@ -59,12 +59,12 @@ def prune_layers(
     layers: Mapping[str, MGKAttention],
     places: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return a whole state with fewer components: the model's, and its moving average's.
+    """Return a state dict with fewer components, in the model and its moving average.
 
     Args:
-        state: of the task, where the model is `model` and an average `ema.module`.
-        layers: as they were, by their name in the model.
-        places: components that each keeps, (R, K').
+        state: state dict of the task, with the model as `model` and the average as `ema.module`.
+        layers: layers before pruning, by name in the model.
+        places: indices of the components each layer keeps, (R, K').
     """
     fresh = dict(state)
     for full in find_layers(fresh):
@@ -78,14 +78,14 @@ def prune_state(
 ) -> dict[str, Tensor]:
     """Return the entries of a layer that change.
 
-    Priors shared by positions are normalised again. Logits of priors per position cannot be kept
-    as they are: each position's are normalised again, which moves weight between positions.
+    Priors shared by positions are renormalised. Logits of priors per position are kept, but their
+    softmax renormalises each position, which shifts weight between positions.
 
     Args:
-        state: of the whole model.
-        name: of the layer in it.
-        layer: as it was.
-        places: components that are kept, (R, K').
+        state: state dict of the whole model.
+        name: name of the layer in it.
+        layer: layer before pruning.
+        places: indices of the components kept, (R, K').
     """
     rows, new = len(places), {}
     for part in ("weight", "bias"):
@@ -101,7 +101,7 @@ def prune_state(
     if prior is not None:
         values = state[key]
         kept = values[places[0]] if prior.share == "layer" else _taken(values, places)
-        # Of positions of their own, what is kept keeps its weight beside other positions.
+        # Priors per position keep their weight relative to other positions.
         if prior.share != "head_position" and (prior.param == "clamp" or prior.by_m_step):
             total = kept.clamp(0.0, 1.0).sum(-1, keepdim=True)
             kept = kept.clamp(0.0, 1.0) / total.where(total > 0, 1.0)
@@ -110,12 +110,12 @@ def prune_state(
 
 
 def _taken(values: Tensor, places: Tensor) -> Tensor:
-    """Take components, the second dimension, of every head, the first."""
+    """Select components, the second dimension, for each head, the first."""
     return torch.stack([values[row, each] for row, each in enumerate(places)])
 
 
 def pruned_entry(entry: Mapping[str, Any], layer: MGKAttention, places: Tensor) -> dict[str, Any]:
-    """Return the attention entry of a configuration with fewer components."""
+    """Return the configuration's attention entry with fewer components."""
     arguments = dict(entry.get("init_args") or {})
     variance = arguments.get("variance", "equal")
     if variance != "equal":

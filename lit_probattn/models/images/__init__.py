@@ -1,4 +1,4 @@
-"""Image models of timm with any attention variant in place of their own."""
+"""timm's image models with their attention replaced by any variant."""
 
 from lit_probattn.models.images.layers import TokenAttention, WindowAttention
 from lit_probattn.models.images.model import ImageModel

@@ -1,7 +1,7 @@
-"""What stands in a block of timm where its attention stood.
+"""Replacements for the attention modules of timm's blocks.
 
-The blocks of timm call their attention without a random key, so the model leaves the key of a call
-in a slot that all its layers share (`KeySlot`).
+timm's blocks call their attention without a random key, so the model stores the key of the current
+call in a slot that all its layers share (`KeySlot`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lit_probattn.randomness import RandomKey
 
 
 class KeySlot:
-    """Holds the random key of the call in progress; recomputation in backward reads it again."""
+    """Random key of the current call, also read by recomputation in backward."""
 
     def __init__(self) -> None:
         self.key: RandomKey | None = None
@@ -38,9 +38,9 @@ class KeySlot:
 
 
 class _Replaced(nn.Module):
-    """One of our layers with what a block of timm expects of its attention.
+    """A layer of this package with the interface that timm's blocks expect of their attention.
 
-    `old` is timm's layer, whose dropout of the output is kept, and its table of positions.
+    `old` is timm's layer, whose output dropout and position table are kept.
     """
 
     def __init__(self, attention: Attention, old: Any, slot: KeySlot, index: int) -> None:
@@ -52,11 +52,11 @@ class _Replaced(nn.Module):
         self.keep(old)
 
     def keep(self, old: Any) -> None:
-        """Take over what else timm's layer has."""
+        """Keep further attributes of timm's layer."""
 
 
 class TokenAttention(_Replaced):
-    """Attention over all tokens of a picture, in a block of a ViT."""
+    """Attention over all tokens of an image, in a block of a ViT."""
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -76,19 +76,19 @@ class TokenAttention(_Replaced):
 class WindowAttention(_Replaced):
     """Attention inside windows with a learned relative position bias, in a block of a Swin model.
 
-    All windows of all pictures are one batch of the layer. The bias has one value per local head
+    All windows of all images form one batch of the layer. The bias has one value per local head
     and relative position and is added after any mixing of heads; its table has timm's name and
     shape.
 
     Source: Swin Transformer, ICCV 2021, Eq. (4); with mixed heads FiSH, NeurIPS 2022, appendix A.3.
-    Departs from the source: pairs that a shifted window must not see are masked, where the source
-    adds -100 to their scores.
+    Departs from the source: pairs across shifted windows are masked, where the source adds -100 to
+    their scores.
     """
 
     relative_position_index: Tensor
 
     def keep(self, old: Any) -> None:
-        """Take over the size of the windows and the table of positions."""
+        """Keep window size and relative position table."""
         self.window_size: tuple[int, int] = old.window_size
         self.relative_position_bias_table: nn.Parameter = old.relative_position_bias_table
         self.register_buffer(
@@ -97,7 +97,7 @@ class WindowAttention(_Replaced):
 
     @property
     def window_area(self) -> int:
-        """Tokens of a window."""
+        """Number of tokens of a window."""
         return self.window_size[0] * self.window_size[1]
 
     def position_bias(self) -> Tensor:
@@ -110,9 +110,9 @@ class WindowAttention(_Replaced):
         """Attend inside each window; the result has the shape of `x`.
 
         Args:
-            x: windows, picture by picture, (B · windows, N, C).
-            mask: timm's mask of a shifted picture, (windows of a picture, N, N); zero where a pair
-                may attend.
+            x: windows, image by image, (B · windows, N, C).
+            mask: timm's mask of a shifted image, (windows per image, N, N); zero where attention is
+                allowed.
         """
         allowed = None
         if mask is not None:
@@ -129,7 +129,7 @@ class WindowAttention(_Replaced):
         return self.slot.of_layer(self.index, x.shape[0] // len(key.sample_ids))
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
-        """Change the window; the table is interpolated as timm does."""
+        """Change the window size; the table is interpolated as in timm."""
         if tuple(window_size) == tuple(self.window_size):
             return
         old_size, table = self.window_size, self.relative_position_bias_table

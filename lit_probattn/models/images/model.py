@@ -1,4 +1,4 @@
-"""A model of timm behind the call of our tasks."""
+"""timm models with the call signature that the tasks expect."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class ImageModel(nn.Module):
             `attention(embed_dim, head_dim=E, num_heads=H)`.
         model_name: timm's name of the model.
         num_classes: number of labels.
-        image_size: side of the pictures in pixels.
-        replace: False trains timm's own model.
+        image_size: side length of the images in pixels.
+        replace: False trains timm's original model.
         stages: stages of a Swin model whose attention is replaced, from 0. None means all.
-        blocks: blocks by number, in place of `stages`.
-        global_heads: global heads for each of `stages`.
-        head_ratio: the same as local heads per global head.
-        attention_weights: new layers start `fresh`, or as a `copy` of those they replace.
-        allow_padding: accept windows that do not divide the picture, padded as in timm.
-        drop_path: largest probability of leaving out a branch of a block.
-        activation_checkpointing: recompute the blocks in backward instead of storing them.
-        channels_last: memory layout of pictures and convolutions.
-        model_options: further arguments of the model in timm.
+        blocks: indices of blocks to replace, instead of `stages`.
+        global_heads: number of global heads for each of `stages`.
+        head_ratio: number of local heads per global head, instead of `global_heads`.
+        attention_weights: new layers are initialised (`fresh`), or a `copy` of the replaced ones.
+        allow_padding: accept windows that do not divide the image, padded as in timm.
+        drop_path: largest probability of dropping a branch of a block (stochastic depth).
+        activation_checkpointing: recompute the blocks in backward instead of storing activations.
+        channels_last: use the channels-last memory format for images and convolutions.
+        model_options: further arguments of timm's model.
 
     Raises:
-        ValueError: timm has no model of that name, or refuses the sizes; or see
+        ValueError: timm does not have this model or rejects the sizes; or see
             `replace_attention`.
     """
 
@@ -94,7 +94,7 @@ class ImageModel(nn.Module):
         self.net: Any = net
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of what weight decay leaves alone: vectors, biases and positions."""
+        """Return names of parameters without weight decay: vectors, biases and positions."""
         named = {f"net.{name}" for name in self.net.no_weight_decay()}
         vectors = {name for name, value in self.named_parameters() if value.ndim <= 1}
         return named | vectors | {n for n, _ in self.named_parameters() if n.endswith(".bias")}
@@ -102,18 +102,18 @@ class ImageModel(nn.Module):
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
     ) -> Tensor:
-        """Map normalised pictures (B, 3, S, S) to logits (B, num_classes).
+        """Map normalised images (B, 3, S, S) to logits (B, num_classes).
 
-        `key_mask` is not used: every pixel is real; `rng` names the draw of dropout and noise.
+        `key_mask` is ignored, since every pixel is real; `rng` is the key of dropout and noise.
 
         Raises:
-            ValueError: the pictures have another size.
+            ValueError: the images have another size.
         """
         expected = (self.image_size, self.image_size)
         if inputs.dim() != 4 or tuple(inputs.shape[-2:]) != expected:
             raise ValueError(
-                f"expected pictures (B, 3, {expected[0]}, {expected[1]}), received "
-                f"{tuple(inputs.shape)}: set image_size of the data and of the model alike"
+                f"expected images (B, 3, {expected[0]}, {expected[1]}), received "
+                f"{tuple(inputs.shape)}: set the same image_size for data and model"
             )
         if self._slot is not None:
             self._slot.key = rng

@@ -1,4 +1,4 @@
-"""Replacing the attention of timm's Swin and ViT models by any of our variants."""
+"""Replacing the attention of timm's Swin and ViT models by any variant."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ WeightInit = Literal["fresh", "copy"]
 class Place:
     """A block of a model whose attention can be replaced."""
 
-    index: int  # number of the block in the model, from 0
-    stage: int | None  # number of its stage in a Swin model, from 0; None in a ViT
+    index: int  # index of the block in the model
+    stage: int | None  # index of its stage in a Swin model; None in a ViT
     name: str  # of the block in the model
-    block: Any  # of timm; its layer is `block.attn`
+    block: Any  # timm's block; its layer is `block.attn`
 
 
 def places_of(model: nn.Module) -> list[Place]:
-    """Return every block of a model, in order.
+    """Return all blocks of a model, in order.
 
     Raises:
         NotImplementedError: the model is neither a Swin nor a ViT of timm.
@@ -66,27 +66,27 @@ def replace_attention(
 ) -> list[str]:
     """Replace the attention of a timm model in place; return the names of the changed blocks.
 
-    Everything else of the model is left alone, with its weights and its names in the state dict.
-    Layers that are replaced keep the table of relative positions, the shift of their windows and
-    the dropout of their output. Dropout of attention weights is the new layer's own.
+    All other parts of the model are unchanged, including their weights and state-dict names.
+    Replaced layers keep the relative position table, the window shift and
+    the output dropout. Dropout of attention weights is an argument of the new layer.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim=E, num_heads=H)`; a
-            `PerLayer` counts the blocks of the whole model.
+        attention: called once per layer as `attention(embed_dim, head_dim=E, num_heads=H)`; the
+            layers of a `PerLayer` are indexed over the blocks of the whole model.
         stages: stages of a Swin model, from 0. None means all.
-        blocks: blocks by their number in the whole model, from 0, in place of `stages`.
-        global_heads: global heads, for variants that have them: one number, one for each of
-            `stages` in their order, or a mapping from stages. None leaves the variant's own.
-        head_ratio: the same as local heads per global head.
-        init: weights of the new projections: drawn as timm draws them (`fresh`), or taken from the
-            layers that they replace (`copy`); a global head takes the first local head that
+        blocks: indices of blocks in the whole model, instead of `stages`.
+        global_heads: number of global heads, for variants that have them: one number, one for each
+            of `stages` in their order, or a mapping from stages. None keeps the variant's default.
+        head_ratio: number of local heads per global head, instead of `global_heads`.
+        init: weights of the new projections: initialised as in timm (`fresh`), or copied from the
+            replaced layers (`copy`); a global head copies the first local head that
             `mixing_init=copy` maps to it.
-        allow_padding: accept windows that do not divide the picture. As in timm, the picture is
+        allow_padding: accept windows that do not divide the image. As in timm, the image is
             then padded with zeros, which take part in attention.
 
     Raises:
-        ValueError: a stage or block does not exist, or the arguments exclude each other, or the
-            variant does not take global heads, or a window does not divide the picture.
+        ValueError: a stage or block does not exist, the arguments are mutually exclusive, the
+            variant does not have global heads, or a window does not divide the image.
         NotImplementedError: the model, or a layer of it, is not supported.
     """
     places = places_of(model)
@@ -112,7 +112,7 @@ def replace_attention(
 
 
 def key_slot(model: nn.Module) -> KeySlot | None:
-    """Return the slot that the replaced layers of a model share; None if there are none."""
+    """Return the key slot shared by the replaced layers of a model, or None."""
     layers = (m for m in model.modules() if isinstance(m, TokenAttention | WindowAttention))
     return next((layer.slot for layer in layers), None)
 
@@ -121,14 +121,14 @@ def _choose(
     places: list[Place], stages: Sequence[int] | None, blocks: Sequence[int] | None
 ) -> list[Place]:
     if stages is not None and blocks is not None:
-        raise ValueError("give stages or blocks, not both: blocks count through the whole model")
+        raise ValueError("stages and blocks are mutually exclusive: blocks index the whole model")
     if blocks is not None:
         _check_numbers("blocks", blocks, len(places))
         return [places[index] for index in sorted(blocks)]
     if stages is None:
         return places
     if places[0].stage is None:
-        raise ValueError("stages are for Swin models; a ViT has none, so use blocks")
+        raise ValueError("stages are for Swin models; a ViT has none, so set blocks")
     _check_numbers("stages", stages, 1 + max(place.stage or 0 for place in places))
     return [place for place in places if place.stage in stages]
 
@@ -136,7 +136,7 @@ def _choose(
 def _check_numbers(name: str, numbers: Sequence[int], count: int) -> None:
     if not all(0 <= number < count for number in numbers) or len(set(numbers)) < len(numbers):
         raise ValueError(
-            f"{name} must be different numbers from 0 to {count - 1}, received {list(numbers)}"
+            f"{name} must be distinct numbers from 0 to {count - 1}, received {list(numbers)}"
         )
 
 
@@ -146,9 +146,12 @@ def _global_heads(
     global_heads: int | Sequence[int] | Mapping[int, int] | None,
     head_ratio: float | None,
 ) -> dict[int, dict[str, Any]]:
-    """Return the arguments about global heads for every chosen block."""
+    """Return the global-head arguments of every chosen block."""
     if global_heads is not None and head_ratio is not None:
-        raise ValueError(f"give global_heads or head_ratio, not both: {global_heads}, {head_ratio}")
+        raise ValueError(
+            f"global_heads and head_ratio are mutually exclusive, received {global_heads} and "
+            f"{head_ratio}"
+        )
     if head_ratio is not None:
         ratio = {"num_global_heads": None, "head_ratio": head_ratio}
         return {place.index: ratio for place in chosen}
@@ -165,12 +168,12 @@ def _global_heads(
         global_heads = dict(zip(stages, global_heads, strict=True))
     missing = {place.stage for place in chosen} - set(global_heads)
     if missing:
-        raise ValueError(f"global_heads has no number for stage {missing.pop()}: {global_heads}")
+        raise ValueError(f"global_heads: missing stage {missing.pop()}, received {global_heads}")
     return {p.index: {"num_global_heads": global_heads[p.stage or 0]} for p in chosen}
 
 
 def _check(place: Place, allow_padding: bool) -> None:
-    """Refuse what our layers cannot stand in for."""
+    """Raise for timm layers that cannot be replaced."""
     old = place.block.attn
     if isinstance(old, TimmWindowAttention):
         sides = zip(place.block.input_resolution, place.block.window_size, strict=True)
@@ -178,7 +181,7 @@ def _check(place: Place, allow_padding: bool) -> None:
             raise ValueError(
                 f"{place.name}: windows of {'x'.join(map(str, place.block.window_size))} tokens do "
                 f"not divide {'x'.join(map(str, place.block.input_resolution))}; choose another "
-                "picture or window size, or allow_padding=True for zeros at the edge as in timm"
+                "image or window size, or set allow_padding=True for zeros at the edge as in timm"
             )
         return
     if not isinstance(old, timm_attention.Attention):
@@ -207,7 +210,7 @@ def _make(attention: Callable[..., Attention], old: Any, heads: dict[str, Any]) 
     except TypeError as error:
         if heads and "unexpected keyword" in str(error):
             raise ValueError(
-                f"this attention variant takes no global heads ({error}); leave out global_heads "
+                f"this attention variant has no global heads ({error}); unset global_heads "
                 "and head_ratio, or use FiSHAttention"
             ) from error
         raise

@@ -1,4 +1,4 @@
-"""Weights of replaced layers: drawn, copied from timm's layers, or loaded from its state dicts."""
+"""Weights of replaced layers: initialised, copied from timm's layers, or loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("weight", "bias")
 
 @torch.no_grad()
 def draw_weights(layer: Attention) -> None:
-    """Draw the projections as timm does: truncated normal, standard deviation 0.02, no bias."""
+    """Initialise the projections as in timm: truncated normal, std 0.02, zero biases."""
     for linear in layer.children():
         if isinstance(linear, nn.Linear):
             nn.init.trunc_normal_(linear.weight, std=INIT_STD)
@@ -27,7 +27,7 @@ def draw_weights(layer: Attention) -> None:
 
 
 def copy_weights(old: Any, layer: Attention) -> None:
-    """Start a layer with the projections of the layer of timm that it replaces.
+    """Initialise a layer with the projections of the timm layer that it replaces.
 
     Raises:
         ValueError: see `copy_projections`.
@@ -40,17 +40,17 @@ def copy_weights(old: Any, layer: Attention) -> None:
 
 @torch.no_grad()
 def copy_projections(state: Mapping[str, Tensor], layer: Attention) -> None:
-    """Fill the projections of a layer from the joint projection of timm.
+    """Fill the projections of a layer from timm's joint projection.
 
-    With fewer heads for queries or keys than timm has, head k of G takes timm's first head j with
-    ⌊jG/H⌋ = k: the one that `mixing_init=copy` maps to it.
+    If queries or keys have fewer heads than timm's layer, head k of G takes timm's first head j
+    with ⌊jG/H⌋ = k: the one that `mixing_init=copy` maps to it.
 
     Args:
         state: `qkv.weight` (3·H·E, C) in the order queries, keys, values, `proj.weight`
-            (C, H·E), and their biases where they exist.
+            (C, H·E), and their biases if they exist.
 
     Raises:
-        ValueError: the sizes do not fit, or the layer has more than one key per position.
+        ValueError: the sizes do not match, or the layer has more than one key per position.
     """
     heads, width = layer.num_heads, layer.num_heads * layer.head_dim
     expected = {"qkv.weight": (3 * width, layer.embed_dim), "proj.weight": (layer.embed_dim, width)}
@@ -58,7 +58,7 @@ def copy_projections(state: Mapping[str, Tensor], layer: Attention) -> None:
         if tuple(state[name].shape) != shape:
             raise ValueError(
                 f"{name} of the replaced layer has shape {tuple(state[name].shape)}, the new layer "
-                f"needs {shape}"
+                f"requires {shape}"
             )
     targets = (layer.query_proj, layer.key_proj, layer.value_proj)
     for kind in KINDS:
@@ -78,7 +78,7 @@ def _choose_heads(rows: Tensor, num_heads: int, num_kept: int) -> Tensor:
     """Return the rows of the first head of each group: (H·E, …) -> (kept·E, …)."""
     if num_kept > num_heads:
         raise ValueError(
-            f"cannot copy {num_heads} heads into {num_kept}: weights are copied into layers with "
+            f"cannot copy {num_heads} heads into {num_kept}: copying supports only layers with "
             "one key per position; use init=fresh"
         )
     first = [-(-k * num_heads // num_kept) for k in range(num_kept)]
@@ -87,27 +87,27 @@ def _choose_heads(rows: Tensor, num_heads: int, num_kept: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of a state dict of timm."""
+    """Which entries of a timm state dict were loaded."""
 
-    loaded: list[str]  # names that were taken as they are
+    loaded: list[str]  # names loaded unchanged
     copied: list[str]  # replaced layers whose joint projections were split and copied
-    left_fresh: list[str]  # names of the model that kept their values
+    left_fresh: list[str]  # names in the model that kept their values
 
 
 def load_timm_state_dict(
     model: nn.Module, state: Mapping[str, Tensor], *, projections: bool = False
 ) -> LoadReport:
-    """Load a state dict of the original timm model into one whose attention was replaced.
+    """Load a state dict of the original timm model into a model with replaced attention.
 
-    Every part that was not replaced must be there with its shape; so must the tables of relative
-    positions. Nothing is loaded if something does not fit.
+    All parts that were not replaced, and the relative position tables, must be present with their
+    shapes. If anything does not match, nothing is loaded.
 
     Args:
-        state: state dict of the model that timm makes under the same name and options.
-        projections: fill the projections of replaced layers too, by `copy_projections`.
+        state: state dict of the timm model with the same name and options.
+        projections: also fill the projections of replaced layers, by `copy_projections`.
 
     Raises:
-        ValueError: the state dict is that of another model; the first differences are named.
+        ValueError: the state dict belongs to another model; the message lists differences.
     """
     replaced = {
         name: module
@@ -121,7 +121,7 @@ def load_timm_state_dict(
     if projections:
         required = {f"{r}.{part}.weight" for r in replaced for part in ("qkv", "proj")}
         if required - state.keys():
-            raise ValueError(f"the state dict has no {sorted(required - state.keys())[0]}")
+            raise ValueError(f"missing from the state dict: {sorted(required - state.keys())[0]}")
     loaded = [name for name in own if name not in inside]
     model.load_state_dict({name: state[name] for name in loaded}, strict=False)
     copied = []
@@ -145,7 +145,7 @@ def _check_same_model(
         for name in own
         if name in state and name not in inside and state[name].shape != own[name].shape
     ]
-    differences = {"missing": missing, "not in the model": extra, "other shapes": shapes}
+    differences = {"missing": missing, "unexpected": extra, "different shape": shapes}
     if any(differences.values()):
         text = "; ".join(
             f"{kind}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" * (len(names) > 3))

@@ -1,1 +1,1 @@
-"""Models as released code builds them, where that is not what a paper says."""
+"""Models as built by released code, where it differs from the paper."""

@@ -1,6 +1,6 @@
-"""Language models as the released code of MGK builds them, where that is not what the paper says.
+"""Language models as built by MGK's released code, where it differs from the paper.
 
-`configs/tasks/as_released/` names the task of these models; nothing else should.
+Only the task in `configs/tasks/as_released/` uses these models.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class NormedResidualBlock(Block):
     """
 
     def before_attention(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the normalised input, (B, N, C), as what is added to and as queries."""
+        """Return the normalised input, (B, N, C), for the residual path and as queries."""
         x = self.norm1(x)
         return x, x
 
 
 class ReleasedTransformer(Transformer):
-    """A stack of such blocks, without a final norm."""
+    """A stack of these blocks, without a final norm."""
 
     def __init__(self, *, pre_norm: PreNorm, **stack: Any) -> None:
         self.block_class = RawQueryBlock if pre_norm == "keys" else NormedResidualBlock
@@ -53,16 +53,15 @@ class ReleasedTransformer(Transformer):
 
 
 class ReleasedLanguageModel(LanguageModel):
-    """`LanguageModel` with pre-norm as the released code has it.
+    """`LanguageModel` with pre-norm as in the released code.
 
     Source: released code of MGK, ICML 2022, language model (`pre_lnorm`).
-    Departs from the source: nothing; `LanguageModel` with `norm_first=True` is what pre-norm means
-    elsewhere.
+    Departs from the source: nothing; `LanguageModel` with `norm_first=True` is the usual pre-norm.
 
     Args:
-        pre_norm: `keys` (softmax, MGK): keys and values, those of earlier segments too, are read
-            from normalised tokens, queries from raw ones. `residual` (linear attention, MLK): all
-            are normalised, and so is the residual path. Neither has a final norm.
+        pre_norm: `keys` (softmax, MGK): keys and values, also those of earlier segments, are
+            projected from normalised tokens, queries from raw ones. `residual` (linear attention,
+            MLK): all are normalised, and so is the residual path. Neither has a final norm.
 
     Raises:
         ValueError: unknown `pre_norm`; see also `LanguageModel`.

@@ -1,6 +1,6 @@
-"""The encoder of multivariate series: embedding, post-norm blocks, flattened head.
+"""Encoder of multivariate series: embedding, post-norm blocks, flattened head.
 
-Source: FiSH, NeurIPS 2022, table 6, by the two repositories that it builds on: mvts (batch norm)
+Source: FiSH, NeurIPS 2022, table 6, and the two repositories that it builds on: mvts (batch norm)
 and Flowformer (layer norm).
 """
 
@@ -33,10 +33,10 @@ class SeriesEmbedding(FollowingModule):
         num_features: dimensions of a series.
         max_seq_len: N, the longest series.
         embed_dim: C, width of the residual stream.
-        positions: `learnable`, uniform in ±0.02 at the start, or `fixed` sines and cosines.
+        positions: `learnable`, initialised uniformly in ±0.02, or `fixed` sines and cosines.
 
     Raises:
-        ValueError: fixed positions of an odd width.
+        ValueError: fixed positions with an odd width.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SeriesEmbedding(FollowingModule):
         self.dropout = nn.Dropout(dropout)
 
     def after_move(self) -> None:
-        """Round fixed positions from float64 once: a model in float64 adds exact ones."""
+        """Round fixed positions from float64 once, so that a float64 model has exact ones."""
         if not isinstance(self.positions, nn.Parameter):
             self.positions = sine_positions(*self.positions.shape).to(self.positions)
 
@@ -68,12 +68,13 @@ class SeriesEmbedding(FollowingModule):
         """Embed (B, N, F) to (B, N, C).
 
         Raises:
-            ValueError: more steps than positions, or another number of features.
+            ValueError: more steps than positions, or a different number of features.
         """
         length, width = inputs.shape[1:]
         if length > self.max_seq_len or width != self.num_features:
             raise ValueError(
-                f"cannot embed series of {length} steps and {width} features: the model takes up "
+                f"cannot embed series of {length} steps and {width} features: the model supports "
+                f"up "
                 f"to {self.max_seq_len} steps of {self.num_features} features"
             )
         return self.dropout(self.features(inputs) * self.scale + self.positions[:length])
@@ -87,8 +88,8 @@ class SeriesBlock(nn.Module):
 
     Args:
         norm: `batch` (mvts) or `layer` (Flowformer).
-        norm_positions: steps that count in batch norm: `real`, or `all` as in the source, which
-            needs `pad_to=max` of the data.
+        norm_positions: steps that contribute to batch norm: `real`, or `all` as in the source,
+            which requires `pad_to=max` of the data.
     """
 
     @takes(MLP, without=("activation_dropout",))
@@ -118,10 +119,10 @@ class SeriesBlock(nn.Module):
 
 
 class FlattenedClassifier(nn.Module):
-    """Activation, dropout, padded steps to zero, all steps side by side, Linear.
+    """Activation, dropout, zeros for padded steps, concatenation of all steps, Linear.
 
-    A batch padded to fewer steps than `max_seq_len` uses the columns of its steps: the others would
-    meet zeros.
+    A batch padded to fewer steps than `max_seq_len` uses only the weights of its steps, since the
+    others would multiply zeros.
 
     Args:
         num_classes: number of labels.
@@ -151,10 +152,10 @@ class FlattenedClassifier(nn.Module):
 
 
 def init_attention(layer: Attention) -> None:
-    """Start the projections as `nn.MultiheadAttention` does: joint Xavier weights, biases zero.
+    """Initialise the projections like `nn.MultiheadAttention`: joint Xavier weights, zero biases.
 
     Query, key and value weights are uniform in ±√(6 / 4C), the Xavier bound of one matrix (3C, C),
-    whatever number of heads each of them has; `out_proj` keeps its weights.
+    regardless of their numbers of heads; `out_proj` keeps its weights.
     """
     bound = math.sqrt(6.0 / (4 * layer.embed_dim))
     for projection in (layer.query_proj, layer.key_proj, layer.value_proj):
@@ -169,18 +170,18 @@ class SeriesTransformer(nn.Module):
 
     Source: mvts with `norm=batch, attention_init=xavier`; Flowformer with `norm=layer,
     attention_init=default, final_norm=True` (its 1×1 convolutions are the MLP's linear layers).
-    Departs from the source: layers start independently; there, as copies of one.
+    Departs from the source: layers are initialised independently; there, as copies of one.
 
     Args:
         attention: called once per layer as `attention(embed_dim, head_dim=E)`.
         head_dim: E, size of a head; independent of embed_dim and the number of heads.
         num_layers: number of blocks.
-        dropout: dropout of embedding, both branches of a block, and head. Attention dropout is the
-            attention's own argument.
+        dropout: dropout of embedding, both branches of a block, and head. Attention dropout is an
+            argument of the attention.
         final_norm: a layer norm after the last block (Flowformer).
-        attention_init: projections start as those of nn.MultiheadAttention (`xavier`, mvts) or of
+        attention_init: projections are initialised as in nn.MultiheadAttention (`xavier`, mvts) or
             nn.Linear (`default`).
-        activation: of the MLPs and of the head.
+        activation: activation of the MLPs and of the head.
 
     Raises:
         ValueError: fewer than one layer, or an unknown choice.
@@ -221,15 +222,15 @@ class SeriesTransformer(nn.Module):
     ) -> Tensor:
         """Map series (B, N, F) to logits (B, num_classes).
 
-        `key_mask` (B, N) marks real steps; `rng` names the draw of attention dropout and noise.
+        `key_mask` (B, N) marks real steps; `rng` is the key of attention dropout and noise.
 
         Raises:
-            ValueError: sizes do not fit.
+            ValueError: sizes do not match.
         """
         if self.needs_full_length and inputs.shape[1] != self.max_seq_len:
             raise ValueError(
-                f"norm_positions=all counts padded steps, so every batch must have "
-                f"{self.max_seq_len} of them, received {inputs.shape[1]}: set pad_to=max"
+                f"norm_positions=all includes padded steps, so every batch must have "
+                f"{self.max_seq_len} steps, received {inputs.shape[1]}: set pad_to=max"
             )
         x = self.embedding(inputs)  # (B, N, C)
         for index, block in enumerate(self.blocks):

@@ -28,13 +28,13 @@ class SeriesBatchNorm(nn.Module):
 
     In training μ and σ² are mean and biased variance of the real steps of all samples of the
     micro-batch, over all ranks; in evaluation the running averages, whose variance is unbiased.
-    Departs from the source: there, padded steps count too (`positions=all`).
+    Departs from the source: there, padded steps are included (`positions=all`).
 
     Args:
-        positions: which steps count: `real`, or `all`, which depends on the padded length.
+        positions: steps to include: `real`, or `all`, which depends on the padded length.
 
     Attributes:
-        sum_over_ranks: sums a tensor over the processes of a run, with gradients; the task sets it.
+        sum_over_ranks: sums a tensor over the processes of a run, with gradients; set by the task.
     """
 
     running_mean: Tensor
@@ -50,7 +50,7 @@ class SeriesBatchNorm(nn.Module):
         self.sum_over_ranks: Reduce = _alone
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Normalise (B, N, C); padded steps of the result are finite but mean nothing."""
+        """Normalise (B, N, C); padded steps of the result are finite but meaningless."""
         with autocast_off(x):
             values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
             if self.training:
@@ -61,12 +61,12 @@ class SeriesBatchNorm(nn.Module):
             return ((values - mean) * scale + self.bias).to(x.dtype)
 
     def _statistics(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance of each channel, (C,) each; updates the running averages."""
+        """Return mean and biased variance per channel, (C,) each; updates the running averages."""
         if key_mask is None or self.positions == "all":
             real = x.new_ones(x.shape[:2])
         else:
             real = key_mask.to(x.dtype)
-        # Selecting, not multiplying: what stands in padded steps must not matter, not even NaN.
+        # Select instead of multiplying: the content of padded steps must not matter, even if NaN.
         kept = torch.where(real[..., None] > 0, x, 0.0)
         sums = self.sum_over_ranks(torch.cat([kept.sum((0, 1)), real.sum()[None]]))
         count = sums[-1].detach().clamp_min(1.0)
@@ -78,7 +78,7 @@ class SeriesBatchNorm(nn.Module):
 
     @torch.no_grad()
     def _average(self, mean: Tensor, var: Tensor) -> None:
-        """Move the running averages, unless a value is not finite: that step is not taken."""
+        """Update the running averages, except with non-finite values (a skipped step)."""
         finite = mean.isfinite().all() & var.isfinite().all()
         for running, new in ((self.running_mean, mean), (self.running_var, var)):
             moved = torch.lerp(running, new.to(running.dtype), MOMENTUM)
@@ -90,7 +90,7 @@ class SeriesBatchNorm(nn.Module):
 
 
 class SeriesLayerNorm(nn.LayerNorm):
-    """Layer norm that is called like batch norm."""
+    """Layer norm with the call signature of the batch norm."""
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Normalise each step of (B, N, C)."""
@@ -98,7 +98,7 @@ class SeriesLayerNorm(nn.LayerNorm):
 
 
 def make_norm(embed_dim: int, norm: Norm, positions: NormPositions) -> nn.Module:
-    """Make a norm of C channels.
+    """Create a norm of C channels.
 
     Raises:
         ValueError: unknown choice.

@@ -1,1 +1,1 @@
-"""Fine-tuning of encoders of text: questions about a text, and classes of texts or pairs."""
+"""Fine-tuning of text encoders: question answering, text and text-pair classification."""

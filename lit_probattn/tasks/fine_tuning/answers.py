@@ -1,13 +1,13 @@
 """Exact match and F1 of answers, as the evaluation of SQuAD defines them.
 
-Both compare normalised texts: lower case, without punctuation (that of ASCII), without the articles
-a, an and the, and with single blanks. Of several correct answers the one that fits best counts. F1
-is that of the bags of words:
+Both compare normalised texts: lower case, without ASCII punctuation, without the articles
+a, an and the, and with single spaces. The score of a prediction is the maximum over the correct
+answers. F1 compares bags of words:
 
     precision = common / words of the prediction,  recall = common / words of the answer
 
-Version 1.1 gives F1 0 where a side has no words left; version 2.0 gives 1 where neither has any,
-and drops correct answers without words, unless that leaves none: such a question has no answer.
+Version 1.1 gives F1 0 if a side has no words left; version 2.0 gives 1 if neither has any,
+and drops correct answers without words, unless none remain: such a question has no answer.
 
 Source: Rajpurkar et al., 2016 and 2018: evaluate-v1.1.py and evaluate-v2.0.py.
 """
@@ -27,7 +27,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(text: str) -> str:
-    """Return a text as it is compared."""
+    """Return a text normalised for comparison."""
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
@@ -72,12 +72,12 @@ def _overlap(prediction: str, answer: str, version: Version) -> float:
 
 
 class Prediction(NamedTuple):
-    """What is predicted of a question.
+    """Prediction for one question.
 
     Attributes:
-        text: the likeliest answer that has words; empty if none was found.
-        odds: score of no answer less that of `text`.
-        answers: the correct answers; none, or empty ones, where there is no answer.
+        text: most likely non-empty answer; empty if there is none.
+        odds: no-answer score minus the score of `text`.
+        answers: correct answers; none, or empty ones, if there is no answer.
     """
 
     text: str
@@ -86,7 +86,7 @@ class Prediction(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The largest score that a threshold gives, in percent, and the smallest such threshold."""
+    """The best score over all thresholds, in percent, and the smallest threshold that gives it."""
 
     score: float
     threshold: float
@@ -95,16 +95,16 @@ class Best(NamedTuple):
 def scores_of(
     predictions: Iterable[Prediction], version: Version, threshold: float = 0.0
 ) -> dict[str, float]:
-    """Return the mean scores of all questions, in percent, and their numbers.
+    """Return the mean scores of all questions, in percent, and the number of questions.
 
     Args:
         predictions: one for each question, in any order.
-        threshold: in version 2.0, no answer is predicted where `odds` exceed it.
+        threshold: in version 2.0, no answer is predicted if `odds` exceeds it.
 
     Returns:
         `exact_match`, `f1`, `questions`. In version 2.0 also the same for questions with and
-        without an answer (`has_answer_…`, `no_answer_…`, as far as there are such), and
-        `best_exact_match`, `best_f1` with the thresholds that give them, `best_…_threshold`.
+        without an answer (`has_answer_…`, `no_answer_…`, if there are any), and
+        `best_exact_match`, `best_f1` with their thresholds, `best_…_threshold`.
     """
     rows = list(predictions)
     if version == "1.1":
@@ -140,17 +140,18 @@ def _means(name: str, exact: Sequence[float], overlap: Sequence[float]) -> dict[
 
 
 def best_threshold(scores: Sequence[float], known: Sequence[bool], odds: Sequence[float]) -> Best:
-    """Return the threshold that would have given the best mean score.
+    """Return the threshold with the best mean score.
 
-    Where the odds exceed it, no answer is predicted: that is worth 1 for a question without an
-    answer, and 0 for another one. Thresholds are the odds themselves, and one below them all.
+    If the odds exceed it, no answer is predicted, which scores 1 for a question without an
+    answer, and 0 otherwise. Candidate thresholds are the odds themselves, and one below all of
+    them.
 
-    Departs from the source: odds of equal size are on one side of a threshold.
+    Departs from the source: questions with equal odds are on the same side of a threshold.
 
     Args:
-        scores: of the predicted texts, in [0, 1].
+        scores: scores of the predicted texts, in [0, 1].
         known: whether each question has an answer.
-        odds: of no answer.
+        odds: odds of no answer.
     """
     if not scores:
         return Best(float("nan"), 0.0)

@@ -1,4 +1,4 @@
-"""Questions about a text, answered by a piece of it: SQuAD."""
+"""Extractive question answering: SQuAD."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from lit_probattn.tasks.fine_tuning.spans import (
 
 
 class QuestionAnswering(FineTuning):
-    """Encoder and two scores per token, of the answer's first and of its last token.
+    """Encoder with two scores per token, for the answer's first and last token.
 
-    Trained on the mean over windows of the cross-entropies of both, halved. In a window without the
+    Trained on the mean over windows of the average of both cross-entropies. In a window without the
     answer both targets are the first token of the sequence.
 
-    A batch holds windows: a question and a piece of its text. `inputs`, `key_mask`, `token_types`
-    (B, N); `answerable` (B, N), True on tokens of the text; `target` (B, 2), positions of the
-    answer's first and last token; `sample_ids` (B,), the windows.
+    A batch consists of windows: a question and a piece of its text. `inputs`, `key_mask`,
+    `token_types` (B, N); `answerable` (B, N), True on tokens of the text; `target` (B, 2),
+    positions of the answer's first and last token; `sample_ids` (B,), the window indices.
 
-    Logged beside what every task logs, for `val` and `test`: `loss`, of all windows; `exact_match`
-    and `f1` in percent, `questions`; and for data of version 2.0 what
-    `lit_probattn.tasks.fine_tuning.answers.scores_of` adds. Each question counts once, whatever
-    batches and ranks its windows are in; of questions with windows left out (`limit_val_batches`),
-    the windows that were scored decide.
+    Logs, in addition to the values of every task, for `val` and `test`: `loss`, over all windows;
+    `exact_match` and `f1` in percent, `questions`; and for data of version 2.0 the additional
+    scores of `lit_probattn.tasks.fine_tuning.answers.scores_of`. Each question counts once,
+    regardless of the batches and ranks of its windows; if windows are excluded
+    (`limit_val_batches`), the prediction uses the remaining ones.
 
-    `predict` writes a row per question: `id`, `prediction`, `score`, `null_odds` (the score of no
-    answer less that of the best text), the `n_best` texts with their scores and probabilities, and
-    the correct answers; and beside the table the official JSON of identifiers and texts.
+    `predict` writes a row per question: `id`, `prediction`, `score`, `null_odds` (no-answer score
+    minus the score of the best text), the `n_best` texts with their scores and probabilities, and
+    the correct answers; and next to the table the official JSON of identifiers and texts.
 
     Source: BERT (Devlin et al., 2019), sections 4.2 and 4.3.
 
     Args:
-        n_best: answers of a window, and of a question, that are kept.
-        max_answer_length: most tokens of an answer.
-        null_threshold: in data of version 2.0, no answer is predicted where `null_odds` exceed it.
+        n_best: number of answers kept per window and per question.
+        max_answer_length: maximum number of tokens of an answer.
+        null_threshold: for data of version 2.0, no answer is predicted if `null_odds` exceeds it.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a value is out of range.
     """
 
     logged: ClassVar[tuple[str, ...]] = (
@@ -86,23 +86,24 @@ class QuestionAnswering(FineTuning):
         self._windows: list[Window] = []
 
     def setup(self, stage: str) -> None:
-        """Check that the data know the texts, and that a threshold is for data that have a use.
+        """Check that the data provide texts, and that null_threshold applies to them.
 
         Raises:
-            ValueError: one of them does not hold; see also `FineTuning.setup`.
+            ValueError: a check fails; see also `FineTuning.setup`.
         """
         super().setup(stage)
         version = self._data().version
         if self.null_threshold and version == "1.1":
             raise ValueError(
-                f"null_threshold {self.null_threshold} is for data of version 2.0, where questions "
-                "may have no answer: leave it out, or set --data.init_args.version 2.0"
+                f"null_threshold {self.null_threshold} applies to data of version 2.0, in which "
+                f"questions "
+                "can have no answer: unset it, or set --data.init_args.version 2.0"
             )
 
     # ---- losses ------------------------------------------------------------------------------
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return the logits of starts and ends, −inf at padding, in float32 or better; (B, N)."""
+        """Return the logits of starts and ends, −inf at padding, in float32 or float64; (B, N)."""
         start, end = (
             logits if logits.dtype == torch.float64 else logits.float()
             for logits in self.model(**self.encoder_inputs(batch))
@@ -127,7 +128,7 @@ class QuestionAnswering(FineTuning):
     # ---- evaluation --------------------------------------------------------------------------
 
     def evaluate(self, batch: Any, split: Split) -> None:
-        """Keep the losses and the best spans of the real windows of a batch."""
+        """Accumulate the losses and the best spans of the real windows of a batch."""
         rows = _real_rows(batch)
         if not len(rows["sample_ids"]):
             return
@@ -153,7 +154,7 @@ class QuestionAnswering(FineTuning):
             self.log(f"{split}/{name}", exact, prog_bar=split == "val" and name in ("loss", "f1"))
 
     def _found(self, rows: Any, start: Tensor, end: Tensor, split: str) -> list[Window]:
-        """Return what windows say, with characters of the texts in place of tokens."""
+        """Return the results of windows, with spans converted from tokens to characters."""
         data, sizes = self._data(), (self.n_best, self.max_answer_length)
         best = best_spans(
             start, end, rows["answerable"], count=sizes[0], max_answer_length=sizes[1]
@@ -177,10 +178,10 @@ class QuestionAnswering(FineTuning):
     # ---- prediction --------------------------------------------------------------------------
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Return what the real windows of a batch say.
+        """Return the results of the real windows of a batch.
 
         Returns:
-            `sample_id` (R,), the windows, and `found`, a `Window` of each as a list.
+            `sample_id` (R,), the window indices, and `found`, a `Window` of each as a list.
         """
         rows = _real_rows(batch)
         found: list[Window] = []
@@ -190,7 +191,7 @@ class QuestionAnswering(FineTuning):
         return {"sample_id": rows["sample_ids"], "found": [list(window) for window in found]}
 
     def finish_predictions(self, table: Any) -> Any:
-        """Return a row per question, of the rows of its windows."""
+        """Merge the rows of windows into one row per question."""
         import pandas as pd
 
         data = self._data()
@@ -216,7 +217,7 @@ class QuestionAnswering(FineTuning):
         return pd.DataFrame(rows)
 
     def prediction_files(self, table: Any) -> dict[str, str]:
-        """Return the official JSON; of version 2.0 the odds too, for thresholds."""
+        """Return the official JSON; for version 2.0 also the odds, for choosing thresholds."""
         texts = dict(zip(table["id"], table["prediction"], strict=True))
         files = {".json": json.dumps(texts, ensure_ascii=False, indent=1) + "\n"}
         if self._data().version == "2.0":
@@ -230,21 +231,21 @@ class QuestionAnswering(FineTuning):
         return self._data().questions(split)
 
     def _data(self) -> Any:
-        """Return the DataModule, which knows the texts.
+        """Return the DataModule, which provides the texts.
 
         Raises:
-            ValueError: it does not.
+            ValueError: it does not provide them.
         """
         data = getattr(self.trainer, "datamodule", None)
         if not hasattr(data, "characters"):
             raise ValueError(
-                "answers need data that know the texts of questions (datamodules."
+                "answers require data with the texts of questions (datamodules."
                 f"QuestionAnswering), received {type(data).__name__}"
             )
         return data
 
 
 def _real_rows(batch: Any) -> dict[str, Any]:
-    """Return the rows of a batch that do not only fill it up."""
+    """Return the rows of a batch without filler rows."""
     real = batch["sample_ids"] >= 0
     return {name: value[real] for name, value in batch.items()}

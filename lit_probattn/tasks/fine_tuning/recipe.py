@@ -1,4 +1,4 @@
-"""What fine-tuning tasks share: the optimiser of BERT, inputs of an encoder of text."""
+"""Base of fine-tuning tasks: BERT's optimiser, inputs of a text encoder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.optim import AdamW, Optimizer
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.parameter_order import ordered_parameters
 
-# Defaults of the tasks: the model of BERT and its optimiser.
+# Defaults of the tasks: BERT's model and optimiser.
 BERT: dict[str, Any] = {
     "dropout": 0.1,
     "attention_dropout": 0.1,
@@ -23,7 +23,7 @@ BERT: dict[str, Any] = {
 
 
 class FineTuning(Task):
-    """A task whose weight decay leaves out biases and layer norms.
+    """A task without weight decay on biases and layer norms.
 
     Source: BERT (Devlin et al., 2019): Adam with decoupled weight decay 0.01, linear warm-up over a
     tenth of the steps and linear decay.
@@ -32,7 +32,7 @@ class FineTuning(Task):
     model: Any
 
     def configure_optimizers(self) -> Optimizer:
-        """Return AdamW; see the class for what is not decayed."""
+        """Return AdamW, without weight decay on biases and layer norms."""
         named = ordered_parameters(self.model)
         norms = {
             f"{prefix}.{name}" if prefix else name
@@ -48,9 +48,9 @@ class FineTuning(Task):
         return self.make_optimizer(AdamW, groups)
 
     def encoder_inputs(self, batch: Any) -> dict[str, Any]:
-        """Return what the model is called with, for a batch.
+        """Return the arguments of the model for a batch.
 
-        A model without token types is not told of them.
+        Token types are omitted if the model does not use them.
         """
         inputs = {"inputs": batch["inputs"], "key_mask": batch["key_mask"]}
         if self.model.num_token_types:
@@ -58,16 +58,17 @@ class FineTuning(Task):
         return {**inputs, "rng": self.random_key(batch)}
 
     def setup(self, stage: str) -> None:
-        """Check that the model has the token types of the data.
+        """Check that the model supports the token types of the data.
 
         Raises:
-            ValueError: it has too few; see also `Task.setup`.
+            ValueError: the model has too few; see also `Task.setup`.
         """
         super().setup(stage)
         data = getattr(self.trainer_or_none, "datamodule", None)
         needed, there = getattr(data, "num_token_types", 0), self.model.num_token_types
         if there and there < needed:
             raise ValueError(
-                f"the data's tokeniser gives tokens {needed} types, the model has num_token_types "
-                f"{there}: set --model.init_args.num_token_types {needed}, or 0 to do without"
+                f"the data's tokeniser has {needed} token types, received num_token_types "
+                f"{there}: set --model.init_args.num_token_types {needed}, or 0 to disable token "
+                f"types"
             )

@@ -1,4 +1,4 @@
-"""From scores of first and last tokens to answers: the best spans of windows, and of questions."""
+"""From start and end scores to answers: the best spans of windows, merged per question."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Spans(NamedTuple):
-    """The best spans of each window, best first; (B, n), score −inf where there is none."""
+    """The best spans of each window, best first; (B, n), score −inf for missing ones."""
 
     scores: Tensor
     first: Tensor
@@ -21,14 +21,14 @@ class Spans(NamedTuple):
 def best_spans(
     start: Tensor, end: Tensor, allowed: Tensor, *, count: int, max_answer_length: int
 ) -> Spans:
-    """Return the spans with the largest sums of both logits, of all that are possible.
+    """Return the valid spans with the largest sums of both logits.
 
-    A span is of at most `max_answer_length` tokens, all of them allowed.
+    A span has at most `max_answer_length` tokens, all of them allowed.
 
     Args:
         start, end: logits, (B, N).
-        allowed: tokens of the text that is searched, one unbroken piece of each row; (B, N).
-        count: spans of a window.
+        allowed: tokens of the text to search, contiguous in each row; (B, N).
+        count: number of spans per window.
     """
     longest = min(max_answer_length, start.shape[1])
     blocked = -math.inf
@@ -42,12 +42,12 @@ def best_spans(
 
 
 class Window(NamedTuple):
-    """What a window says of its question.
+    """Result of a window for its question.
 
     Attributes:
         question: index in the split.
-        null: score of there being no answer in the window.
-        spans: score, first character and the one after the last, of the best spans.
+        null: no-answer score of the window.
+        spans: score and half-open character range of the best spans.
     """
 
     question: int
@@ -56,13 +56,13 @@ class Window(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What all windows of a question say together.
+    """Merged result of all windows of a question.
 
     Attributes:
         question: index in the split.
-        null: the least score of no answer of any window.
-        texts: the best answers, best first; no two of them alike, none empty.
-        scores: theirs.
+        null: minimum of the windows' no-answer scores.
+        texts: distinct non-empty answers, best first.
+        scores: scores of `texts`.
     """
 
     question: int
@@ -72,28 +72,27 @@ class Answer(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The best answer that is not empty; empty if there is none."""
+        """The best answer; empty if there is none."""
         return self.texts[0] if self.texts else ""
 
     @property
     def odds(self) -> float:
-        """Score of no answer less that of the best text."""
+        """No-answer score minus the score of the best text."""
         return self.null - self.scores[0] if self.scores else math.inf
 
 
 def merge(windows: Iterable[Window], contexts: Sequence[str], count: int) -> list[Answer]:
-    """Return the answers of all questions that have a window, in the order of their indices.
+    """Return the answers of all questions with a window, in the order of their indices.
 
-    A span that several windows have, and a text that is found at several places, has its largest
-    score.
+    A span in several windows, or a text at several positions, has its maximum score.
 
-    Source: BERT (Devlin et al., 2019): the best span of all windows; its null score is the least.
-    Departs from the source: a token may be in an answer in every window that has it, not only in
-    the one that shows most of its surroundings.
+    Source: BERT (Devlin et al., 2019): the best span of all windows; its null score is the minimum.
+    Departs from the source: a token can be part of an answer in every window that contains it, not
+    only in the window with its maximum context.
 
     Args:
-        contexts: text that each question is about, by index.
-        count: answers of a question.
+        contexts: text of each question, by index.
+        count: number of answers per question.
     """
     found: dict[int, list[Window]] = {}
     for window in windows:

@@ -1,4 +1,4 @@
-"""One label per text or pair of texts, by an encoder that may have been trained before."""
+"""Classification of texts or text pairs by an encoder, possibly pre-trained."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from lit_probattn.tasks.sequence_classifier import LabelTask
 
 
 class TextClassifier(FineTuning, LabelTask):
-    """Encoder and the pooler of its first token, trained with cross-entropy.
+    """Encoder with a pooler of its first token, trained with cross-entropy.
 
-    Both texts of a pair are one sequence, and attend to each other. Batches have `inputs`,
-    `key_mask` and `token_types` (B, N), `target` and `sample_ids` (B,). Logged: see `LabelTask`.
+    Both texts of a pair are one sequence and attend to each other. Batches have `inputs`,
+    `key_mask` and `token_types` (B, N), `target` and `sample_ids` (B,). For logged values see
+    `LabelTask`.
 
     Source: BERT (Devlin et al., 2019), section 4.1.
     """
@@ -30,6 +31,6 @@ class TextClassifier(FineTuning, LabelTask):
         self.model = TextClassifierModel(**arguments_of(TextClassifierModel, options))
 
     def forward(self, batch: Any) -> Tensor:
-        """Return the logits of a batch, in float32 or better. Shape (B, num_classes)."""
+        """Return the logits of a batch, in float32 or float64. Shape (B, num_classes)."""
         logits: Tensor = self.model(**self.encoder_inputs(batch))
         return logits if logits.dtype == torch.float64 else logits.float()

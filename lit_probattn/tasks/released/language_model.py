@@ -1,4 +1,4 @@
-"""Tasks with models as the released code builds them; `configs/tasks/as_released/` names them."""
+"""Tasks with models as built by the released code, for `configs/tasks/as_released/`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from lit_probattn.tasks.language_model import LanguageModeling
 
 
 class ReleasedLanguageModeling(LanguageModeling):
-    """`LanguageModeling` with pre-norm as the released code of MGK, ICML 2022, has it."""
+    """`LanguageModeling` with pre-norm as in the released code of MGK, ICML 2022."""
 
     @takes(ReleasedLanguageModel, LanguageModeling, without=("norm_first",))
     def __init__(self, **options: Any) -> None:
@@ -18,6 +18,6 @@ class ReleasedLanguageModeling(LanguageModeling):
         super().__init__(norm_first=True, **arguments_of(LanguageModeling, options))
 
     def make_model(self, options: Mapping[str, Any]) -> LanguageModel:
-        """Return the model, of the options of the task."""
+        """Return the model for the options of the task."""
         model = arguments_of(ReleasedLanguageModel, options)
         return ReleasedLanguageModel(pre_norm=self._pre_norm, **model)

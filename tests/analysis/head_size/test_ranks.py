@@ -217,7 +217,7 @@ def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys, monkeypat
     assert capsys.readouterr().out.count("finished before, not run again") == 3
     assert main([*command, "--report"]) == 0
     assert main([*command, "--shard", "2/2"]) == 2
-    assert "--shard expects 0 <= i < n" in capsys.readouterr().err
+    assert "--shard: expected 0 <= i < n" in capsys.readouterr().err
 
 
 def test_perplexity_of_test_results():

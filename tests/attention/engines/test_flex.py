@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention
 
 from lit_probattn.attention.backends import attend
 from lit_probattn.attention.engines import flex
@@ -17,7 +18,7 @@ LAYERS = layers()
 # Coefficients and row terms are of components that differ.
 LAYERS["smgk, variances 1 3"] = partial(LAYERS["smgk"], variance="paper_main")
 N = 37
-MASKS = ("none", "causal", "key", "pairs", "bias")
+MASKS = ("none", "causal", "last", "key", "pairs", "bias")
 
 
 def masks(kind, heads):
@@ -25,23 +26,38 @@ def masks(kind, heads):
     return {
         "none": {},
         "causal": {"is_causal": True},
+        "last": {"is_causal": True},  # and only the last queries
         "key": {"key_mask": torch.rand(2, N) < 0.7},
         "pairs": {"attn_mask": torch.rand(2, 1, N, N) < 0.7},
         "bias": {"bias": torch.randn(1, heads, N, N), "is_causal": True},
     }[kind]
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_form_agrees_with_the_equation(name):
+def test_every_form_agrees_with_the_equation(name, monkeypatch):
+    """PyTorch's debug mode runs the same operator without tracing, which takes most of the time."""
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    agrees_with_the_equation(name, MASKS)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("name", "kind"), [("smgk, variances 1 3", "bias"), ("fish", "key")])
+def test_forms_can_be_traced(name, kind):
+    agrees_with_the_equation(name, [kind])
+
+
+def agrees_with_the_equation(name, kinds):
     torch.manual_seed(3)
     layer = LAYERS[name]().eval()
     if "flex" not in layer.core.backends:
         lacks, needs = NORMAL_FORM["flex"].lacks, layer.core.variant(layer.call(rows())).needs()
         assert needs.keys() & lacks or not layer.core.makes.has_scores
         return
-    for kind in MASKS:
+    for kind in kinds:
         call = layer.call(rows(), **masks(kind, layer.layout.out))
+        if kind == "last":
+            few = replace(call.masks, num_queries=7)
+            call = replace(call, query=call.query[:, :, -7:], masks=few)
         with torch.no_grad():
             variant = layer.core.variant(call)
             found = NORMAL_FORM["flex"].compute(call, variant)

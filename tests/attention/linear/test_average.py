@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from lit_probattn.attention.linear.average import Average, causal_average
+from lit_probattn.attention.linear.average import causal_average
 
 EPS, FACTOR = 1e-3, 0.7
 MAPS = {"none": lambda x: x, "elu": lambda x: nn.functional.elu(x) + 1.0, "relu": torch.relu}
 
 
-def direct(query, key, value, given):
+def direct(query, key, value, row_map, col_map, eps=0.0, factor=1.0):
     """The lower triangle of the maps, divided by the sums of its rows."""
     groups = query.shape[1] // key.shape[1]
-    rows, cols = MAPS[given.row_map](query), MAPS[given.col_map](key)
+    rows, cols = MAPS[row_map](query), MAPS[col_map](key)
     kernel = (rows @ cols.repeat_interleave(groups, 1).mT).tril()
-    total = kernel.sum(-1, keepdim=True) + given.eps
-    return given.factor * (kernel @ value.repeat_interleave(groups, 1)) / total
+    total = kernel.sum(-1, keepdim=True) + eps
+    return factor * (kernel @ value.repeat_interleave(groups, 1)) / total
 
 
 def draw(batch, heads, kv_heads, length, features, size, maps):
@@ -43,8 +43,10 @@ def draw(batch, heads, kv_heads, length, features, size, maps):
     ],
 )
 def test_output_and_gradients_equal_the_maps_written_out(sizes, chunk, span, maps):
-    inputs, given = draw(*sizes, maps), Average(*maps, EPS, FACTOR)
-    found, expected = causal_average(*inputs, given, chunk=chunk, span=span), direct(*inputs, given)
+    inputs = draw(*sizes, maps)
+    form = {"row_map": maps[0], "col_map": maps[1], "eps": EPS, "factor": FACTOR}
+    found = causal_average(*inputs, **form, chunk=chunk, span=span)
+    expected = direct(*inputs, **form)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     cotangent = torch.randn_like(expected)
     for _ in range(2):  # backward leaves what was kept as it is
@@ -55,10 +57,10 @@ def test_output_and_gradients_equal_the_maps_written_out(sizes, chunk, span, map
 
 def test_heads_that_are_views_of_tokens():
     """As layers give them: heads of a position side by side."""
-    given = Average("elu", "elu", 0.0, 1.0)
+    form = {"row_map": "elu", "col_map": "elu"}
     tokens = [torch.randn(2, 37, 3, 5, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     inputs = [x.transpose(1, 2) for x in tokens]
-    found, expected = causal_average(*inputs, given, chunk=4, span=64), direct(*inputs, given)
+    found, expected = causal_average(*inputs, **form, chunk=4, span=64), direct(*inputs, **form)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     assert found.transpose(1, 2).is_contiguous()  # joining heads copies nothing
     cotangent = torch.randn_like(expected)
@@ -70,13 +72,12 @@ def test_heads_that_are_views_of_tokens():
 
 
 def test_rows_without_a_sum_give_zeros_and_faint_ones_no_gradient():
-    given = Average("relu", "relu", 0.0, 1.0)
     inputs = draw(1, 1, 1, 6, 3, 2, ("relu", "relu"))
     query, key, _ = inputs
     with torch.no_grad():
         query[..., :2, :], key[..., 0, :] = -1.0, 1.0
         query[..., 2, :] = 1e-200  # its sum is above the least number, and its square is not
-    found = causal_average(*inputs, given, chunk=4)
+    found = causal_average(*inputs, row_map="relu", col_map="relu", chunk=4)
     assert torch.equal(found[..., :2, :], torch.zeros(1, 1, 2, 2, dtype=torch.float64))
     assert (found[..., 2, :] != 0).all()
     grads = torch.autograd.grad(found.sum(), inputs)
@@ -87,6 +88,6 @@ def test_rows_without_a_sum_give_zeros_and_faint_ones_no_gradient():
 
 def test_there_is_no_second_derivative():
     inputs = draw(1, 1, 1, 6, 3, 2, ("elu", "elu"))
-    found = causal_average(*inputs, Average("elu", "elu", 0.0, 1.0))
+    found = causal_average(*inputs, row_map="elu", col_map="elu")
     with pytest.raises(NotImplementedError, match="create_graph=True"):
         torch.autograd.grad(found.sum(), inputs, create_graph=True)

@@ -211,7 +211,7 @@ def test_times_are_those_of_a_sweep_at_these_sizes(few, tmp_path, capsys):
     words = ["--embed_dim", "16", "--seq_len", "8", "--num_heads", "2", "--batch", "1"]
     assert main([*words, "--write_sweep", str(sweep)]) == 0
     told = capsys.readouterr().out
-    assert "Time: none given for these sizes on cpu" in told
+    assert "Time: not measured for these sizes on cpu" in told
     assert "lit-probattn sweep --config ask.yaml" in told
     assert set(load_sweep(sweep).variants) == {"softmax", "mgk"}
     assert profiling_main(["sweep", "--config", str(sweep), "--out", str(results)]) == 0
@@ -221,9 +221,9 @@ def test_times_are_those_of_a_sweep_at_these_sizes(few, tmp_path, capsys):
     assert all(each["training_s"] > 0 and each["inference_s"] > 0 for each in found)
     assert found[0]["training_s"] <= found[1]["training_s"]
     assert main([*words, "--measured", str(results), "--dropout", "0.2"]) == 0
-    assert f"no times in {results} are of these sizes on cpu" in capsys.readouterr().out
+    assert f"{results} has no times for these sizes on cpu" in capsys.readouterr().out
     assert main([*words, "--measured", str(results), "--device", "h200"]) == 0
-    assert "are of these sizes on h200" in capsys.readouterr().out
+    assert "has no times for these sizes on h200" in capsys.readouterr().out
 
 
 def test_small_numbers_are_not_zero_and_given_flags_are_not_asked_for(few, tmp_path, capsys):
@@ -244,7 +244,7 @@ def test_times_of_other_sizes_are_no_order(few, tmp_path, capsys):
     append_rows(tmp_path / "rows.jsonl", rows)
     words = ["--embed_dim", "16", "--seq_len", "9", "--num_heads", "2", "--batch", "1"]
     assert main([*words, "--measured", str(tmp_path), "--sort", "time"]) == 2
-    assert f"--sort time: no steps in {tmp_path} are of these sizes" in capsys.readouterr().err
+    assert f"--sort time: {tmp_path} has no times for these sizes" in capsys.readouterr().err
 
 
 def config_of_times():
@@ -260,11 +260,11 @@ SIZES = ["--embed_dim", "32", "--seq_len", "64"]
     [
         (
             ["--embed_dim", "512", "--seq_len", "9", "--num_heads", "7"],
-            "the nearest that does is 8",
+            "the nearest divisor is 8",
         ),
         (
             ["--embed_dim", "512"],
-            "--seq_len is missing: give --embed_dim and --seq_len, or --model",
+            "--seq_len is missing: ",
         ),
         (["--embed_dim", "0", "--seq_len", "9"], "--embed_dim must be at least 1, received 0"),
         ([*SIZES, "--device", "h20"], "unknown device 'h20'; did you mean 'h200'?"),
@@ -276,8 +276,8 @@ SIZES = ["--embed_dim", "32", "--seq_len", "64"]
         (["--embed_dim", "32", "--seq_len", str(10**15)], "--seq_len must be at most 1048576"),
         (["--embed_dim", str(10**15), "--seq_len", "9"], "--embed_dim must be at most 1048576"),
         ([*SIZES, "--attention", "smgkk"], "unknown attention 'smgkk'; did you mean 'smgk'"),
-        (["--model", "vit", "--write_sweep", "a.yaml"], "--model takes no --write_sweep"),
-        ([*SIZES, "--measured", "nowhere"], "--measured nowhere: no rows.jsonl there"),
+        (["--model", "vit", "--write_sweep", "a.yaml"], "--model does not support --write_sweep"),
+        ([*SIZES, "--measured", "nowhere"], "--measured nowhere: missing rows.jsonl"),
         (["--model", "vit"], "expected timm:NAME or hf:TYPE"),
         (["--model", "timm:vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'?"),
     ],
@@ -295,7 +295,7 @@ def test_what_is_wrong_is_one_line(words, expected, capsys):
     ("name", "expected"),
     [
         ("hf:brt", "--model hf:brt: unknown model; did you mean 'b"),
-        ("hf:t5-small", "did you mean 't5'? types that can be swapped: bert, gpt2, "),
+        ("hf:t5-small", "did you mean 't5'? supported types: bert, gpt2, "),
     ],
 )
 def test_an_unknown_type_of_transformers_is_one_line(name, expected, capsys):

@@ -130,7 +130,7 @@ DAMAGES = {
     remove_meta: "meta.json is missing",
     cut_meta: "meta.json is missing or unreadable",
     other_version: "format 99, expected 3",
-    other_settings: "made for other settings",
+    other_settings: "other settings",
     other_kind: "meta.json is unreadable",
     no_size: "meta.json is unreadable",
 }
@@ -145,7 +145,7 @@ def test_damage_is_named_and_repaired(tmp_path: Path, damage, caplog) -> None:
     with pytest.raises(MissingDataError, match=rf"{DAMAGES[damage]}.*the source is not here"):
         ensure_cache(tmp_path, SPEC, fail)
     np.testing.assert_array_equal(ensure_cache(tmp_path, SPEC, build).array("a"), np.arange(7))
-    assert "building it again" in caplog.text
+    assert "rebuilding it" in caplog.text
     assert visible(tmp_path) == [SPEC.name]
 
 
@@ -414,6 +414,6 @@ def test_what_is_in_the_way_of_a_cache_is_named(tmp_path: Path, place: str) -> N
         (tmp_path / place).mkdir()
     else:
         (tmp_path / place).touch()
-    with pytest.raises(DataError, match=rf"{place}.*in the way.*remove") as caught:
+    with pytest.raises(DataError, match=rf"{place}.*remove") as caught:
         ensure_cache(tmp_path, SPEC, build)
     assert "\n" not in str(caught.value)

@@ -41,7 +41,7 @@ def test_no_split_of_a_few_samples_is_empty(seed):
 
 def test_too_few_samples_and_wrong_shares_are_refused():
     with pytest.raises(
-        DataError, match="x: 2 different samples among 18 cannot be divided into train, test"
+        DataError, match="x: 2 different samples among 18 cannot be split into train, test"
     ):
         divide("x", keys(2) * 9, SHARES, 0)
     with pytest.raises(DataError, match="val_fraction must be between 0 and 1, received 0"):

@@ -119,7 +119,7 @@ def test_a_forbidden_global_is_refused_unread(tmp_path: Path, write, monkeypatch
     monkeypatch.chdir(tmp_path)
     evil = pickle.dumps({"data": Evil(), "labels": [1]}, protocol=2)
     folder = write(tmp_path, cifar_files() | {"data_batch_3": evil})
-    with pytest.raises(DataError, match=r"data_batch_3: the file asks for (posix|nt|os)\.system"):
+    with pytest.raises(DataError, match=r"data_batch_3: the file references (posix|nt|os)\.system"):
         image(folder).prepare_data()
     assert not (tmp_path / "harmed").exists()
     assert not list((tmp_path / ".cache").glob("image-*"))
@@ -138,7 +138,7 @@ def test_a_forbidden_global_is_refused_unread(tmp_path: Path, write, monkeypatch
 )
 def test_no_other_name_is_known(tmp_path: Path, content: bytes) -> None:
     write_cifar(tmp_path, cifar_files() | {"test_batch": content})
-    with pytest.raises(DataError, match=r"test_batch: the file asks for .* run code"):
+    with pytest.raises(DataError, match=r"test_batch: the file references .* run code"):
         image(tmp_path).prepare_data()
 
 
@@ -170,7 +170,7 @@ def test_a_cut_file_or_archive_is_refused(tmp_path: Path, keep: float) -> None:
     files = cifar_files()
     cut = files["data_batch_4"][: int(keep * len(files["data_batch_4"]))]
     write_cifar(tmp_path / "folder", files | {"data_batch_4": cut})
-    with pytest.raises(DataError, match="data_batch_4: the file is damaged or cut off"):
+    with pytest.raises(DataError, match="data_batch_4: the file is corrupt or truncated"):
         image(tmp_path / "folder").prepare_data()
     path = write_cifar_archive(tmp_path / "archive") / "cifar-10-python.tar.gz"
     path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
@@ -184,7 +184,7 @@ def test_a_link_in_the_archive_is_refused(tmp_path: Path) -> None:
             member.type, member.linkname, member.size = tarfile.SYMTYPE, "/etc/passwd", 0
 
     write_cifar_archive(tmp_path, change=link)
-    with pytest.raises(DataError, match="test_batch occurs twice or is not a regular file"):
+    with pytest.raises(DataError, match="test_batch is a duplicate or not a regular file"):
         image(tmp_path).prepare_data()
 
 

@@ -179,7 +179,7 @@ def test_no_expression_occurs_twice(tmp_path) -> None:
 
 
 def test_too_many_expressions_are_refused(tmp_path) -> None:
-    with pytest.raises(DataError, match=r"found \d+ different expressions, asked for 2400"):
+    with pytest.raises(DataError, match=r"found \d+ different expressions, expected 2400"):
         small(tmp_path, min_length=0, max_length=5, max_depth=2).prepare_data()
     assert [path.suffix for path in (tmp_path / ".cache").iterdir()] == [".lock"]
 
@@ -198,7 +198,7 @@ def test_workers_end_with_the_reader() -> None:
         ({"max_args": 1}, "max_args must be at least 2, received 1"),
         ({"num_val": 0}, "num_val must be at least 1, received 0"),
         ({"vocab_size": 16}, "vocab_size must be at least 17, received 16"),
-        ({"max_length_tokens": 20}, "max_length_tokens=20 would cut them off"),
+        ({"max_length_tokens": 20}, "max_length_tokens=20 would truncate them"),
         ({"generator_seed": -1}, "generator_seed must be at least 0"),
     ],
 )

@@ -104,7 +104,7 @@ def test_empty_pictures_are_skipped_and_counted(tmp_path: Path, capsys) -> None:
     assert sizes == {"train": 159999, "val": 20000, "test": 20000}
     options = ["pathfinder", "--difficulty", "hard", "--data_dir", str(tmp_path)]
     assert main(["check", *options, "--batch_size", "4"]) == 1
-    assert "note: 1 pictures are empty files" in capsys.readouterr().out
+    assert "note: 1 images are empty files" in capsys.readouterr().out
 
 
 def test_check_prints_the_published_sizes(tmp_path: Path, capsys) -> None:
@@ -139,14 +139,14 @@ def test_black_pixels_are_masked_as_published_or_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("imgs/0 sample_99.png 2 1 1.8\n", r"picture .*imgs/0/sample_99\.png is missing"),
-        ("imgs/7 sample_2.png 2 1 1.8\n", r"picture .*imgs/7/sample_2\.png is missing"),
+        ("imgs/0 sample_99.png 2 1 1.8\n", r".*imgs/0/sample_99\.png is missing"),
+        ("imgs/7 sample_2.png 2 1 1.8\n", r".*imgs/7/sample_2\.png is missing"),
         ("imgs/0 sample_2.png 2\n", r"at least 4 words .* received 3"),
         ("\n", r"at least 4 words .* received 0"),
         ("imgs/0 sample_2.png 2 yes 1.8\n", "label must be 0 or 1, received 'yes'"),
         ("imgs/0 sample_2.png 2 2 1.8\n", "label must be 0 or 1, received '2'"),
-        ("../../secret sample_2.png 2 1 1.8\n", "lies outside the release"),
-        ("/etc passwd 2 1 1.8\n", "lies outside the release"),
+        ("../../secret sample_2.png 2 1 1.8\n", "outside the release"),
+        ("/etc passwd 2 1 1.8\n", "outside the release"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -166,8 +166,8 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
         (PilImage.new("L", (128, 128)), "has mode L and 128 x 128"),
         (PilImage.new("RGB", (32, 32)), "has mode RGB and 32 x 32"),
         (PilImage.new("1", (32, 32)), "has mode 1 and 32 x 32"),
-        (b"no picture", "is damaged"),
-        (None, "is damaged"),
+        (b"no picture", "is corrupt"),
+        (None, "is corrupt"),
     ],
 )
 def test_a_wrong_picture_is_named(tmp_path: Path, picture, message: str) -> None:
@@ -187,14 +187,14 @@ def test_a_picture_that_unpacks_to_too_much_is_named(tmp_path: Path, monkeypatch
     path = place / "imgs" / "1" / "sample_2.png"
     PilImage.new("L", (71, 67)).save(path)
     monkeypatch.setattr(PilImage, "MAX_IMAGE_PIXELS", 71 * 67 // 2 - 1)  # twice that is refused
-    with pytest.raises(DataError, match=r"sample_2\.png is damaged .*decompression bomb"):
+    with pytest.raises(DataError, match=r"sample_2\.png is corrupt .*decompression bomb"):
         pathfinder(tmp_path).prepare_data()
 
 
 def test_metadata_of_numpy_is_explained(tmp_path: Path) -> None:
     place = write_pathfinder(tmp_path)
     np.save(place / "metadata" / "1.npy", np.array([["imgs/1", "sample_0.png", "0", "1"]]))
-    with pytest.raises(DataError, match=r"metadata/1\.npy: this is an array of NumPy"):
+    with pytest.raises(DataError, match=r"metadata/1\.npy: .* received a NumPy array"):
         pathfinder(tmp_path).prepare_data()
 
 

@@ -148,7 +148,7 @@ def test_generation_is_taken_up_again_and_never_mixed(tmp_path: Path, monkeypatc
     pathfinder_generator.write_pictures(tmp_path, settings, 20, 1, told.append)
     assert sum(told) == 20
     assert (tmp_path / "imgs/0/sample_0.png").stat().st_mtime_ns == first
-    with pytest.raises(DataError, match="holds pictures of other settings; set generated_dir"):
+    with pytest.raises(DataError, match="other settings; set generated_dir"):
         pathfinder_generator.write_pictures(tmp_path, settings, 30, 1, told.append)
     place = write_pathfinder(tmp_path / "release")
     with pytest.raises(DataError, match="is not empty and was not generated"):

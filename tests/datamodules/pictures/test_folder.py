@@ -125,5 +125,5 @@ def test_folders_beside_those_of_splits_are_named(tmp_path, caplog):
     data(tmp_path)
     assert "more" in caplog.text
     (tmp_path / "test").mkdir()
-    with pytest.raises(DataError, match=r"test.*no folder of a class"):
+    with pytest.raises(DataError, match=r"test.*no class folders"):
         data(tmp_path)

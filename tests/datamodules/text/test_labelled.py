@@ -207,7 +207,7 @@ def test_a_quote_closed_late_is_in_the_notes_of_the_data(tmp_path):
     lines = path.read_text().splitlines()
     lines[5], lines[25] = '"opened,dog', 'closed",dog'
     path.write_text("\n".join(lines) + "\n")
-    assert any("from line 6 on" in note for note in data(path).notes)
+    assert any("starting at line 6" in note for note in data(path).notes)
 
 
 def test_a_file_of_no_split_is_named(tmp_path, caplog):

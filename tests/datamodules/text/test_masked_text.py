@@ -138,7 +138,7 @@ def test_sizes_that_do_not_fit_are_refused(folder):
         data(folder, vocab_size=words + 2).setup()
     with pytest.raises(DataError, match="segment_len must be at least 3"):
         data(folder, segment_len=2)
-    with pytest.raises(DataError, match="at least 20 are needed at segment_len=22"):
+    with pytest.raises(DataError, match="expected at least 20 for segment_len=22"):
         MaskedSplit(np.arange(5), 22, 10, drop_short=True)
 
 

@@ -96,7 +96,7 @@ def test_the_same_text_in_another_place_gives_the_same_splits(tmp_path):
 
 def test_one_long_line_is_told_that_lines_stay_whole(tmp_path):
     (tmp_path / "mine.txt").write_text("word " * 5000)
-    with pytest.raises(DataError, match="1 different pieces of whole lines cannot be divided"):
+    with pytest.raises(DataError, match="1 different groups of lines cannot be split"):
         data(tmp_path / "mine.txt")
 
 

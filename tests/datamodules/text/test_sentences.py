@@ -116,7 +116,7 @@ def test_missing_and_short_shards_are_named(tmp_path):
         made(folder)
     for damaged in (b"", text[:-1]):
         gone.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"news.en-00042-of-00100 is empty or cut off"):
+        with pytest.raises(DataError, match=r"news.en-00042-of-00100 is empty or truncated"):
             made(folder)
     gone.write_bytes(text)
     (folder / HELD_OUT / "news.en.heldout-00007-of-00050").unlink()
@@ -166,18 +166,18 @@ def test_a_line_with_the_end_in_it_is_refused(tmp_path):
     for name in ("train", "valid", "test"):
         lines = sentences(20, ord(name[1])) + (["two <eos> in one"] if name == "test" else [])
         (tmp_path / f"{name}.txt").write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match=r"test.txt: 21 lines make 22 sentences.*<eos>"):
+    with pytest.raises(DataError, match=r"test.txt: 21 lines give 22 sentences.*<eos>"):
         made(tmp_path, corpus="other")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"subwords": None}, "subwords or tokenizer_file must be set"),
+        ({"subwords": None}, "set subwords or tokenizer_file"),
         ({"corpus": "news"}, "corpus must be one of lm1b, other"),
         ({"val_fraction": 0.1}, "val_fraction does not apply to corpus lm1b"),
         ({"corpus": "other", "test_shards": 2}, "test_shards does not apply to corpus other"),
-        ({"test_shards": 50}, "leave each other at least one of 50 held-out shards, received 50"),
+        ({"test_shards": 50}, "at most 50 held-out shards, received 50"),
         ({"test_shards": 1, "val_shards": 50}, "received 1 and 50"),
         ({"max_tokens": 8}, "max_tokens=8 is below the longest training sentence of 16 tokens"),
         ({"vocab_size": 100}, "the vocabulary has 280 words, but vocab_size=100"),

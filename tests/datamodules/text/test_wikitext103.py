@@ -77,7 +77,7 @@ def test_unknown_words_need_unk(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("<eos>\na\nb\na\n", r"words.txt: 'a' is in line 2 and again in line 4"),
+        ("<eos>\na\nb\na\n", r"words.txt: duplicate word 'a' in lines 2 and 4"),
         ("a\nb\n", r"'<eos>', which ends every line of text, is missing"),
         ("<eos>\na b\n", r"line 2 is 'a b': expected one word"),
         ("<eos>\n\nb\n", r"line 2 is '': expected one word"),

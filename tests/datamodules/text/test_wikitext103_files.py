@@ -79,7 +79,9 @@ def test_a_missing_shard_is_named(tmp_path, texts):
     names = [f"{n}-{{:05d}}-of-00002.parquet" for n in ("train", "validation", "test")]
     write_shards(tmp_path / "hub", texts, names, "\n")
     (tmp_path / "hub" / "train-00001-of-00002.parquet").unlink()
-    with pytest.raises(MissingDataError, match=r"train-00000-of-00002.parquet, shard 00001"):
+    with pytest.raises(
+        MissingDataError, match=r"train-00000-of-00002.parquet, but missing shard 00001"
+    ):
         made_text.data(tmp_path / "hub").prepare_data()
 
 
@@ -136,7 +138,7 @@ def test_a_line_without_end_is_named(tmp_path, texts, monkeypatch, packed):
 
 def test_empty_split(tmp_path):
     made_text.write(tmp_path, valid="")
-    with pytest.raises(DataError, match=r"wiki.valid.tokens is empty: the val split needs text"):
+    with pytest.raises(DataError, match=r"wiki.valid.tokens is empty: the val split requires text"):
         made_text.data(tmp_path).prepare_data()
 
 
@@ -165,7 +167,7 @@ def test_damaged_and_raw_archives(tmp_path):
         made_text.data(tmp_path, corpus="wikitext-103").prepare_data()
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("wikitext-103-raw/wiki.train.raw", "text")
-    with pytest.raises(DataError, match=r"has no wiki.train.tokens.*not the raw one"):
+    with pytest.raises(DataError, match=r"missing wiki.train.tokens.*not the raw one"):
         made_text.data(tmp_path, corpus="wikitext-103").prepare_data()
 
 

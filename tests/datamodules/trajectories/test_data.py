@@ -287,7 +287,7 @@ def test_a_link_that_leads_nowhere_is_a_missing_key(path: Path, key: str, kind: 
         if key in file:
             del file[key]
         file[key] = h5py.SoftLink("/gone") if kind == "soft" else h5py.ExternalLink("gone", "/x")
-    with pytest.raises(DataError, match=f"no {key}; D4RL's files hold"):
+    with pytest.raises(DataError, match=f"missing {key}; D4RL's files"):
         opened(path)
 
 
@@ -296,5 +296,5 @@ def test_two_rewards_a_step_are_refused(path: Path) -> None:
         number = len(file["rewards"])
         del file["rewards"]
         file["rewards"] = np.zeros((number, 2), dtype=np.float32)
-    with pytest.raises(DataError, match=r"rewards must be one number a step.*, 2\)"):
+    with pytest.raises(DataError, match=r"rewards must have one number per step.*, 2\)"):
         opened(path)

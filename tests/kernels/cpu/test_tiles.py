@@ -39,7 +39,8 @@ def equation(call, masks, dropout, key):
         noise = 0.0
         if call.noise is not None:
             count = call.noise_scale.numel()
-            drawn = normal_noise(key, BATCH, count, range(rows), range(cols), CPU)
+            positions = range(call.first_row, call.first_row + rows)
+            drawn = normal_noise(key, BATCH, count, positions, range(cols), CPU)
             noise = call.noise_scale[:, None, None] * drawn.to(call.noise_scale.dtype)
         if KINDS[call.kind] == "sum":
             scores = torch.einsum("hr,brnl->bhnl", call.coef, maps + noise)
@@ -121,7 +122,8 @@ def made(form, rows, cols, seed, dtype, **options):
     if dropout is not None:
         fields["draw"] = philox_words(KEY, STREAM_DROPOUT, BATCH, CPU)
         fields["threshold"] = dropout.threshold
-    fields |= {"is_causal": options["causal"], "first_row": 0, "scale": 0.7}
+    fields |= {"is_causal": options["causal"], "scale": 0.7}
+    fields["first_row"] = options.get("first_row", 0)
     fields["threshold"] = fields["threshold"] or 0
     call = Inputs(**fields)
     masks = Masks(rows, cols, call.key_mask, call.pair_mask, call.is_causal)
@@ -237,10 +239,24 @@ def test_forms_of_the_papers_are_within_twice_eager(form):
     assert (ours.sqrt() <= 2.0 * eager.sqrt()).all()
 
 
-@pytest.mark.skipif(not selftest.multiplies_low(), reason="tiles multiply no bfloat16 here")
+@pytest.mark.parametrize("first_row", [0, 19, 2**31 + 5])
+@pytest.mark.parametrize("form", ["sum", "layers", "one layer"])
+def test_noise_of_a_continued_sequence_is_that_of_its_positions(form, first_row):
+    """Of queries that follow `first_row` others, in the output and in every gradient."""
+    options = dict.fromkeys(("shared", "coef", "terms", "pairs", "dropped"), False)
+    options |= {"heads": 4, "groups": 2, "size": 5, "wide": 7, "many": 2, "padded": None}
+    options |= {"noise": True, "causal": True, "first_row": first_row}
+    call, masks, dropout = made(form, 61, 140, 0, torch.float32, **options)
+    assert call.noise is not None
+    for error, _, size in compared(call, masks, dropout):
+        assert error <= 1e-5 * (1.0 + size)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_heads_in_bfloat16_are_at_most_as_wrong_as_plain_code(form):
     """Beside the equation with everything in bfloat16: sizes of odd numbers, edges, every mask."""
+    if not library.load().has_low:
+        pytest.skip("tiles multiply no bfloat16 here")
     low, squares = torch.bfloat16, torch.zeros(2, 2, dtype=torch.float64)
     for seed in range(12):
         choose = random.Random(seed).choice

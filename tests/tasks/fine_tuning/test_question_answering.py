@@ -175,7 +175,7 @@ def test_other_data_are_refused(tmp_path, capsys):
     words = command("fit", tmp_path, "--data", "datamodules.TextPairs")
     words += ["--data.init_args.path", str(tmp_path / "mnli"), "--data.init_args.corpus", "mnli"]
     message = error_of(words, capsys)
-    assert "answers need data that know the texts" in message or "unknown" in message
+    assert "answers require data with the texts" in message or "unknown" in message
 
 
 def test_it_learns(tmp_path):

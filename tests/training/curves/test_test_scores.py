@@ -18,7 +18,7 @@ from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.evaluation import TestScores as Scores
 from lit_probattn.training.run_record import read_starts
-from lit_probattn.training.saving import refuse_test_monitors
+from lit_probattn.training.saving import reject_test_monitors
 from tests.datamodules.text.fine_tuning import made as made_questions
 from tests.support.exact_metrics import language_model
 from tests.support.runs import (
@@ -231,7 +231,7 @@ def test_questions_are_answered(tmp_path):
 @pytest.mark.parametrize("more", [ALL, ()], ids=["scored", "not scored"])
 def test_a_checkpoint_is_not_chosen_by_it(tmp_path, capsys, more):
     line = error_of(command(tmp_path, *more, "--run.monitor", "test/loss"), capsys)
-    assert "run.monitor test/loss would choose by the test split" in line
+    assert "run.monitor test/loss would select by the test split" in line
     assert line.endswith("such as val/loss")
     assert not (tmp_path / "runs").exists()
 
@@ -246,7 +246,7 @@ def test_a_run_does_not_end_by_it(tmp_path, capsys, kind):
     line = error_of(command(tmp_path, *ALL, "--config", str(path)), capsys)
     assert f"the monitor of {kind} in trainer.callbacks, test/accuracy would choose" in line
     assert "such as val/accuracy" in line
-    refuse_test_monitors([EarlyStopping("val/accuracy")])
+    reject_test_monitors([EarlyStopping("val/accuracy")])
 
 
 def test_a_learning_rate_does_not_follow_it():
@@ -259,7 +259,7 @@ def test_a_learning_rate_does_not_follow_it():
 
     made = task()
     made.__class__ = Watching
-    with pytest.raises(ValueError, match="the learning rate, test/loss would choose by the test"):
+    with pytest.raises(ValueError, match="the learning rate, test/loss would select by the test"):
         trainer(2, val_check_interval=2, callbacks=[Scores("all")]).fit(made, data())
 
 
@@ -271,9 +271,9 @@ def test_a_number_of_batches_is_positive(tmp_path, capsys, number):
 
 
 def test_other_modules_and_other_data_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"needs a task of lit_probattn\.tasks, received Light"):
+    with pytest.raises(ValueError, match=r"requires a task of lit_probattn\.tasks, received Light"):
         Scores("all").setup(trainer(), LightningModule(), "fit")
     run_ = trainer()
     run_.datamodule = LightningDataModule()
-    with pytest.raises(ValueError, match=r"needs data of this package .*, received Light"):
+    with pytest.raises(ValueError, match=r"requires data of this package .*, received Light"):
         Scores("all").on_fit_start(run_, task())

@@ -56,9 +56,10 @@ def test_a_task_takes_what_another_has(tmp_path):
         expected = untouched.state_dict() if name in found.new else source
         assert torch.equal(tensor, expected[name]), name
     assert found.lines() == [
-        f"initial weights from {tmp_path / 'from.ckpt'} (step 7): {len(found.taken)} entries taken",
-        "  left, in the file only: pooler.weight, pooler.bias, classifier.weight, classifier.bias",
-        "  new, in the model only: spans.weight, spans.bias",
+        f"initial weights from {tmp_path / 'from.ckpt'} (step 7): "
+        f"{len(found.taken)} entries loaded",
+        "  unused checkpoint keys: pooler.weight, pooler.bias, classifier.weight, classifier.bias",
+        "  newly initialised keys: spans.weight, spans.bias",
     ]
 
 
@@ -104,7 +105,7 @@ def test_a_head_of_another_shape_begins_anew(tmp_path):
     assert found.other_shape["model.classifier.weight"] == ((3, 8), (2, 8))
     assert torch.equal(task.model.classifier.weight, untouched.model.classifier.weight)
     assert torch.equal(task.model.pooler.weight, source.model.pooler.weight)
-    assert "classifier.weight (2, 8), in the file (3, 8)" in found.lines()[1]
+    assert "classifier.weight (2, 8), checkpoint (3, 8)" in found.lines()[1]
 
 
 @pytest.mark.parametrize(
@@ -112,13 +113,13 @@ def test_a_head_of_another_shape_begins_anew(tmp_path):
     [
         (
             {"vocab_size": 29},
-            r"tokens.weight has shape \(29, 8\), the model's has \(23, 8\).*tokeniser",
+            r"tokens.weight has shape \(29, 8\), expected \(23, 8\).*tokeniser",
         ),
         ({"max_seq_len": 16}, r"positions.offsets.weight .*--data.init_args.max_positions 16"),
         ({"num_token_types": 1}, r"token_types.weight .* set --model.init_args.num_token_types 1"),
         (
             {"mlp_dim": 16},
-            r"mlp.fc1.weight has shape \(16, 8\), the model's has \(8, 8\) \(and 5 more",
+            r"mlp.fc1.weight has shape \(16, 8\), expected \(8, 8\) \(and 5 more",
         ),
         ({"embed_dim": 16, "head_dim": 8}, r"tokens.weight has shape \(23, 16\).*set the sizes"),
     ],
@@ -130,7 +131,7 @@ def test_other_shapes_are_refused(other, message, tmp_path):
 
 def test_a_model_of_another_kind_is_refused(tmp_path):
     save_checkpoint({"state_dict": {"model.pooler.weight": torch.zeros(8, 8)}}, tmp_path / "x.ckpt")
-    with pytest.raises(ConfigError, match="no entry beside heads has a name of this model's"):
+    with pytest.raises(ConfigError, match="share no names outside the heads"):
         init_from(made_task(TextClassifier, num_classes=2), str(tmp_path / "x.ckpt"))
 
 
@@ -238,7 +239,7 @@ def test_a_run_that_goes_on_reads_its_own(folder, capsys):
     run(words)
     before = start_of(folder, 1)
     run([*words, "--ckpt_path", "last", "--trainer.max_steps", "3"])
-    assert "is not read: the run goes on from its own" in capsys.readouterr().out
+    assert "is ignored: the run resumes from its checkpoint" in capsys.readouterr().out
     assert start_of(folder, 1)["init_from"] is None
     assert before["init_from"] is not None
 

@@ -1,1 +1,1 @@
-"""IWSLT'14 and WMT'14 from raw text, prepared as the papers do; only their comparison needs it."""
+"""IWSLT'14 and WMT'14, prepared from raw text as in the papers."""

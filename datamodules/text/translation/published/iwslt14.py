@@ -1,4 +1,4 @@
-"""IWSLT'14 German–English, from its archive or prepared before."""
+"""IWSLT'14 German–English, from its archive or from prepared files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _HELD_OUT_EVERY = 23
 
 @with_defaults(merges=10000, lower=True, max_ratio=1.5, max_words=175)
 class IWSLT14(PublishedTranslation):
-    """Talks of TED in German and English; lower-cased words of Moses, cut by joint BPE.
+    """TED talks in German and English; lower-cased Moses words, segmented by joint BPE.
 
-    Source: the preparation script of fairseq for IWSLT'14, which MGK and FiSH use: tags taken off,
-    Moses' words, pairs of 1 to 175 words with a ratio up to 1.5, lower case, every 23rd pair for
-    validation, dev2010, dev2012 (TEDX) and tst2010 to tst2012 together for the test, 10,000 merges
-    learned from both languages.
-    Departs from the source: as far as sacremoses does, and in the order of merges of equal count.
+    Source: fairseq's preparation script for IWSLT'14, which MGK and FiSH use: tags removed, Moses'
+    words, pairs of 1 to 175 words with a ratio of at most 1.5, lower case, every 23rd pair for
+    validation, dev2010, dev2012 (TEDX) and tst2010 to tst2012 concatenated as test, 10,000 merges
+    learned jointly from both languages.
+    Departs from the source: wherever sacremoses does, and in the order of merges of equal count.
 
-    Files that are found: the archive of the workshop, its folder, or what the preparation script of
-    fairseq makes; see `datamodules.text.releases.IWSLT14`.
+    Supported files: the archive of the workshop, its folder, or the output of fairseq's preparation
+    script; see `datamodules.text.releases.IWSLT14`.
 
     Args:
         **kwargs: Arguments of Translation.
@@ -42,7 +42,7 @@ class IWSLT14(PublishedTranslation):
         return name.startswith((releases.IWSLT14_TRAIN, *releases.IWSLT14_TESTS))
 
     def text_of(self, files: dict[str, list[Path]]) -> ParallelText:
-        """Return the text of the release, or text that was prepared before."""
+        """Return the text of the release, or prepared text."""
         if "train.de" in files:
             folder = files["train.de"][0].parent
             prepared = find_plain(self.title, folder, *self.languages)

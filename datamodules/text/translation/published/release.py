@@ -1,4 +1,4 @@
-"""What both releases share: they are found by the table of releases, not by a path."""
+"""Base of published translation data, located by the table of releases instead of a path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["PublishedTranslation"]
 
 
 class PublishedTranslation(Translation):
-    """A release of parallel text, in `data_dir`; pairs with an empty side are left out.
+    """A release of parallel text in `data_dir`; pairs with an empty side are dropped.
 
     Args:
         **kwargs: Arguments of Translation.
@@ -31,7 +31,7 @@ class PublishedTranslation(Translation):
         require_one_of(("de", "en"), source_language=source, target_language=target)
 
     def text_of(self, files: dict[str, list[Path]]) -> ParallelText:
-        """Return the text of the files of a form."""
+        """Return the text of the files of a layout."""
         raise NotImplementedError
 
     @property
@@ -40,27 +40,28 @@ class PublishedTranslation(Translation):
         return dict(self.release.counts)
 
     def identity(self) -> dict[str, Any]:
-        """What names the text."""
+        """Return the identity of the text."""
         return {"release": self.task}
 
     def place(self) -> Path:
-        """Return the archive, or the folder that is looked in."""
+        """Return the archive, or the folder to search."""
         found = self.release.find(self.data_dir)
         return found["archive"][0] if "archive" in found else self.data_dir
 
     def find(self, folder: Path) -> ParallelText:
-        """Find the text in a folder, or in what was unpacked of an archive."""
+        """Find the text in a folder or in an extracted archive."""
         if not is_archive(folder):
             return self.text_of(self.release.find(folder))
         found = self.release.files_in([folder])
         if found is None:
             raise MissingDataError(
-                f"{self.title}: {folder.name} has no text; expected {self.release.expected} in it"
+                f"{self.title}: {folder.name} contains no text; expected {self.release.expected} "
+                f"in it"
             )
         return self.text_of(found)
 
     def pair(self, files: dict[str, list[Path]], *parts: str) -> Pair:
-        """Return both languages of some parts, one after the other."""
+        """Return both languages of one or more parts, concatenated."""
         source, target = (
             Lines(tuple(path for part in parts for path in files[f"{part}.{language}"]))
             for language in self.languages

@@ -1,4 +1,4 @@
-"""WMT'14 English–German: the prepared release in pieces, or raw text."""
+"""WMT'14 English–German: the prepared release in BPE pieces, or raw text."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _TRAINING_PAIRS = 4_500_000
     max_words=250,
 )
 class WMT14(PublishedTranslation):
-    """News and parliament in English and German; words of Moses, cut by joint BPE.
+    """News and parliament in English and German; Moses words, segmented by joint BPE.
 
-    Source: the preparations that fairseq's examples of WMT'14 and WMT'16 English–German use. The
-    prepared release is taken as it is, with a joint dictionary of 32,768 ids counted in its
-    training text. Raw text is normalised, cut into words (hyphens too), cut by 32,000 merges, and
-    pairs of more than 250 pieces or a ratio above 1.5 are left out; newstest2013 is the validation
-    and newstest2014 the test.
-    Departs from the source: raw text as far as sacremoses does, in the order of merges of equal
-    count, and in the validation, for which fairseq's script holds out training text.
+    Source: the preparation scripts of fairseq's examples for WMT'14 and WMT'16 English–German. The
+    prepared release is used unchanged, with a joint dictionary of 32,768 ids counted in its
+    training text. Raw text is normalised, tokenised (hyphens included), segmented by 32,000 merges,
+    and pairs of more than 250 pieces or with a ratio above 1.5 are dropped; newstest2013 is the
+    validation split and newstest2014 the test split.
+    Departs from the source: for raw text, wherever sacremoses does, in the order of merges of equal
+    count, and in the validation split, for which fairseq's script holds out training text.
 
-    Files that are found: the prepared release of WMT'16 or its archive, or raw text, plain or
+    Supported files: the prepared release of WMT'16 or its archive, or raw text, plain or
     SGML; see `datamodules.text.releases.wmt14`.
 
     Args:
-        **kwargs: Arguments of Translation. `merges` are those of raw text, in which `max_ratio` and
+        **kwargs: Arguments of Translation. `merges` applies to raw text, where `max_ratio` and
             `max_words` count pieces.
     """
 
@@ -54,7 +54,7 @@ class WMT14(PublishedTranslation):
         self.release = wmt14(self.source_language)
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
-        """Yield a line for each published number; that of training pairs is a round one."""
+        """Yield a line for each published number; the number of training pairs is approximate."""
         found = len(self.split("train"))
         near = abs(found - _TRAINING_PAIRS) <= 0.02 * _TRAINING_PAIRS
         yield compare_size("pairs of train", "about 4.5 million", found, near)

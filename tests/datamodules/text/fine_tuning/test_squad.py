@@ -56,7 +56,7 @@ def test_wrong_offsets_are_counted_and_the_first_three_shown(tmp_path):
     with pytest.raises(DataError) as told:
         read_squad(path, "1.1")
     text = str(told.value)
-    assert "4 answers do not stand at their answer_start" in text
+    assert "4 answers are not at their answer_start" in text
     assert "and 1 more" in text
     assert "paragraphs[3]" in text
     assert "paragraphs[4]" not in text
@@ -126,7 +126,7 @@ def test_a_tokeniser_of_another_cache_is_taken(tmp_path):
     plain = {"vocab_limit": 8000}
     two = data_of(made.write_squad(tmp_path / "y", train=12), tokenizer=place, **plain)
     assert two.tokeniser_digest == one.tokeniser_digest
-    with pytest.raises(DataError, match="vocab_limit is for a tokeniser that is made"):
+    with pytest.raises(DataError, match="vocab_limit applies to learned tokenisers"):
         data_of(tmp_path / "y", tokenizer=place)
 
 

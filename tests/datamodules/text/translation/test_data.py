@@ -174,7 +174,7 @@ def test_cleaning_leaves_pairs_out(folder: Path) -> None:
     train = [module.detokenise(module.split("train")[i].target) for i in range(sum(kept))]
     assert train == [line for line, stays in zip(english, kept, strict=True) if stays]
     assert len(module.split("train")) == sum(kept)
-    assert f"{60 - sum(kept)} of 60 pairs of train are left out" in module.notes[0]
+    assert f"{60 - sum(kept)} of 60 pairs of train dropped" in module.notes[0]
 
 
 def test_empty_lines_are_refused_or_dropped(folder: Path) -> None:
