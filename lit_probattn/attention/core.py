@@ -199,11 +199,6 @@ class Core(nn.Module):
         """Return the name of the implementation that computes a call; see `backends.choose`."""
         return choose(self.variant(call), self.backend, call, self.auto_kind)
 
-    @property
-    def block_maps(self) -> int:
-        """Score maps that a block holds of one sample, for predictions of memory."""
-        return self.layout.out
-
     # ------------------------------------------------------------------ maps, for analysis
     def scores(self, call: HeadCall) -> Tensor:
         """Return the call's scores before mask and softmax by the equation, (B, H, N, L)."""
