@@ -84,7 +84,9 @@ def _quickstart(folder: Path) -> list[str]:
     parts = ("num_train=256", "num_val=40", "num_test=42", "num_processes=1", "batch_size=8")
     small = [f"data.init_args.{part}" for part in parts]
     places = ["--data_dir", str(folder), "--out", str(folder / "out")]
-    return ["lit_probattn.quickstart", "--steps", "200", *places, "--set", *small]
+    what = ["--task", "lra_listops_quickstart", "--attention", "softmax", "smgk num_heads=4"]
+    words = ["lit_probattn", "compare", *what, "--seeds", "0", "--steps", "200"]
+    return [*words, *places, "--set", *small]
 
 
 def _uea(folder: Path) -> list[str]:

@@ -52,7 +52,7 @@ def test_numbers_are_those_of_the_layer(name):
     counted.layer.backend, counted.layer.dropout = layer.core.makes.stated_backend, 0.0
     assert found.macs == torch_macs(counted, torch.empty(2, 64, 32, device="meta")).products
     assert found.inference_bytes > 0
-    # `native` trains with dropout, and its own buffers are not counted (docs/ask.md).
+    # `native` trains with dropout, and its own buffers are not counted (docs/choose.md).
     assert found.inference_bytes < found.training_bytes or "native" in found.backends
 
 
