@@ -37,7 +37,7 @@ def test_a_value_of_several_lines_is_said(tmp_path, ending):
     rows = list(ROWS)
     rows[5], rows[25] = ("pos", '"a text that begins'), ("neg", 'and ends here"')
     table = read_table(write(tmp_path / f"mine.{ending}", rows))
-    assert len(table.places) == 10
+    assert len(table.locations) == 10
     (note,) = table.notes
     assert "line 7" in note
     assert "21 lines" in note

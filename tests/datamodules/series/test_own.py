@@ -113,7 +113,7 @@ def test_ts_files_of_ones_own(tmp_path):
         [[-1.5, 0.25], [20, 7]],
     ]
     assert rows.labels == ["Up", "Down"]
-    assert [place.rpartition(", ")[2] for place in rows.places] == ["line 10", "line 11"]
+    assert [location.rpartition(", ")[2] for location in rows.locations] == ["line 10", "line 11"]
 
 
 def test_statistics_are_those_of_training(tmp_path):
