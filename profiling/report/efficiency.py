@@ -120,10 +120,10 @@ def _summary(counts: list[dict[str, Any]], times: list[dict[str, Any]]) -> list[
             for row in times
         }
         shorter = [name for name, high in highs.items() if high < 1]
+        which = f": {', '.join(shorter)}" if shorter else ""
         lines.append(
             f"- **Time on a CPU: {_held(len(shorter), len(highs))}.** {len(shorter)} of "
-            f"{len(highs)} training steps are shorter than the baseline's beyond the spread{': ' * bool(shorter)}"
-            f"{', '.join(shorter)}."
+            f"{len(highs)} training steps are shorter than the baseline's beyond the spread{which}."
         )
     lines.append("- **Time and memory on a GPU: not measured.**")
     lines.append(
