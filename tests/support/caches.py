@@ -21,3 +21,8 @@ def keep_out_of_the_users_cache() -> None:
     os.environ.setdefault("MPLCONFIGDIR", str(users / "matplotlib"))
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix=_PREFIX)
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+def kept_folder() -> Path:
+    """Return a new folder beside the caches, which is there until the tests end."""
+    return Path(tempfile.mkdtemp(dir=os.environ["XDG_CACHE_HOME"]))
