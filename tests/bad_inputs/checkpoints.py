@@ -13,14 +13,14 @@ import torch
 
 from lit_probattn.training.checkpoints import list_checkpoints
 from tests.bad_inputs.cases import Case, command_error, fit
-from tests.support.caches import kept_folder
+from tests.support.caches import scratch_folder
 from tests.support.runs import arguments, only_version, run
 
 
 @functools.cache
 def _trained() -> Path:
     """A folder in which the tiny Text task was trained for one step."""
-    folder = kept_folder()
+    folder = scratch_folder("bad_inputs_")
     short = ("--trainer.max_steps", "1", "--trainer.limit_val_batches", "0")
     run(arguments("fit", folder, *short))
     return folder

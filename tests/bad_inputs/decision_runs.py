@@ -10,7 +10,7 @@ from unittest import mock
 
 from lit_probattn.rollouts import environments
 from tests.bad_inputs.cases import Case, command_error
-from tests.support.caches import kept_folder
+from tests.support.caches import scratch_folder
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
 
@@ -29,7 +29,7 @@ def _words(command: str, folder: Path, *more: str, task: str = TASK) -> list[str
 @functools.cache
 def _trained() -> Path:
     """A run folder in which the tiny task was trained for one step."""
-    folder = kept_folder()
+    folder = scratch_folder("bad_inputs_")
     run(_words("fit", folder, *LEAST, "--model.init_args.val_episodes", "0"))
     return only_version(folder)
 
