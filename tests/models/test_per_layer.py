@@ -125,7 +125,7 @@ def test_options_are_told_by_layers_where_they_differ():
         ({"default": {"num_heads": 2}}, "attention.default must be an attention"),
         ({"default": MGK, "layers": [1]}, "must map layer indices"),
         ({"default": MGK, "layers": {"first": {}}}, "must be layer indices"),
-        ({"default": MGK, "layers": {-1: {}}}, "must be layer indices, received -1"),
+        ({"default": MGK, "layers": {-1: {}}}, "must be layer indices from 0, received -1"),
         ({"default": MGK, "layers": {1: 4}}, "attention.layers.1 must be an attention or"),
         (
             {"default": MGK, "layers": {1: {**SOFTMAX, "num_heads": 4}}},
