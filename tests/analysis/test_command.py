@@ -207,7 +207,7 @@ def test_wrong_use_is_one_line(tmp_path, capsys):
     line = error(capsys, ["rank", *given, "--config", str(other)])
     assert "does not match the configuration" in line
     config.unlink()
-    assert "give the run's" in error(capsys, ["rank", *given])
+    assert "pass --config runs/NAME/0/config.yaml" in error(capsys, ["rank", *given])
     assert "size mismatch" in line
 
 
