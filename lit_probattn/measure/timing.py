@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from lit_probattn.base.errors import UnsupportedError
+from lit_probattn.base.files import cache_folders
 from lit_probattn.base.locks import claim
-from lit_probattn.kernels.cpu.library import cache_folders
 
 _FLUSH_BYTES = 256 * 2**20  # more than the last-level cache of current GPUs
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lit_probattn.base.errors import UnsupportedError
+from lit_probattn.base.files import cache_folders
 from lit_probattn.base.locks import claim
-from lit_probattn.kernels.cpu.library import cache_folders
 from lit_probattn.measure.timing import (
     alone_on,
     captured,

@@ -61,7 +61,7 @@ def test_a_long_table_in_any_order_gives_back_its_series(tmp_path):
     made = data(write_long(tmp_path / "mine.csv", cases()))
     assert (made.num_features, made.num_classes, made.max_seq_len) == (2, 2, 12)
     assert found_in(made) == rounded(cases())
-    assert made.notes[0].endswith("series by 'id', steps by 'time', values left, right")
+    assert made.notes[0].endswith("series by 'id', steps sorted by 'time', values left, right")
 
 
 def test_the_order_of_rows_changes_no_split(tmp_path):
