@@ -78,9 +78,11 @@ $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install -q -c constraints.txt --group docs
 	@touch $@
 
+# mkdocs, or zensical where it is installed: both read mkdocs.yml.
+GENERATOR ?= mkdocs
 docs: $(VENV)/.docs
 	$(BIN)/python docs/site.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/$(GENERATOR) build --strict
 
 format: install
 	$(BIN)/ruff check --fix .
