@@ -32,8 +32,6 @@ HOMES = {
     "lit_probattn/cli/jsonargparse_internals.py",
     "profiling/kernels/triton_internals.py",
     "datamodules/core/loaders.py",
-    "lit_probattn/interop/swap/hosts/huggingface.py",
-    "lit_probattn/interop/swap/hosts/timm.py",
     "lit_probattn/interop/swap/interface.py",
 }
 BASES = (

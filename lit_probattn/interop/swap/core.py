@@ -16,14 +16,23 @@ from lit_probattn.base.graphs import written
 from lit_probattn.functional.call import split_mask
 
 
-def mean_of_groups(tensor: Tensor, groups: list[list[int]] | None) -> Tensor:
-    """Return the mean over the former heads of every head: (B, H, …) -> (B, H', …).
+def joined(tensor: Tensor | None, groups: list[list[int]]) -> Tensor | None:
+    """Return a mask or a bias (B, H, N, L) of former heads for the heads that they became.
 
-    A tensor that all heads share, (B, 1, …), is returned as it is.
+    Floats are averaged; True is what any of the former heads may attend to. What all heads share,
+    or what is for the new heads already, is returned as it is.
+
+    Args:
+        tensor: of up to four dimensions.
+        groups: the former heads of every head.
     """
-    if groups is None or tensor.shape[1] == 1:
+    former = sum(map(len, groups))
+    if tensor is None or tensor.dim() < 4 or tensor.shape[1] != former or former == len(groups):
         return tensor
-    return torch.stack([tensor[:, group].mean(1) for group in groups], 1)
+    parts = [tensor[:, group] for group in groups]
+    if tensor.dtype == torch.bool:
+        return torch.stack([part.any(1) for part in parts], 1)
+    return torch.stack([part.mean(1) for part in parts], 1)
 
 
 def scaled(core: Core, query: Tensor, key: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_probattn.attention import Attention
-from lit_probattn.attention.call import HeadLayout
+from lit_probattn.attention.call import HeadCall, HeadLayout, key_or_fresh, with_dropout
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.layer import PROJECTIONS
 from lit_probattn.attention.own.derived import DerivedCore
 from lit_probattn.attention.variant import first_lack
 from lit_probattn.base.errors import UnsupportedError
+from lit_probattn.base.torch_internals import outside_functions
+from lit_probattn.interop.swap.classes import parameter_of
+from lit_probattn.interop.swap.core import fitted_call, joined, scaled
 from lit_probattn.interop.swap.settings import Settings
+
+
+@dataclass
+class Sharing:
+    """What one core's heads are of the host's.
+
+    Args:
+        groups: the former query heads of every head. None means that all stayed.
+        weight: name of the parameter that makes keys, below the module. None unless keys have
+            components that the host does not make.
+        bias: name of their bias, if there is one.
+        axis: of the weight along which heads lie.
+        rows: of the weight, in the order of the host's key heads.
+        bias_rows: of the bias.
+        repeats: how often the host repeats each key head.
+    """
+
+    groups: list[list[int]] | None = None
+    weight: str | None = None
+    bias: str | None = None
+    axis: int = 0
+    rows: list[int] = field(default_factory=list)
+    bias_rows: list[int] = field(default_factory=list)
+    repeats: int = 1
 
 
 class Cores(nn.ModuleList):
@@ -31,12 +60,98 @@ class Cores(nn.ModuleList):
     def __init__(self, mode: Callable[[nn.Module], Any] | None) -> None:
         super().__init__()
         self.mode = mode
+        self.sharing: list[Sharing] = []
 
     def core(self, index: int) -> Core:
         """Return the core of a call."""
         found: Any = self[index]
         core: Core = found.core if isinstance(found, Attention) else found
         return core
+
+    def call(
+        self,
+        index: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        factors: Tensor | None = None,
+        **options: Any,
+    ) -> HeadCall:
+        """Return the call of a core for heads of the host; see `fitted_call`.
+
+        Of heads that were joined the first are those that live. `factors`, (1, H, 1, 1), multiply
+        the products of queries and keys.
+        """
+        core, groups = self.core(index), self.sharing[index].groups
+        if groups is not None:
+            query, value = query[:, : core.layout.query], value[:, : core.layout.value]
+            mask, bias, factors = (joined(x, groups) for x in (mask, bias, factors))
+        if factors is not None:
+            query, key = scaled(core, query, key, factors)
+        return fitted_call(core, query, key, value, mask=mask, bias=bias, **options)
+
+    def attend(
+        self,
+        index: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        dropout: float = 0.0,
+        needs_weights: bool = False,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return output (B, H, N, E_v) and, if asked, maps of a core; joined heads give zeros.
+
+        Args:
+            index: of the call.
+            query: (B, H, N, E).
+            key: (B, H_kv·K, L, E).
+            value: (B, H_kv, L, E_v).
+            dropout: probability.
+            needs_weights: whether maps are returned.
+            options: masks, bias, scale and documents; see `head_call`.
+        """
+        core, weights = self.core(index), None
+        with outside_functions():  # our own calls are no sites of a module around this one
+            call = with_dropout(self.call(index, query, key, value, **options), dropout)
+            if needs_weights:
+                call = replace(call, rng=key_or_fresh(call.rng))
+                weights = core.weights(call)
+            out: Tensor = core(call)
+            return F.pad(out, (0, 0, 0, 0, 0, query.shape[1] - out.shape[1])), weights
+
+    def twins(self, module: nn.Module) -> dict[int, tuple[Tensor, list[Tensor]]]:
+        """Return the parameters that make keys and, of each, those of further components."""
+        found: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        for core, sharing in zip(self, self.sharing, strict=True):
+            more: Any = core
+            parts = (
+                (sharing.weight, "key_weight", sharing.axis, sharing.rows),
+                (sharing.bias, "key_bias", 0, sharing.bias_rows),
+            )
+            for name, own, axis, rows in parts:
+                if name is None:
+                    continue
+                held = parameter_of(module, name)
+                found[id(held)] = (
+                    held,
+                    [_with(held, axis, rows, part) for part in getattr(more, own)],
+                )
+        return found
+
+
+def _with(held: Tensor, axis: int, rows: list[int], part: Tensor) -> Tensor:
+    """Return a tensor with some rows replaced."""
+    first, count = rows[0], len(rows)
+    if rows == list(range(first, first + count)):
+        rest = held.shape[axis] - first - count
+        after = held.narrow(axis, first + count, rest)
+        return torch.cat([held.narrow(axis, 0, first), part, after], axis)
+    return held.index_copy(axis, torch.tensor(rows, device=held.device), part)
 
 
 def make_core(settings: Settings, given: HeadLayout, is_cross: bool) -> nn.Module:

@@ -9,33 +9,27 @@ import torch
 from torch import nn
 
 from lit_probattn.attention import Attention
-from lit_probattn.interop.swap.example import runner
-from lit_probattn.interop.swap.exchange import convert, exchange, first_weight
+from lit_probattn.interop.swap.example import Example, runner
 from lit_probattn.interop.swap.placing import (
+    Placing,
+    change_projections,
     find_sites,
     place,
     plan_sites,
     prepared,
-    sites_of_multihead,
+    report,
+    run_of_multihead,
     sites_of_recipe,
 )
-from lit_probattn.interop.swap.plan import (
-    check_model,
-    check_patterns,
-    choose_layers,
-    find_layers,
-    plan_layers,
-)
+from lit_probattn.interop.swap.plan import check_model, check_patterns
 from lit_probattn.interop.swap.recipe import (
     RecipeLayer,
     check_layers,
-    check_sizes,
     read_recipe,
     write_recipe,
 )
 from lit_probattn.interop.swap.report import LayerReport, Report
 from lit_probattn.interop.swap.settings import Settings
-from lit_probattn.interop.swap.sites import Site
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -122,11 +116,7 @@ def swap(
         )
     state = torch.get_rng_state()
     try:
-        if recipe is not None and any(layer.calls for layer in recipe.values()):
-            return _place(model, settings, recipe=recipe)
-        if settings.keys_per_head == 1:
-            return _place(model, settings, example, layers, keep, written_out)
-        return _exchange(model, settings, layers, keep, recipe)
+        return _swap(model, settings, recipe, example, layers, keep, written_out)
     finally:
         torch.set_rng_state(state)
 
@@ -138,113 +128,71 @@ def _name(variant: Any) -> Any:
     return f"{getattr(variant, '__module__', '')}.{getattr(variant, '__qualname__', repr(variant))}"
 
 
-def _place(
+def _swap(
     model: Model,
     settings: Settings,
-    example: Any = None,
-    layers: Sequence[str] | None = None,
-    keep: Sequence[str] = (),
-    written_out: bool = False,
-    recipe: Mapping[str, RecipeLayer] | None = None,
+    recipe: Mapping[str, RecipeLayer] | None,
+    example: Any,
+    layers: Sequence[str] | None,
+    keep: Sequence[str],
+    written_out: bool,
 ) -> tuple[Model, Report]:
-    """Put cores at the calls of attention."""
-    run = None if recipe is not None else runner(model, example)
+    """Find where a model attends, plan all of it, then change projections and put cores there."""
+    run: Example | None = None
+    lost: dict[str, str] = {}
+    if recipe is None:
+        run = _runner(model, example)
     with prepared(model) as state:
-        lost: dict[str, str] = {}
-        if recipe is not None:
-            sites = sites_of_recipe(model, recipe)
-        elif run is not None:
-            sites, lost = find_sites(model, run, written_out)
-            if settings.has_own_core and not written_out and _are_known(model, sites, lost):
-                state.put_back()
-                return _exchange(model, settings, layers, keep, None)
+        if run is None:
+            sites = sites_of_recipe(model, recipe or {})
         else:
-            sites = _without_example(model)
+            sites, lost = find_sites(model, run, written_out, settings.keys_per_head > 1)
         placing = plan_sites(model, sites, settings, layers, keep, lost)
-        done = place(model, placing, settings)
+        change_projections(model, placing, settings, run, recipe)
+        place(model, placing)
         state.put_back(lambda module: not hasattr(module, "cores"))
+    done = report(model, placing, settings, run)
     reports = []
     for name in dict.fromkeys([*(s.name for s in sites), *placing.kept]):
         kind = type(model.get_submodule(name)).__name__
         kept = f"kept: {placing.kept.get(name)}"
         reports.extend(done.get(name) or [LayerReport(name, kind, kept)])
-    entries = recipe or {name: _entry(placing.chosen, name, settings) for name in done}
+    entries = recipe or {name: _entry(placing, name, settings) for name in done}
     out = write_recipe(settings, entries)
     return model, Report(reports, out, _summary(settings, reports))
 
 
-def _are_known(model: nn.Module, sites: Sequence[Site], lost: Mapping[str, str]) -> bool:
-    """Whether attention is written out, and all of it by classes whose layers can be exchanged."""
-    known = {found.place.name for found in find_layers(model) if found.is_exchangeable}
-    is_written = lost or any(site.way == "written" for site in sites)
-    return bool(is_written) and {*lost, *(site.name for site in sites)} <= known
-
-
-def _entry(sites: Sequence[Site], name: str, settings: Settings) -> RecipeLayer:
-    """Return what a recipe says of a module with cores."""
-    own = [site for site in sites if site.name == name]
-    calls = []
-    for site in own:
-        h = site.layout
-        numbers = [h.query, h.key, h.value, h.head_dim, h.value_head_dim]
-        calls.append({"way": site.way, "heads": numbers, "cross": site.is_cross})
-    first = own[0].layout
-    heads = [first.query, first.key, first.head_dim]
-    return RecipeLayer(name, type(own[0].module).__name__, heads, None, calls, settings.group_size)
-
-
-def _without_example(model: nn.Module) -> list[Site]:
-    """Return the calls of a model that nobody can run, if all its attention is torch's.
+def _runner(model: nn.Module, example: Any) -> Example:
+    """Return what runs the model.
 
     Raises:
-        ValueError: other layers attend too, or none is known.
+        ValueError: nobody knows what the model takes, or it has no weights.
     """
-    sites = sites_of_multihead(model)
-    known = {site.name for site in sites}
-    if sites and all(found.place.name in known for found in find_layers(model)):
-        return sites
-    raise ValueError(
-        "give example=, one batch that the model takes: where it attends is found by running it"
-    )
-
-
-def _exchange(
-    model: Model,
-    settings: Settings,
-    layers: Sequence[str] | None,
-    keep: Sequence[str],
-    recipe: Mapping[str, RecipeLayer] | None,
-) -> tuple[Model, Report]:
-    """Exchange the projections of layers of known classes."""
-    found = find_layers(model)
-    if not found:
-        raise ValueError(
-            "the model has no attention layer that swap knows: torch.nn.MultiheadAttention, or the "
-            "attention classes of timm and transformers; models whose blocks attend by themselves "
-            "have none"
-        )
-    names = [each.place.name for each in found]
-    chosen, kept = choose_layers(names, layers if recipe is None else list(recipe), keep)
-    planned = plan_layers([each for each in found if each.place.name in chosen], settings)
-    if recipe is None and any(first_weight(plan.place).device.type == "meta" for plan in planned):
+    if any(p.is_meta for p in model.parameters()):
         raise ValueError("the model has no weights: give a recipe, or load them first")
-    sizes = {
-        plan.place.name: [plan.sizes.num_heads, plan.sizes.num_kv_heads, plan.sizes.head_dim]
-        for plan in planned
-    }
-    if recipe is not None:
-        check_sizes(recipe, sizes)
-    made, groups = convert(planned, settings, recipe)
-    done = exchange(model, planned, made, settings)
-    reports = [
-        done.get(name) or LayerReport(name, type(each.place.module).__name__, f"kept: {kept[name]}")
-        for name, each in zip(names, found, strict=True)
-    ]
-    kinds = {plan.place.name: type(plan.place.module).__name__ for plan in planned}
-    size = settings.group_size
-    entries = {n: RecipeLayer(n, kinds[n], sizes[n], groups[n], None, size) for n in kinds}
-    out = write_recipe(settings, entries)
-    return model, Report(reports, out, _summary(settings, reports))
+    run = runner(model, example) or run_of_multihead(model)
+    if run is None:
+        raise ValueError(
+            "give example=, one batch that the model takes: where it attends is found by running it"
+        )
+    return run
+
+
+def _entry(placing: Placing, name: str, settings: Settings) -> RecipeLayer:
+    """Return what a recipe says of a module with cores."""
+    calls, kind = [], ""
+    for site, change in zip(placing.chosen, placing.changes, strict=True):
+        if site.name != name:
+            continue
+        h, kind = site.layout, type(site.module).__name__
+        numbers = [h.query, h.key, h.value, h.head_dim, h.value_head_dim]
+        what: dict[str, Any] = {"way": site.way, "heads": numbers, "cross": site.is_cross}
+        what |= {"groups": None, "exchanged": False, "projections": None}
+        if change is not None:
+            what |= {"groups": change.groups, "exchanged": change.exchanged}
+            what["projections"] = change.made.to_dict()
+        calls.append(what)
+    return RecipeLayer(name, kind, calls, settings.group_size, settings.keys_per_head > 1)
 
 
 def _summary(settings: Settings, reports: list[LayerReport]) -> list[str]:

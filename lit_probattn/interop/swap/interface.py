@@ -19,15 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.call import with_dropout
-from lit_probattn.attention.core import Core
-from lit_probattn.base.torch_internals import outside_functions
-from lit_probattn.interop.swap.core import (
-    documents_mask,
-    fitted_call,
-    mean_of_groups,
-    packing_of_documents,
-)
+from lit_probattn.interop.swap.core import documents_mask, packing_of_documents
 from lit_probattn.interop.swap.cores import Cores
 
 # The name under which our function and its masks are registered.
@@ -55,7 +47,7 @@ def attention_function(
     """Attend as transformers' `AttentionInterface` asks for it.
 
     Args:
-        module: the attention layer; without a `core` it is attended to as the library does.
+        module: the attention layer; without `cores` it is attended to as the library does.
         query: (B, H, N, E).
         key: (B, H_kv·K, L, E), or from a cache (B, H_kv, L, K·E).
         value: (B, H_kv, L, E_v).
@@ -77,46 +69,56 @@ def attention_function(
     """
     own = getattr(module, "is_causal", True) if is_causal is None else is_causal
     bounds: Tensor | None = kwargs.get("cu_seq_lens_q")
-    core, packing = core_of(module), None
-    if core is not None and not torch.compiler.is_compiling():
+    cores, packing = cores_of(module), None
+    if cores is not None and not torch.compiler.is_compiling():
         _check_registered()
     if bounds is not None:  # the library's mask knows of documents only where it has positions
         ends = bounds, kwargs.get("cu_seq_lens_k", bounds)
-        if core is not None and attention_mask is None and position_bias is None:
+        if cores is not None and attention_mask is None and position_bias is None:
             packing = packing_of_documents(query, value, ends)
         if packing is None:
             causal = attention_mask is None and bool(own)
             attention_mask = documents_mask(query, value, ends, attention_mask, causal)
-    if core is None:
+    if cores is None:
         given: Any = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         given |= {"position_bias": position_bias, **kwargs}
         return as_the_library(module, query, key, value, attention_mask, **given)
     for name in LOST:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{type(module).__name__}: {name} is not supported by a swap")
-    key = unpacked(core, key, query.shape[-1])
+    key = unpacked(key, query.shape[-1])
     causal = query.shape[2] > 1 and attention_mask is None and own
     rows = query.shape[2]
     if causal and key.shape[2] > rows:  # the rest of a static cache is empty
         key, value = key[:, :, :rows], value[:, :, :rows]
     if position_bias is not None:
         position_bias = position_bias[..., : value.shape[2]]
-        groups = getattr(getattr(module, "swapped", None), "groups", None)
-        position_bias = mean_of_groups(position_bias, groups)
-    masks = {"mask": attention_mask, "bias": position_bias, "is_causal": bool(causal)}
-    call = fitted_call(core, query, key, value, scale=scaling, packing=packing, **masks)
-    with outside_functions():  # our own calls are no sites of a module around this one
-        out = core(with_dropout(call, dropout))
-        weights = core.weights(call) if kwargs.get("output_attentions") else None
+    masks: dict[str, Any] = {"mask": attention_mask, "bias": position_bias, "packing": packing}
+    options: dict[str, Any] = {"is_causal": bool(causal), "scale": scaling, "dropout": dropout}
+    needs_weights = bool(kwargs.get("output_attentions"))
+    out, weights = cores.attend(
+        0, query, key, value, needs_weights=needs_weights, **options, **masks
+    )
     return out.transpose(1, 2).contiguous(), weights
 
 
-def core_of(module: Any) -> Core | None:
-    """Return the core of a layer that was swapped, or None."""
+class InterfaceCores(Cores):
+    """The core of a layer that transformers calls; a process that reads it from a pickle comes to
+    know our function.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        register()
+
+
+def cores_of(module: Any) -> Cores | None:
+    """Return the cores of a layer that was swapped, or None."""
     cores = getattr(module, "cores", None)
-    if isinstance(cores, Cores):
-        return cores.core(0)
-    return module.core if isinstance(getattr(module, "swapped", None), Swapped) else None
+    return cores if isinstance(cores, Cores) else None
 
 
 def as_the_library(
@@ -137,7 +139,7 @@ def as_the_library(
     return sdpa_attention_forward(module, query, key, value, mask, **given)
 
 
-def unpacked(core: Core, key: Tensor, head_dim: int) -> Tensor:
+def unpacked(key: Tensor, head_dim: int) -> Tensor:
     """Return keys of a cache, (B, H_kv, L, K·E), as (B, H_kv·K, L, E)."""
     if key.shape[-1] == head_dim:
         return key
@@ -211,21 +213,6 @@ def replaced(function: Callable[..., Any]) -> Iterator[None]:
         register()
 
 
-class Swapped:
-    """Marks a layer; a process that reads it from a pickle comes to know our function.
-
-    Args:
-        groups: the former query heads of every head. None means that all stayed.
-    """
-
-    def __init__(self, groups: list[list[int]] | None) -> None:
-        self.groups = groups
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        register()
-
-
 class PackedCache:
     """A cache as one layer sees it: the K components of a key side by side.
 
@@ -255,7 +242,7 @@ def pack_cache(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dic
     """Wrap the cache of a call, before the forward of a layer whose keys have components."""
     cache = kwargs.get("past_key_values")
     if cache is not None:
-        heads = module.core.layout.key
+        heads = module.cores.core(0).layout.key
         if hasattr(cache, "cross_attention_cache"):
             both = copy.copy(cache)  # shares what has been seen, and the layers
             both.self_attention_cache = PackedCache(cache.self_attention_cache, heads)

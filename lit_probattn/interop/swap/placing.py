@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,16 +17,27 @@ from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.interop.swap.core import fitted_call
 from lit_probattn.interop.swap.cores import Cores, make_core
 from lit_probattn.interop.swap.example import Example
-from lit_probattn.interop.swap.interface import Swapped, use_in
+from lit_probattn.interop.swap.interface import InterfaceCores, pack_cache, use_in
 from lit_probattn.interop.swap.plan import choose_layers, refuse, refuse_what_is_lost
+from lit_probattn.interop.swap.projections import Rows, check_holders
 from lit_probattn.interop.swap.recipe import RecipeLayer
 from lit_probattn.interop.swap.report import LayerReport
 from lit_probattn.interop.swap.settings import Settings
+from lit_probattn.interop.swap.share import (
+    Change,
+    convert,
+    exchange,
+    new_layout,
+    outputs,
+    put_new_widths,
+    sharing_of,
+    write_rows,
+)
 from lit_probattn.interop.swap.sites import Site, recording
 from lit_probattn.interop.swap.taking import Attending, give_cores
 from lit_probattn.interop.swap.written import AttendingInWriting
 
-_MODES = {"interface": None, "function": Attending, "written": AttendingInWriting}
+_MODES = {"function": Attending, "written": AttendingInWriting}
 
 
 class Prepared:
@@ -66,19 +77,39 @@ def prepared(model: nn.Module) -> Iterator[Prepared]:
 
 
 def find_sites(
-    model: nn.Module, run: Example, written_out: bool
+    model: nn.Module, run: Example, written_out: bool, needs_weights: bool
 ) -> tuple[list[Site], dict[str, str]]:
     """Return the calls of attention of one run, and softmaxes that nobody can follow, by module.
+
+    Args:
+        model: the model.
+        run: runs the example.
+        written_out: whether softmaxes that are written out are swapped.
+        needs_weights: whether the weights that make and read heads are found, too.
 
     Raises:
         ValueError: the example does not run, or reached no attention.
     """
-    with recording(model) as found:
-        try:
+    marked: list[Site] = []
+    read: dict[tuple[str, int], dict[Rows, nn.Module]] = {}
+    if needs_weights:
+        with recording(model, marks=True) as first, suppress(Exception):  # the next run says why
             run(model)
-        except Exception as error:
-            text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise ValueError(f"the example does not run ({text}): give example=") from error
+        read = {key: rows for key, rows in first.readers.items() if len(rows) == 1}
+        marked = [first.sites[key] for key in read]
+        for site in marked:
+            (site.reader,) = read[site.name, site.index].values()
+    with recording(model) as found, outputs(marked) as seen:
+        _run(run, model)
+        if needs_weights:
+            found.find_makers()
+    for place, site in enumerate(marked):
+        key = site.name, site.index
+        known = found.sites.get(key)
+        if known is not None and known.made is not None:
+            (rows,) = read[key]
+            known.made = replace(known.made, weights={**known.made.weights, "out": rows})
+            known.reader, known.before = site.reader, seen[place][0]
     sites = list(found.sites.values())
     owners = {site.name for site in sites}
     for site in sites:
@@ -91,18 +122,46 @@ def find_sites(
     return sites, lost
 
 
-def sites_of_multihead(model: nn.Module) -> list[Site]:
-    """Return the calls of a model without an example, where `nn.MultiheadAttention` makes them."""
-    return [
-        Site(name, module, 0, "function", _heads_of_multihead(module), is_cross=False)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.MultiheadAttention)
-    ]
+def _run(run: Example, model: nn.Module) -> None:
+    try:
+        run(model)
+    except Exception as error:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ValueError(f"the example does not run ({text}): give example=") from error
 
 
-def _heads_of_multihead(module: nn.MultiheadAttention) -> HeadLayout:
-    heads, size = module.num_heads, module.head_dim
-    return HeadLayout(heads, heads, heads, heads, size, size)
+def run_of_multihead(model: nn.Module) -> Example | None:
+    """Return what runs each `nn.MultiheadAttention` by itself, if no other module attends.
+
+    Args:
+        model: nobody knows what it takes.
+    """
+    every = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    others = [
+        m for m in model.modules()
+        if any(word in type(m).__name__ for word in ("Attention", "Attn"))
+        and not any(isinstance(part, nn.MultiheadAttention) for part in m.modules())
+        and next(m.parameters(), None) is not None
+    ]  # fmt: skip
+    if not every or others or every[0] is model:
+        return None
+
+    def run(_: nn.Module) -> None:
+        for layer in every:
+            like = layer.out_proj.weight
+            sizes = (layer.embed_dim, layer.kdim, layer.vdim)
+            tokens = [
+                torch.randn(2, 16, size, generator=torch.Generator().manual_seed(seed)).to(like)
+                for seed, size in enumerate(sizes)
+            ]
+            if len(set(sizes)) == 1:
+                tokens = tokens[:1] * 3
+            if not layer.batch_first:
+                tokens = [t.transpose(0, 1) for t in tokens]
+                tokens = tokens if len(set(sizes)) > 1 else tokens[:1] * 3
+            layer(*tokens, need_weights=False)
+
+    return run
 
 
 def sites_of_recipe(model: nn.Module, layers: Mapping[str, RecipeLayer]) -> list[Site]:
@@ -110,10 +169,12 @@ def sites_of_recipe(model: nn.Module, layers: Mapping[str, RecipeLayer]) -> list
     sites = []
     for name, layer in layers.items():
         module = model.get_submodule(name)
-        for index, call in enumerate(layer.calls or ()):
+        for index, call in enumerate(layer.calls):
             query, key, value, size, value_size = call["heads"]
             layout = HeadLayout(query, key, value, query, size, value_size)
-            sites.append(Site(name, module, index, call["way"], layout, call["cross"]))
+            site = Site(name, module, index, call["way"], layout, call["cross"])
+            site.made = layer.projections[index]
+            sites.append(site)
     return sites
 
 
@@ -126,12 +187,16 @@ class Placing:
         chosen: those that are swapped.
         kept: why the others are not, by module.
         parts: an entry of `Cores` for each of the chosen.
+        changes: what becomes of their projections; None where these stay.
+        counts: parameters of each module before the swap.
     """
 
     sites: list[Site]
     chosen: list[Site]
     kept: dict[str, str]
     parts: list[nn.Module]
+    changes: list[Change | None] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 def plan_sites(
@@ -178,20 +243,78 @@ def plan_sites(
                 "keys any more: keep it")  # fmt: skip
     for site in chosen:
         try:
-            _check(model, site, [*kept, *there])
-            parts.append(make_core(settings, site.layout, site.is_cross))
+            _check(model, site, [*kept, *there], settings.keys_per_head > 1)
+            if settings.keys_per_head > 1:
+                parts.append(_core(settings, site))
+            else:
+                parts.append(make_core(settings, site.layout, site.is_cross))
         except UnsupportedError as error:
             say(site.name, str(error))
     refuse(list(refused.values()), len(wanted))
-    return Placing(sites, chosen, kept, parts)
+    placing = Placing(sites, chosen, kept, parts, [None] * len(chosen))
+    placing.counts = {site.name: _count(site) for site in chosen}
+    return placing
 
 
-def _check(model: nn.Module, site: Site, others: Sequence[str]) -> None:
+def _core(settings: Settings, site: Site) -> nn.Module:
+    try:
+        return settings.make_core(new_layout(site, settings))
+    except ValueError as error:
+        raise UnsupportedError(str(error)) from error
+
+
+def change_projections(
+    model: nn.Module,
+    placing: Placing,
+    settings: Settings,
+    run: Example | None,
+    recipe: Mapping[str, RecipeLayer] | None,
+) -> None:
+    """Join heads and add components of keys, where the variant has several.
+
+    Raises:
+        ValueError: a host makes one key for a head, and its widths cannot be exchanged.
+    """
+    if settings.keys_per_head == 1:
+        return
+    known: list[Any] = [None] * len(placing.chosen)
+    if recipe is not None:
+        known = [recipe[site.name].calls[site.index]["groups"] for site in placing.chosen]
+    changes = convert(model, placing.chosen, settings, known)
+    if recipe is not None:
+        for change in changes:
+            change.exchanged = recipe[change.site.name].calls[change.site.index]["exchanged"]
+            if change.exchanged:
+                put_new_widths(model, change)
+    elif run is not None:
+        exchange(model, changes, run)
+    rest = [
+        (change, part)
+        for change, part in zip(changes, placing.parts, strict=True)
+        if not change.exchanged
+    ]
+    lacking = [
+        (c.site.name, c.site.module, "its projections make one key for each head, and their widths "
+         "are fixed: use smgk, or heads=1/K with K components")
+        for c, _ in rest if c.more_keys and c.site.way == "interface"
+    ]  # fmt: skip
+    refuse(lacking, len(placing.chosen))
+    write_rows(model, [change for change, _ in rest], [part for _, part in rest])
+    placing.changes = list(changes)
+
+
+def _check(model: nn.Module, site: Site, others: Sequence[str], changes_weights: bool) -> None:
     """Refuse a call that cannot be swapped.
 
     Raises:
         UnsupportedError: it says why.
     """
+    refuse_what_is_lost(model, site.name, [site.module], replaced=False)
+    if changes_weights and site.made is not None:
+        paths = {r.parameter.rpartition(".")[0] for r in site.made.weights.values()}
+        holders = [model.get_submodule(path) for path in paths]
+        refuse_what_is_lost(model, site.name, [site.module, *holders])
+        check_holders(model, site, site.made)
     if site.refusal:
         raise UnsupportedError(site.refusal)
     if hasattr(site.module, "cores"):
@@ -204,7 +327,6 @@ def _check(model: nn.Module, site: Site, others: Sequence[str]) -> None:
                 f"it holds {held[0]}, which attends too and stays: whose call is whose could not "
                 "be told"
             )
-    refuse_what_is_lost(model, site.name, [site.module], replaced=False)
 
 
 def _is_swapped(module: Any) -> bool:
@@ -214,30 +336,30 @@ def _is_swapped(module: Any) -> bool:
     )
 
 
-def place(model: nn.Module, placing: Placing, settings: Settings) -> dict[str, list[LayerReport]]:
-    """Give every module its cores; return what became of each, by module."""
-    done: dict[str, list[LayerReport]] = {}
+def place(model: nn.Module, placing: Placing) -> None:
+    """Give every module its cores."""
     given: dict[str, Cores] = {}
-    for site, part in zip(placing.chosen, placing.parts, strict=True):
+    for site, part, change in zip(placing.chosen, placing.parts, placing.changes, strict=True):
         like = _weight_near(model, site)
-        old = sum(p.numel() for p in site.module.parameters())
         if like is not None:
             part.to(like.device, like.dtype)
         trains = any(p.requires_grad for p in site.module.parameters())
         if next(site.module.parameters(), None) is None:
             trains = like is None or like.requires_grad
         part.requires_grad_(trains)
-        cores = given.setdefault(site.name, Cores(_MODES[site.way]))
-        cores.append(part)
-        number = sum(p.numel() for p in part.parameters())
-        report = _report(site, part, settings, old, number)
-        done.setdefault(site.name, []).append(report)
+        if site.name not in given:
+            in_library = site.way == "interface"
+            given[site.name] = InterfaceCores() if in_library else Cores(_MODES[site.way])
+        given[site.name].append(part)
+        given[site.name].sharing.append(sharing_of(model, change))
+        if change is not None and change.exchanged and change.layout.keys_per_head > 1:
+            site.module.register_forward_pre_hook(pack_cache, with_kwargs=True)
     for site in placing.chosen:
         if site.index == 0:
             cores, holder = given[site.name], site.module
             cores.train(holder.training)
             if cores.mode is None:
-                holder.cores, holder.swapped = cores, Swapped(None)  # type: ignore[assignment]
+                holder.cores = cores
             else:
                 give_cores(holder, cores)
     for module in model.modules():
@@ -245,7 +367,6 @@ def place(model: nn.Module, placing: Placing, settings: Settings) -> dict[str, l
             isinstance(m, Cores) for m in module.modules()
         ):
             module.use_nested_tensor = False
-    return done
 
 
 def _weight_near(model: nn.Module, site: Site) -> Tensor | None:
@@ -259,35 +380,74 @@ def _weight_near(model: nn.Module, site: Site) -> Tensor | None:
         name = name.rpartition(".")[0]
 
 
-def _report(site: Site, part: nn.Module, settings: Settings, old: int, more: int) -> LayerReport:
-    heads: HeadLayout = site.layout
-    core: Any = part.core if isinstance(part, Attention) else part
-    stored = heads.key * heads.head_dim + heads.value * heads.value_head_dim
-    output, error, note = site.output, None, "not measured: without an example"
-    if output is not None:
-        note, stored = "", stored * output.element_size()
-        try:
-            error = _error(core, site, output)
-        except (ValueError, NotImplementedError) as problem:
-            note = f"not measured: {problem}"
-    return LayerReport(
-        name=site.name if site.index == 0 else f"{site.name}, call {site.index + 1}",
-        kind=type(site.module).__name__,
-        action="swapped",
-        heads=(heads.query, heads.query),
-        kv_heads=(heads.key, core.layout.key),
-        components=(1, settings.components),
-        parameters=(old, old + more),
-        cache_bytes=(stored, stored),
-        error=error,
-        note=note,
-    )
+def report(
+    model: nn.Module, placing: Placing, settings: Settings, run: Example | None
+) -> dict[str, list[LayerReport]]:
+    """Return what became of every module."""
+    if not placing.chosen:
+        return {}
+    errors: dict[int, float | None] = {}
+    is_meta = any(p.is_meta for p in model.parameters())
+    if settings.keys_per_head > 1 and run is not None:
+        with recording(model), outputs(placing.chosen) as seen:
+            _run(run, model)
+        errors = {place: values[0] for place, values in seen.items()}
+    done: dict[str, list[LayerReport]] = {}
+    for place, (site, part, change) in enumerate(
+        zip(placing.chosen, placing.parts, placing.changes, strict=True)
+    ):
+        error, note = errors.get(place), ""
+        if error is None:
+            note = "not measured: no weights" if is_meta else "not measured: without an example"
+        if change is None and site.output is not None and site.way != "written":
+            try:
+                error = _error(part, site, site.output)
+            except (ValueError, NotImplementedError) as problem:
+                note = f"not measured: {problem}"
+        elif change is not None and run is not None and error is None:
+            note = "not measured: no weight alone reads its heads"
+        heads, core = site.layout, _core_of(part)
+        now = core.layout
+        old = heads.key * heads.head_dim + heads.value * heads.value_head_dim
+        new = now.key * now.keys_per_head * now.head_dim + now.value * now.value_head_dim
+        if change is None or (site.way == "interface" and not change.exchanged):
+            new = old  # the library stores all heads that it has
+        like = _weight_near(model, site)
+        size = 1 if like is None else like.element_size()
+        before, after = placing.counts[site.name], _count(site)
+        done.setdefault(site.name, []).append(
+            LayerReport(
+                name=site.name if site.index == 0 else f"{site.name}, call {site.index + 1}",
+                kind=type(site.module).__name__,
+                action="swapped",
+                heads=(heads.out, now.out),
+                kv_heads=(heads.key, now.key),
+                components=(1, settings.components),
+                parameters=(before, after),
+                cache_bytes=(old * size, new * size),
+                error=error,
+                groups=None if change is None else change.weights.groups,
+                note="" if error is not None else note,
+            )
+        )
+    return done
+
+
+def _count(site: Site) -> int:
+    """Count the parameters of a module and of what reads its heads."""
+    owned = [site.module, *([] if site.reader is None else [site.reader])]
+    return sum(p.numel() for p in {id(p): p for m in owned for p in m.parameters()}.values())
+
+
+def _core_of(part: Any) -> Core:
+    core: Core = part.core if isinstance(part, Attention) else part
+    return core
 
 
 @torch.no_grad()
-def _error(core: Any, site: Site, output: Tensor) -> float:
+def _error(part: nn.Module, site: Site, output: Tensor) -> float:
     """Return ‖new − old‖ / ‖old‖ of what is made of the heads of the example."""
-    was = core.training
+    core, was = _core_of(part), part.training
     core.eval()
     new = core(fitted_call(core, **{n: _detached(v) for n, v in site.inputs.items()}))
     core.train(was)

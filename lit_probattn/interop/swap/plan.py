@@ -3,51 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from lit_probattn.attention.core import Core
 from lit_probattn.base.errors import UnsupportedError, nan_among, nearest
-from lit_probattn.interop.swap.cores import Cores
-from lit_probattn.interop.swap.hosts.base import Host, Place, Sizes
-from lit_probattn.interop.swap.hosts.huggingface import HuggingFaceHost
-from lit_probattn.interop.swap.hosts.timm import TimmHost
-from lit_probattn.interop.swap.hosts.torch import TorchHost
-from lit_probattn.interop.swap.settings import Settings
 
-HOSTS: tuple[Host, ...] = (TorchHost(), TimmHost(), HuggingFaceHost())
-_UNKNOWN = ("Attention", "Attn")
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A layer that will be swapped, and its new core."""
-
-    place: Place
-    host: Host
-    sizes: Sizes
-    core: Core
-
-
-@dataclass(frozen=True)
-class Found:
-    """A layer that looks like attention, and the host that knows it, if one does."""
-
-    place: Place
-    host: Host | None
-
-    @property
-    def is_exchangeable(self) -> bool:
-        """Whether a host knows its class and all that it does."""
-        try:
-            return self.host is not None and bool(self.host.sizes(self.place))
-        except UnsupportedError:
-            return False
 
 
 def check_model(model: nn.Module) -> None:
@@ -73,39 +36,6 @@ def _wrapper_of(module: nn.Module) -> str | None:
             return kind.__name__
     parts = module.parameters(recurse=False)
     return "DTensor" if any(type(p.data).__name__ == "DTensor" for p in parts) else None
-
-
-def find_layers(model: nn.Module) -> list[Found]:
-    """Return every attention layer of a model, known or not, in the model's order.
-
-    A module counts as unknown attention if its class is called so, it has parameters, and it
-    neither holds nor lies in a layer that is known or counted already.
-    """
-    places = []
-    for name, module in model.named_modules():
-        parent = model.get_submodule(name.rpartition(".")[0])
-        places.append(Place(name, module, parent, model))
-    known: dict[str, Found] = {}
-    for place in places:
-        host = next((host for host in HOSTS if host.claims(place)), None)
-        if host is not None and not _lies_in(place.name, known):
-            known[place.name] = Found(place, host)
-    found = dict(known)
-    for place in reversed(places):  # the innermost first
-        if (
-            any(word in type(place.module).__name__ for word in _UNKNOWN)
-            and not _lies_in(place.name, known)
-            and not any(_lies_in(name, [place.name]) for name in found)
-            and next(place.module.parameters(), None) is not None
-        ):
-            found[place.name] = Found(place, None)
-    order = [place.name for place in places]
-    return sorted(found.values(), key=lambda f: order.index(f.place.name))
-
-
-def _lies_in(name: str, others: Any) -> bool:
-    """Whether a module is one of the others or a part of one; "" is the whole model."""
-    return any(name == other or not other or name.startswith(f"{other}.") for other in others)
 
 
 def choose_layers(
@@ -165,47 +95,6 @@ def refuse(refused: Sequence[tuple[str, nn.Module, str]], count: int) -> None:
         + "\n".join(lines)
         + "\n`keep` takes names and patterns of layers to leave as they are"
     )
-
-
-def plan_layers(chosen: list[Found], settings: Settings) -> list[Planned]:
-    """Return the plan for every layer, or refuse the model as a whole.
-
-    Raises:
-        ValueError: it names every layer that cannot be swapped, with the reason.
-    """
-    planned, refused = [], []
-    for found in chosen:
-        try:
-            planned.append(_plan(found, settings))
-        except UnsupportedError as error:
-            refused.append((found.place.name, found.place.module, str(error)))
-    refuse(refused, len(chosen))
-    return planned
-
-
-def _plan(found: Found, settings: Settings) -> Planned:
-    place, host = found.place, found.host
-    if host is None:
-        raise UnsupportedError("the class is not known")
-    if isinstance(getattr(place.module, "cores", None), Cores):
-        raise UnsupportedError("it is swapped already: it is one of our layers")
-    if place.module is place.model:
-        raise UnsupportedError("it is the whole model, so nothing holds it; put it into a module")
-    sizes = host.sizes(place)
-    size = settings.group_size
-    if size > 1 and sizes.fixed_heads:
-        raise UnsupportedError(f"its number of heads cannot change: {sizes.fixed_heads}")
-    if sizes.num_kv_heads % size:
-        raise UnsupportedError(
-            f"{sizes.num_kv_heads} key heads cannot be joined in groups of {size} (heads="
-            f"{settings.heads})"
-        )
-    refuse_what_is_lost(place.model, place.name, host.owned(place))
-    try:
-        core = settings.make_core(sizes.layout(settings))
-    except ValueError as error:
-        raise UnsupportedError(str(error)) from error
-    return Planned(place, host, sizes, core)
 
 
 def refuse_what_is_lost(

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
 from lit_probattn.base.errors import nearest
+from lit_probattn.interop.swap.projections import Projections
 from lit_probattn.interop.swap.settings import Settings
 
 # Raised when the meaning of a recipe changes.
 VERSION = 1
 # How a model hands over its heads; see `sites.Way`.
 WAYS = ("interface", "function", "written")
-# What is said of a layer.
-_KEYS = ("class", "heads", "groups", "calls")
+# What is said of a layer, and of a call in its forward.
+_KEYS = ("class", "calls")
+_CALL_KEYS = ("way", "heads", "cross", "groups", "exchanged", "projections")
 
 
 def write_recipe(settings: Settings, layers: Mapping[str, RecipeLayer]) -> dict[str, Any]:
-    """Return settings, and for every swapped layer its class, its heads and what was done."""
-    entries = {
-        name: {"class": x.kind, "heads": x.heads, "groups": x.groups, "calls": x.calls}
-        for name, x in layers.items()
-    }
+    """Return settings, and for every swapped layer its class, its calls and what was done."""
+    entries = {name: {"class": x.kind, "calls": x.calls} for name, x in layers.items()}
     return {"version": VERSION, "settings": settings.to_dict(), "layers": entries}
 
 
@@ -35,12 +34,11 @@ class RecipeLayer:
     Args:
         name: of the layer, for messages.
         kind: its class.
-        heads: query heads, key heads and head size before the swap.
-        groups: key heads that were joined. None means that all stayed.
-        calls: how its forward attends, where cores were put at its calls: `way` (see `sites.Way`),
-            `heads` (of queries, keys and values, and the two head sizes) and `cross`. None where
-            its projections were exchanged.
+        calls: how its forward attends: `way` (see `sites.Way`), `heads` (of queries, keys and
+            values, and the two head sizes) and `cross`; `groups` of key heads that were joined (or
+            None), whether widths were `exchanged`, and the `projections` (None where these stay).
         size: key heads of a group, by the settings.
+        has_components: whether projections change, by the settings.
 
     Raises:
         ValueError: a value is of another form; the message names layer and key.
@@ -48,48 +46,62 @@ class RecipeLayer:
 
     name: str
     kind: str
-    heads: list[int]
-    groups: list[list[int]] | None
-    calls: list[dict[str, Any]] | None
+    calls: list[dict[str, Any]]
     size: int
+    has_components: bool
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str):
             self._refuse("class", "a name", self.kind)
-        if not _are_numbers(self.heads, 3) or min(self.heads) < 1:
-            self._refuse("heads", "three whole numbers", self.heads)
-        query, key, _ = self.heads
-        if query % key or key % self.size:
+        if not isinstance(self.calls, list) or not self.calls:
+            self._refuse("calls", "a list of calls", self.calls)
+        for call in self.calls:
+            self._check_call(call)
+
+    @property
+    def projections(self) -> list[Projections | None]:
+        """What makes and reads the heads of each call."""
+        every = [call["projections"] for call in self.calls]
+        return [None if given is None else Projections.from_dict(given) for given in every]
+
+    def _check_call(self, call: Any) -> None:
+        if not isinstance(call, dict) or set(call) != set(_CALL_KEYS):
+            self._refuse("calls", f"{', '.join(_CALL_KEYS)} of each", call)
+        if call["way"] not in WAYS:
+            self._refuse("way", f"one of {', '.join(WAYS)}", call["way"])
+        for key in ("cross", "exchanged"):
+            if not isinstance(call[key], bool):
+                self._refuse(key, "true or false", call[key])
+        heads = call["heads"]
+        if not _are_numbers(heads, 5) or min(heads) < 1:
+            self._refuse("heads", "five whole numbers", heads)
+        query, key_heads = heads[:2]
+        if self.has_components and (query % key_heads or key_heads % self.size):
             raise ValueError(
-                f"recipe, layer {self.name}, heads: {query} query heads are no multiple of {key} "
-                f"key heads, or those none of {self.size}"
+                f"recipe, layer {self.name}, heads: {query} query heads are no multiple of "
+                f"{key_heads} key heads, or those none of {self.size}"
             )
-        self._check_calls()
-        groups, size = self.groups, self.size
+        self._check_groups(call["groups"], key_heads)
+        if (call["projections"] is not None) != self.has_components:
+            self._refuse("projections", "what the settings say", call["projections"])
+        if self.has_components:
+            try:
+                Projections.from_dict(call["projections"])
+            except (TypeError, KeyError, AttributeError):
+                self._refuse("projections", "rows of weights and biases", call["projections"])
+
+    def _check_groups(self, groups: Any, key_heads: int) -> None:
+        size = self.size
         if size == 1:
             if groups is not None:
                 self._refuse("groups", "null, as all heads stay", groups)
             return
         if not isinstance(groups, list) or not all(_are_numbers(g, size) for g in groups):
             self._refuse("groups", f"groups of {size} heads", groups)
-            return
-        if sorted(head for group in groups for head in group) != list(range(key)):
-            self._refuse("groups", f"each of 0 to {key - 1} once", groups)
+        if sorted(head for group in groups for head in group) != list(range(key_heads)):
+            self._refuse("groups", f"each of 0 to {key_heads - 1} once", groups)
 
-    def _check_calls(self) -> None:
-        if self.calls is None:
-            return
-        if not isinstance(self.calls, list) or not self.calls:
-            self._refuse("calls", "null or a list of calls", self.calls)
-        for call in self.calls:
-            if not isinstance(call, dict) or set(call) != {"way", "heads", "cross"}:
-                self._refuse("calls", "way, heads and cross of each", call)
-            if call["way"] not in WAYS or not isinstance(call["cross"], bool):
-                self._refuse("calls", f"a way among {', '.join(WAYS)}, and cross", call)
-            if not _are_numbers(call["heads"], 5) or min(call["heads"]) < 1:
-                self._refuse("calls", "five whole numbers of heads", call["heads"])
-
-    def _refuse(self, key: str, expected: str, found: object) -> None:
+    def _refuse(self, key: str, expected: str, found: object) -> NoReturn:
         raise ValueError(
             f"recipe, layer {self.name}, {key}: expected {expected}, received {found!r}"
         )
@@ -135,8 +147,8 @@ def read_recipe(recipe: Mapping[str, Any]) -> tuple[Settings, dict[str, RecipeLa
         missing = set(_KEYS) - values.keys()
         if missing:
             raise ValueError(f"recipe, layer {name}: missing {', '.join(sorted(missing))}")
-        parts = (values["class"], values["heads"], values["groups"], values["calls"])
-        layers[name] = RecipeLayer(name, *parts, settings.group_size)
+        more = (settings.group_size, settings.keys_per_head > 1)
+        layers[name] = RecipeLayer(name, values["class"], values["calls"], *more)
     return settings, layers
 
 
@@ -144,34 +156,21 @@ def check_layers(layers: Mapping[str, RecipeLayer], model: nn.Module) -> None:
     """Refuse a model that is not the one of the recipe.
 
     Raises:
-        ValueError: it names every layer that is missing or of another class.
+        ValueError: it names every layer that is missing, of another class, or lacks weights.
     """
     kinds = {name: type(module).__name__ for name, module in model.named_modules()}
-    wrong = [
-        f"  {name}: the recipe has {layer.kind}, the model {kinds.get(name, 'no such layer')}"
-        for name, layer in layers.items()
-        if kinds.get(name) != layer.kind
-    ]
+    shapes = {name: list(p.shape) for name, p in model.named_parameters()}
+    wrong = []
+    for name, layer in layers.items():
+        if kinds.get(name) != layer.kind:
+            found = kinds.get(name, "no such layer")
+            wrong.append(f"  {name}: the recipe has {layer.kind}, the model {found}")
+            continue
+        for made in layer.projections:
+            every = [] if made is None else [*made.weights.values(), *made.biases.values()]
+            for rows in every:
+                shape = shapes.get(rows.parameter)
+                if shape is None or len(shape) <= rows.axis or shape[rows.axis] <= max(rows.all()):
+                    wrong.append(f"  {name}: {rows.parameter} is {shape or 'missing'} in the model")
     if wrong:
         raise ValueError("the recipe is for another model:\n" + "\n".join(wrong))
-
-
-def check_sizes(layers: Mapping[str, RecipeLayer], heads: Mapping[str, list[int]]) -> None:
-    """Refuse layers of other sizes.
-
-    Args:
-        layers: of the recipe.
-        heads: query heads, key heads and head size of the model's layers.
-
-    Raises:
-        ValueError: it names every layer whose heads differ.
-    """
-    wrong = [
-        f"  {name}: the recipe has {layers[name].heads}, the model {found}"
-        for name, found in heads.items()
-        if found != layers[name].heads
-    ]
-    if wrong:
-        raise ValueError(
-            "the recipe is for another model (heads, key heads, head size):\n" + "\n".join(wrong)
-        )

@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +16,11 @@ from torch.nn.modules import module as module_hooks
 
 from lit_probattn.attention.call import HeadLayout
 from lit_probattn.attention.core import Core
+from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.base.torch_internals import outside_functions
 from lit_probattn.interop.swap import interface
 from lit_probattn.interop.swap.cores import heads_of
+from lit_probattn.interop.swap.projections import Projections, Rows, find_makers, reader_in
 from lit_probattn.interop.swap.taking import SDPA, Seeing, as_heads, heads_and_masks
 from lit_probattn.interop.swap.written import SOFTMAX, Products
 
@@ -44,6 +46,9 @@ class Site:
         refusal: why it cannot be swapped; empty if it can.
         inputs: heads, masks and scale of the call, where it was seen.
         output: what the host made of them, (B, H, N, E_v).
+        made: the weights that make and read its heads, where they were asked for.
+        reader: the module that reads its results, if only one weight does.
+        before: what that gave.
     """
 
     name: str
@@ -56,6 +61,9 @@ class Site:
     refusal: str = ""
     inputs: dict[str, Any] = field(default_factory=dict)
     output: Tensor | None = None
+    made: Projections | None = None
+    reader: nn.Module | None = None
+    before: Tensor | None = None
 
 
 class Recorder(Seeing):
@@ -63,18 +71,22 @@ class Recorder(Seeing):
 
     Args:
         model: the model.
-        only: a site, by name and index, of which one head's output is kept and the others are zero.
+        marks: whether every entry of head h becomes h + 1 instead of what the call gives; what
+            multiplies these is noted.
     """
 
-    def __init__(self, model: nn.Module, only: tuple[str, int, int] | None = None) -> None:
+    def __init__(self, model: nn.Module, marks: bool = False) -> None:
         super().__init__()
         self.names = {id(m): name for name, m in model.named_modules()}
-        self.only = only
+        self.parameters = {id(p): name for name, p in model.named_parameters()}
+        self.marks = marks
         self.stack: list[nn.Module] = []
         self.calls: dict[int, int] = {}
         self.sites: dict[tuple[str, int], Site] = {}
         self.written: dict[str, str] = {}  # softmaxes that cannot be followed, by module
         self.products: dict[int, Products] = {}
+        self.last: Site | None = None
+        self.readers: dict[tuple[str, int], dict[Rows, nn.Module]] = {}
 
     # ---- modules
     def enter(self, module: nn.Module, *_: Any) -> None:
@@ -104,17 +116,20 @@ class Recorder(Seeing):
     # ---- calls
     def take(self, *args: Any, **kwargs: Any) -> Tensor:
         """Note a call of PyTorch's function."""
-        out = SDPA(*args, **kwargs)
         owner = self.owner()
         if owner is None or self.is_ours:
-            return out
+            return SDPA(*args, **kwargs)
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         query, key, value = (given[name] for name in names[:3])
         mask, is_causal = given.get("attn_mask"), bool(given.get("is_causal"))
+        if self.marks:
+            mask, is_causal = None, False
         heads, masks = heads_and_masks(query, key, value, mask, is_causal)
         inputs = {**masks, "scale": given.get("scale")}
-        return self.note(owner, "function", heads, inputs, out, axis=-3)
+        out = self.marked(query, value) if self.marks else SDPA(*args, **kwargs)
+        self.note(owner, "function", heads, inputs, as_heads(out))
+        return out
 
     def interface(
         self,
@@ -126,11 +141,14 @@ class Recorder(Seeing):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Note a call of transformers' interface, in the place of our function there."""
-        swapped = interface.core_of(module) is not None or id(module) not in self.names
+        swapped = interface.cores_of(module) is not None or id(module) not in self.names
         function = interface.attention_function if swapped else interface.as_the_library
-        with outside_functions():  # it calls PyTorch's, which is no site of its own
-            given = {name: value for name, value in kwargs.items() if value is not None}
-            out, weights = function(module, query, key, value, attention_mask, **given)
+        if self.marks and not swapped:
+            out, weights = self.marked(query, value).transpose(1, 2), None
+        else:
+            with outside_functions():  # it calls PyTorch's, which is no site of its own
+                given = {name: value for name, value in kwargs.items() if value is not None}
+                out, weights = function(module, query, key, value, attention_mask, **given)
         if swapped:
             return out, weights
         causal = kwargs.get("is_causal")
@@ -142,28 +160,56 @@ class Recorder(Seeing):
             "scale": kwargs.get("scaling"),
         }
         lost = [reason for name, reason in interface.LOST.items() if kwargs.get(name) is not None]
-        refusal = lost[0] if lost else ""
         heads = (query, key, value)
-        out = self.note(module, "interface", heads, inputs, out, axis=2, refusal=refusal)
+        self.note(module, "interface", heads, inputs, out.transpose(1, 2), next(iter(lost), ""))
         return out, weights
 
     def other(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Follow products to their softmax."""
-        out = func(*args, **kwargs)
+        """Follow products to their softmax, and marks to what multiplies them."""
         owner = self.owner()
         if owner is None or self.is_ours:
-            return out
+            return func(*args, **kwargs)
+        if self.marks:
+            self.note_reader(func, args, kwargs)
+        out = func(*args, **kwargs)
         products = self.products.setdefault(id(owner), Products())
         if func in SOFTMAX and args[0].dim() > 2:
             heads = products.heads(args[0])
             if heads is not None:
                 query, key, _ = heads
-                self.note(owner, "written", (query, key, key), {}, None)
+                site = self.note(owner, "written", (query, key, key), {}, None)
+                products.maps[id(out)] = out, site
             elif args[0].dim() == 4:
                 self.written.setdefault(self.names[id(owner)], caller())
-        else:
+            return out
+        site, value = products.values_of(func, args)
+        if site is None or value is None:
             products.follow(func, args, kwargs, out)
+            return out
+        lead, size = site.inputs["query"].shape[:2], value.shape[-1]
+        value = value if value.dim() == 4 else value.reshape(*lead, *value.shape[-2:])
+        if self.marks:
+            out = self.marked(site.inputs["query"], value).reshape(out.shape)
+        if self.sites.get((site.name, site.index)) is site:
+            site.inputs["value"], site.output = value, out.reshape(*lead, *out.shape[-2:])
+            site.layout = replace(site.layout, value=value.shape[1], value_head_dim=size)
         return out
+
+    def marked(self, query: Tensor, value: Tensor) -> Tensor:
+        """Return results of which every entry of head h is h + 1."""
+        shape = (*query.shape[:-1], value.shape[-1])
+        heads = shape[-3] if len(shape) > 3 else 1
+        marks = torch.arange(1, heads + 1, device=query.device, dtype=query.dtype)
+        return marks.view(-1, 1, 1).expand(shape).contiguous()
+
+    def note_reader(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note the weight that multiplies the results of the last call."""
+        if self.last is None:
+            return
+        rows = reader_in(func, args, kwargs, self.last, self.parameters)
+        if rows is not None:
+            key = self.last.name, self.last.index
+            self.readers.setdefault(key, {})[rows] = self.stack[-1]
 
     def note(
         self,
@@ -172,11 +218,9 @@ class Recorder(Seeing):
         heads: tuple[Tensor, Tensor, Tensor],
         inputs: dict[str, Any],
         out: Tensor | None,
-        *,
-        axis: int = 0,
         refusal: str = "",
-    ) -> Any:
-        """Note a call; return its output, or that of one head."""
+    ) -> Site:
+        """Note a call, with heads and results (B, H, N, E); return it."""
         query, key, value = heads
         layout = HeadLayout(
             *(query.shape[1], key.shape[1], value.shape[1], query.shape[1]),
@@ -185,24 +229,19 @@ class Recorder(Seeing):
         index, name = self.calls.get(id(owner), 0), self.names[id(owner)]
         self.calls[id(owner)] = index + 1
         known = self.sites.get((name, index))
+        inputs = {"query": query, "key": key, "value": value, **inputs}
+        is_cross, where = query.shape[2] != key.shape[2], caller()
+        site = Site(name, owner, index, way, layout, is_cross, where, refusal, inputs, out)
         if known is None:
-            inputs = {"query": query, "key": key, "value": value, **inputs}
-            is_cross, where = query.shape[2] != key.shape[2], caller()
-            site = Site(name, owner, index, way, layout, is_cross, where, refusal, inputs)
-            if out is not None:
-                site.output = as_heads(out.transpose(1, 2) if axis == 2 else out)
-            site.refusal = refusal or self.first_refusal(site)
+            site.refusal = refusal or ("" if self.marks else self.first_refusal(site))
             self.sites[name, index] = site
-        elif known.layout != layout:
+        elif _sizes(known.layout, way) != _sizes(layout, way):
             known.refusal = (
                 f"its heads differ from call to call: {heads_of(known.layout)}, then "
                 f"{heads_of(layout)}"
             )
-        if self.only is not None and out is not None and self.only[:2] == (name, index):
-            kept = torch.zeros_like(out)
-            kept.select(axis, self.only[2]).fill_(1.0)
-            return out * kept
-        return out
+        self.last = site
+        return site
 
     def first_refusal(self, site: Site) -> str:
         """Say why a call cannot be swapped, or nothing."""
@@ -214,6 +253,23 @@ class Recorder(Seeing):
                 "when it is repeated: put the whole layer into the checkpoint"
             )
         return misused_axes(site)
+
+    # ---- projections
+    def find_makers(self) -> None:
+        """Find the weights that make the heads of every call; where none is found, say so."""
+        for site in self.sites.values():
+            if site.refusal:
+                continue
+            try:
+                site.made = find_makers(site, self.parameters)
+            except UnsupportedError as error:
+                site.refusal = str(error)
+
+
+def _sizes(layout: HeadLayout, way: Way) -> tuple[Any, ...]:
+    """Return what does not change from call to call; values that are written out come later."""
+    sizes = astuple(layout)
+    return (*sizes[:2], layout.head_dim) if way == "written" else sizes
 
 
 def misused_axes(site: Site) -> str:
@@ -281,9 +337,9 @@ def in_checkpoint(owner: nn.Module) -> bool:
 
 
 @contextmanager
-def recording(model: nn.Module, only: tuple[str, int, int] | None = None) -> Iterator[Recorder]:
+def recording(model: nn.Module, marks: bool = False) -> Iterator[Recorder]:
     """Record what a model does, in evaluation; its modes and what needs gradients come back."""
-    found = Recorder(model, only)
+    found = Recorder(model, marks)
     modes = [(m, m.training) for m in model.modules()]
     frozen = [
         p for p in model.parameters()

@@ -7,8 +7,7 @@ module's weights, what is done to its heads, and its state dict stay what they w
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,13 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from lit_probattn.attention.call import key_or_fresh, with_dropout
-from lit_probattn.base.torch_internals import (
-    open_multi_head_attention,
-    outside_functions,
-    recomputation,
-)
-from lit_probattn.interop.swap.core import fitted_call
+from lit_probattn.base.torch_internals import open_multi_head_attention, recomputation
+from lit_probattn.interop.swap.classes import take_calls
 from lit_probattn.interop.swap.cores import Cores, heads_of
 
 SDPA, MULTI_HEAD = F.scaled_dot_product_attention, F.multi_head_attention_forward
@@ -59,6 +53,9 @@ class Seeing(TorchFunctionMode):
 class Attending(Seeing):
     """Gives the calls inside one forward of one module to its cores, in their order.
 
+    Where keys have components that the host does not make, everything between the weight that
+    makes keys and the call is computed once more for each of them.
+
     Args:
         module: with `cores`, a list of cores.
     """
@@ -66,20 +63,52 @@ class Attending(Seeing):
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.module, self.count = module, 0
-        self.wants_weights = False
+        self.needs_weights = False
         self.weights: Tensor | None = None
         self.around = None if torch.compiler.is_compiling() else recomputation()
+        self.twins: dict[int, tuple[Tensor, list[Tensor]]] = module.cores.twins(module)
+
+    def other(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of another function, and note those for further components."""
+        out = func(*args, **kwargs)
+        self.follow_components(func, args, kwargs, out)
+        return out
+
+    def follow_components(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Compute the result of a function for further components, if it is one of keys."""
+        if self.twins and _holds(self.twins, (args, kwargs)):
+            count = len(next(iter(self.twins.values()))[1])
+            more = [func(*_twin(self.twins, args, t), **_twin(self.twins, kwargs, t))
+                    for t in range(count)]  # fmt: skip
+            if isinstance(out, Tensor):
+                self.twins[id(out)] = out, more
+            elif isinstance(out, tuple | list):
+                for place, part in enumerate(out):
+                    if isinstance(part, Tensor):
+                        self.twins[id(part)] = part, [other[place] for other in more]
+
+    def components(self, key: Tensor, form: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return keys (B, H_kv·K, L, E) with the components of every head side by side.
+
+        Args:
+            key: as the host has it.
+            form: returns heads (B, H_kv, L, E) of it.
+        """
+        if id(key) not in self.twins:
+            return form(key)
+        every = [form(k) for k in (key, *self.twins[id(key)][1])]
+        return torch.stack(every, 2).flatten(1, 2)
 
     @property
     def kind(self) -> str:
         """Class of the module."""
         return type(self.module).__name__
 
-    def next_core(self) -> Any:
-        """Return the core of the next call.
+    def next_call(self) -> int:
+        """Return the index of the next call.
 
         Raises:
-            RuntimeError: there is none, or the call will be repeated without us.
+            RuntimeError: it has no core, or the call will be repeated without us.
         """
         cores: Cores = self.module.cores
         if self.count >= len(cores):
@@ -93,7 +122,7 @@ class Attending(Seeing):
                 "before the swap when it is repeated: put the whole layer into the checkpoint"
             )
         self.count += 1
-        return cores.core(self.count - 1)
+        return self.count - 1
 
     def finish(self) -> None:
         """Check that every core was called.
@@ -123,28 +152,28 @@ class Attending(Seeing):
         Raises:
             RuntimeError: the call is not one that the example showed.
         """
-        core = self.next_core()
+        index, cores = self.next_call(), self.module.cores
         heads, masks = heads_and_masks(query, key, value, attn_mask, is_causal)
-        layout = core.layout
-        if heads[0].shape[1] != layout.query or layout.key % heads[1].shape[1]:
+        given, layout = heads[0].shape[1], cores.core(index).layout
+        sharing = cores.sharing[index]
+        keys = self.components(key, lambda k: as_heads(k)[:, :: sharing.repeats])
+        groups, value_heads = sharing.groups, heads[2][:, :: sharing.repeats]
+        allowed = {layout.query} | ({sum(map(len, groups))} if groups else set())
+        if given not in allowed or layout.key * layout.keys_per_head % keys.shape[1]:
             raise RuntimeError(
-                f"{self.kind} attends with {heads[0].shape[1]} query and {heads[1].shape[1]} key "
-                f"heads; the example showed {heads_of(layout)}"
+                f"{self.kind} attends with {given} query and {heads[1].shape[1]} key heads; the "
+                f"example showed {heads_of(layout)}"
             )
-        with outside_functions():  # our own calls are no sites of a module around this one
-            call = with_dropout(fitted_call(core, *heads, scale=scale, **masks), dropout_p)
-            if self.wants_weights:
-                call = replace(call, rng=key_or_fresh(call.rng))
-                self.weights = core.weights(call)
-            out: Tensor = core(call)
-            return out.reshape(*query.shape[:-1], value.shape[-1])
+        options = {"dropout": dropout_p, "needs_weights": self.needs_weights, "scale": scale}
+        out, self.weights = cores.attend(index, heads[0], keys, value_heads, **options, **masks)
+        return out.reshape(*query.shape[:-1], value.shape[-1])
 
     def multi_head(self, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return output and maps of multi-head attention."""
         kwargs = {**kwargs, **dict(zip(_AFTER_WEIGHTS, args[13:], strict=False))}
-        self.wants_weights = kwargs.get("need_weights", True)
+        self.needs_weights = kwargs.get("need_weights", True)
         out, _ = super().multi_head(args[:13], kwargs)
-        weights, self.weights, self.wants_weights = self.weights, None, False
+        weights, self.weights, self.needs_weights = self.weights, None, False
         if weights is not None:
             weights = weights.mean(1) if kwargs.get("average_attn_weights", True) else weights
             weights = weights if args[0].dim() == 3 else weights[0]
@@ -174,31 +203,26 @@ def as_heads(x: Tensor) -> Tensor:
     return x.flatten(0, -4) if x.dim() > 4 else x
 
 
-class Taken:
-    """Mixed into the class of a module whose calls of attention go to its cores."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's own forward."""
-        calls: Attending = self.cores.mode(self)  # type: ignore[attr-defined]
-        with calls:
-            out = super().forward(*args, **kwargs)  # type: ignore[misc]
-        calls.finish()
-        return out
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Name the class that it was: the mixed one is made at run time."""
-        return _again, (type(self).__mro__[2],), self.__dict__
+def _holds(twins: Any, given: Any) -> bool:
+    """Whether one of the arguments of a function is what further components replace."""
+    if isinstance(given, Tensor):
+        return id(given) in twins
+    if isinstance(given, dict):
+        given = given.values()
+    elif not isinstance(given, tuple | list):
+        return False
+    return any(_holds(twins, part) for part in given)
 
 
-@cache
-def taken(cls: type) -> type:
-    """Return a class with `Taken` mixed in, of the same name."""
-    return type(cls.__name__, (Taken, cls), {"__module__": cls.__module__})
-
-
-def _again(cls: type) -> Any:
-    made: Any = taken(cls)
-    return made.__new__(made)
+def _twin(twins: Any, given: Any, place: int) -> Any:
+    """Return arguments with those of a further component in the place of the first's."""
+    if isinstance(given, Tensor):
+        return twins[id(given)][1][place] if id(given) in twins else given
+    if isinstance(given, dict):
+        return {name: _twin(twins, part, place) for name, part in given.items()}
+    if type(given) in (tuple, list):
+        return type(given)([_twin(twins, part, place) for part in given])
+    return given
 
 
 def no_fast_path(*_: Any) -> None:
@@ -209,7 +233,6 @@ def give_cores(module: nn.Module, cores: Cores) -> None:
     """Let a module own cores, and its calls of attention go to them."""
     holder: Any = module
     holder.cores = cores
-    cls: Any = type(module)
-    holder.__class__ = taken(cls)
+    take_calls(module)
     if isinstance(module, nn.MultiheadAttention):
         module.register_forward_pre_hook(no_fast_path)

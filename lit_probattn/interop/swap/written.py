@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_probattn.base.torch_internals import outside_functions
-from lit_probattn.interop.swap.core import fitted_call
 from lit_probattn.interop.swap.taking import Attending
 
 T = torch.Tensor
@@ -32,12 +31,27 @@ _FORMS |= {T.unsqueeze, T.squeeze, T.clone}
 
 @dataclass(frozen=True)
 class Product:
-    """Scores that are factor · query keyᵀ, perhaps with something added."""
+    """Scores that are factor · query keyᵀ, perhaps with something added.
+
+    Args:
+        query: (…, N, E).
+        key_t: (…, E, L).
+        factor: a number.
+        factors: one more for each head, (…, 1, 1).
+        added: whether something was added.
+    """
 
     query: Tensor
     key_t: Tensor
     factor: float = 1.0
+    factors: Tensor | None = None
     added: bool = False
+
+    def keys(self, key_t: Tensor, lead: torch.Size) -> Tensor:
+        """Return keys as (B, H, L, E) for leading dimensions (B, H)."""
+        full = torch.broadcast_shapes(self.query.shape[:-2], key_t.shape[:-2])
+        size, cols = key_t.shape[-2:]
+        return key_t.expand(*full, size, cols).reshape(*lead, size, cols).mT
 
 
 class Products:
@@ -45,6 +59,7 @@ class Products:
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[Tensor, Product]] = {}
+        self.maps: dict[int, tuple[Tensor, Any]] = {}  # results of a softmax, and whose
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note a result of a function."""
@@ -57,6 +72,8 @@ class Products:
             self.known[id(out)] = out, Product(both[0], both[1], factor, added=True)
         elif func in _FACTORS | _DIVISORS | _SUMS | _FORMS:
             self._pass_on(func, args, out)
+        if args and id(args[0]) in self.maps and func in _FORMS | {F.dropout}:
+            self.maps[id(out)] = out, self.maps[id(args[0])][1]
 
     def _pass_on(self, func: Any, args: Any, out: Any) -> None:
         at = next((i for i, a in enumerate(args) if id(a) in self.known), None)
@@ -72,11 +89,19 @@ class Products:
             if isinstance(other, Tensor) and other.numel() > 1:
                 if divides or other.dim() < 2 or other.shape[-2:] != (1, 1):
                     return  # a factor of each pair is no scale
-                found = replace(found, query=found.query * other)
+                before = 1.0 if found.factors is None else found.factors
+                found = replace(found, factors=before * other)
             else:
                 number = float(other)
                 found = replace(found, factor=found.factor * (1 / number if divides else number))
         self.known[id(out)] = out, found
+
+    def values_of(self, func: Any, args: Any) -> tuple[Any, Tensor | None]:
+        """Return whose maps a function multiplies with values, and the values; or neither."""
+        first = self.maps.get(id(args[0]), (None, None))[1] if args else None
+        if first is None or func not in _PRODUCTS:
+            return None, None
+        return first, args[1]
 
     def heads(self, scores: Tensor) -> tuple[Tensor, Tensor, Product] | None:
         """Return queries (B, H, N, E) and keys (B, H, L, E) of scores (B, H, N, L), or None."""
@@ -91,8 +116,7 @@ class Products:
         if torch.Size(full).numel() != lead.numel():
             return None
         query = found.query.expand(*full, rows, size).reshape(*lead, rows, size)
-        key = found.key_t.expand(*full, size, cols).reshape(*lead, size, cols).mT
-        return query, key, found
+        return query, found.keys(found.key_t, lead), found
 
 
 class AttendingInWriting(Attending):
@@ -107,21 +131,31 @@ class AttendingInWriting(Attending):
         if func in SOFTMAX:
             heads = self.products.heads(args[0])
             if heads is not None:
-                with outside_functions():
-                    maps = maps_of(self.next_core(), args[0], *heads)
-                    return maps.to(kwargs.get("dtype") or args[0].dtype)
+                maps = self.maps(self.next_call(), args[0], *heads)
+                return maps.to(kwargs.get("dtype") or args[0].dtype)
         out = func(*args, **kwargs)
         self.products.follow(func, args, kwargs, out)
+        if id(out) not in self.products.known:  # scores of further components are the core's
+            self.follow_components(func, args, kwargs, out)
         return out
 
-
-def maps_of(core: Any, scores: Tensor, query: Tensor, key: Tensor, found: Product) -> Tensor:
-    """Return a core's maps in place of the softmax of a host's scores, (B, H, N, L)."""
-    masks: dict[str, Tensor] = {}
-    if found.added:
-        rest = scores - (query @ key.mT * found.factor).to(scores.dtype)
-        seen = scores > torch.finfo(scores.dtype).min / 2
-        masks = {"mask": seen, "bias": rest.masked_fill(~seen, 0.0)}
-    call = fitted_call(core, query, key, key, scale=found.factor, **masks)
-    weights: Tensor = core.weights(call)
-    return weights
+    def maps(
+        self, index: int, scores: Tensor, query: Tensor, key: Tensor, found: Product
+    ) -> Tensor:
+        """Return a core's maps in place of the softmax of a host's scores, (B, H, N, L)."""
+        masks: dict[str, Tensor] = {}
+        cores: Any = self.module.cores
+        factors = found.factors
+        if factors is not None and factors.dim() < 4:
+            factors = factors.view(*(1,) * (4 - factors.dim()), *factors.shape)
+        if found.added:
+            product = query @ key.mT * found.factor
+            rest = scores - (product if factors is None else product * factors).to(scores.dtype)
+            seen = scores > torch.finfo(scores.dtype).min / 2
+            masks = {"mask": seen, "bias": rest.masked_fill(~seen, 0.0)}
+        keys = self.components(found.key_t, lambda key_t: found.keys(key_t, scores.shape[:2]))
+        with outside_functions():
+            masks |= {} if factors is None else {"factors": factors}
+            call = cores.call(index, query, keys, key, scale=found.factor, **masks)
+            weights: Tensor = cores.core(index).weights(call)
+            return F.pad(weights, (0, 0, 0, 0, 0, query.shape[1] - weights.shape[1]))

@@ -66,7 +66,7 @@ def test_equal_components_never_separate_and_others_do(spread):
     model, call = TORCH["encoder"]()
     options = {} if spread is None else {"spread": spread}
     model, report = lit_probattn.swap(model, "mgk", **options)
-    keys = [m.layer.key_proj for m in model.modules() if hasattr(m, "layer")]
+    keys = [m for m in model.modules() if hasattr(m, "cores")]
     assert len(keys) == 2
     apart = [distance(key) for key in keys]
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -83,9 +83,9 @@ def test_equal_components_never_separate_and_others_do(spread):
         assert "components start 0.1 apart" in str(report)
 
 
-def distance(key: nn.Linear) -> float:
-    first, second = key.weight.detach().unflatten(0, (4, 2, -1)).unbind(1)
-    return float((first - second).abs().max())
+def distance(layer: nn.Module) -> float:
+    second = layer.cores.core(0).key_weight[0]
+    return float((layer.in_proj_weight[24:48] - second).detach().abs().max())
 
 
 @pytest.mark.parametrize("score", ["dot", "gaussian"])

@@ -16,8 +16,9 @@ def test_both_forms_of_talking_heads_compute_the_same():
 
 
 def test_talking_heads_report(capsys):
-    words = "--embed_dim 16 --num_heads 2 --lengths 7 --repeats 3 --threads 1"
-    assert talking_heads.main(words.split()) == 0
+    words = ["--embed_dim", "16", "--num_heads", "2", "--lengths", "7"]
+    words += ["--repeats", "3", "--threads", "1"]
+    assert talking_heads.main(words) == 0
     shown = capsys.readouterr().out
     assert "| 7 | plain form | reference |" in shown
     assert "| 7 | FiSH | " in shown

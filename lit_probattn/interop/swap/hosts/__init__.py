@@ -1,1 +1,0 @@
-"""Libraries whose attention layers can be swapped."""

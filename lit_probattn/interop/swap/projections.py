@@ -1,0 +1,300 @@
+"""Weights that make the heads of a call of attention, and the weight that reads their results.
+
+A row of a weight makes a head exactly if the head's gradient has entries there. The output
+projection is the product that receives the results of a call: in a run in which every entry of head
+h is h + 1, its input has those numbers in the order of its columns.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_probattn.base.errors import UnsupportedError
+from lit_probattn.base.torch_internals import outside_functions
+from lit_probattn.interop.weights import RotaryPairs
+
+if TYPE_CHECKING:
+    from lit_probattn.interop.swap.sites import Site
+
+# Functions that multiply by a weight: which argument is multiplied, which is the weight, and the
+# axis of the weight's inputs.
+PRODUCTS = {
+    F.linear: (0, 1, 1),
+    torch.addmm: (1, 2, 0),
+    torch.matmul: (0, 1, 0),
+    torch.Tensor.matmul: (0, 1, 0),
+    torch.Tensor.__matmul__: (0, 1, 0),
+}
+ROLES = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows, or columns, of a parameter, by heads.
+
+    Args:
+        parameter: its name in the model.
+        axis: of the parameter along which heads lie.
+        starts: the first row of every head.
+        step: from a row of a head to the next.
+        size: rows of a head.
+    """
+
+    parameter: str
+    axis: int
+    starts: tuple[int, ...]
+    step: int
+    size: int
+
+    def of(self, head: int) -> list[int]:
+        """Return the rows of a head."""
+        first = self.starts[head]
+        return list(range(first, first + self.size * self.step, self.step))
+
+    def all(self) -> list[int]:
+        """Return the rows of all heads, head by head."""
+        return [row for head in range(len(self.starts)) for row in self.of(head)]
+
+
+@dataclass(frozen=True)
+class Projections:
+    """What makes and what reads the heads of a call.
+
+    Args:
+        weights: rows of weights for query, key and value; columns of one for `out`.
+        biases: rows of biases for query, key and value, where there are any.
+        rotary: how entries are paired that are rotated together. None means nothing is rotated.
+        fixed: why heads cannot be joined; empty if they can.
+        repeats: how often the host repeats each of its key heads before the call.
+    """
+
+    weights: dict[str, Rows]
+    biases: dict[str, Rows]
+    rotary: RotaryPairs | None = None
+    fixed: str = ""
+    repeats: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        made = asdict(self)
+        for part in ("weights", "biases"):
+            for rows in made[part].values():
+                rows["starts"] = list(rows["starts"])
+        return made
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> Projections:
+        """Return what `to_dict` wrote.
+
+        Raises:
+            TypeError: it is of another form.
+        """
+        parts = {
+            name: {
+                role: Rows(**{**rows, "starts": tuple(rows["starts"])})
+                for role, rows in given[name].items()
+            }
+            for name in ("weights", "biases")
+        }
+        return cls(**parts, rotary=given["rotary"], fixed=given["fixed"], repeats=given["repeats"])
+
+
+def find_makers(site: Site, names: dict[int, str]) -> Projections:
+    """Return the rows that make queries, keys and values of a call; `out` is found elsewhere.
+
+    Args:
+        site: a call whose heads have their graph.
+        names: of all parameters, by identity.
+
+    Raises:
+        UnsupportedError: they are not found.
+    """
+    owned = [p for p in site.module.parameters() if p.requires_grad]
+    weights, biases = {}, {}
+    with outside_functions():
+        repeats = _unrepeat(site)
+        for role in ROLES:
+            weights[role], bias = _rows_of(role, site.inputs[role], owned, names)
+            if bias is not None:
+                biases[role] = bias
+        key = next(p for p in owned if names[id(p)] == weights["key"].parameter)
+        rotary, fixed = _rotation(site, key, weights["key"])
+    return Projections(weights, biases, rotary, fixed, repeats)
+
+
+def _unrepeat(site: Site) -> int:
+    """Leave each key head once where a host repeats them for its query heads."""
+    key, value = site.inputs["key"], site.inputs["value"]
+    equal = [torch.equal(key[:, 0], head) for head in key.unbind(1)]
+    times = (*equal, False).index(False)
+    heads = key.shape[1]
+    if times == 1 or heads % times or value.shape[1] != heads:
+        return 1
+    for tensor in (key, value):
+        if not torch.equal(tensor[:, ::times].repeat_interleave(times, 1), tensor):
+            return 1
+    site.inputs |= {"key": key[:, ::times], "value": value[:, ::times]}
+    site.layout = replace(site.layout, key=heads // times, value=heads // times)
+    return times
+
+
+def _rows_of(
+    role: str, heads: Tensor, owned: Sequence[Tensor], names: dict[int, str]
+) -> tuple[Rows, Rows | None]:
+    """Return the rows of the weight and the bias that make heads (B, H, N, E)."""
+    if not heads.requires_grad or not owned:
+        raise UnsupportedError(f"no weight of its own makes its {role} heads")
+    generator = torch.Generator().manual_seed(0)
+    supports: list[list[Tensor | None]] = []
+    for head in heads.unbind(1):
+        factors = torch.randn(head.shape, generator=generator).to(head)
+        grads = torch.autograd.grad(
+            (head * factors).sum(), owned, retain_graph=True, allow_unused=True
+        )
+        supports.append([None if g is None or not bool(g.any()) else g != 0 for g in grads])
+    found: dict[bool, list[Rows]] = {True: [], False: []}
+    for index, parameter in enumerate(owned):
+        touched = [support[index] for support in supports]
+        if all(t is None for t in touched):
+            continue
+        name, size = names[id(parameter)], heads.shape[-1]
+        rows = None
+        if parameter.dim() == 2 or (parameter.dim() == 1 and "bias" in name):
+            rows = _disjoint_rows(name, touched, size)
+        if rows is not None:
+            found[parameter.dim() == 2].append(rows)
+        elif any(
+            t is None or touched[0] is None or not bool((t & touched[0]).any()) for t in touched
+        ):  # what lies before the projections makes all heads alike
+            raise UnsupportedError(f"{name} makes its {role} heads too, in a way that is not known")
+    if len(found[True]) != 1 or len(found[False]) > 1:
+        those = [rows.parameter for both in found.values() for rows in both]
+        told = f"{', '.join(those)} do" if those else "no rows of a weight make one head alone"
+        raise UnsupportedError(f"the weight that makes its {role} heads was not found: {told}")
+    return found[True][0], next(iter(found[False]), None)
+
+
+def _disjoint_rows(name: str, touched: Sequence[Tensor | None], size: int) -> Rows | None:
+    """Return the rows of heads if each has as many as entries, and none has another's."""
+    for axis in range(2):
+        heads = []
+        for support in touched:
+            if support is None or axis >= support.dim():
+                return None
+            rows = support if support.dim() == 1 else support.any(1 - axis)
+            heads.append(rows.nonzero().flatten().tolist())
+        flat = [row for head in heads for row in head]
+        if any(len(head) != size for head in heads) or len(set(flat)) != len(flat):
+            continue
+        step = heads[0][1] - heads[0][0] if size > 1 else 1
+        found = Rows(name, axis, tuple(head[0] for head in heads), step, size)
+        if found.all() == flat:
+            return found
+    return None
+
+
+def _rotation(site: Site, weight: Tensor, rows: Rows) -> tuple[RotaryPairs | None, str]:
+    """Return how the entries of keys are paired by positions, and why heads cannot be joined.
+
+    The last key's entry e comes from row e alone where nothing is rotated, and from the row of its
+    partner too where it is. Where a norm follows the projection every entry comes from all rows,
+    and what the host says of itself decides.
+    """
+    key, size = site.inputs["key"], rows.size
+    tables: list[Tensor] = []
+    for head in {0: 0, 1: key.shape[1] - 1}.values():
+        last = key[0, head, -1]
+        grads = [
+            torch.autograd.grad(entry, weight, retain_graph=True)[0].index_select(
+                rows.axis, torch.tensor(rows.of(head), device=weight.device)
+            )
+            for entry in last.unbind()
+        ]
+        table = torch.stack(grads)  # (entries, …)
+        tables.append(table if rows.axis == 0 else table.mT)
+    touched = (tables[0] != 0).any(-1)  # (entries, rows)
+    alone = torch.eye(size, dtype=torch.bool, device=touched.device)
+    if torch.equal(touched, alone):
+        return None, ""
+    partners = alone.view(size, -1, 2).any(-1) if size % 2 == 0 else alone
+    forms: dict[RotaryPairs, Tensor] = {
+        "halves": alone.roll(size // 2, 1) | alone,
+        "neighbours": partners.repeat_interleave(2, 1),
+    }
+    for name, pairs in forms.items():
+        if torch.equal(touched, pairs):
+            bound = 1e-6 * float(tables[0].abs().max())
+            if not torch.allclose(tables[0], tables[1], rtol=1e-3, atol=bound):
+                return name, "each of its heads is rotated by angles of its own"
+            return name, ""
+    if bool(touched.all()):
+        return _named_rotation(site.module)
+    return None, "only a part of its heads is rotated"
+
+
+def _named_rotation(module: Any) -> tuple[RotaryPairs | None, str]:
+    """Return how a host of transformers or timm pairs entries, by what it has."""
+    if "position_embeddings" in inspect.signature(module.forward).parameters:
+        given = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
+        kinds = [given, *(v for v in given.values() if isinstance(v, dict))]
+        if any(kind.get("partial_rotary_factor", 1.0) != 1.0 for kind in kinds):
+            return "halves", "only a part of its heads is rotated"
+        return "halves", ""
+    if hasattr(module, "num_prefix_tokens"):
+        return ("halves" if getattr(module, "rotate_half", False) else "neighbours"), ""
+    return None, ""
+
+
+def reader_in(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], site: Site, names: dict[int, str]
+) -> Rows | None:
+    """Return the columns of a weight that a function multiplies with marked heads, or None.
+
+    Raises:
+        UnsupportedError: what multiplies marked heads is no parameter.
+    """
+    if func not in PRODUCTS:
+        return None
+    at, weight_at, axis = PRODUCTS[func]
+    given = dict(enumerate(args))
+    if func is F.linear:
+        given.setdefault(1, kwargs.get("weight"))
+    x, weight = given.get(at), given.get(weight_at)
+    heads, size = site.layout.out, site.layout.value_head_dim
+    if not isinstance(x, Tensor) or x.shape[-1:] != (heads * size,) or x.dim() < 2:
+        return None
+    rows = x.detach().reshape(-1, heads * size)
+    marks = rows[0].float()
+    columns = [(marks == head + 1).nonzero().flatten().tolist() for head in range(heads)]
+    if any(len(c) != size for c in columns) or not bool((rows == rows[:1]).all()):
+        return None
+    if id(weight) not in names:
+        raise UnsupportedError("what reads its heads is no parameter")
+    step = columns[0][1] - columns[0][0] if size > 1 else 1
+    found = Rows(names[id(weight)], axis, tuple(c[0] for c in columns), step, size)
+    return found if found.all() == [c for head in columns for c in head] else None
+
+
+def check_holders(model: nn.Module, site: Site, found: Projections) -> None:
+    """Refuse weights of modules that do more than multiply.
+
+    Raises:
+        UnsupportedError: it names the module's class.
+    """
+    for rows in found.weights.values():
+        path, _, own = rows.parameter.rpartition(".")
+        holder: Any = model.get_submodule(path)
+        if holder is site.module or not own.startswith("weight"):
+            continue
+        kind = type(holder)
+        is_conv1d = kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+        if kind.forward is not nn.Linear.forward and not is_conv1d:
+            name = path.removeprefix(f"{site.name}.")
+            raise UnsupportedError(f"{name} is {kind.__name__}, expected torch.nn.Linear")
