@@ -187,6 +187,7 @@ def _entry(placing: Placing, name: str, settings: Settings) -> RecipeLayer:
         h, kind = site.layout, type(site.module).__name__
         numbers = [h.query, h.key, h.value, h.head_dim, h.value_head_dim]
         what: dict[str, Any] = {"way": site.way, "heads": numbers, "cross": site.is_cross}
+        what["width"] = site.width
         what |= {"groups": None, "exchanged": False, "projections": None}
         if change is not None:
             what |= {"groups": change.groups, "exchanged": change.exchanged}
