@@ -1,4 +1,4 @@
-# Two commands do everything, including the set-up: `make quickstart` and `make test`.
+# `make quickstart` and `make test` also create the environment.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -18,7 +18,7 @@ help:
 	@echo "make test        lint, types and the tests (about 10 minutes on 2 cores, no GPU needed)"
 	@echo "make test-full   the same with the slow tests"
 	@echo "make test-oldest the fast tests with the oldest versions that pyproject.toml declares"
-	@echo "make mutants     plant small faults in IN=\"folders\" and see whether the tests notice"
+	@echo "make mutants     plant small faults in IN=\"folders\" and list those that no test detects"
 	@echo "make docs        the documentation as a site, build/docs/index.html, links checked"
 	@echo "make lint        ruff, mypy and codespell only"
 
@@ -35,7 +35,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 quickstart: install
-	$(BIN)/python -m lit_probattn.quickstart
+	$(BIN)/python -m lit_probattn compare --task lra_listops_quickstart --seeds 0 \
+		--attention softmax "smgk num_heads=4" --out runs/quickstart-report
 
 lint: install
 	$(BIN)/ruff check .
@@ -63,7 +64,7 @@ $(OLDEST)/.installed: pyproject.toml | install
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n 2 -m "not slow"
 
-# Hours for many folders: stopped at any time, it goes on where it was. C is changed in its text.
+# Hours for many folders; safe to interrupt, and resumes. C is changed in its text.
 IN ?= lit_probattn/attention/masks.py
 SAMPLE ?= 60
 SEED ?= 0
@@ -76,6 +77,7 @@ $(VENV)/.docs: $(STAMP)
 	@touch $@
 
 docs: $(VENV)/.docs
+	$(BIN)/python docs/site.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: install

@@ -43,12 +43,10 @@ COMMANDS = {
     "translate": Command("lit_probattn.commands.translate", (), "translate standard input by line"),
     "ask": Command("lit_probattn.commands.ask.command", (), "cost of the variants at your sizes"),
     "reproduce": Command("lit_probattn.reproduce.__main__", (), "reproduce a published table"),
-    "quickstart": Command("lit_probattn.quickstart", (), "softmax and sMGK on a small ListOps"),
     "sweep": Command("profiling.cli", ("sweep",), "measure cost over a grid of sizes"),
     "report": Command("profiling.cli", ("report",), "tables and figures of a sweep"),
     "analyse": Command("lit_probattn.analysis.__main__", (), "analyse a checkpoint"),
     "convert": Command("lit_probattn.convert.__main__", (), "softmax to MGK; from and to BERT"),
-    "export": Command("lit_probattn.convert.to_safetensors", (), "write weights as safetensors"),
     "data": Command("lit_probattn.commands.data", (), "prepare or check a dataset"),
     "check": Command("lit_probattn.commands.check", (), "check a custom attention layer"),
     "list": Command("lit_probattn.commands.listing", (), "list tasks, attention, tables, …"),
@@ -71,8 +69,7 @@ PyTorch Lightning experiments with probabilistic and head-sharing attention.
 commands (COMMAND --help shows the options):
 {shown}
 
-    --version   version of this package and its dependencies; --verbose adds the environment
-    --print-completion bash|zsh|tcsh   print a shell completion script
+  --version   version of this package and its dependencies; --verbose adds the environment
 """
 
 

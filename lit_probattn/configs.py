@@ -44,7 +44,7 @@ _MOST_VALUES = 100_000
 _MOST_BYTES = 2**20  # PyYAML takes about ten seconds per megabyte
 
 
-def _refusal(problem: str, mark: yaml.Mark | None = None) -> ConfigError:
+def _content_error(problem: str, mark: yaml.Mark | None = None) -> ConfigError:
     """Return an error for valid YAML that is not a configuration; the caller prepends the file."""
     return ConfigError(f": {problem}" if mark is None else f":{mark.line + 1}: {problem}")
 
@@ -56,7 +56,7 @@ class _CheckedLoader(yaml.SafeLoader):
         """Return the root node, checked before construction."""
         node = super().get_single_node()
         if _count_values(node, {}) > _MOST_VALUES:
-            raise _refusal(f"more than {_MOST_VALUES} values after expanding aliases")
+            raise _content_error(f"more than {_MOST_VALUES} values after expanding aliases")
         if isinstance(node, yaml.MappingNode):
             for part in (node, *(value for _, value in node.value)):
                 _check_words(part)
@@ -67,7 +67,7 @@ def _count_values(node: Any, known: dict[int, int]) -> int:
     """Count the values below a node, expanding aliases; reject duplicate keys."""
     if id(node) in known:
         if not known[id(node)]:
-            raise _refusal("recursive alias", node.start_mark)
+            raise _content_error("recursive alias", node.start_mark)
         return known[id(node)]
     known[id(node)] = 0
     parts = [] if node is None or isinstance(node, yaml.ScalarNode) else node.value
@@ -76,7 +76,7 @@ def _count_values(node: Any, known: dict[int, int]) -> int:
         for key in (key for key, _ in parts if isinstance(key, yaml.ScalarNode)):
             if (key.tag, key.value) in names:
                 problem = f"duplicate key {key.value!r}: keep one"
-                raise _refusal(problem, key.start_mark)
+                raise _content_error(problem, key.start_mark)
             names.add((key.tag, key.value))
         parts = [item for pair in parts for item in pair]
     known[id(node)] = 1 + sum(_count_values(part, known) for part in parts)
@@ -88,7 +88,7 @@ def _check_words(node: Any) -> None:
     for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
         if key.tag.rpartition(":")[2] not in ("str", "merge"):
             given = getattr(key, "value", key.tag)
-            raise _refusal(f"keys must be strings, received {given}", key.start_mark)
+            raise _content_error(f"keys must be strings, received {given}", key.start_mark)
 
 
 @functools.lru_cache(maxsize=256)
@@ -460,7 +460,7 @@ def instantiate(base: type, config: Mapping[str, Any]) -> Any:
     """Build a class from `class_path` and `init_args`.
 
     Raises:
-        ConfigError: it cannot be built.
+        ConfigError: the class cannot be built.
     """
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(base, "it", fail_untyped=False)  # as on the command line
@@ -484,7 +484,7 @@ def _reason(error: BaseException) -> str:
     return place + (" ".join(text.partition("Given value")[0].split()) or repr(error))
 
 
-def _hold(attention: AttentionFactory) -> None:
+def _declare_attention(attention: AttentionFactory) -> None:
     """Declare the attention argument for the parser; never called."""
 
 
@@ -495,7 +495,7 @@ def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> Attentio
         ConfigError: unknown class or argument, or a value of the wrong type.
     """
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_function_arguments(_hold, fail_untyped=False)  # as on the command line
+    parser.add_function_arguments(_declare_attention, fail_untyped=False)  # as on the command line
     entry = {"class_path": class_path, "init_args": dict(init_args)}
     try:
         factory: AttentionFactory = _instantiate(parser, {"attention": entry}).attention

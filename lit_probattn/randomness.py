@@ -47,7 +47,7 @@ def philox4x32(
 
     Args:
         counter: four int64 tensors with values in [0, 2³²), broadcastable to one shape. Keep
-            dimensions of size 1 where a word does not vary, which makes the first rounds cheaper.
+            size-1 dimensions for words that do not vary: the first rounds are then cheaper.
         key: two integers in [0, 2³²).
 
     Returns:
@@ -186,14 +186,10 @@ class AttentionDropout:
         rows: range,
         cols: range,
         device: torch.device,
-        first_head: int = 0,
     ) -> Tensor:
-        """Return the keep decisions of one block of scores, (B, H, rows, cols) bool.
-
-        The block has `num_heads` heads, starting at `first_head`.
-        """
+        """Return the keep decisions of one block of scores, (B, H, rows, cols) bool."""
         samples = self.key.samples(batch_size, device).view(-1, 1, 1, 1)
-        heads = torch.arange(first_head, first_head + num_heads, device=device).view(1, -1, 1, 1)
+        heads = torch.arange(num_heads, device=device).view(1, -1, 1, 1)
         first, last = cols.start // 8, -(-cols.stop // 8)
         groups = torch.arange(first, last, device=device).view(1, 1, 1, -1)
         philox_key = self.key.philox_key(STREAM_DROPOUT)

@@ -138,6 +138,7 @@ def _report(options: argparse.Namespace) -> int:
 def _index(options: argparse.Namespace) -> int:
     from lit_probattn.base.files import refuse_to_replace
     from lit_probattn.experiments.page import FRONT, write_front_page
+    from profiling.report.efficiency import efficiency_lines
 
     for name in ("results", "out", "html", "compare"):
         if getattr(options, name):
@@ -147,7 +148,7 @@ def _index(options: argparse.Namespace) -> int:
     refuse_to_replace(folder / FRONT for folder in there)
     command = shlex.join(["lit-probattn", "report", "--index", *options.index])
     for folder in (there if not options.index else folders) or folders:
-        print(write_front_page(folder, command))
+        print(write_front_page(folder, command, efficiency_lines))
     return 0
 
 

@@ -91,6 +91,13 @@ def test_own_variant(tmp_path):
     assert shown.endswith("multiply-adds for 600 tokens: 55,910,400\n")
 
 
+def test_after_the_scores(tmp_path):
+    shown = run("after_the_scores.py", tmp_path)
+    errors = re.findall(r"^(\w+): blockwise differs from the reference by (\S+)$", shown, re.M)
+    assert [name for name, _ in errors] == ["MultiToken", "Interleaved"]
+    assert all(float(error) < 1e-5 for _, error in errors)
+
+
 def test_own_data(tmp_path):
     shown = run("own_data.py", tmp_path)
     assert "reviews.csv: texts from column 'review', labels from 'sentiment'" in shown

@@ -121,7 +121,6 @@ COMMANDS = [
         "--dry-run",
     ),
     ("python", "-m", "lit_probattn.reproduce", "mgk_table7", "--dry-run"),
-    ("python", "-m", "lit_probattn.quickstart", "--dry-run"),
     (*UEA, "--variants", "smgk", "--dry-run"),
     ("python", "-m", "profiling", "sweep", "--config", "quick", "--dry-run"),
     (

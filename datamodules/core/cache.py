@@ -189,8 +189,8 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
     """Open and verify a cache: format version, settings, sizes, checksums and source files.
 
     Raises:
-        MissingDataError: There is no such cache.
-        DataError: It is corrupt or stale; the message names the file.
+        MissingDataError: The cache is missing.
+        DataError: The cache is corrupt or stale; the message names the file.
     """
     folder = root / spec.name
     if not folder.is_dir():

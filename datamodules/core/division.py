@@ -43,7 +43,7 @@ class HeldOut(DataModule):
 
 
 class Divided(HeldOut):
-    """Data of which fractions are held out for validation and test if these have no files.
+    """Data that hold out fractions for validation and test splits without files.
 
     Args:
         test_fraction: Fraction of the samples that is held out for the test split.
@@ -65,8 +65,8 @@ def check_shares(**shares: float) -> None:
         if not 0 < share < 1:
             raise DataError(f"{name} must be between 0 and 1, received {share}")
     if sum(shares.values()) >= 1:
-        told = " and ".join(f"{name}={share}" for name, share in shares.items())
-        raise DataError(f"{told} leave no samples for training; lower them")
+        fractions = " and ".join(f"{name}={share}" for name, share in shares.items())
+        raise DataError(f"{fractions} leave no samples for training; lower them")
 
 
 def divide(

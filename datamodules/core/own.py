@@ -66,8 +66,8 @@ class ClassMap:
         before, now = list(state_dict["classes"]), self.classes
         if before == now:
             return
-        places = [i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b]
-        first = places[0] if places else min(len(before), len(now))
+        locations = [i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b]
+        first = locations[0] if locations else min(len(before), len(now))
         names = [dict(enumerate(classes)).get(first, "missing") for classes in (before, now)]
         remedy = f"use {self.classes_of} that were used for training"
         if state_dict.get("converted"):
@@ -110,10 +110,10 @@ class OwnFiles:
             MissingDataError: The path does not exist.
         """
         check_shares(**{f"{name}_fraction": share for name, share in shares.items()})
-        place = required_path(path)
-        files = {"train": place}
-        if place.is_dir():
-            files = _files_of_splits(place, suffixes)
+        location = required_path(path)
+        files = {"train": location}
+        if location.is_dir():
+            files = _files_of_splits(location, suffixes)
         for name, given in (("val", val_path), ("test", test_path)):
             if given is not None:
                 files[name] = expand(given)
@@ -125,9 +125,9 @@ class OwnFiles:
                     f"{file}: expected a file name ending in {', '.join(suffixes)}, received "
                     f"{file.suffix or 'no suffix'}"
                 )
-        if place.is_dir():
-            names = [path.name for path in _inside(place, suffixes)]
-            warn_ignored(place, names, [path.name for path in files.values()])
+        if location.is_dir():
+            names = [path.name for path in _inside(location, suffixes)]
+            warn_ignored(location, names, [path.name for path in files.values()])
         return cls(files, {k: v for k, v in shares.items() if k not in files}, seed)
 
     def settings(self) -> dict[str, Any]:
@@ -144,10 +144,10 @@ def required_path(path: str) -> Path:
     """Return the path of the user's data; raises DataError if it is not set or missing."""
     if not path:
         raise DataError("path is not set; add --data.init_args.path FILE_OR_FOLDER")
-    place = expand(path)
-    if not place.exists():
-        raise MissingDataError(f"{place}: no such file or folder")
-    return place
+    location = expand(path)
+    if not location.exists():
+        raise MissingDataError(f"{location}: no such file or folder")
+    return location
 
 
 def split_of(name: str) -> str | None:
@@ -207,16 +207,16 @@ class AtPath(DataModule):
     """
 
     def __init__(self, path: str = "", **kwargs: Any) -> None:
-        place = self.folder_of(path)
-        if kwargs.get("data_dir") is None and place is not None:
-            kwargs["data_dir"] = str(place)
+        location = self.folder_of(path)
+        if kwargs.get("data_dir") is None and location is not None:
+            kwargs["data_dir"] = str(location)
         self.given_path = path
         super().__init__(**kwargs)
 
     def folder_of(self, path: str) -> Path | None:
         """Return the folder of the data; None if another argument specifies it."""
-        place = required_path(path)
-        return place if place.is_dir() else place.parent
+        location = required_path(path)
+        return location if location.is_dir() else location.parent
 
 
 class Rows(NamedTuple):
@@ -225,13 +225,13 @@ class Rows(NamedTuple):
     Args:
         values: The samples.
         labels: Label of each sample.
-        places: Location of each sample, for messages.
+        locations: file and line of each sample, for messages.
         notes: Remarks about inferred settings, one line each.
     """
 
     values: list[Any]
     labels: list[str]
-    places: list[str]
+    locations: list[str]
     notes: list[str]
 
 
@@ -358,7 +358,7 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
                     f"{self.what} "
                     f"of each, or a file for each split"
                 )
-            columns = (train.values, train.labels, train.places)
+            columns = (train.values, train.labels, train.locations)
             splits[split] = Rows(*([column[i] for i in at] for column in columns), notes=[])  # type: ignore[misc]
         names = ", ".join(sorted({train.labels[i] for i in moved}))
         return splits, [f"classes too small to split, all in training: {names}"] if moved else []
@@ -368,16 +368,16 @@ class OwnSamples(AtPath, Divided, ClassMap, CachedDataModule):
         count: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], tuple[str, str]] = {}
         for name, part in splits.items():
-            for value, place in zip(part.values, part.places, strict=True):
+            for value, location in zip(part.values, part.locations, strict=True):
                 digest = fingerprint(self.key(value))
-                other, where = seen.setdefault(digest, (name, place))
+                other, where = seen.setdefault(digest, (name, location))
                 if other != name:
                     count[other, name] += 1
-                    first.setdefault((other, name), (where, place))
+                    first.setdefault((other, name), (where, location))
         for pair, number in count.items():
-            where, place = first[pair]
+            where, location = first[pair]
             raise DataError(
-                f"{place} duplicates {where}: {number} {self.what} of {pair[1]} are also in "
+                f"{location} duplicates {where}: {number} {self.what} of {pair[1]} are also in "
                 f"{pair[0]}, "
                 f"which inflates scores; remove them, or set allow_overlap to true"
             )
@@ -427,11 +427,11 @@ def _ordered(labels: set[str]) -> list[str]:
 def _require_learnable(splits: dict[str, Rows]) -> None:
     known = set(splits["train"].labels)
     for part in splits.values():
-        for label, place in zip(part.labels, part.places, strict=True):
+        for label, location in zip(part.labels, part.locations, strict=True):
             if label not in known:
                 raise DataError(
-                    f"{place}: class {label!r} is missing from the training split, so it cannot be "
-                    f"learned; add samples of it there, or remove it here"
+                    f"{location}: class {label!r} is missing from the training split, so it cannot "
+                    f"be learned; add samples of it there, or remove it here"
                 )
 
 
@@ -446,7 +446,7 @@ def length_line(lengths: np.ndarray[Any, Any], split: Any = None) -> str:
     low, median, high, most = np.percentile(lengths, (0, 50, 95, 100)).astype(int)
     cut = getattr(split, "num_cut", 0)
     text = f"lengths min {low}, median {median}, p95 {high}, max {most}"
-    return f"{text}, cut off {cut}" if cut else text
+    return f"{text}, truncated {cut}" if cut else text
 
 
 def class_lines(classes: Sequence[str], targets: np.ndarray[Any, Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from datamodules.core.base import CachedDataModule, DataModule
 from datamodules.core.own import ClassMap
 
-__all__ = ["compare", "compare_size", "describe", "doubts", "outline"]
+__all__ = ["compare", "compare_size", "data_warnings", "describe", "outline"]
 
 # Longer lists of source files are only counted.
 _MOST_SOURCES = 8
@@ -46,17 +46,17 @@ def outline(data: DataModule) -> Iterator[str]:
         lengths, counts = split.lengths, np.bincount(split.targets, minlength=data.num_classes)
         quantiles = np.percentile(lengths, (0, 50, 90, 100)).astype(int)
         num_cut = getattr(split, "num_cut", None)
-        cut = "" if num_cut is None else f", cut off {num_cut}"
+        cut = "" if num_cut is None else f", truncated {num_cut}"
         yield (
             f"{split_name}: {len(split)} samples, lengths min {quantiles[0]}, "
             f"median {quantiles[1]}, mean {lengths.mean():.1f}, p90 {quantiles[2]}, "
             f"max {quantiles[3]}{cut}"
         )
         yield f"  samples per class: {' '.join(map(str, counts))}"
-    yield from (f"warning: {doubt}" for doubt in doubts(data))
+    yield from (f"warning: {doubt}" for doubt in data_warnings(data))
 
 
-def doubts(data: DataModule) -> Iterator[str]:
+def data_warnings(data: DataModule) -> Iterator[str]:
     """Yield reasons against training on these data, one line each."""
     setting, value = data.batch_setting
     if data.steps_per_epoch == 0:
@@ -69,15 +69,15 @@ def doubts(data: DataModule) -> Iterator[str]:
     for name in ("val", "test"):
         targets, classes = data.split(name).targets, data.classes
         counts = np.bincount(targets, minlength=len(classes))
-        told = f"{name} has {len(targets)} samples"
+        note = f"{name} has {len(targets)} samples"
         if len(targets) < _FEW:
-            told += f", so its accuracy has a resolution of {100 / len(targets):.0f} %"
+            note += f", so its accuracy has a resolution of {100 / len(targets):.0f} %"
         absent = [label for label, count in zip(classes, counts, strict=True) if not count]
         if absent:
             more = f" and {len(absent) - 1} more classes" if len(absent) > 1 else ""
-            told += f", none of {absent[0]}{more}"
+            note += f", none of {absent[0]}{more}"
         if absent or len(targets) < _FEW:
-            yield f"{told}; provide more samples"
+            yield f"{note}; provide more samples"
 
 
 def compare(data: DataModule) -> Iterator[tuple[str, bool]]:

@@ -30,20 +30,20 @@ class Table:
     Args:
         columns: Values of each column, all of equal length; strings if the format is untyped.
             Columns that were not requested are empty.
-        places: Line or row number of each row, for messages.
-        unit: Unit of `places`: `line` or `row`.
+        locations: Line or row number of each row, for messages.
+        unit: Unit of `locations`: `line` or `row`.
         notes: Remarks about suspicious content, one line each.
     """
 
     path: Path
     columns: dict[str, list[Any]]
-    places: Sequence[int]
+    locations: Sequence[int]
     unit: str = "line"
     notes: list[str] = field(default_factory=list)
 
-    def place(self, row: int) -> str:
+    def location(self, row: int) -> str:
         """Return the location of a row, for messages."""
-        return f"{self.path}, {self.unit} {self.places[row]}"
+        return f"{self.path}, {self.unit} {self.locations[row]}"
 
     def column(self, given: str | None, setting: str, guesses: Sequence[str]) -> str:
         """Return the name of a column: `given`, or the first of `guesses` that exists.
@@ -81,12 +81,14 @@ class Table:
         for row, value in enumerate(self.columns[name]):
             if not isinstance(value, str):
                 raise DataError(
-                    f"{self.place(row)}: {name} is {_kind(value)}, expected text; {remedy}"
+                    f"{self.location(row)}: {name} is {_kind(value)}, expected text; {remedy}"
                 )
             if not released and not value.strip():
-                raise DataError(f"{self.place(row)}: {name} is empty; remove the row or fill it")
+                raise DataError(f"{self.location(row)}: {name} is empty; remove the row or fill it")
             if not value.isascii() and value != value.encode("utf-8", "ignore").decode():
-                raise DataError(f"{self.place(row)}: {name} is not valid Unicode; correct the row")
+                raise DataError(
+                    f"{self.location(row)}: {name} is not valid Unicode; correct the row"
+                )
         return self.columns[name]
 
 
@@ -117,15 +119,16 @@ def labels_of(table: Table, name: str) -> list[str]:
         if label is None:
             what = _kind(value) if kind != "text" else "empty"
             raise DataError(
-                f"{table.place(row)}: label {name!r} is {what}; fill it or remove the row"
+                f"{table.location(row)}: label {name!r} is {what}; fill it or remove the row"
             )
         first.setdefault(kind, row)
         found.append(value.strip() if codes and isinstance(value, str) else label)
     if len(first) > 1:
         (kind, row), (other, later) = list(first.items())[:2]
         raise DataError(
-            f"{table.place(later)}: label {name!r} is {other} ({found[later]!r}), but {kind} "
-            f"({found[row]!r}) in {table.unit} {table.places[row]}; write all labels in one format"
+            f"{table.location(later)}: label {name!r} is {other} ({found[later]!r}), but {kind} "
+            f"({found[row]!r}) in {table.unit} {table.locations[row]}; use one "
+            "format for all labels"
         )
     different = len(set(found))
     if different > _MANY_CLASSES and 2 * different > len(found):
@@ -188,7 +191,7 @@ def read_table(path: Path) -> Table:
     if reader is None:
         raise DataError(f"{path}: not a table; expected a name ending in {', '.join(TABLES)}")
     table = reader(path)
-    if not table.places:
+    if not table.locations:
         raise DataError(f"{path} has no rows")
     return table
 
@@ -208,14 +211,14 @@ def read_released(path: Path, columns: Collection[str]) -> Table:
     names = lines[0].rstrip("\r").split("\t")
     _check_names(path, names)
     rows: list[list[Any]] = []
-    places: list[int] = []
+    locations: list[int] = []
     for number, line in enumerate(lines[1:], 2):
         fields = line.rstrip("\r").split("\t")
         if fields != [""]:
             _check_number(path, number, fields, names)
             rows.append([x for name, x in zip(names, fields, strict=True) if name in columns])
-            places.append(number)
-    return Table(path, _columns(names, rows, columns), places)
+            locations.append(number)
+    return Table(path, _columns(names, rows, columns), locations)
 
 
 def read_utf8(path: Path) -> str:
@@ -247,7 +250,7 @@ def _read_csv(path: Path) -> Table:
     # Strict: otherwise an unclosed quote makes all following text one value.
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[list[str]] = []
-    places: list[int] = []
+    locations: list[int] = []
     spans: list[tuple[int, int]] = []  # number of lines and first line of multi-line rows
     start = 1
     try:
@@ -259,7 +262,7 @@ def _read_csv(path: Path) -> Table:
                 remedy = "; put values with separators in double quotes"
                 _check_number(path, start, row, names, remedy)
                 rows.append(row)
-                places.append(start)
+                locations.append(start)
             if row and lines.line_num > start:
                 spans.append((lines.line_num - start + 1, start))
             start = lines.line_num + 1
@@ -276,7 +279,7 @@ def _read_csv(path: Path) -> Table:
             f"with "
             f"{most} lines, starting at line {first}; if that is not one text, a quote is unclosed"
         )
-    return Table(path, _columns(names, rows), places, notes=notes)
+    return Table(path, _columns(names, rows), locations, notes=notes)
 
 
 def _check_names(path: Path, names: list[str]) -> None:
@@ -309,19 +312,19 @@ def _columns(
     """Return the values of columns; rows contain only `columns`, in header order."""
     found: dict[str, list[Any]] = {name: [] for name in names}
     kept = [name for name in found if columns is None or name in columns]
-    return found | {name: [row[place] for row in rows] for place, name in enumerate(kept)}
+    return found | {name: [row[position] for row in rows] for position, name in enumerate(kept)}
 
 
 def _read_json_lines(path: Path, columns: Collection[str] | None = None) -> Table:
     names: list[str] = []
     kept: list[str] = []
     rows: list[list[Any]] = []
-    places: list[int] = []
+    locations: list[int] = []
     for number, line in enumerate(read_utf8(path).split("\n"), 1):
         if not line.strip():
             continue
         row = _json_object(line, f"{path}, line {number}")
-        if not places:  # the first line
+        if not locations:  # the first line
             names = list(row)
             kept = [name for name in names if columns is None or name in columns]
         lacking = [name for name in kept if name not in row]
@@ -337,18 +340,18 @@ def _read_json_lines(path: Path, columns: Collection[str] | None = None) -> Tabl
                 "write the same keys in every line, with null for missing values"
             )
         rows.append([row[name] for name in kept])
-        places.append(number)
-    return Table(path, _columns(names, rows, columns), places)
+        locations.append(number)
+    return Table(path, _columns(names, rows, columns), locations)
 
 
-def _json_object(line: str, place: str) -> dict[str, Any]:
+def _json_object(line: str, location: str) -> dict[str, Any]:
     """Parse a line of JSON as an object; raises DataError for other values or duplicate keys."""
     try:
         row = json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: not JSON ({error})") from None
+        raise DataError(f"{location}: not JSON ({error})") from None
     if not isinstance(row, dict):
-        raise DataError(f"{place}: expected an object {{…}} on each line")
+        raise DataError(f"{location}: expected an object {{…}} on each line")
     return row
 
 

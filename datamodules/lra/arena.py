@@ -115,7 +115,7 @@ class ArenaData(CachedDataModule):
         return RotatingOrder(samples, window, self.seed, self._validations_before, *layout)
 
     def _validations_before(self) -> int:
-        """Return how many validations of this training precede the current one, from the step.
+        """Return the number of earlier validations in this run, computed from the step.
 
         A validation at the end of a run, between two intervals, counts for the current interval.
 

@@ -74,13 +74,13 @@ def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Bat
     """
     batches: dict[str, Batch] = {}
 
-    def take(name: str, place: str, file: IO[bytes] | None) -> None:
+    def take(name: str, location: str, file: IO[bytes] | None) -> None:
         if name in batches or file is None:
-            raise DataError(f"{place} is a duplicate or not a regular file")
-        batch = _parse(place, _bounded(place, file))
+            raise DataError(f"{location} is a duplicate or not a regular file")
+        batch = _parse(location, _bounded(location, file))
         for other, (pictures, _) in batches.items():
             if np.array_equal(pictures, batch[0]):
-                raise DataError(f"{place}: the images duplicate those of {other}")
+                raise DataError(f"{location}: the images duplicate those of {other}")
         batches[name] = batch
         advance(len(batches[name][1]))
 
@@ -101,11 +101,11 @@ def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Bat
     return batches
 
 
-def _bounded(place: str, file: IO[bytes]) -> bytes:
+def _bounded(location: str, file: IO[bytes]) -> bytes:
     with file:
         content = file.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
-        raise DataError(f"{place} is larger than {_MAX_BYTES} bytes: not a file of CIFAR-10")
+        raise DataError(f"{location} is larger than {_MAX_BYTES} bytes: not a file of CIFAR-10")
     return content
 
 
@@ -113,13 +113,13 @@ class _Unpickler(pickle.Unpickler):
     """Resolves only the names in `_KNOWN_NAMES`.
 
     Args:
-        place: name of the file for messages.
+        location: name of the file for messages.
         content: content of the file.
     """
 
-    def __init__(self, place: str, content: bytes) -> None:
+    def __init__(self, location: str, content: bytes) -> None:
         super().__init__(io.BytesIO(content), encoding="bytes")
-        self.place = place
+        self.location = location
 
     def find_class(self, module: str, name: str) -> Any:
         """Resolve a name in the pickle; raises DataError for names not in `_KNOWN_NAMES`."""
@@ -127,8 +127,8 @@ class _Unpickler(pickle.Unpickler):
             return _KNOWN_NAMES[module, name]
         except KeyError:
             raise DataError(
-                f"{self.place}: the file references {module}.{name}, which CIFAR-10 does not need "
-                "and which could run code; it was not loaded. Use the file of the official archive"
+                f"{self.location}: the file references {module}.{name}, which CIFAR-10 does not "
+                "need and which could run code; it was not loaded. Use the official archive"
             ) from None
 
 
@@ -140,15 +140,15 @@ def _check_opcodes(content: bytes) -> None:
             raise ValueError(f"memo index {argument}")
 
 
-def _parse(place: str, content: bytes) -> Batch:
+def _parse(location: str, content: bytes) -> Batch:
     """Parse and validate one file."""
     try:
         _check_opcodes(content)
-        batch = _Unpickler(place, content).load()
+        batch = _Unpickler(location, content).load()
     except DataError:
         raise
     except Exception as error:  # a corrupt pickle can raise anything
-        raise DataError(f"{place}: the file is corrupt or truncated ({error!r})") from None
+        raise DataError(f"{location}: the file is corrupt or truncated ({error!r})") from None
     try:
         if not isinstance(batch, dict):
             raise TypeError(type(batch).__name__)
@@ -156,15 +156,16 @@ def _parse(place: str, content: bytes) -> Batch:
         valid = data.dtype == np.uint8 and data.ndim == 2 and len(labels) == len(data) > 0
         shape = f"{data.dtype} {data.shape} with {len(labels)} labels"
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{place}: expected a dict with data and labels ({error!r})") from None
+        raise DataError(f"{location}: expected a dict with data and labels ({error!r})") from None
     if not valid or data.shape[1] != _NUM_VALUES:
         raise DataError(
-            f"{place}: expected images of 3 x {SIDE} x {SIDE} values, uint8 (n, {_NUM_VALUES}) "
+            f"{location}: expected images of 3 x {SIDE} x {SIDE} values, uint8 (n, {_NUM_VALUES}) "
             f"with n labels, received {shape}"
         )
     for row, label in enumerate(labels):
         if type(label) is not int or not 0 <= label < NUM_CLASSES:
             raise DataError(
-                f"{place}: label of image {row}: expected 0..{NUM_CLASSES - 1}, received {label!r}"
+                f"{location}: label of image {row}: expected 0..{NUM_CLASSES - 1}, "
+                f"received {label!r}"
             )
     return data.reshape(-1, 3, SIDE, SIDE), np.array(labels, dtype=np.uint8)

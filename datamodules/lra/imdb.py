@@ -89,9 +89,9 @@ def read_archive(path: Path, advance: Callable[[int], None]) -> Reviews:
     return _sorted(reviews, path)
 
 
-def _reject_size(place: object, num_bytes: int) -> None:
+def _reject_size(location: object, num_bytes: int) -> None:
     if num_bytes > MOST_REVIEW_BYTES:
-        raise DataError(f"{place} has {num_bytes} bytes; expected at most {MOST_REVIEW_BYTES}")
+        raise DataError(f"{location} has {num_bytes} bytes; expected at most {MOST_REVIEW_BYTES}")
 
 
 def _reject_escape(path: Path, member: tarfile.TarInfo) -> None:
@@ -102,17 +102,17 @@ def _reject_escape(path: Path, member: tarfile.TarInfo) -> None:
         raise DataError(f"{path}: member {member.name!r} is not a regular file or folder")
 
 
-def _sorted(reviews: Reviews, place: Path) -> Reviews:
+def _sorted(reviews: Reviews, location: Path) -> Reviews:
     """Sort by class and name; raises DataError for empty or duplicate reviews."""
     for split, entries in reviews.items():
         entries.sort(key=lambda entry: entry[:2])
         for target, name in enumerate(CLASSES):
             names = [entry[1] for entry in entries if entry[0] == target]
             if not names:
-                raise DataError(f"{place}: no reviews in {split}/{name}")
+                raise DataError(f"{location}: no reviews in {split}/{name}")
             if len(set(names)) != len(names):
-                raise DataError(f"{place}: duplicate file name in {split}/{name}")
+                raise DataError(f"{location}: duplicate file name in {split}/{name}")
         for target, name, text in entries:
             if not text:
-                raise DataError(f"{place}: {split}/{CLASSES[target]}/{name} is empty")
+                raise DataError(f"{location}: {split}/{CLASSES[target]}/{name} is empty")
     return reviews

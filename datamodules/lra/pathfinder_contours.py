@@ -129,7 +129,7 @@ class Contour:
         angle: Direction of the last paddle.
         tip: End point of the last paddle.
         window: Slices of the last paddle's bounding box.
-        room: Mask of the last paddle, not yet part of the common mask.
+        pending: Mask of the last paddle, not yet part of the common mask.
     """
 
     start: Point
@@ -137,7 +137,7 @@ class Contour:
     angle: float
     tip: Point
     window: Window
-    room: FloatArray
+    pending: FloatArray
 
 
 class Canvas:
@@ -190,8 +190,8 @@ class Canvas:
         pivot = translate(end, angle + math.pi, length + self.margin)
         if not (self.contains(end) and self.contains(pivot)):
             return None
-        window, room = self._lay(self._paddle(angle), start, contrast)
-        return Contour(start, pivot, angle, end, window, room)
+        window, pending = self._lay(self._paddle(angle), start, contrast)
+        return Contour(start, pivot, angle, end, window, pending)
 
     def extend(self, contour: Contour, contrast: float) -> bool:
         """Draw the next paddle and close the previous one; return False if impossible."""
@@ -209,7 +209,7 @@ class Canvas:
             window = _window(tip, piece)
             if (self.mask[window] + piece.mask * self._inside[window]).max() < _CROSSING:
                 self.close(contour)
-                contour.window, contour.room = self._lay(piece, tip, contrast)
+                contour.window, contour.pending = self._lay(piece, tip, contrast)
                 contour.pivot, contour.angle, contour.tip = pivot, angle, tip
                 return True
         return False
@@ -217,7 +217,7 @@ class Canvas:
     def close(self, contour: Contour) -> None:
         """Add the last paddle of a contour to the common mask."""
         part = self.mask[contour.window]
-        np.maximum(part, contour.room, out=part)
+        np.maximum(part, contour.pending, out=part)
 
     def _chances(
         self, pivot: Point, angle: float, points: IntArray, angles: FloatArray

@@ -36,7 +36,7 @@ _LEAST_WORDS = 4
 class Entry(NamedTuple):
     """One line of the metadata: location for messages, image file, 1 if the markers connect."""
 
-    place: str
+    location: str
     path: Path
     label: int
 
@@ -128,16 +128,16 @@ def _read_picture(entry: Entry, side: int) -> npt.NDArray[np.uint8] | None:
             if picture.size != (side, side) or picture.mode != "L":
                 width, height = picture.size
                 raise DataError(
-                    f"{entry.place}: expected a grey image (mode L) of {side} x {side} pixels, "
+                    f"{entry.location}: expected a grey image (mode L) of {side} x {side} pixels, "
                     f"{entry.path} has mode {picture.mode} and {width} x {height}"
                 )
             return np.asarray(picture)
     except FileNotFoundError:
-        raise DataError(f"{entry.place}: the image {entry.path} is missing") from None
+        raise DataError(f"{entry.location}: the image {entry.path} is missing") from None
     except (OSError, SyntaxError, ValueError, PilImage.DecompressionBombError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{entry.place}: the image {entry.path} is corrupt ({error})") from None
+        raise DataError(f"{entry.location}: the image {entry.path} is corrupt ({error})") from None
 
 
 def pictures(

@@ -100,7 +100,7 @@ def find_root(data_dir: Path) -> Path:
         + (f"; found only {present[0]}" if present else "")
         + ". Get ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and "
         "ILSVRC2012_devkit_t12.tar.gz from https://image-net.org and unpack the first into "
-        "train/<wnid>/, the second into val/; nothing is downloaded"
+        "train/<wnid>/, the second into val/"
     )
 
 

@@ -161,10 +161,10 @@ class PictureFolder(AtPath, Divided, ImageNet):
 def _classes(folder: Path) -> tuple[str, ...]:
     names = subfolders(folder)
     if len(names) < 2:
-        told = f"only {names[0]}" if names else "none"
+        present = f"only {names[0]}" if names else "none"
         raise DataError(
             f"{folder}: expected at least two class folders with images "
-            f"({', '.join(SUFFIXES)}); found {told}"
+            f"({', '.join(SUFFIXES)}); found {present}"
         )
     return names
 

@@ -18,7 +18,7 @@ from datamodules.core.own import ClassMap
 from datamodules.core.report import compare_size
 from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
 from datamodules.pictures.files import PictureFiles, find_root, read_train, read_val
-from datamodules.pictures.samples import PictureSplit, keep_no_bits, open_picture
+from datamodules.pictures.samples import PictureSplit, keep_global_random_state, open_picture
 from lit_probattn.base.errors import DamagedError, DataError, require_at_least, require_one_of
 from lit_probattn.base.files import digest, replace_text
 
@@ -205,7 +205,7 @@ class ImageNet(ClassMap, DataModule):
             augment = create_transform(
                 self.image_size, is_training=True, interpolation="bicubic", **self._augmentation
             )
-            augment = keep_no_bits(augment)
+            augment = keep_global_random_state(augment)
         return {
             "train": PictureSplit(train, augment, self.image_size, self.seed),
             "val": PictureSplit(val, evaluate, self.image_size),

@@ -118,7 +118,7 @@ def find_archive(name: str, data_dir: Path, source: ArchiveSource) -> ArchiveFil
         hint = ", or set source to bundled (--data.init_args.source bundled) for aeon's copy"
     raise MissingDataError(
         f"{name}: no {name}_TRAIN.ts and {name}_TEST.ts in {data_dir / name} (nor directly in "
-        f"{data_dir}, nor below its folders UEA and Multivariate_ts). Nothing is downloaded: get "
+        f"{data_dir}, nor below its folders UEA and Multivariate_ts). Download "
         f"{name}.zip from https://www.timeseriesclassification.com (or all of "
         f"Multivariate2018_ts.zip) and unpack it there{hint}"
     )

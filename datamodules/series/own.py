@@ -114,8 +114,8 @@ class OwnSeries(OwnSamples, SeriesData):
         note = f"{table.path.name}: labels from {label!r}"
         if name is None:
             series = _wide(table, rest)
-            places = [table.place(row) for row in range(len(labels))]
-            return Rows(series, labels, places, [f"{note}, one series per row", *table.notes])
+            locations = [table.location(row) for row in range(len(labels))]
+            return Rows(series, labels, locations, [f"{note}, one series per row", *table.notes])
         time = None
         if self.time_column is not None or known & set(_TIMES):
             time = table.column(self.time_column, "time_column", _TIMES)
@@ -134,9 +134,11 @@ class OwnSeries(OwnSamples, SeriesData):
         """Add the series; raises DataError if their numbers of features differ."""
         sizes = {series.shape[1] for part in parts.values() for series in part}
         if len(sizes) > 1:
-            told = " and ".join(map(str, sorted(sizes)))
+            shown = " and ".join(map(str, sorted(sizes)))
             path = self.files.files["train"]
-            raise DataError(f"{path}: series have {told} features; expected the same number in all")
+            raise DataError(
+                f"{path}: series have {shown} features; expected the same number in all"
+            )
         for name, part in parts.items():
             write_sequences(writer, name, part, map(len, part), targets[name], "values")
         return {"num_features": sizes.pop(), "longest": max(map(len, parts["train"]))}
@@ -162,8 +164,8 @@ class OwnSeries(OwnSamples, SeriesData):
         """Format the first values of a series, without normalisation."""
         split: Any = self.splits[name]
         series = split.series(index)
-        told = ", ".join(f"{value:.4g}" for value in series[:8, 0])
-        return f"{len(series)} steps, first feature {told}, …"
+        shown = ", ".join(f"{value:.4g}" for value in series[:8, 0])
+        return f"{len(series)} steps, first feature {shown}, …"
 
 
 def _number(text: object) -> float:
@@ -182,31 +184,31 @@ def _matrix(table: Table, names: Sequence[str]) -> npt.NDArray[np.float64]:
     """Return numeric columns, (rows, columns); a DataError gives the first non-number."""
     if not names:
         raise DataError(f"{table.path}: no value columns besides {', '.join(table.columns)}")
-    found = np.empty((len(table.places), len(names)))
-    for place, name in enumerate(names):
+    found = np.empty((len(table.locations), len(names)))
+    for column, name in enumerate(names):
         for row, value in enumerate(table.columns[name]):
             try:
-                found[row, place] = _number(value)
+                found[row, column] = _number(value)
             except ValueError:
                 raise DataError(
-                    f"{table.place(row)}: {name} is {str(value)[:40]!r}, expected a number; "
+                    f"{table.location(row)}: {name} is {str(value)[:40]!r}, expected a number; "
                     f"remove the column, or correct the row"
                 ) from None
     return found
 
 
-def _checked(series: npt.NDArray[np.float64], place: str) -> Series:
+def _checked(series: npt.NDArray[np.float64], location: str) -> Series:
     empty = np.isnan(series).all(axis=0)
     if not series.shape[1]:
-        raise DataError(f"{place}: a step has no features; expected at least one number")
+        raise DataError(f"{location}: a step has no features; expected at least one number")
     if not len(series) or empty.any():
-        raise DataError(f"{place}: feature {int(empty.argmax()) + 1}: all values are missing")
+        raise DataError(f"{location}: feature {int(empty.argmax()) + 1}: all values are missing")
     beyond = np.abs(series) > np.finfo(np.float32).max
     if beyond.any():
         step, feature = np.argwhere(beyond)[0]
         raise DataError(
-            f"{place}: feature {feature + 1} of step {step + 1} is {series[step, feature]}, which "
-            f"exceeds float32; correct it, or write NaN for a missing value"
+            f"{location}: feature {feature + 1} of step {step + 1} is {series[step, feature]}, "
+            f"which exceeds float32; correct it, or write NaN for a missing value"
         )
     return np.ascontiguousarray(series, dtype=np.float32)
 
@@ -217,7 +219,7 @@ def _wide(table: Table, names: Sequence[str]) -> list[Series]:
     for row, values in enumerate(rows):
         known = np.flatnonzero(~np.isnan(values))
         length = int(known[-1]) + 1 if len(known) else 0
-        found.append(_checked(values[:length, None], table.place(row)))
+        found.append(_checked(values[:length, None], table.location(row)))
     return found
 
 
@@ -240,20 +242,20 @@ def _long(
         for row in own:
             if labels[row] != labels[own[0]]:
                 raise DataError(
-                    f"{table.place(row)}: series {number} has label {labels[row]!r} here and "
+                    f"{table.location(row)}: series {number} has label {labels[row]!r} here and "
                     f"{labels[own[0]]!r} before; expected one label per series"
                 )
         ordered = own if times is None else sorted(own, key=lambda row: times[row])
         if times is not None:
             for one, other in pairwise(ordered):
                 if times[one] == times[other]:
-                    told = table.columns[time][other]  # type: ignore[index]
+                    shown = table.columns[time][other]  # type: ignore[index]
                     raise DataError(
-                        f"{table.place(other)}: series {number} has duplicate time {told!r}"
+                        f"{table.location(other)}: series {number} has duplicate time {shown!r}"
                     )
         found.values.append(_checked(values[ordered], f"{table.path}, series {number}"))
         found.labels.append(labels[own[0]])
-        found.places.append(f"{table.path}, series {number}")
+        found.locations.append(f"{table.path}, series {number}")
     return found
 
 
@@ -263,20 +265,20 @@ def _times(table: Table, name: str) -> list[Any]:
     first: dict[str, int] = {}  # kind -> first row with it
     for row, value in enumerate(table.columns[name]):
         if value is None or value != value or str(value).strip().lower() in _MISSING:
-            raise DataError(f"{table.place(row)}: {name} is missing; fill it, or remove the row")
+            raise DataError(f"{table.location(row)}: {name} is missing; fill it, or remove the row")
         kind, moment = _moment(value)
         if not kind:
             raise DataError(
-                f"{table.place(row)}: {name} is {str(value)[:40]!r}, expected a number or an ISO "
-                f"date such as 2020-01-31; write all times in this format"
+                f"{table.location(row)}: {name} is {str(value)[:40]!r}, expected a number or an "
+                f"ISO date such as 2020-01-31; write all times in this format"
             )
         found.append(moment)
         first.setdefault(kind, row)
     if len(first) > 1:
         (kind, row), (other, later) = list(first.items())[:2]
         raise DataError(
-            f"{table.place(later)}: {name} is {other}, but {kind} in {table.unit} "
-            f"{table.places[row]}; write all times in one format"
+            f"{table.location(later)}: {name} is {other}, but {kind} in {table.unit} "
+            f"{table.locations[row]}; write all times in one format"
         )
     return found
 
@@ -323,8 +325,8 @@ def _read_arrays(path: Path) -> Rows:
         raise DataError(f"{path}: x is {x.dtype}, expected numbers")
     if y.dtype.kind == "S":
         y = np.char.decode(y, "utf-8")
-    places = range(len(x))
-    labels = labels_of(Table(path, {"y": y.tolist()}, places, "series"), "y")
-    told = [f"{path}, series {place}" for place in places]
-    series = [_checked(case, place) for case, place in zip(x, told, strict=True)]
-    return Rows(series, labels, told, [])
+    numbers = range(len(x))
+    labels = labels_of(Table(path, {"y": y.tolist()}, numbers, "series"), "y")
+    locations = [f"{path}, series {number}" for number in numbers]
+    series = [_checked(case, location) for case, location in zip(x, locations, strict=True)]
+    return Rows(series, labels, locations, [])

@@ -42,7 +42,7 @@ class TsHeader:
     num_lines: int = 0
 
 
-class _Place:
+class _Location:
     """A file and the current line, for messages."""
 
     def __init__(self, path: Path) -> None:
@@ -50,23 +50,23 @@ class _Place:
 
     def error(self, message: str) -> DataError:
         """Return an error with the current location."""
-        place = f"{self.path}:{self.line}" if self.line else str(self.path)
-        return DataError(f"{place}: {message}")
+        location = f"{self.path}:{self.line}" if self.line else str(self.path)
+        return DataError(f"{location}: {message}")
 
 
-def _numbered(file: TextIO, place: _Place) -> Iterator[str]:
+def _numbered(file: TextIO, location: _Location) -> Iterator[str]:
     """Yield lines without line ends, and update the current line."""
     for line in file:
-        place.line += 1
+        location.line += 1
         yield line.rstrip("\n")
 
 
-def _read_header(file: TextIO, place: _Place) -> TsHeader:
+def _read_header(file: TextIO, location: _Location) -> TsHeader:
     """Read up to and including `@data`."""
     header, seen = TsHeader(), set()
-    for line in _numbered(file, place):
-        if place.line == 1 and line.startswith(_BOM):
-            raise place.error(
+    for line in _numbered(file, location):
+        if location.line == 1 and line.startswith(_BOM):
+            raise location.error(
                 "starts with a byte-order mark, which hides the first tag; save the file as UTF-8 "
                 "without one"
             )
@@ -74,79 +74,83 @@ def _read_header(file: TextIO, place: _Place) -> TsHeader:
         if not text or text.startswith("#"):
             continue
         if not text.startswith("@"):
-            raise place.error(f"expected a tag or @data, received {_shortened(text)}")
+            raise location.error(f"expected a tag or @data, received {_shortened(text)}")
         tag, *values = text[1:].split() or [""]
         if not tag:
-            raise place.error("expected the name of a tag after @")
+            raise location.error("expected the name of a tag after @")
         key = tag.lower()
         if key in seen:
-            raise place.error(f"duplicate @{tag}")
+            raise location.error(f"duplicate @{tag}")
         seen.add(key)
         if key == "data":
             if values:
-                raise place.error(f"@data must be alone on its line, received {_shortened(text)}")
-            header.num_lines = place.line
+                raise location.error(
+                    f"@data must be alone on its line, received {_shortened(text)}"
+                )
+            header.num_lines = location.line
             if not header.classes:
-                raise place.error("@data without @classLabel: the classes are not declared")
+                raise location.error("@data without @classLabel: the classes are not declared")
             if not header.equal_length:
                 header.length = None
             return header
-        _read_tag(key, tag, values, header, place)
-    if place.line == 0:
-        raise place.error("the file is empty")
-    raise place.error("the file ends without @data")
+        _read_tag(key, tag, values, header, location)
+    if location.line == 0:
+        raise location.error("the file is empty")
+    raise location.error("the file ends without @data")
 
 
-def _set_features(count: int, header: TsHeader, place: _Place) -> None:
+def _set_features(count: int, header: TsHeader, location: _Location) -> None:
     if header.num_features not in (None, count):
-        raise place.error("@univariate true, but @dimensions is larger than one")
+        raise location.error("@univariate true, but @dimensions is larger than one")
     header.num_features = count
 
 
-def _read_tag(key: str, tag: str, values: list[str], header: TsHeader, place: _Place) -> None:
+def _read_tag(key: str, tag: str, values: list[str], header: TsHeader, location: _Location) -> None:
     if key in ("timestamps", "missing", "univariate", "equallength", "targetlabel"):
-        flag = _boolean(tag, values, place)
+        flag = _boolean(tag, values, location)
         if key in ("timestamps", "targetlabel") and flag:
             what = {"timestamps": "series with time stamps", "targetlabel": "regression data"}[key]
-            raise place.error(f"@{tag} true: {what} are not supported")
+            raise location.error(f"@{tag} true: {what} are not supported")
         if key == "missing":
             header.missing = flag
         elif key == "equallength":
             header.equal_length = flag
         elif key == "univariate" and flag:
-            _set_features(1, header, place)
+            _set_features(1, header, location)
     elif key in ("dimensions", "dimension"):
-        _set_features(_positive(tag, values, place), header, place)
+        _set_features(_positive(tag, values, location), header, location)
     elif key == "serieslength":
-        header.length = _positive(tag, values, place)
+        header.length = _positive(tag, values, location)
     elif key == "classlabel":
-        _read_classes(tag, values, header, place)
+        _read_classes(tag, values, header, location)
     elif key not in _TAGS:
         near = difflib.get_close_matches(key, _TAGS, n=1, cutoff=0.8)
         if near:  # other tags are comments in the release
-            raise place.error(f"unknown tag @{tag}; did you mean @{near[0]}?")
+            raise location.error(f"unknown tag @{tag}; did you mean @{near[0]}?")
 
 
-def _read_classes(tag: str, values: list[str], header: TsHeader, place: _Place) -> None:
+def _read_classes(tag: str, values: list[str], header: TsHeader, location: _Location) -> None:
     if not values or values[0].lower() != "true" or len(values) < 2:
-        raise place.error(f"@{tag} must be `true` and a list of class labels")
+        raise location.error(f"@{tag} must be `true` and a list of class labels")
     header.classes = values[1:]
     # Other readers convert labels to lower case, so labels must be distinct regardless of case.
     lower = [label.lower() for label in header.classes]
     doubles = {label for label in header.classes if lower.count(label.lower()) > 1}
     if doubles:
-        raise place.error(f"@{tag} has duplicate labels: {', '.join(sorted(doubles))}")
+        raise location.error(f"@{tag} has duplicate labels: {', '.join(sorted(doubles))}")
 
 
-def _boolean(tag: str, values: list[str], place: _Place) -> bool:
+def _boolean(tag: str, values: list[str], location: _Location) -> bool:
     if len(values) != 1 or values[0].lower() not in ("true", "false"):
-        raise place.error(f"@{tag} must be true or false, received {_shortened(' '.join(values))}")
+        raise location.error(
+            f"@{tag} must be true or false, received {_shortened(' '.join(values))}"
+        )
     return values[0].lower() == "true"
 
 
-def _positive(tag: str, values: list[str], place: _Place) -> int:
+def _positive(tag: str, values: list[str], location: _Location) -> int:
     if len(values) != 1 or not values[0].isdecimal() or int(values[0]) < 1:
-        raise place.error(
+        raise location.error(
             f"@{tag} must be a positive number, received {_shortened(' '.join(values))}"
         )
     return int(values[0])
@@ -173,23 +177,23 @@ def read_ts(path: Path) -> TsFile:
     Raises:
         DataError: The file is malformed; the message names file and line.
     """
-    place = _Place(path)
+    location = _Location(path)
     found = TsFile(TsHeader(), [], [], [])
     try:
         # Universal newlines: LF and CR LF are equivalent.
         with path.open(encoding="utf-8") as file:
-            header = _read_header(file, place)
-            for line in _numbered(file, place):
-                label, series = _read_case(line, header, place)
+            header = _read_header(file, location)
+            for line in _numbered(file, location):
+                label, series = _read_case(line, header, location)
                 found.series.append(series)
                 found.labels.append(label)
-                found.lines.append(place.line)
+                found.lines.append(location.line)
     except UnicodeDecodeError as error:
-        place.line = _line_of_wrong_byte(path)
-        raise place.error(f"not UTF-8 text ({error.reason})") from None
+        location.line = _line_of_wrong_byte(path)
+        raise location.error(f"not UTF-8 text ({error.reason})") from None
     if not found.series:
-        place.line = header.num_lines
-        raise place.error("no series after @data")
+        location.line = header.num_lines
+        raise location.error("no series after @data")
     return replace(found, header=header)
 
 
@@ -206,32 +210,36 @@ def _line_of_wrong_byte(path: Path) -> int:
 # ---- one series ---------------------------------------------------------------------------------
 
 
-def _read_case(line: str, header: TsHeader, place: _Place) -> tuple[str, npt.NDArray[np.float32]]:
+def _read_case(
+    line: str, header: TsHeader, location: _Location
+) -> tuple[str, npt.NDArray[np.float32]]:
     """Return label and series (length, num_features); infers what the header does not specify."""
     if not line.strip():
-        raise place.error("empty line among the series")
+        raise location.error("empty line among the series")
     if ":" not in line:
-        raise place.error("missing class label: expected values of each dimension, then `:label`")
+        raise location.error(
+            "missing class label: expected values of each dimension, then `:label`"
+        )
     *dimensions, label = line.split(":")
     label = label.strip()
     if header.num_features is None:
         header.num_features = len(dimensions)
     if len(dimensions) != header.num_features:
-        raise place.error(
+        raise location.error(
             f"{len(dimensions)} dimensions, expected {header.num_features} and then the label"
         )
     known = {name.lower() for name in header.classes}
     if label.lower() not in known:
-        raise place.error(
+        raise location.error(
             f"unknown label {_shortened(label)}, expected one of {', '.join(header.classes)}"
         )
     values = [
-        _read_values(text, number + 1, header, place) for number, text in enumerate(dimensions)
+        _read_values(text, number + 1, header, location) for number, text in enumerate(dimensions)
     ]
     lengths = list(map(len, values))
     if len(set(lengths)) > 1:
         other = next(i for i, length in enumerate(lengths) if length != lengths[0])
-        raise place.error(
+        raise location.error(
             f"dimension 1 has {lengths[0]} values and dimension {other + 1} has {lengths[other]}: "
             f"expected equal numbers"
         )
@@ -239,14 +247,14 @@ def _read_case(line: str, header: TsHeader, place: _Place) -> tuple[str, npt.NDA
         if header.length is None:
             header.length = lengths[0]
         if lengths[0] != header.length:
-            raise place.error(
+            raise location.error(
                 f"a series of length {lengths[0]}, expected {header.length}; series of variable "
                 f"length require `@equalLength false` in the header"
             )
     return label, np.array(values, dtype=np.float32).T.copy()
 
 
-def _read_values(text: str, dimension: int, header: TsHeader, place: _Place) -> list[float]:
+def _read_values(text: str, dimension: int, header: TsHeader, location: _Location) -> list[float]:
     """Return the values of one dimension, NaN for missing ones."""
     words = text.split(",")
     found = _numbers(text, words)
@@ -257,18 +265,18 @@ def _read_values(text: str, dimension: int, header: TsHeader, place: _Place) -> 
         number = _numbers(word, [word])
         if word.lower() in _MISSING:
             if not header.missing:
-                raise place.error(
+                raise location.error(
                     f"dimension {dimension}, value {position + 1} is {word!r}, but missing values "
                     f"require `@missing true` in the header"
                 )
         elif number is None:
-            raise place.error(
+            raise location.error(
                 f"dimension {dimension}, value {position + 1} is not a finite number in float32: "
                 f"{_shortened(word)}"
             )
         found.append(float("nan") if number is None else number[0])
     if all(value != value for value in found):
-        raise place.error(f"dimension {dimension}: all {len(found)} values are missing")
+        raise location.error(f"dimension {dimension}: all {len(found)} values are missing")
     return found
 
 

@@ -144,7 +144,7 @@ def learn_subwords(texts: Iterable[str], size: int) -> Tokens:
 
 def learn_byte_pairs(texts: Iterable[str], size: int) -> Tokens:
     """Learn RoBERTa-style BPE; raises DataError if `size` is too small for the bytes."""
-    _require_room(size, 256 + len(ROBERTA), "bytes")
+    _require_vocabulary_size(size, 256 + len(ROBERTA), "bytes")
     tokenizer = _byte_pairs(texts, size, list(ROBERTA.values()), _LEAST_COUNT)
     return as_roberta(tokenizer.model, ROBERTA)
 
@@ -224,7 +224,7 @@ def learn_pieces(texts: Iterable[str], size: int, lower_case: bool = True) -> To
     kept = sorted(counts, key=lambda character: (-counts[character], character))[:_MOST_CHARACTERS]
     inside = {character for word in words for character in word[1:]}
     continued = [CONTINUED + character for character in sorted(inside.intersection(kept))]
-    _require_room(size, len(BERT) + len(kept) + len(continued), "characters")
+    _require_vocabulary_size(size, len(BERT) + len(kept) + len(continued), "characters")
     tokenizer = Tokenizer(models.WordPiece(unk_token=BERT["unknown"]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
@@ -280,7 +280,7 @@ def _mark_special(tokenizer: Tokenizer, special: dict[str, str], takes_blank: bo
     tokenizer.add_special_tokens(tokens)
 
 
-def _require_room(size: int, least: int, what: str) -> None:
+def _require_vocabulary_size(size: int, least: int, what: str) -> None:
     if size < least:
         raise DataError(
             f"vocab_limit must be at least {least}, the number of special tokens plus the {what} "

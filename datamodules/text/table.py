@@ -94,8 +94,8 @@ class TextTable(OwnSamples):
         labels = labels_of(table, label)
         values: list[Any] = [table.strings(name) for name in texts]
         values += [[None] * len(labels)] * (len(self.columns) - 1 - len(texts))
-        places = [table.place(row) for row in range(len(labels))]
-        return Rows(list(zip(*values, strict=True)), labels, places, notes)
+        locations = [table.location(row) for row in range(len(labels))]
+        return Rows(list(zip(*values, strict=True)), labels, locations, notes)
 
     def _columns_of(self, table: Table) -> list[str]:
         """Return the columns of the texts and the label, as set or by usual names."""

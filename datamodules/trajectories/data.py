@@ -198,10 +198,10 @@ class TrajectoryModule(HeldOut):
         before, now = state_dict["evaluation"], self.evaluation.state()
         for name, value in now.items():
             if before[name] != value:
-                told = "are others" if isinstance(value, list) else f"is {value}"
+                shown = "are others" if isinstance(value, list) else f"is {value}"
                 was = "" if isinstance(value, list) else f", was {before[name]}"
                 raise DataError(
-                    f"the checkpoint was trained on other data: {name} {told}{was}; use the data "
+                    f"the checkpoint was trained on other data: {name} {shown}{was}; use the data "
                     f"and the data settings of its training"
                 )
 
@@ -222,11 +222,11 @@ class TrajectoryModule(HeldOut):
             f"{count - terminated} truncated"
         )
         returns = [float(f(episodes.returns)) for f in (np.min, np.mean, np.max)]
-        told = ", ".join(
+        shown = ", ".join(
             f"{name} {value:.1f} (score {score(value):.1f})"
             for name, value in zip(("min", "mean", "max"), returns, strict=True)
         )
-        yield f"returns: {told}"
+        yield f"returns: {shown}"
         low, median, high = np.percentile(episodes.lengths, (0, 50, 100)).astype(int)
         mean = episodes.lengths.mean()
         yield f"steps per episode: min {low}, median {median}, mean {mean:.1f}, max {high}"

@@ -156,8 +156,8 @@ def _steps_of(path: Path, file: Mapping[str, Any], environment: Environment) -> 
         )
     lengths = {key: _length(path, key, file[key]) for key in keys}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{key} {length}" for key, length in lengths.items())
-        raise DataError(f"{path}: expected one row per step, received different lengths: {told}")
+        shown = ", ".join(f"{key} {length}" for key, length in lengths.items())
+        raise DataError(f"{path}: expected one row per step, received different lengths: {shown}")
     if not lengths["rewards"]:
         raise DataError(f"{path}: the file contains no steps; copy it again")
     sizes = {"observations": environment.obs_dim, "actions": environment.act_dim}

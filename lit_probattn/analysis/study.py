@@ -109,11 +109,11 @@ class ModelStudy(Study):
         """Return the columns that say where a sequence comes from."""
         return {"layer": self.numbers[one.layer], "sample": one.sample_id, "part": one.part}
 
-    def store(self, key: tuple[str, ...], *flags: str) -> RowStore:
+    def store(self, key: tuple[str, ...], *flags: str) -> RowStore[dict[str, Any]]:
         """Return rows that outlive an interruption.
 
         `key` are the columns that tell rows apart; rows depend on these `flags` and on the model.
         """
         settings = {name: getattr(self.options, name) for name in flags}
         settings |= {"study": self.name, "model": identity(self.trained)}
-        return RowStore(self.results.path("partial.jsonl"), settings, key)
+        return RowStore(self.results.path("partial.jsonl"), dict[str, Any], key, settings=settings)

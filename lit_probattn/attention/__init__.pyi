@@ -18,13 +18,13 @@ from lit_probattn.attention.layer import AttentionFactory as AttentionFactory
 from lit_probattn.attention.linear.layer import LinearAttention as LinearAttention
 from lit_probattn.attention.linear.mlk import MLKAttention as MLKAttention
 from lit_probattn.attention.mgk.layer import MGKAttention as MGKAttention
+from lit_probattn.attention.own.related import DCMHAttention as DCMHAttention
+from lit_probattn.attention.own.related import DifferentialAttention as DifferentialAttention
+from lit_probattn.attention.own.related import EllipticalAttention as EllipticalAttention
+from lit_probattn.attention.own.related import GatedAttention as GatedAttention
+from lit_probattn.attention.own.related import ParallaxAttention as ParallaxAttention
+from lit_probattn.attention.own.related import TalkingHeadsAttention as TalkingHeadsAttention
 from lit_probattn.attention.polynomial import PolynomialAttention as PolynomialAttention
-from lit_probattn.attention.related import DCMHAttention as DCMHAttention
-from lit_probattn.attention.related import DifferentialAttention as DifferentialAttention
-from lit_probattn.attention.related import EllipticalAttention as EllipticalAttention
-from lit_probattn.attention.related import GatedAttention as GatedAttention
-from lit_probattn.attention.related import ParallaxAttention as ParallaxAttention
-from lit_probattn.attention.related import TalkingHeadsAttention as TalkingHeadsAttention
 from lit_probattn.attention.released.linear import (
     ReleasedLinearAttention as ReleasedLinearAttention,
 )

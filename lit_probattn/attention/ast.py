@@ -233,11 +233,6 @@ class ASTCore(Core):
         raw = self.pre_alpha.to(compute_dtype(like))  # near 1, low precision has steps of 1/128
         return (1.0 + torch.sigmoid(raw)).clamp(*ALPHA_RANGE)
 
-    @property
-    def block_maps(self) -> int:
-        """Bisection keeps about four tensors of a block's size."""
-        return 4 * self.layout.out
-
     def variant(self, call: HeadCall) -> AST:
         """Return α."""
         return AST(self.alphas(call.query))

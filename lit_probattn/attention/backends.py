@@ -73,8 +73,8 @@ def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:
 # from 256 keys on. Maps of windows take memory linear in the picture, so nothing needs blocks, and
 # the position bias wants a gradient in training.
 # CUDA: not measured here. Kernels come first: by count of products and exponentials they beat the
-# reductions (docs/kernels.md); softmax prefers PyTorch's own fused attention where that serves. The
-# reference is left out of short calls too, for its memory.
+# reductions (kernels/README.md); softmax prefers PyTorch's fused attention if that supports the
+# call. The reference is left out of short calls too, for its memory.
 AUTO: dict[str, tuple[str, str, str]] = {
     # kind:    CPU without dropout, CPU with dropout, CUDA
     "softmax": (

@@ -144,8 +144,8 @@ class Core(nn.Module):
         """Return the variant of a call: the parameters' present values, draws, the call's scale."""
 
     # ------------------------------------------------------------------ the variant's part
-    def components(self, key: Tensor, first_position: int = 0) -> Tensor:
-        """Turn stored keys, from `first_position` on, into those that scores see."""
+    def components(self, key: Tensor) -> Tensor:
+        """Turn stored keys into those that scores see."""
         return key
 
     def accumulate_m_step(self, call: HeadCall) -> None:
@@ -198,11 +198,6 @@ class Core(nn.Module):
     def pick(self, call: HeadCall) -> str:
         """Return the name of the implementation that computes a call; see `backends.choose`."""
         return choose(self.variant(call), self.backend, call, self.auto_kind)
-
-    @property
-    def block_maps(self) -> int:
-        """Score maps that a block holds of one sample, for predictions of memory."""
-        return self.layout.out
 
     # ------------------------------------------------------------------ maps, for analysis
     def scores(self, call: HeadCall) -> Tensor:

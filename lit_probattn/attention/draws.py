@@ -38,14 +38,13 @@ def keep_pairs(
     rows: range,
     cols: range,
     device: torch.device,
-    first_head: int = 0,
 ) -> Tensor:
     """Return `AttentionDropout.keep` of a block, (B, H, rows, cols) bool."""
     key = dropout.key
     if not is_traced(key):
-        return _keep_pairs(dropout, batch_size, num_heads, rows, cols, device, first_head)
+        return _keep_pairs(dropout, batch_size, num_heads, rows, cols, device)
     assert isinstance(key.seed, Tensor)
-    block = [rows.start, rows.stop, cols.start, cols.stop, first_head]
+    block = [rows.start, rows.stop, cols.start, cols.stop]
     kept: Tensor = _keep_operator(
         *(key.seed, key.sample_ids, key.step, key.layer, dropout.p),
         *(batch_size, num_heads, block, device),
@@ -96,7 +95,6 @@ def _keep_pairs(
     rows: range,
     cols: range,
     device: torch.device,
-    first_head: int,
 ) -> Tensor:
     if device.type == "meta":
         shape = (batch_size, num_heads, len(rows), len(cols))
@@ -106,15 +104,15 @@ def _keep_pairs(
         from lit_probattn.kernels.cpu.selftest import failure
 
         if failure() is None:
-            return native.keep(dropout, batch_size, num_heads, rows, cols, first_head)
+            return native.keep(dropout, batch_size, num_heads, rows, cols)
     if _fake():
-        key, block = dropout.key, [rows.start, rows.stop, cols.start, cols.stop, first_head]
+        key, block = dropout.key, [rows.start, rows.stop, cols.start, cols.stop]
         kept: Tensor = _keep_operator(
             *(torch.empty(1, dtype=torch.int64), key.sample_ids, 0, 0, dropout.p),
             *(batch_size, num_heads, block, device),
         )
         return kept
-    return dropout.keep(batch_size, num_heads, rows, cols, device, first_head)
+    return dropout.keep(batch_size, num_heads, rows, cols, device)
 
 
 @outside_graphs
@@ -194,7 +192,7 @@ _keep_operator = _operator(
     "float p, SymInt batch_size, SymInt num_heads, SymInt[] block, Device device",
     lambda key, p, batch_size, num_heads, block, device: _keep_pairs(
         *(AttentionDropout(p, key), batch_size, num_heads),
-        *(range(*block[:2]), range(*block[2:4]), device, block[4]),
+        *(range(*block[:2]), range(*block[2:]), device),
     ),
     lambda p, batch_size, num_heads, block, device: torch.empty(
         (batch_size, num_heads, block[1] - block[0], block[3] - block[2]),

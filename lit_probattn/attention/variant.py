@@ -197,12 +197,6 @@ class ScoreNoise:
             self.key, like.shape[0], num_maps, rows, block.cols, like.device, like.dtype
         )
 
-    def draw_sample(self, like: Tensor, sample: int, block: Block, num_maps: int) -> Tensor:
-        """Return (num_maps, n, l) of a block of one sample."""
-        ids = self.key.samples(like.shape[0], like.device)[sample : sample + 1]
-        one = replace(self, key=replace(self.key, sample_ids=ids))
-        return one.draw(like[:1], block, num_maps)[0]
-
     def words(self, like: Tensor) -> Tensor:
         """Return what a kernel draws the noise of a batch from, (2 + B,) int64."""
         return philox_words(self.key, STREAM_NOISE, like.shape[0], like.device)

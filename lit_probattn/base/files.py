@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,14 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Write a text atomically: a temporary file, then a rename."""
     with replacing(path, durable=durable) as file:
         file.write(text.encode("utf-8"))
+
+
+def cache_folders() -> list[Path]:
+    """Return the user's cache and, where it cannot be written, a temporary folder."""
+    root = os.environ.get("XDG_CACHE_HOME") or ""
+    base = Path(root) if os.path.isabs(root) else Path(os.path.expanduser("~/.cache"))
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    return [base / "lit_probattn", Path(tempfile.gettempdir()) / f"lit_probattn-{user}"]
 
 
 # What the first lines of files that our commands write say: reports, pages, settings of a sweep. Of

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
+import math
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ChildError, ConfigError
 
 _DEATH_SIGNAL, _SIGKILL = 1, 9  # PR_SET_PDEATHSIG of prctl
 
@@ -110,3 +114,124 @@ def job_of_worker() -> list[Any]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to stop
     job: list[Any] = json.loads(sys.argv[1])
     return job
+
+
+class Worker:
+    """A process that answers requests, one at a time; one that died is replaced at the next.
+
+    It is `python -m module HANDLE words…`, calls `answer_requests(HANDLE, …)`, and lives as long as
+    it can: importing libraries takes longer than most requests.
+
+    Args:
+        module: the program.
+        words: its arguments after the handle that it answers on.
+        environment: variables in addition to those of this process.
+    """
+
+    def __init__(
+        self, module: str, words: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.module, self.words, self.environment = module, tuple(words), environment or {}
+        self.process: subprocess.Popen[bytes] | None = None
+        self._replies: IO[bytes] | None = None
+        self._line, self._limit_s, self._deadline = b"", math.inf, math.inf
+        self._reason = ""
+
+    def ask(self, request: Any, limit_s: float = math.inf) -> None:
+        """Send a request, plain JSON; a process that takes longer than the limit is killed.
+
+        Raises:
+            ChildError: this system has no such processes.
+        """
+        if self.process is None or self.process.poll() is not None:
+            self.close()
+            self._start()
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self._line, self._reason = b"", ""
+        self._limit_s, self._deadline = limit_s, time.monotonic() + limit_s
+        try:
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            self._died()
+
+    def _start(self) -> None:
+        if os.name != "posix":
+            raise ChildError("memory and time are measured on POSIX systems only, such as Linux")
+        receive, send = os.pipe()
+        self.process = start(
+            [sys.executable, "-m", self.module, str(send), *self.words],
+            send,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**with_our_code(), **self.environment},
+        )
+        os.close(send)
+        self._replies = os.fdopen(receive, "rb")
+
+    def poll(self, seconds: float = 0.0) -> int | None:
+        """Wait so long for the answer; return None if it is not there yet, as a process does."""
+        while not self._reason and not self._line.endswith(b"\n"):
+            assert self._replies is not None
+            wait = max(0.0, min(seconds, self._deadline - time.monotonic()))
+            if not select.select([self._replies], [], [], wait)[0]:
+                if time.monotonic() < self._deadline:
+                    return None
+                self.close()
+                self._reason = f"no result within {self._limit_s:.0f} s; the worker was stopped"
+            elif part := os.read(self._replies.fileno(), 1 << 16):
+                self._line += part
+            else:
+                self._died()
+        return 0
+
+    def answer(self) -> Any:
+        """Wait for the answer and return it.
+
+        Raises:
+            ChildError: the process died or took too long.
+        """
+        while self.poll(60.0) is None:
+            pass
+        if self._reason:
+            raise ChildError(self._reason)
+        return json.loads(self._line)
+
+    def _died(self) -> None:
+        assert self.process is not None
+        code = self.process.wait()
+        self.close()
+        if code == -9:
+            why = "was killed (signal 9), as the system does when memory runs out"
+        elif code < 0:
+            why = f"died by signal {-code} ({signal.Signals(-code).name})"
+        else:
+            why = f"ended with exit status {code}"
+        self._reason = f"the worker {why}"
+
+    def close(self) -> None:
+        """Stop the process, if there is one."""
+        if self.process is not None:
+            if self.process.poll() is None:
+                self.process.kill()
+            self.process.wait()
+            if self.process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    self.process.stdin.close()
+            self.process = None
+        if self._replies is not None:
+            self._replies.close()
+            self._replies = None
+
+
+def answer_requests(handle: int, answer: Callable[[Any], Any]) -> None:
+    """Answer the requests on standard input until it closes, in a process of `Worker`."""
+    # When memory runs out the kernel ends this process first, not the one that asks (Linux).
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("900", encoding="ascii")
+    with os.fdopen(handle, "wb") as replies:
+        for line in sys.stdin.buffer:
+            replies.write(json.dumps(answer(json.loads(line))).encode() + b"\n")
+            replies.flush()

@@ -1,66 +1,186 @@
-"""Rows of a long study, kept as they are found, so that an interrupted study goes on."""
+"""Rows: results of jobs as JSON lines, checked by a schema, appended as they are found."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import pandas as pd
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from lit_probattn.base.files import append_lines, replace_text
+from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.files import append_lines
+from lit_probattn.base.locks import claim
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = TypeVar("Row")
+_PATIENCE_SECONDS = 60.0  # another process appends for milliseconds
 
 
-class RowStore:
-    """JSON lines in `<study>.partial.jsonl`: settings first, then a row per line.
+def describe(error: ValidationError, known: Collection[str]) -> str:
+    """Return a validation error in one line, with the nearest known name for a wrong one."""
+    parts = []
+    for item in error.errors(include_url=False):
+        place = ".".join(str(p) for p in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = f"unknown key{nearest(str(item['loc'][-1]), known)}"
+        elif not isinstance(item["input"], dict):
+            message += f" (received {item['input']!r})"
+        parts.append(f"{place}: {message}" if place else message)
+    return "; ".join(parts)
 
-    Rows of other settings are dropped, and half a last line, which a killed process leaves.
+
+class RowStore(Generic[Row]):
+    """A file of rows, to which several processes may append.
+
+    The rows of a job are appended in one write and are on disk before `add` returns. A process that
+    is killed while it writes leaves part of a job at the end of the file; it counts as missing, and
+    the next `add` removes it.
 
     Args:
         path: the file.
-        settings: everything that the rows depend on.
-        key: columns that tell a row from the others.
+        schema: a pydantic model, or `dict[str, Any]` for rows of any columns.
+        key: columns that tell a job from the others.
+        settings: what all rows depend on: the first line of the file. A file of other settings is
+            started anew. None: the file has rows only.
+        size: column that says how many rows the job has; None: one row.
+        is_final: whether the result of a row is kept; if not, later rows of its job replace it.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], key: Sequence[str]) -> None:
-        self.path, self.key = path, tuple(key)
-        self.rows: list[dict[str, Any]] = []
-        text = json.dumps(settings, sort_keys=True, default=str)
-        if path.is_file():
-            first, *rest = path.read_text().splitlines() or [""]
-            if first == text:
-                self.rows = [row for line in rest if (row := _parse(line)) is not None]
-        self._keys = {self._key_of(row) for row in self.rows}
-        replace_text(path, "".join(f"{line}\n" for line in (text, *map(json.dumps, self.rows))))
+    def __init__(
+        self,
+        path: Path,
+        schema: type[Row],
+        key: Sequence[str],
+        *,
+        settings: dict[str, Any] | None = None,
+        size: str | None = None,
+        is_final: Callable[[Row], bool] = lambda row: True,
+    ) -> None:
+        self.path, self.key, self.size, self.is_final = path, tuple(key), size, is_final
+        is_model = isinstance(schema, type) and issubclass(schema, BaseModel)
+        numbers = None if is_model else ConfigDict(ser_json_inf_nan="constants")
+        self._adapter: TypeAdapter[Row] = TypeAdapter(schema, config=numbers)
+        self._columns = getattr(schema, "model_fields", ())
+        self._head = settings and json.dumps(settings, sort_keys=True, default=str)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._jobs: dict[tuple[Any, ...], list[Row]] = {}
+        self._end = self._lines = 0
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def _key_of(self, row: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(row.get(name) for name in self.key)
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, as the file is now.
+
+        Raises:
+            ConfigError: a line is not a row, or a job has two final results.
+        """
+        self._read()
+        return [row for rows in self._jobs.values() for row in rows]
+
+    def of(self, **key: Any) -> list[Row]:
+        """Return the rows of a job, named by its key; none if it has no result."""
+        self._read()
+        return self._jobs.get(self._key_of(key), [])
 
     def has(self, **key: Any) -> bool:
-        """Whether a row with this key is kept."""
-        return self._key_of(key) in self._keys
+        """Whether a job has a final result."""
+        return any(map(self.is_final, self.of(**key)))
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Keep a row, unless one with its key is kept already."""
-        if self.has(**row):
-            return
-        self.rows.append(row)
-        self._keys.add(self._key_of(row))
-        append_lines(self.path, [json.dumps(row)])
+    def add(self, *rows: Row) -> None:
+        """Append the rows of jobs, each job whole; those with a final result are left out."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with claim(self.path, _PATIENCE_SECONDS) as lock:
+            if lock is None:
+                raise ConfigError(f"another process keeps {self.path} locked")
+            self._read()
+            if self._head and not self._end:
+                os.truncate(self.path, 0)
+                append_lines(self.path, [self._head])
+            elif self.path.stat().st_size > self._end:
+                os.truncate(self.path, self._end)
+            fresh = [row for row in rows if not self._is_final_job(self._key_of(row))]
+            append_lines(self.path, [self._adapter.dump_json(row).decode() for row in fresh])
+        self._read()
 
     def finish(self) -> pd.DataFrame:
         """Return all rows and remove the file."""
+        import pandas as pd
+
+        rows = self.rows
         self.path.unlink(missing_ok=True)
-        return pd.DataFrame(self.rows)
+        return pd.DataFrame([self._adapter.dump_python(row) for row in rows])
 
+    def _is_final_job(self, key: tuple[Any, ...]) -> bool:
+        return any(map(self.is_final, self._jobs.get(key, [])))
 
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return row if isinstance(row, dict) else None
+    def _key_of(self, row: Any) -> tuple[Any, ...]:
+        get = row.get if isinstance(row, dict) else lambda name: getattr(row, name)
+        return tuple(get(name) for name in self.key)
+
+    def _size_of(self, row: Any) -> int:
+        return 1 if self.size is None else int(getattr(row, self.size))
+
+    def _read(self) -> None:
+        """Read what was appended since the last time."""
+        try:
+            with self.path.open("rb") as file:
+                if self._end > os.fstat(file.fileno()).st_size:
+                    self._forget()
+                file.seek(self._end)
+                lines = file.readlines()
+        except FileNotFoundError:
+            self._forget()
+            return
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.path}: {error.strerror}") from error
+        whole = [line for line in lines if line.endswith(b"\n")]
+        if self._head and not self._end and whole:
+            if whole[0].decode(errors="replace").rstrip("\n") != self._head:
+                return
+            self._pass(whole[:1])
+            whole = whole[1:]
+        job: list[Row] = []
+        for number, line in enumerate(whole, 1):
+            job.append(self._parse(line, self._lines + len(job) + 1))
+            if self._key_of(job[-1]) != self._key_of(job[0]):
+                raise ConfigError(
+                    f"{self.path}: rows are missing before line {self._lines + len(job)}"
+                )
+            if len(job) == self._size_of(job[0]):
+                self._keep(job)
+                self._pass(whole[number - len(job) : number])
+                job = []
+
+    def _pass(self, lines: Sequence[bytes]) -> None:
+        self._end += sum(map(len, lines))
+        self._lines += len(lines)
+
+    def _keep(self, job: list[Row]) -> None:
+        key = self._key_of(job[0])
+        if self._is_final_job(key):
+            name = " ".join(map(str, key))
+            raise ConfigError(
+                f"{self.path}: two results of {name}, the second at line {self._lines + 1}: remove "
+                "the wrong one"
+            )
+        self._jobs[key] = job
+
+    def _parse(self, line: bytes, number: int) -> Row:
+        try:
+            return self._adapter.validate_json(line)
+        except ValidationError as error:
+            reason = " ".join(describe(error, self._columns).split())[:200]
+            raise ConfigError(
+                f"{self.path}: {reason} (line {number}; only the last line may be incomplete): "
+                "remove the line, and the same command makes it again"
+            ) from None

@@ -82,7 +82,7 @@ from lit_probattn.training.run_folder import (
     share_plan,
 )
 from lit_probattn.training.run_record import (
-    remove_left_overs,
+    remove_leftovers,
     tested_during_training,
     write_record,
 )
@@ -272,7 +272,7 @@ class RunCLI(BareCLI):
         elif self._named_loggers:
             self.trainer.loggers = [csv, *self._make_loggers(plan)]
         if self.trainer.is_global_zero:
-            remove_left_overs(plan.folder)
+            remove_leftovers(plan.folder)
             if self.trainer.loggers:
                 csv.load()
             write_record(

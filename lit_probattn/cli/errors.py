@@ -189,13 +189,13 @@ def exit_status(run: Callable[[], object]) -> int:
                 print(requeue(), flush=True)
         return stopped.status
     except KeyboardInterrupt:
-        say_error("stopped by SIGINT")
+        print_error_line("stopped by SIGINT")
         return 128 + int(signal.SIGINT)
     except (Exception, ConstructionError) as error:
         lost = peers.explain_lost_contact(error)
         explained = (lost, 1) if lost else explain(error)
         if explained is not None:
-            say_error(explained[0])
+            print_error_line(explained[0])
         if explained is None or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
             if isinstance(error, ConstructionError):
                 raise error.error from None
@@ -206,7 +206,7 @@ def exit_status(run: Callable[[], object]) -> int:
     return 0
 
 
-def say_error(text: str) -> None:
+def print_error_line(text: str) -> None:
     """Write a line to stderr in one call, since ranks share the terminal."""
     prefix = "error" if is_first_rank() else f"error on rank {rank()}"
     sys.stderr.write(f"{prefix}: {text}\n")

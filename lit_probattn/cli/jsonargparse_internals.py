@@ -190,7 +190,7 @@ def _nearest_option(key: str, options: list[str]) -> str:
 
 
 def _unknown_class(cause: BaseException | None) -> tuple[str, str] | None:
-    """Return what is wrong with the path of a class, and the path."""
+    """Return the problem with a class path, and the path."""
     if isinstance(cause, AttributeError):
         return "unknown class", f"{getattr(cause.obj, '__name__', cause.obj)}.{cause.name}"
     if isinstance(cause, ModuleNotFoundError):

@@ -63,8 +63,8 @@ class PendingLogger:
                 f"{KEY}: {error}" if package is None else _missing(self.cls, package)
             ) from error
         except Exception as error:  # the packages raise arbitrary exceptions
-            told = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise ConfigError(f"{KEY}: {self.cls.__name__}: {told}") from error
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ConfigError(f"{KEY}: {self.cls.__name__}: {reason}") from error
 
     def _place(self, folder: Path) -> Path:
         return folder / "mlruns" if self.cls.__name__ == "MLFlowLogger" else folder

@@ -113,13 +113,13 @@ def bounded_caches(model: Transformer, bound: CacheBound) -> list[Cache]:
         NotImplementedError: a layer does not support eviction; the message gives the reason.
     """
     for block in model.layers:
-        reason = bound_refusal(block.attention.core)
+        reason = bound_problem(block.attention.core)
         if reason is not None:
             raise NotImplementedError(f"{block.attention.core.name} {reason}: unset the bound")
     return [BoundedCache(bound) for _ in model.layers]
 
 
-def bound_refusal(core: Core) -> str | None:
+def bound_problem(core: Core) -> str | None:
     """Return the reason why a core does not support eviction ("cannot …"), or None.
 
     It is supported if scores have a normal form in which no key depends on its position.

@@ -4,7 +4,7 @@
     lit-probattn generate runs/NAME/0 --prompt "The game" --prompt "In 1900" --top_k 20 --seed 1
 
 `lit-probattn predict` generates the same text with the same settings and `--seed_everything`. A run
-folder denotes its best checkpoint, or without a validation its newest. The configuration of the
+folder means its best checkpoint, or its newest if it has no validation. The configuration of the
 model and the vocabulary come from the run's config.yaml.
 """
 
@@ -171,14 +171,16 @@ def _new_tokens(trained: Trained, options: argparse.Namespace) -> int:
                 f"{most}: shorten it"
             )
         if unknown:
-            told = f"{unknown} of {len(ids)} words are missing from the vocabulary and became <unk>"
-            print(f"--prompt {text[:40]!r}: {told}", file=sys.stderr)
+            reason = (
+                f"{unknown} of {len(ids)} words are missing from the vocabulary and became <unk>"
+            )
+            print(f"--prompt {text[:40]!r}: {reason}", file=sys.stderr)
         longest = max(longest, len(ids))
     fits = most - longest + 1  # the last new token is never fed back
     if options.max_new_tokens is None:
         if fits < MAX_NEW_TOKENS:
-            told = f"the model's max_seq_len is {most}, the longest prompt has {longest} tokens"
-            print(f"--max_new_tokens {fits}: {told}", file=sys.stderr)
+            reason = f"the model's max_seq_len is {most}, the longest prompt has {longest} tokens"
+            print(f"--max_new_tokens {fits}: {reason}", file=sys.stderr)
         return min(MAX_NEW_TOKENS, fits)
     if options.max_new_tokens > fits:
         raise ConfigError(

@@ -6,7 +6,7 @@
 
 One translation per line, in the order of the lines; empty lines stay empty. With --n_best above 1
 every translation is a separate line: source line number, rank, score and text, separated by tabs. A
-run folder denotes its best checkpoint, or without a validation its newest; RUN/average-10 is the
+run folder means its best checkpoint, or its newest if it has no validation; RUN/average-10 is the
 mean of the ten newest. The default search settings, the model's configuration and its
 vocabularies come from the run's config.yaml.
 """

@@ -19,7 +19,6 @@ from datamodules.core.base import CachedDataModule, DataModule
 from lit_probattn.base import files as digests
 from lit_probattn.base.config_files import run_stem
 from lit_probattn.base.errors import DataError
-from lit_probattn.base.files import replace_text
 from lit_probattn.compare.protocol import (
     Options,
     attention_option,
@@ -30,7 +29,7 @@ from lit_probattn.compare.protocol import (
     setting,
     start_of,
 )
-from lit_probattn.compare.results import read_result
+from lit_probattn.compare.results import CellResult, read_result, result_store
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
 from lit_probattn.configs import class_of, parameters_of
 from lit_probattn.training.checkpoints import list_checkpoints
@@ -234,7 +233,7 @@ class Cell:
     @property
     def result_path(self) -> Path:
         """File of the finished cell."""
-        return self.folder / "cells" / f"{self.name}.json"
+        return self.folder / "cells" / f"{self.name}.jsonl"
 
     @property
     def log_path(self) -> Path:
@@ -316,9 +315,12 @@ class Cell:
         return sorted(k for k in now.keys() | before.keys() if now.get(k) != before.get(k))
 
     def keep(self, result: Mapping[str, Any]) -> None:
-        """Write the result file; its name never shows half of it."""
-        self.result_path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(self.result_path, json.dumps(result, indent=1) + "\n")
+        """Append the result to the file.
+
+        Raises:
+            ConfigError: a field is missing or impossible.
+        """
+        result_store(self.result_path).add(CellResult.model_validate(result))
 
 
 def with_starts(cells: Iterable[Cell]) -> list[Cell]:

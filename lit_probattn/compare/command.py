@@ -1,6 +1,6 @@
 """Commands that run a table's cells: their flags, dry runs, running, the report.
 
-`reproduce`, `reproduce.uea`, `reproduce.head_size experiment` and `quickstart` make a table and
+`compare`, `reproduce`, `reproduce.uea` and `reproduce.head_size experiment` make a table and
 call `run`.
 """
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.rows import RowStore, describe
 from lit_probattn.compare.tables import Metric
 
 _Count = Annotated[int, Field(ge=0)]
@@ -71,6 +71,20 @@ class CellResult(BaseModel):
     hardware: dict[str, Any] | None = None
     backends: dict[str, str] | None = None
 
+    @model_validator(mode="after")
+    def _selected_within(self) -> CellResult:
+        if self.selected_step > self.max_steps:
+            raise ValueError(
+                f"selected_step: expected at most max_steps {self.max_steps}, received "
+                f"{self.selected_step}"
+            )
+        return self
+
+
+def result_store(path: Path) -> RowStore[CellResult]:
+    """Return the file of a cell: its last result counts."""
+    return RowStore(path, CellResult, ("name",), is_final=lambda result: False)
+
 
 def checked(content: Any) -> dict[str, Any]:
     """Return a result whose fields are all there and possible.
@@ -79,17 +93,9 @@ def checked(content: Any) -> dict[str, Any]:
         ConfigError: a field is not; it is named.
     """
     try:
-        found = CellResult.model_validate(content)
+        return CellResult.model_validate(content).model_dump()
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the whole"
-        raise ConfigError(f"{field}: {first['msg']}") from None
-    if found.selected_step > found.max_steps:
-        raise ConfigError(
-            f"selected_step: expected at most max_steps {found.max_steps}, received "
-            f"{found.selected_step}"
-        )
-    return found.model_dump()
+        raise ConfigError(describe(error, CellResult.model_fields)) from None
 
 
 def read_result(
@@ -107,14 +113,11 @@ def read_result(
     Raises:
         ConfigError: it is of another cell, or a field is missing or impossible.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    results = result_store(path).rows
+    if not results:
         return None
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply; {_REMEDY}") from None
+    found = results[-1].model_dump()
     try:
-        found = checked(content)
         for field, value in expected.items():
             if found[field] != value:
                 raise ConfigError(f"{field}: expected {value!r}, received {found[field]!r}")

@@ -1,4 +1,4 @@
-"""`python -m lit_probattn.convert`: dispatches to the conversions."""
+"""`lit-probattn convert`: other attention, files of transformers, safetensors, fewer components."""
 
 import sys
 from importlib import import_module
@@ -8,14 +8,16 @@ _OTHERS = {
     "to_transformers": "to_transformers",
     "prune": "prune.command",
 }
+_SAFETENSORS = ["--to", "safetensors"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the conversion named by the first word; the default converts to MGK."""
+    """Run the conversion that the first word or `--to safetensors` selects; MGK by default."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    named = words[:1] and words[0] in _OTHERS
-    module = import_module(f"lit_probattn.convert.{_OTHERS[words.pop(0)] if named else 'to_mgk'}")
-    status: int = module.main(words)
+    name = _OTHERS[words.pop(0)] if words[:1] and words[0] in _OTHERS else "to_mgk"
+    if "--to=safetensors" in words or _SAFETENSORS in [words[i : i + 2] for i in range(len(words))]:
+        name = "to_safetensors"
+    status: int = import_module(f"lit_probattn.convert.{name}").main(words)
     return status
 
 

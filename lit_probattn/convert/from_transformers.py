@@ -6,7 +6,7 @@ FOLDER contains config.json and model.safetensors (or pytorch_model.bin, or a sh
 either). Nothing is downloaded, and the package transformers is not required. The command writes
 `bert.ckpt`, for `--ckpt_path bert.ckpt`, and `bert.yaml` with sizes and attention (pass
 `--config bert.yaml` after the task file). The data determine the vocabulary and the maximum length.
-Class labels must match those of the test data; --labels reorders the classes.
+Classes must have the same order as in the data; --labels reorders them.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def reorder(found: Imported, labels: Sequence[str]) -> Imported:
     Labels match case-insensitively. Unnamed classes are assigned the labels in order.
 
     Raises:
-        ConfigError: the labels differ from those of the model.
+        ConfigError: the labels do not match the classes of the model.
     """
     if "labels" not in found.layout.parts:
         raise ConfigError(f"--labels: {found.layout.architecture} has no classes; remove --labels")
@@ -341,15 +341,15 @@ def import_folder(folder: Path, output: Path, labels: Sequence[str] | None = Non
     if found.classes is not None:  # checked against the data's, as in a trained checkpoint
         checkpoint["TextPairs"] = {"classes": found.classes, "converted": True}
     # Determined by the data: runs get them from there, and `open_trained` from the checkpoint.
-    told = ("vocab_size", "max_seq_len", "num_classes")
-    arguments = {name: value for name, value in found.sizes.items() if name not in told}
+    of_data = ("vocab_size", "max_seq_len", "num_classes")
+    arguments = {name: value for name, value in found.sizes.items() if name not in of_data}
     arguments["attention"] = {
         "class_path": ATTENTION,
         "init_args": {"num_heads": found.num_heads},
     }
     done = write(output, checkpoint, {"model": {"init_args": arguments}})
     count = sum(tensor.numel() for tensor in found.state.values())
-    data = ", ".join(f"{name} {found.sizes[name]}" for name in told if name in found.sizes)
+    data = ", ".join(f"{name} {found.sizes[name]}" for name in of_data if name in found.sizes)
     lines = [f"{found.layout.architecture}: {count:,} parameters; requires data with {data}", done]
     if found.classes is not None:
         lines.insert(1, f"classes: {', '.join(found.classes)}")

@@ -51,12 +51,12 @@ class LayerNames:
     Args:
         source: code base and class.
         rows: if two rows map to the same tensor, the first whose names are all present is used.
-        beside: prefixes of names that are ignored: other modules, or buffers.
+        ignored: prefixes of names outside attention: other modules, or buffers.
     """
 
     source: str
     rows: tuple[Row, ...]
-    beside: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 # ---- how tensors are read ----------------------------------------------------------------------
@@ -328,7 +328,7 @@ def layer_state(layout: str, tensors: Mapping[str, Tensor], layer: Attention) ->
 
     Args:
         layout: one of `LAYOUTS`.
-        tensors: state dict of the source layer; norms and buffers beside attention are ignored.
+        tensors: state dict of the source layer; norms and buffers outside attention are ignored.
         layer: the target layer; it is not changed.
 
     Raises:
@@ -336,8 +336,8 @@ def layer_state(layout: str, tensors: Mapping[str, Tensor], layer: Attention) ->
     """
     rows = _chosen(layout, tensors, layer)
     names = {name for row in rows.values() for name in row.theirs}
-    beside = LAYOUTS[layout].beside
-    require_names([name for name in tensors if not _is_beside(name, names, beside)], names)
+    ignored = LAYOUTS[layout].ignored
+    require_names([name for name in tensors if not _is_ignored(name, names, ignored)], names)
     found = {}
     for ours, own in layer.state_dict().items():
         row = rows[ours]
@@ -385,5 +385,5 @@ def _chosen(layout: str, tensors: Mapping[str, Tensor], layer: Attention) -> dic
     return {name: rows[name] for name in own}
 
 
-def _is_beside(name: str, wanted: set[str], beside: tuple[str, ...]) -> bool:
-    return name not in wanted and name.startswith(beside)
+def _is_ignored(name: str, wanted: set[str], ignored: tuple[str, ...]) -> bool:
+    return name not in wanted and name.startswith(ignored)

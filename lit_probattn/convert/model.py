@@ -184,7 +184,7 @@ class ModelLosses:
         )
 
 
-def put_into(task: Any, layers: Mapping[str, Attention]) -> Any:
+def replace_layers(task: Any, layers: Mapping[str, Attention]) -> Any:
     """Replace layers of a task, by name, with copies of the given ones; return the task.
 
     The new layers keep the dropout of the old ones.
@@ -201,7 +201,7 @@ def compare_models(
     task: Any, layers: Mapping[str, Attention], batches: Batches
 ) -> ModelErrors | ModelLosses:
     """Compare a task with its old and new layers on the real rows of batches."""
-    converted = put_into(copy.deepcopy(task), layers).eval()
+    converted = replace_layers(copy.deepcopy(task), layers).eval()
     rows = [_real_rows(batch) for batch in batches]
     rows = [batch for batch in rows if len(batch["sample_ids"])]
     pairs = [(_outputs(task, batch), _outputs(converted, batch)) for batch in rows]
@@ -220,7 +220,7 @@ def compare_models(
 @torch.no_grad()
 def compare_losses(task: Any, layers: Mapping[str, Attention], batches: Batches) -> ModelLosses:
     """Compare the losses of a task with its old and new layers on real rows."""
-    converted = put_into(copy.deepcopy(task), layers).eval()
+    converted = replace_layers(copy.deepcopy(task), layers).eval()
     rows = [_real_rows(batch) for batch in batches]
     rows = [batch for batch in rows if len(batch["sample_ids"])]
     count = sum(len(batch["sample_ids"]) for batch in rows)

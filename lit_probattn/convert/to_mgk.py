@@ -12,13 +12,14 @@ under "conversion". A converted checkpoint is a starting point for fine-tuning.
 Gaussian scores (smgk, or --score gaussian) drop the key norms of dot products. --anneal STEPS
 restores them and removes them gradually over the first STEPS steps of training.
 
-With the run's config.yaml (beside the checkpoint, or --config), batches of its data pass through
+With the run's config.yaml (from the run folder, or --config), batches of its data pass through
 the model, and the inputs of the layers determine head groups, factors, priors and value maps.
 With --weights_only, only the weights are used, and --head_dim is required.
 
-Other conversions have their own --help: `convert from_transformers FOLDER OUT.ckpt` reads BERT or
-RoBERTa, `convert to_transformers CHECKPOINT FOLDER` writes one, and `convert prune CHECKPOINT
-OUT.ckpt` drops components of MGK or sMGK that are little used.
+`--to safetensors` writes the weights of any checkpoint unchanged. Other conversions have their own
+--help: `convert from_transformers FOLDER OUT.ckpt` reads BERT or RoBERTa, `convert to_transformers
+CHECKPOINT FOLDER` writes one, and `convert prune CHECKPOINT OUT.ckpt` drops components of MGK or
+sMGK that are little used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write the weights of a checkpoint as safetensors: `lit-probattn export`."""
+"""Write the weights of a checkpoint: `lit-probattn convert --to safetensors`."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,8 @@ from lit_probattn.training.checkpoints import CheckpointError, export_safetensor
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    parser = Parser("lit-probattn export", __doc__)
+    parser = Parser("lit-probattn convert", __doc__)
+    parser.add_argument("--to", choices=["safetensors"], help="format")
     parser.add_argument("checkpoint", type=Path, help="checkpoint or run folder")
     parser.add_argument("output", type=Path, help=".safetensors file to write")
     options = parser.parse_args(arguments)

@@ -49,28 +49,28 @@ _TOKEN_TYPES: dict[Family, int] = {"bert": 2, "roberta": 1}
 
 def require_attention(layer: Attention) -> None:
     """Raise a ConfigError for an attention layer that transformers' models do not support."""
-    refusals = []
+    problems = []
     if type(layer) is not SoftmaxAttention:
-        refusals.append(f"the attention is {type(layer).__name__}")
+        problems.append(f"the attention is {type(layer).__name__}")
     else:
         if layer.core.score != "dot":
-            refusals.append(f"score is {layer.core.score}")
+            problems.append(f"score is {layer.core.score}")
         if layer.rotary is not None:
-            refusals.append("positions are rotary")
+            problems.append("positions are rotary")
         if layer.num_kv_heads != layer.num_heads:
-            refusals.append(f"num_kv_heads is {layer.num_kv_heads}")
+            problems.append(f"num_kv_heads is {layer.num_kv_heads}")
         if layer.value_head_dim != layer.head_dim:
-            refusals.append(f"value_head_dim is {layer.value_head_dim}")
+            problems.append(f"value_head_dim is {layer.value_head_dim}")
         if not layer.use_bias:
-            refusals.append("bias is false")
+            problems.append("bias is false")
         if layer.num_heads * layer.head_dim != layer.embed_dim:
-            refusals.append(
+            problems.append(
                 f"{layer.num_heads} heads of size {layer.head_dim} do not add up to the width "
                 f"{layer.embed_dim}"
             )
-    if refusals:
+    if problems:
         raise ConfigError(
-            f"{', '.join(refusals)}: supported is SoftmaxAttention with score dot, biases, and "
+            f"{', '.join(problems)}: expected SoftmaxAttention with score dot, biases, and "
             f"heads "
             "that add up to the width"
         )
@@ -160,7 +160,7 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     Raises:
         ConfigError: BERT and RoBERTa do not support the model, or its configuration sets no
             attention.
-        CheckpointError: the checkpoint is missing or damaged.
+        CheckpointError: the checkpoint is missing or corrupt.
     """
     path = find_file(options.checkpoint)
     checkpoint = load_checkpoint(path)
@@ -197,7 +197,7 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     if written["architectures"][0].endswith("Model") and "pooler.weight" not in state:
         lines.insert(1, "the model has no pooler: transformers initialises a new one")
     if left_out:
-        lines.insert(1, f"left out, since this class lacks them: {', '.join(left_out)}")
+        lines.insert(1, f"omitted, since this class lacks them: {', '.join(left_out)}")
     return lines
 
 
@@ -205,12 +205,12 @@ def _attention_of(
     checkpoint: Path, given: Path | None, state: Mapping[str, Tensor], sizes: Mapping[str, Any]
 ) -> Attention:
     """Return an attention layer like the checkpoint's, from its configuration."""
-    beside, own = checkpoint.with_suffix(".yaml"), checkpoint.resolve().parent.parent
-    places = [given] if given else [beside, own / "config.yaml"]
-    found = next(filter(is_there, places), None)
+    sibling, own = checkpoint.with_suffix(".yaml"), checkpoint.resolve().parent.parent
+    candidates = [given] if given else [sibling, own / "config.yaml"]
+    found = next(filter(is_there, candidates), None)
     if found is None:
         raise ConfigError(
-            f"configuration not found: {places[0]}, which defines the attention; pass --config"
+            f"configuration not found: {candidates[0]}, which defines the attention; pass --config"
         )
     entry = attention_entry(found)
     width, head_dim = state["tokens.weight"].shape[1], sizes["head_dim"]

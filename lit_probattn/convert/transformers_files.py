@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path} not found{_there(path.parent)}") from None
+        raise ConfigError(f"{path} not found{_folder_content(path.parent)}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # neither JSON nor UTF-8
@@ -42,7 +42,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _there(folder: Path) -> str:
+def _folder_content(folder: Path) -> str:
     """List the content of a folder, for an error about a missing file."""
     if not folder.is_dir():
         return f": {folder} is not a folder"
@@ -54,13 +54,13 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the state dict of a model, from one file or several.
 
     Raises:
-        ConfigError: a file is missing or damaged, requires code to load, or contains NaN.
+        ConfigError: a file is missing or corrupt, requires code to load, or contains NaN.
     """
     found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if found is None:
         raise ConfigError(
-            f"{folder} has none of {', '.join(_FILES)}{_there(folder)}; other formats are not "
-            "supported: save the model with save_pretrained of transformers"
+            f"{folder} has none of {', '.join(_FILES)}{_folder_content(folder)}; other formats are "
+            "not supported: save the model with save_pretrained of transformers"
         )
     if found.suffix != ".json":
         return _read_tensors(found)
@@ -81,17 +81,19 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of one file."""
     if not path.is_file():
-        raise ConfigError(f"{path} not found{_there(path.parent)}; download all files of the model")
+        raise ConfigError(
+            f"{path} not found{_folder_content(path.parent)}; download all files of the model"
+        )
     try:
         if path.suffix == ".safetensors":
             loaded = load_file(path)
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except SafetensorError as error:
-        raise ConfigError(f"{path} is damaged: {error}; download it again") from None
+        raise ConfigError(f"{path} is corrupt: {error}; download it again") from None
     except Exception as error:  # from pickle, zip or tensor decoding
         code = code_needed(error)
-        reason = "it is damaged, or not a PyTorch file"
+        reason = "it is corrupt, or not a PyTorch file"
         if code is not None:
             reason = f"it requires code to load ({code}), and only tensors are loaded"
         raise ConfigError(

@@ -16,7 +16,7 @@ from lit_probattn.base.errors import ConfigError, nearest
 
 Family = Literal["bert", "roberta"]
 FAMILIES: tuple[Family, ...] = ("bert", "roberta")
-# Optional parts of a model beside the encoder.
+# Optional parts of a model, in addition to the encoder.
 Part = Literal["pooler", "words", "next_sentence", "spans", "labels"]
 
 # Name here, name in transformers, and shape of the weight; the bias has its first dimension.
@@ -226,12 +226,12 @@ def require_names(found: Collection[str], expected: Iterable[str]) -> None:
     """Raise a ConfigError that lists missing and unexpected names, each with the nearest match."""
     wanted = set(expected)
     missing, unexpected = sorted(wanted - set(found)), sorted(set(found) - wanted)
-    told = [
+    problems = [
         _listed("missing", missing, unexpected),
         _listed("unexpected", unexpected, missing or sorted(wanted)),
     ]
     if missing or unexpected:
-        raise ConfigError("; ".join(text for text in told if text))
+        raise ConfigError("; ".join(text for text in problems if text))
 
 
 _MOST_LISTED = 6

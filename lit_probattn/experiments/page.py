@@ -249,8 +249,18 @@ def read(folder: Path) -> dict[str, Any]:
     return data
 
 
-def write_front_page(folder: Path, command: str) -> Path:
-    """Write `README.md` of a folder: what every report below it found, its verdicts, hardware.
+Reports = Mapping[Path, Mapping[str, Any]]
+
+
+def write_front_page(
+    folder: Path, command: str, answer: Callable[[Path, Reports], Sequence[str]] | None = None
+) -> Path:
+    """Write `README.md` of a folder: the finding of each report below it, verdicts, hardware.
+
+    Args:
+        folder: folder of the reports.
+        command: command that writes the page.
+        answer: returns the lines that come before the table, from the content of all reports.
 
     Raises:
         ConfigError: there is no report.
@@ -280,8 +290,12 @@ def write_front_page(folder: Path, command: str) -> Path:
         "",
         f"Command: {code_span(command)}",
         "",
-        f"One line per report, made of its `{DATA}`: the finding, the verdicts on what its paper "
-        "says or prints, the hardware and the revision of the code.",
+        *(answer(folder, found) if answer else ()),
+        "",
+        "## All reports",
+        "",
+        f"Each row is from the `{DATA}` of a report: its finding, the verdicts on the claims of "
+        "its paper, the hardware and the revision of the code.",
         *("", *table, "", LEGEND),
     ]
     path = folder / FRONT

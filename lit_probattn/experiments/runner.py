@@ -8,9 +8,11 @@ the lock of what it works on.
 
 from __future__ import annotations
 
+import math
 import signal
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -23,6 +25,7 @@ from typing import Any
 
 from lit_probattn.base.errors import ChildError
 from lit_probattn.base.locks import claim
+from lit_probattn.base.processes import Worker
 from lit_probattn.base.progress import Progress
 from lit_probattn.experiments.launch import child_environment, start
 
@@ -47,8 +50,24 @@ class Command:
     launch: Sequence[str] = ()
 
 
-# The steps of a job in turn, each answered by its exit status; what is said of the result.
-Work = Generator[Command, int, str]
+@dataclass(frozen=True)
+class Call:
+    """A step of a job: a request to a worker, which lives on for the next one of its slot.
+
+    Args:
+        worker: makes the worker.
+        request: plain JSON.
+        limit_s: seconds after which the worker is killed.
+    """
+
+    worker: Callable[[], Worker]
+    request: Any
+    limit_s: float = math.inf
+
+
+# The steps of a job in turn: a command is answered by its exit status, a call by the worker itself.
+# What it returns is said of the result; an empty text leaves that to the line about progress.
+Work = Generator[Command | Call, Any, str]
 
 
 class Job(ABC):
@@ -105,7 +124,9 @@ class Job(ABC):
         """
 
     def begins(self) -> tuple[str, int]:
-        """Return what is said of its beginning, and how many units were done before."""
+        """Return what is said of its beginning, nothing where that is empty, and how many units
+        were done before.
+        """
         return "starts", 0
 
     def position(self) -> int:
@@ -161,9 +182,10 @@ class Pace:
     def __init__(self) -> None:
         self._finished: dict[Hashable, list[float]] = {}
 
-    def learn(self, job: Job) -> None:
-        """Learn from a finished job."""
+    def learn(self, job: Job, taken: float | None = None) -> None:
+        """Learn from a finished job, which has `taken` so many seconds if it does not say it."""
         seconds = job.seconds()
+        seconds = taken if seconds is None else seconds
         if seconds is not None:
             self._finished.setdefault(job.kind, []).append(seconds / max(1, job.size))
 
@@ -211,7 +233,8 @@ class Runner:
         num_slots: jobs at a time.
         devices: CUDA devices that the slots share in turn; empty leaves them as they are.
         attempts: how often a job that fails is tried, the others first.
-        say: receives a line for everything that happens.
+        say: receives a line for everything that happens. None: standard error, where the progress
+            is one line that changes, or one every ten seconds.
         what: what the jobs are called.
     """
 
@@ -220,34 +243,45 @@ class Runner:
         num_slots: int = 1,
         devices: Sequence[str] = (),
         attempts: int = 2,
-        say: Callable[[str], None] = lambda line: print(line, flush=True),
+        say: Callable[[str], None] | None = lambda line: print(line, flush=True),
         what: str = "jobs",
     ) -> None:
-        self.num_slots, self.devices, self.say = num_slots, devices, say
+        self.num_slots, self.devices = num_slots, devices
+        self.say = say or (lambda line: print(line, file=sys.stderr, flush=True))
+        self.shown = (say, 10.0 if say is None else PROGRESS_SECONDS)
+        self.workers: dict[int, Worker] = {}
         self.attempts, self.what = attempts, what
 
-    def run(self, jobs: Sequence[Job], after: Callable[[], object] = lambda: None) -> Outcome:
+    def run(
+        self, jobs: Sequence[Job], after: Callable[[], object] = lambda: None, done: int = 0
+    ) -> Outcome:
         """Run what is not finished.
 
         Args:
             jobs: the jobs, in order.
             after: called whenever a job was finished.
+            done: jobs that were finished before and are not among `jobs`.
         """
+        self.done = done
         self.outcome, self.tries, self.pace = Outcome(), Counter[str](), Pace()
         self.waiting = deque(
             (f"[{i}/{len(jobs)}] {job.label}", job) for i, job in enumerate(jobs, 1)
         )
         self.slots: list[Slot | None] = [None] * self.num_slots
-        self.progress = Progress(len(jobs), self.what, self.say, PROGRESS_SECONDS)
+        self.progress = Progress(done + len(jobs), self.what, *self.shown)
         with stopped_by_sigterm():
             try:
                 while self.waiting or any(self.slots):
                     self._turn(after)
             finally:
-                for slot in filter(None, self.slots):
-                    slot.process.terminate()
-                for slot in filter(None, self.slots):
-                    slot.process.wait()
+                running = [slot.process for slot in self.slots if slot is not None]
+                commands = [one for one in running if one and not isinstance(one, Worker)]
+                for process in commands:
+                    process.terminate()
+                for process in commands:
+                    process.wait()
+                for worker in self.workers.values():
+                    worker.close()
         return self.outcome
 
     def _turn(self, after: Callable[[], object]) -> None:
@@ -258,13 +292,13 @@ class Runner:
                 found = self._next()
                 blocked |= found is None
                 if found is not None:
-                    self.slots[index] = self._begin(index, *found)
+                    self._begin(index, *found, after)
             elif slot is not None and slot.process.poll() is not None:
-                self.slots[index] = self._go_on(index, slot, after)
+                self._go_on(index, slot, after)
         if self.progress.due():
             self._tell()
         if all(slot is not None for slot in self.slots) or blocked or not self.waiting:
-            time.sleep(_POLL_SECONDS)
+            self._wait()
 
     def _next(self) -> tuple[str, Job] | None:
         """Take the first waiting job that can begin; skip those that never will."""
@@ -290,16 +324,24 @@ class Runner:
             return "another process is working on"
         return "failed" if job.label in self.outcome.failed else "is not finished"
 
-    def _tell(self) -> None:
+    def _wait(self) -> None:
+        """Wait a moment, or until a worker answers: many requests take less than the moment."""
+        running = [slot.process for slot in self.slots if slot is not None]
+        if len(running) == 1 and isinstance(running[0], Worker):
+            running[0].poll(_POLL_SECONDS)
+        elif running or self.waiting:
+            time.sleep(_POLL_SECONDS)
+
+    def _tell(self, note: str = "") -> None:
         """Say how far all jobs are."""
         slots = [slot for slot in self.slots if slot is not None]
         waiting = [job for _, job in self.waiting]
         steps = [f"{s.job.position()} of {s.job.size}" for s in slots if s.job.size > 1]
-        note = f"running: step {', '.join(steps)}" if steps else ""
+        note = f"running: step {', '.join(steps)}" if steps else note
         left = self.pace.seconds_left(waiting, slots, self.num_slots) if waiting or slots else None
-        self.progress.show(len(self.outcome.finished), left, note)
+        self.progress.show(self.done + len(self.outcome.finished), left, note)
 
-    def _begin(self, index: int, title: str, job: Job) -> Slot | None:
+    def _begin(self, index: int, title: str, job: Job, after: Callable[[], object]) -> None:
         claimed = claim(job.lock_path, GRACE_SECONDS)
         lock = claimed.__enter__()
         if job.is_done():
@@ -311,27 +353,36 @@ class Runner:
             self.outcome.elsewhere.append(job.label)
         else:
             told, first = job.begins()
-            self.say(f"{title}: {told}; log {job.log_path}")
+            if told:
+                self.say(f"{title}: {told}; log {job.log_path}")
             self.tries[job.name] += 1
-            slot = Slot(title, job, claimed, lock, job.work(), first)
-            self._start(index, slot, next(slot.work))
-            return slot
+            self.slots[index] = slot = Slot(title, job, claimed, lock, job.work(), first)
+            self._go_on(index, slot, after)
+            return
         claimed.__exit__(None, None, None)
-        return None
 
-    def _start(self, index: int, slot: Slot, step: Command) -> None:
+    def _start(self, index: int, slot: Slot, step: Command | Call) -> None:
+        if isinstance(step, Call):
+            if index not in self.workers:
+                self.workers[index] = step.worker()
+            self.workers[index].ask(step.request, step.limit_s)
+            slot.process = self.workers[index]
+            return
         environment = child_environment(index, self.num_slots, self.devices, step.launch)
         words, log = step.arguments, slot.job.log_path
         slot.process = start(step.launch, words, log, environment, slot.lock, step.module)
 
-    def _go_on(self, index: int, slot: Slot, after: Callable[[], object]) -> Slot | None:
+    def _go_on(self, index: int, slot: Slot, after: Callable[[], object]) -> None:
+        process = slot.process
+        answer = process if process is None or isinstance(process, Worker) else process.returncode
         try:
-            self._start(index, slot, slot.work.send(slot.process.returncode))
-            return slot
+            self._start(index, slot, slot.work.send(answer))
+            return
         except StopIteration as done:
-            self._finish(slot, done.value)
+            self._finish(index, slot, done.value)
             after()
         except (ChildError, OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
+            self.slots[index] = None
             again = not isinstance(error, ChildError) or error.again
             if again and self.tries[slot.job.name] < self.attempts:
                 self.say(f"{slot.title}: failed: {error}; it is tried again after the others")
@@ -340,12 +391,15 @@ class Runner:
                 self.say(f"{slot.title}: failed: {error}")
                 self.outcome.failed[slot.job.label] = str(error)
         slot.claim.__exit__(None, None, None)
-        return None
 
-    def _finish(self, slot: Slot, told: str) -> None:
-        self.say(f"{slot.title}: {told}")
+    def _finish(self, index: int, slot: Slot, told: str) -> None:
+        if told:
+            self.say(f"{slot.title}: {told}")
         self.outcome.finished.append(slot.job)
         self.outcome.ran += 1
-        self.pace.learn(slot.job)
-        self.slots[self.slots.index(slot)] = None
-        self._tell()
+        whole = None if slot.first else time.monotonic() - slot.begin
+        self.pace.learn(slot.job, whole)
+        self.slots[index] = None
+        self._tell("" if told else slot.job.label)
+        if slot.job.is_done():  # whoever takes the lock now asks that first
+            slot.job.lock_path.unlink(missing_ok=True)

@@ -53,6 +53,6 @@ def ast_attention(
         alpha = by_head("alpha", alpha, layout.out).flatten().to(query.device)
     else:
         alpha = torch.tensor([check_alpha(alpha)], dtype=compute_dtype(query), device=query.device)
-    common = Common(attn_mask, dropout_p, is_causal, scale, enable_gqa, rng)
+    common = Common(attn_mask, dropout_p, is_causal, scale, rng)
     variant = AST(alpha.expand(layout.out))
     return attend(make_call(query, key, value, layout.out, common), variant, backend)

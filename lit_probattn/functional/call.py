@@ -21,7 +21,6 @@ class Common:
     dropout_p: float = 0.0
     is_causal: bool = False
     scale: float | None = None
-    enable_gqa: bool = False
     rng: RandomKey | None = None
 
 

@@ -112,7 +112,7 @@ def fish_attention(
     if key.shape[1] != shared:
         raise ValueError(f"query has {shared} heads and key {key.shape[1]}: expected the same")
     mixing = _mixing(head_mix, head_bias, noise_scale, shared, heads)
-    common = Common(attn_mask, dropout_p, is_causal, scale, False, rng)
+    common = Common(attn_mask, dropout_p, is_causal, scale, rng)
     call, drawn = make_call(query, key, value, heads, common), None
     if noise_scale is not None and noise != "none":
         drawn = ScoreNoise(noise, key_or_fresh(rng), mixing.num_noise_maps(heads))
@@ -180,7 +180,7 @@ def linear_fish_attention(
     if norm_mix.shape != (heads, shared):
         raise ValueError(f"norm_mix has shape {tuple(norm_mix.shape)}, expected {(heads, shared)}")
     form = LinearFiSHForm(FeatureMap("elu", "none"), eps)
-    common = Common(attn_mask, dropout_p, is_causal, None, False, rng)
+    common = Common(attn_mask, dropout_p, is_causal, None, rng)
     call, noise = make_call(query, key, value, heads, common), None
     if noise_scale is not None:
         noise = ScoreNoise("global", key_or_fresh(rng), shared)

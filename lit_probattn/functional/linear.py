@@ -96,7 +96,7 @@ def linear_attention(
     """
     layout = layout_of(query, key, value, enable_gqa)
     form = _form(FeatureMap(feature_map, feature_norm, dpfp_nu), projection, layout.head_dim)
-    common = Common(attn_mask, dropout_p, is_causal, None, enable_gqa, rng)
+    common = Common(attn_mask, dropout_p, is_causal, None, rng)
     call = make_call(query, key, value, layout.out, common)
     return attend(call, Linear(form, projection), backend)
 
@@ -163,6 +163,6 @@ def mlk_attention(
     if key_shift is not None:
         key_shift = by_head("key_shift", key_shift, kv, components, size).expand(kv, -1, -1)
     form = _form(FeatureMap(feature_map, feature_norm, dpfp_nu), projection, size)
-    common = Common(attn_mask, dropout_p, is_causal, None, enable_gqa, rng)
+    common = Common(attn_mask, dropout_p, is_causal, None, rng)
     call = make_call(query, key, value, layout.out, common)
     return attend(call, MLK(form, projection, shares, key_shift), backend)

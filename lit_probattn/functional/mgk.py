@@ -103,7 +103,7 @@ def mgk_attention(
         hard=hard,
         key_shift=key_shift,
     )
-    common = Common(attn_mask, dropout_p, is_causal, None, enable_gqa, rng)
+    common = Common(attn_mask, dropout_p, is_causal, None, rng)
     return attend(make_call(query, key, value, layout.out, common), variant, backend)
 
 

@@ -46,5 +46,5 @@ def polynomial_attention(
         (B, H, N, E_v).
     """
     layout = layout_of(query, key, value, enable_gqa)
-    common = Common(attn_mask, dropout_p, is_causal, None, enable_gqa, rng)
+    common = Common(attn_mask, dropout_p, is_causal, None, rng)
     return attend(make_call(query, key, value, layout.out, common), Polynomial(degree), backend)

@@ -50,5 +50,5 @@ def softmax_attention(
     """
     check_choice("score", score, ("dot", "gaussian"))
     layout = layout_of(query, key, value, enable_gqa)
-    common = Common(attn_mask, dropout_p, is_causal, scale, enable_gqa, rng)
+    common = Common(attn_mask, dropout_p, is_causal, scale, rng)
     return attend(make_call(query, key, value, layout.out, common), Softmax(score), backend)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import platform
+import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
 
 from lit_probattn.base.errors import UnsupportedError
+from lit_probattn.base.files import cache_folders
+from lit_probattn.base.locks import claim
 
 _FLUSH_BYTES = 256 * 2**20  # more than the last-level cache of current GPUs
 
@@ -53,6 +60,43 @@ def summarise(seconds: list[float], energy_j: float | None = None) -> Timing:
     return Timing(middle, low, high, len(seconds), energy_j)
 
 
+_alone: set[str] = set()
+
+
+@contextmanager
+def alone_on(device: torch.device) -> Iterator[None]:
+    """Hold the lock of a device while it is timed: other timings of this user on this machine wait.
+
+    Nested calls hold it once. Where no lock file can be made, nothing is locked.
+    """
+    name = device_lock_name(device)
+    with ExitStack() as stack:
+        if name not in _alone:
+            for folder in cache_folders():
+                try:
+                    _wait_for(folder / "locks" / name, stack)
+                    break
+                except OSError:  # not writable, or without locks
+                    continue
+            _alone.add(name)
+            stack.callback(_alone.discard, name)
+        yield
+
+
+def device_lock_name(device: torch.device) -> str:
+    """Return the name of a device's lock file, the same in every process of the machine."""
+    host = platform.node()
+    if device.type != "cuda":
+        return f"{host}-{device.type}.lock"
+    return f"{host}-cuda-{torch.cuda.get_device_properties(device).uuid}.lock"
+
+
+def _wait_for(path: Path, stack: ExitStack) -> None:
+    if stack.enter_context(claim(path)) is None:
+        print(f"waiting for {path}: another timing runs on the device", file=sys.stderr, flush=True)
+        stack.enter_context(claim(path, math.inf))
+
+
 def time_once(function: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of one call: between CUDA events on a GPU, else on the wall clock."""
     if device.type != "cuda":
@@ -81,6 +125,8 @@ def time_sides(
 ) -> dict[Side, list[float]]:
     """Time several functions in turns, so that a busy moment of the machine hits all of them.
 
+    The device's lock is held (`alone_on`).
+
     Args:
         max_seconds: no new round starts after this long; every side gets three rounds at least
             (or `repeats`, if fewer).
@@ -88,16 +134,17 @@ def time_sides(
     Returns:
         Seconds of every timed call by name; round r of all sides is entry r.
     """
-    for function in sides.values():
-        for _ in range(warmup):
-            time_once(function, device)
     times: dict[Side, list[float]] = {name: [] for name in sides}
-    begin = time.perf_counter()
-    for done in range(repeats):
-        if done >= min(3, repeats) and time.perf_counter() - begin > max_seconds:
-            break
-        for name, function in sides.items():
-            times[name].append(time_once(function, device))
+    with alone_on(device):
+        for function in sides.values():
+            for _ in range(warmup):
+                time_once(function, device)
+        begin = time.perf_counter()
+        for done in range(repeats):
+            if done >= min(3, repeats) and time.perf_counter() - begin > max_seconds:
+                break
+            for name, function in sides.items():
+                times[name].append(time_once(function, device))
     return times
 
 

@@ -13,7 +13,7 @@ from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.text_encoder import TextEncoder
 from lit_probattn.randomness import STREAM_MASKING, RandomKey, philox4x32
 
-# The last ids are not words but begin, end and mask, unless a mask token is given.
+# The last ids are reserved for begin, end and mask, unless a mask token is specified.
 NUM_SPECIAL = 3
 # Fractions of the chosen tokens that become the mask token or a random token.
 _SHARE_MASKED, _SHARE_RANDOM = 0.8, 0.1

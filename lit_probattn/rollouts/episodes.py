@@ -163,7 +163,7 @@ class Player:
             if self.use_cache and step < self.context_length:
                 chosen = self._continue(histories, running, rows, step, caches)
             else:
-                chosen = self._anew(histories, running, rows, step)
+                chosen = self._recomputed_actions(histories, running, rows, step)
             actions = np.zeros((count, self.model.act_dim))
             actions[running] = chosen
             histories.act(actions)
@@ -213,7 +213,7 @@ class Player:
             )
         )
 
-    def _anew(
+    def _recomputed_actions(
         self, histories: _Histories, running: np.ndarray, rows: np.ndarray, step: int
     ) -> np.ndarray:
         """Return the actions of running episodes by recomputing the whole window."""

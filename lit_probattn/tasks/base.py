@@ -86,14 +86,14 @@ def check_trainer(trainer: pl.Trainer) -> None:
     """
     if trainer.max_steps < 1:
         raise ValueError(
-            f"trainer.max_steps must be set, received {trainer.max_steps}: the length of a run is "
-            "given in optimiser steps, for example --trainer.max_steps 5000"
+            f"trainer.max_steps must be set, received {trainer.max_steps}: runs are "
+            "measured in optimiser steps, for example --trainer.max_steps 5000"
         )
     epochs = getattr(trainer, "max_epochs", None)
     if epochs not in (None, -1) and not getattr(trainer, "fast_dev_run", False):
         raise ValueError(
             f"trainer.max_epochs must be unset, received {epochs}: the training data are one "
-            "endless epoch, and the length of a run is given by --trainer.max_steps"
+            "endless epoch, and --trainer.max_steps sets the length of a run"
         )
     if getattr(trainer, "limit_train_batches", 1) == 0:
         raise ValueError(
@@ -134,7 +134,7 @@ class Task(pl.LightningModule):
     Args:
         seed: seed of the run, which determines all random numbers in training.
         lr: peak learning rate.
-        betas: AdamW's averaging factors. A schedule that cycles beta1 overrides the first.
+        betas: AdamW's averaging factors; a schedule that cycles beta1 overrides betas[0].
         eps: AdamW's epsilon.
         weight_decay: decoupled weight decay, on all parameters.
         schedule: learning-rate schedule; see `lit_probattn.tasks.schedules`.

@@ -196,12 +196,12 @@ class DecisionMaking(CountedTask):
     def _log_returns(self, split: Split, count: int) -> None:
         facts = self.facts
         if facts is None or not facts.env_name:
-            self._say("no episodes played: the data specify no environment")
+            self._print_line("no episodes played: the data specify no environment")
             return
         targets = sorted(self.target_returns or facts.target_returns, reverse=True)
-        told = {**describe_environment(facts.env_name), "episodes": count}
-        told |= {"first_seed": self.seed + FIRST_SEED, "targets": {}}
-        told["reference_returns"] = list(facts.reference_returns)
+        report = {**describe_environment(facts.env_name), "episodes": count}
+        report |= {"first_seed": self.seed + FIRST_SEED, "targets": {}}
+        report["reference_returns"] = list(facts.reference_returns)
         scores = {}
         for name, target in zip(_TARGETS, targets, strict=True):
             played = self.play(target, count)
@@ -215,18 +215,18 @@ class DecisionMaking(CountedTask):
             }
             exact = {k: torch.tensor(value, dtype=torch.float64) for k, value in found.items()}
             self.log_dict({f"{split}/{key}_{name}": value for key, value in exact.items()})
-            told["targets"][name] = {"target": target, **found, "returns": returns.tolist()}
-            self._say(
-                f"{told['environment']}, target {target:g}: return {found['return']:.1f} ± "
+            report["targets"][name] = {"target": target, **found, "returns": returns.tolist()}
+            self._print_line(
+                f"{report['environment']}, target {target:g}: return {found['return']:.1f} ± "
                 f"{found['return_std']:.1f}, score {found['score']:.1f}, {count} episodes of "
                 f"{found['length']:.0f} steps"
             )
         best = torch.tensor(max(scores.values()), dtype=torch.float64)
         self.log(f"{split}/score", best, prog_bar=split == "val")
-        told["score_is"] = "the better of the two targets"
-        self.provenance["evaluation"] = told
+        report["score_is"] = "the better of the two targets"
+        self.provenance["evaluation"] = report
         if split == "test":
-            self._say(f"note: {told['warning']}")
+            self._print_line(f"note: {report['warning']}")
 
     def play(self, target: float, count: int) -> list[Episode]:
         """Play `count` episodes for a target return, distributed over the ranks; return all in
@@ -275,7 +275,7 @@ class DecisionMaking(CountedTask):
 
         return watch
 
-    def _say(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         if self.trainer.is_global_zero:
             print(line, flush=True)
 

@@ -147,7 +147,7 @@ class LanguageModeling(Task):
         prompts = [decode(row[keep].tolist()) for row, keep in zip(prompt, mask[real], strict=True)]
         texts = [decode(row.tolist()) for row in tokens]
         for number, before, after in zip(ids.tolist(), prompts, texts, strict=True):
-            self._say(f"[{number}] {before} ⟶ {after}")
+            self._print_line(f"[{number}] {before} ⟶ {after}")
         return {**result, "prompt_text": prompts, "continuation_text": texts}
 
     def on_predict_epoch_end(self) -> None:
@@ -159,10 +159,10 @@ class LanguageModeling(Task):
         device = self.device
         tokens, speed = sum_over_ranks(torch.tensor([float(made), rate], device=device)).tolist()
         self._generated = []
-        told = f", {speed:.1f} tokens per second after each prompt's first" if speed else ""
-        self._say(f"{tokens:.0f} tokens generated{told}")
+        speed_note = f", {speed:.1f} tokens per second after each prompt's first" if speed else ""
+        self._print_line(f"{tokens:.0f} tokens generated{speed_note}")
 
-    def _say(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         if self.trainer.is_global_zero:
             print(line, flush=True)
 

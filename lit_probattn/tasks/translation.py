@@ -250,9 +250,9 @@ class Translation(Task):
                 self.log(f"{split}/bleu", found.score, prog_bar=split == "val")
             if is_final:
                 self.log(f"{split}/bleu_{form}", found.score)
-                self._say(str(found))
-            told = self.provenance.setdefault("bleu", {"form": self.bleu_form})
-            told[form] = {name: value for name, value in asdict(found).items() if name != "form"}
+                self._print_line(str(found))
+            stored = self.provenance.setdefault("bleu", {"form": self.bleu_form})
+            stored[form] = {name: value for name, value in asdict(found).items() if name != "form"}
 
     # ---- translation -------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ class Translation(Task):
         """Return the DataModule, which decodes ids.
 
         Raises:
-            ValueError: it cannot decode ids.
+            ValueError: the DataModule cannot decode ids.
         """
         data = getattr(self.trainer, "datamodule", None)
         if not hasattr(data, "detokenise"):
@@ -340,7 +340,7 @@ class Translation(Task):
             )
         return data
 
-    def _say(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         if self.trainer.is_global_zero:
             print(line, flush=True)
 

@@ -74,7 +74,7 @@ def list_checkpoints(folder: Path, kind: Kind) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def named_by_a_run(path: Path) -> bool:
+def is_run_checkpoint(path: Path) -> bool:
     """Whether a file name is that of a checkpoint written by a run."""
     return _NAME.fullmatch(path.name) is not None
 
@@ -98,7 +98,7 @@ def check_checkpoint(path: Path) -> None:
         CheckpointError: the file is missing, truncated or corrupt.
     """
     if not path.is_file():
-        raise CheckpointError(f"checkpoint not found: {path}{_those_there(path)}")
+        raise CheckpointError(f"checkpoint not found: {path}{_existing(path)}")
     if path.stat().st_size == 0:
         raise CheckpointError(f"checkpoint {path} is empty")
     try:
@@ -137,10 +137,10 @@ def find_file(path: Path) -> Path:
             found = newest_good_checkpoint(place, kind)
             if found is not None:
                 return found
-    raise CheckpointError(f"checkpoint not found: {path}{_those_there(path)}")
+    raise CheckpointError(f"checkpoint not found: {path}{_existing(path)}")
 
 
-def _those_there(path: Path) -> str:
+def _existing(path: Path) -> str:
     """List the checkpoints near a path without one, for a message."""
     for place in (path / "checkpoints", path, path.parent, path.parent / "checkpoints"):
         names = sorted(p.name for p in place.glob("*.ckpt") if p.is_file() and p != path)
@@ -276,8 +276,8 @@ def _refusal(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError):
         # torch's first lines recommend running the code; the reason is last.
         reason = text.split("Check the documentation")[0].strip().splitlines()[-1:]
-        told = reason[0].strip() if reason and "`weights_only`" not in reason[0] else "no reason"
-        return f"checkpoints may contain only tensors and plain values ({told})"
+        detail = reason[0].strip() if reason and "`weights_only`" not in reason[0] else "no reason"
+        return f"checkpoints may contain only tensors and plain values ({detail})"
     return text.splitlines()[0] if text else repr(error)
 
 

@@ -30,7 +30,7 @@ from lit_probattn.base.files import digest
 from lit_probattn.configs import read_yaml
 from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import gather_objects
-from lit_probattn.training.checkpoints import named_by_a_run
+from lit_probattn.training.checkpoints import is_run_checkpoint
 from lit_probattn.training.run_folder import (
     CONFIG,
     NumBatches,
@@ -60,7 +60,7 @@ _LIMITS = {"test": "limit_test_batches", "predict": "limit_predict_batches"}
 
 @dataclass
 class Scope:
-    """What an evaluation covers.
+    """Scope of an evaluation.
 
     Args:
         differences: settings, and data files, that differ from the run.
@@ -111,7 +111,7 @@ def differences(checkpoint: Path, config: dict[str, Any], sources: Sources) -> d
         ConfigError: the weights were trained with another attention or task.
     """
     folder = folder_of_checkpoint(checkpoint)
-    if not (folder / CONFIG).is_file() or not named_by_a_run(checkpoint):
+    if not (folder / CONFIG).is_file() or not is_run_checkpoint(checkpoint):
         return {}
     own = read_own_config(folder)
     flat, known = flatten(config), flatten(own)
@@ -255,7 +255,7 @@ class TestScores(Callback):
         """Raise if a learning-rate schedule monitors a test metric.
 
         Raises:
-            ValueError: it does.
+            ValueError: a schedule monitors a test metric.
         """
         for schedule in trainer.lr_scheduler_configs:
             reject_test_metric("the monitor of the learning rate,", schedule.monitor)

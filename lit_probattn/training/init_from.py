@@ -216,13 +216,13 @@ def _refusal(
         name = next((n for n in refused if n.endswith(ending)), None)
         if name is not None and shapes[name][0][1:] == shapes[name][1][1:]:
             there, here = (shape[0] for shape in shapes[name])
-            told = remedy.format(there=there, here=here)
+            advice = remedy.format(there=there, here=here)
             break
     else:
-        name, told = refused[0], _OTHERWISE
+        name, advice = refused[0], _OTHERWISE
     there_shape, here_shape = shapes[name]
     more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
     return (
         f"--init_from {source}: {name} has shape {tuple(there_shape)}, expected "
-        f"{tuple(here_shape)}{more}: {told}"
+        f"{tuple(here_shape)}{more}: {advice}"
     )

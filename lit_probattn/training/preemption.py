@@ -111,8 +111,8 @@ def requeue() -> str:
         return f"cannot requeue job {job}: scontrol is not on the PATH; resubmit it manually"
     done = capture(command)
     if done.returncode:
-        told = " ".join(done.stderr.split())
-        return f"cannot requeue job {job}: {told}; resubmit it manually"
+        reason = " ".join(done.stderr.split())
+        return f"cannot requeue job {job}: {reason}; resubmit it manually"
     return f"requeued job {job}"
 
 

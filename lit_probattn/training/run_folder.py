@@ -84,7 +84,7 @@ NumBatches = int | Literal["all"]
 
 @dataclass
 class RunSettings:
-    """Where a run is stored and when it is saved.
+    """Location of a run and its saving interval.
 
     Args:
         root: folder of all runs.
@@ -410,8 +410,8 @@ def find_checkpoint(
         config: versions are searched in order of their differences from it.
 
     Raises:
-        ConfigError: there is none.
-        CheckpointError: it is corrupt.
+        ConfigError: no checkpoint exists.
+        CheckpointError: the checkpoint is corrupt.
     """
     count = averaged_number(request)
     if request in ("best", "last") or count is not None:

@@ -113,7 +113,7 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def remove_left_overs(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove temporary files of killed processes from a run folder, which must be locked.
 
     Evaluations do not hold the lock: their files are removed only after an hour.

@@ -27,7 +27,7 @@ def reject_test_metric(setting: str, metric: Any) -> None:
         metric: name of the metric.
 
     Raises:
-        ValueError: it is a test metric.
+        ValueError: `metric` is a test metric.
     """
     if isinstance(metric, str) and metric.startswith("test/"):
         raise ValueError(_REFUSED.format(setting, metric, metric.removeprefix("test/")))

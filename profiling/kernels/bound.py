@@ -19,7 +19,7 @@ from lit_probattn.attention import HeadCall
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.variant import Layers, MapFunction, Scores, wide_heads
 from lit_probattn.kernels.cpu import draws, library
-from lit_probattn.measure.timing import time_once
+from lit_probattn.measure.timing import alone_on, time_once
 from lit_probattn.randomness import RandomKey
 
 _SECONDS = 0.05  # that one measurement of a rate takes
@@ -123,7 +123,8 @@ def mm_rate(dtype: torch.dtype) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        seconds = [time_once(partial(torch.mm, a, b), a.device) for _ in range(8)]
+        with alone_on(a.device):
+            seconds = [time_once(partial(torch.mm, a, b), a.device) for _ in range(8)]
     finally:
         torch.set_num_threads(threads)
     return 2 * _SQUARE**3 / min(seconds[1:])
@@ -136,6 +137,11 @@ def measured_rates() -> Rates:
     Raises:
         UnsupportedError: there is no C library here.
     """
+    with alone_on(torch.device("cpu")):
+        return _measured_rates()
+
+
+def _measured_rates() -> Rates:
     loaded, operands = library.load(), torch.zeros(_OPERANDS)
     key = RandomKey(0)
 

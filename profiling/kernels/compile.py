@@ -34,7 +34,7 @@ from lit_probattn.kernels.runtime import (
     target_capability,
     write_tuned,
 )
-from lit_probattn.measure.timing import lost_gpu, replayed, summarise, time_once
+from lit_probattn.measure.timing import alone_on, lost_gpu, replayed, summarise, time_once
 from profiling.kernels.cases import Case
 from profiling.kernels.parity import heads_and_gradients, make_inputs
 
@@ -333,6 +333,20 @@ def tune(
     the file, and a line per kernel.
     """
     device = torch.device("cuda", torch.cuda.current_device())
+    with alone_on(device):
+        best, lines = fastest_launches(head_dims, dtypes, cases, device)
+    about = f"{device_name('cuda')}; {versions()}; N = {_TUNED_LENGTH}, causal"
+    path = write_tuned(target_capability(device), best, about)
+    return str(path), lines
+
+
+def fastest_launches(
+    head_dims: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+    cases: Sequence[Case],
+    device: torch.device,
+) -> tuple[dict[str, Launch], list[dict[str, object]]]:
+    """Return the fastest candidate of every kernel, and a line about each; see `tune`."""
     best: dict[str, Launch] = {}
     lines: list[dict[str, object]] = []
     for case, head_dim, dtype in product(cases, head_dims, dtypes):
@@ -366,6 +380,4 @@ def tune(
                         "ms": f"{times[best[shape.key]] * 1e3:.3f}",
                     }
                 )
-    about = f"{device_name('cuda')}; {versions()}; N = {_TUNED_LENGTH}, causal"
-    path = write_tuned(target_capability(device), best, about)
-    return str(path), lines
+    return best, lines

@@ -21,6 +21,7 @@ from lit_probattn.kernels.cpu import selftest
 from lit_probattn.measure.counters import torch_flops
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import (
+    alone_on,
     captured,
     lost_gpu,
     quantile,
@@ -158,7 +159,8 @@ def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     function = partial(torch.matmul, a, b)
     function()
-    return 2 * size**3 / min(time_once(function, device) for _ in range(10))
+    with alone_on(device):
+        return 2 * size**3 / min(time_once(function, device) for _ in range(10))
 
 
 def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -> tuple[Page, bool]:
@@ -186,16 +188,16 @@ def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -
 _POINT = {"dtype", "head_dim", "seq_len", "batch_size", "is_causal", "mode", "scope", "num_threads"}
 
 
-def open_store(config: KernelsConfig, folder: Path, green: bool) -> RowStore:
+def open_store(config: KernelsConfig, folder: Path, green: bool) -> RowStore[dict[str, Any]]:
     """Return the measured points of a folder; those of other sides or other code are dropped."""
     folder.mkdir(parents=True, exist_ok=True)
     given = config.model_dump(exclude={"grid", "parity_tests", "picture", *_POINT})
     settings = {**given, "green": green, "revision": git_revision(), "versions": versions()}
-    return RowStore(folder / "points.jsonl", settings, ("place",))
+    return RowStore(folder / "points.jsonl", dict[str, Any], ("place",), settings=settings)
 
 
 def point_rows(
-    config: KernelsConfig, ceiling: float, green: bool, store: RowStore | None
+    config: KernelsConfig, ceiling: float, green: bool, store: RowStore[dict[str, Any]] | None
 ) -> list[dict[str, Any]]:
     """Return `measured_rows` with the threads of the point, or what the store has of it."""
     place = place_name(config)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.base.files import append_lines, replace_text, replacing
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import replacing
+from lit_probattn.base.rows import RowStore
 
+ROWS = "rows.jsonl"  # in the folder of results
 Source = Literal["measured", "predicted", "analytic"]
 Status = Literal["ok", "failed", "skipped", "mismatch"]
 Quantity = Literal["cost", "memory", "time"]
@@ -21,20 +21,6 @@ Scope = Literal["attention", "layers", "model"]
 Size = Annotated[int, Field(ge=1)]
 Count = Annotated[int | None, Field(ge=0)]
 Seconds = Annotated[float | None, Field(gt=0)]
-
-
-def describe(error: ValidationError, known: Collection[str]) -> str:
-    """Return a validation error in one line, with the nearest known name for a wrong one."""
-    parts = []
-    for item in error.errors():
-        place = ".".join(str(p) for p in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = f"unknown key{nearest(str(item['loc'][-1]), known)}"
-        elif not isinstance(item["input"], dict):
-            message += f" (received {item['input']!r})"
-        parts.append(f"{place}: {message}" if place else message)
-    return "; ".join(parts)
 
 
 class ProfileRow(BaseModel):
@@ -106,71 +92,26 @@ class ProfileRow(BaseModel):
         return cls.model_validate(dict.fromkeys(cls.model_fields) | known)
 
 
-def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:
-    """Read a JSON Lines file, leaving out what an interrupted write left incomplete.
+def row_store(path: Path) -> RowStore[ProfileRow]:
+    """Return a file of rows: a point has several, and one that failed is measured again."""
+    return RowStore(
+        path,
+        ProfileRow,
+        ("point_id",),
+        size="rows_in_point",
+        is_final=lambda row: row.status != "failed",
+    )
 
-    Returns:
-        The rows of complete points, and how many bytes at the end to drop.
+
+def read_rows(path: str | Path) -> list[ProfileRow]:
+    """Return the rows of complete points of a file.
 
     Raises:
         ConfigError: no file, a damaged line that is not the last, or a point twice.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    rows: list[ProfileRow] = []
-    pending: list[ProfileRow] = []
-    seen: set[tuple[str, int]] = set()
-    good = position = 0
-    for number, raw in enumerate(content.splitlines(keepends=True), start=1):
-        position += len(raw)
-        try:
-            if not raw.endswith(b"\n"):
-                break
-            pending.append(ProfileRow.model_validate(json.loads(raw)))
-        except ValueError as error:
-            if position == len(content):
-                break
-            reason = f"not JSON: {error}"
-            if isinstance(error, ValidationError):
-                reason = describe(error, ProfileRow.model_fields)
-            reason = " ".join(reason.split())[:200]
-            raise ConfigError(
-                f"{path}, line {number} is not a row of a sweep ({reason}); only the last line "
-                "may be incomplete"
-            ) from error
-        place = (pending[-1].point_id, pending[-1].row_index)
-        if place in seen:
-            raise ConfigError(f"{path}, line {number}: the point {place[0]} stands there twice")
-        seen.add(place)
-        if pending[-1].row_index == pending[-1].rows_in_point - 1:
-            rows += pending
-            pending, good = [], position
-    return rows, len(content) - good
-
-
-def repair(path: Path) -> list[ProfileRow]:
-    """Return the complete rows of a file and cut off what an interrupted write left behind."""
-    rows, excess = read_rows(path) if path.exists() else ([], 0)
-    if excess:
-        with path.open("r+b") as file:
-            file.truncate(path.stat().st_size - excess)
-            os.fsync(file.fileno())
-    return rows
-
-
-def without(path: Path, rows: Sequence[ProfileRow], points: Collection[str]) -> list[ProfileRow]:
-    """Return the rows of a file without those of some points, and keep only these in the file."""
-    kept = [row for row in rows if row.point_id not in points]
-    if len(kept) < len(rows):
-        replace_text(path, "".join(f"{row.model_dump_json()}\n" for row in kept))
-    return kept
-
-
-def append_rows(path: Path, rows: Sequence[ProfileRow]) -> None:
-    """Append all rows of one point in one write and wait until they are on disk."""
-    append_lines(path, [row.model_dump_json() for row in rows])
+    if not Path(path).is_file():
+        raise ConfigError(f"cannot read {path}: no such file")
+    return row_store(Path(path)).rows
 
 
 def to_frame(rows: Iterable[ProfileRow], variants: Sequence[str] = ()) -> pd.DataFrame:

@@ -29,7 +29,7 @@ from lit_probattn.analysis.drawing import (
     ratio_colours,
     tiles,
 )
-from lit_probattn.records.tables import counted
+from profiling.report.names import variant_name
 from profiling.report.ratios import METRICS, PLACE, found_by, relative_errors, tidy
 
 matplotlib.use("Agg")
@@ -66,16 +66,12 @@ class Picture:
 
 
 def plain_names(frame: pd.DataFrame) -> dict[str, str]:
-    """Return the variants in plain words, such as `softmax with 8 heads`."""
+    """Return the variants as the README names them, such as `softmax, 8 heads`."""
     names = {}
     for variant, part in frame.groupby("variant", sort=False):
-        name = str(part["attention_class"].iloc[0]).removesuffix("Attention")
-        name = name.lower() if name[1:].islower() else name
-        heads = part["num_heads"].dropna().unique()
-        given = json.loads(part["attention_args"].iloc[0]).get("num_global_heads")
-        mixed = f", {given} global" if given is not None else ""
-        of = f" with {counted(int(heads[0]), 'head')}{mixed}" if len(heads) == 1 else ""
-        names[str(variant)] = f"{name}{of}"
+        options = json.loads(part["attention_args"].iloc[0])
+        heads = part["num_heads"].dropna()
+        names[str(variant)] = variant_name(part["attention_class"].iloc[0], options, heads)
     return names
 
 
@@ -93,7 +89,7 @@ def _headline(figure: Figure, text: str) -> None:
 
 
 def _panel_title(variant: str, names: dict[str, str]) -> str:
-    return f"{variant}: {names[variant]}"
+    return names[variant]
 
 
 def _ratio_to(part: pd.DataFrame, names: dict[str, str]) -> str:

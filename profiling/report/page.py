@@ -232,7 +232,7 @@ def load_results(folder: Path) -> list[ProfileRow]:
     rows: list[ProfileRow] = []
     seen: dict[tuple[str, int], ProfileRow] = {}
     for path in files:
-        for row in read_rows(path)[0]:
+        for row in read_rows(path):
             first = seen.setdefault((row.point_id, row.row_index), row)
             if first is row:
                 rows.append(row)

@@ -31,7 +31,14 @@ from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import Side, round_ratios, spread, time_sides
 from lit_probattn.records.tables import markdown_lines, panels
 
-STUDIES = ("ddp_overhead", "fish_memory", "layouts", "step_ratio")
+STUDIES = (
+    "cached_decoding",
+    "ddp_overhead",
+    "fish_memory",
+    "layouts",
+    "step_ratio",
+    "talking_heads",
+)
 
 
 class OneLineParser(Parser):

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from lit_probattn.base import rows
 from lit_probattn.base.config_files import file_named, find
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import attention_entry, class_of, read_yaml
-from profiling.measure import rows
 from profiling.measure.rows import Quantity
 
 ModelKind = Literal[

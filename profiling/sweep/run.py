@@ -6,36 +6,34 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 import torch
 
 from lit_probattn.base.errors import ChildError, ConfigError
 from lit_probattn.base.files import refuse_to_replace, replace_text
-from lit_probattn.base.locks import claim
-from lit_probattn.base.progress import Progress
+from lit_probattn.base.processes import Worker
 from lit_probattn.base.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.base.rows import RowStore
+from lit_probattn.experiments.runner import Call, Job, Runner, Work
 from lit_probattn.measure.memory import available_bytes
 from lit_probattn.records.tables import markdown_lines
-from profiling.measure.rows import ProfileRow, append_rows, repair, without, write_tables
+from profiling.measure.rows import ROWS, ProfileRow, row_store, write_tables
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import Point, make_plan
 from profiling.sweep.points import failed_rows, measure_point, skipped_rows
 from profiling.sweep.predictions import Predictions
-from profiling.sweep.worker import Worker
+from profiling.sweep.worker import make_worker, out_of_memory, request_of, rows_of
 
 # What fake tensors do not see: numbers of Python that autograd keeps, 8 bytes each, and the fused
 # kernel's own workspace, a block of scores (at most 256 x 512, twice in backward) per thread.
 _NUMBERS_KEPT_BYTES = 128
 _WORKSPACE_BYTES = 2 * 256 * 512 * 8 + 2**16
-
-
-def rows_file(folder: Path, index: int, count: int) -> Path:
-    """Return the results file of one shard."""
-    return folder / ("rows.jsonl" if count == 1 else f"rows.{index}-of-{count}.jsonl")
 
 
 def claim_folder(config: SweepConfig, folder: Path) -> None:
@@ -80,6 +78,78 @@ def cannot_fit(point: Point, predicted: tuple[int, int] | None) -> list[ProfileR
     return skipped_rows(point, reason, *predicted)
 
 
+@dataclass(frozen=True)
+class PointJob(Job):
+    """A point that is measured.
+
+    Args:
+        point: the point.
+        place: folder of the results.
+        store: its rows.
+        predictions: memory of places.
+        worker: makes the process that measures memory and time.
+        timeout_s: seconds that it may take.
+    """
+
+    point: Point
+    place: Path
+    store: RowStore[ProfileRow]
+    predictions: Predictions
+    worker: Callable[[], Worker]
+    timeout_s: float
+
+    @property
+    def name(self) -> str:
+        """Depends on everything that decides the rows."""
+        return self.point.point_id
+
+    @property
+    def label(self) -> str:
+        """Quantity, variant and sizes."""
+        return self.point.label
+
+    @property
+    def folder(self) -> Path:
+        """Folder of locks."""
+        return self.place
+
+    @property
+    def kind(self) -> tuple[str, str]:  # type: ignore[override]
+        """Points of a quantity and variant take about as long."""
+        return self.point.quantity, self.point.variant
+
+    def is_done(self) -> bool:
+        """Whether it has rows and did not fail."""
+        return self.store.has(point_id=self.name)
+
+    def begins(self) -> tuple[str, int]:
+        """Nothing is said: most points take less than a second."""
+        return "", 0
+
+    def work(self) -> Work:
+        """Measure the point; rows without numbers have the reason."""
+        self.store.add(*(yield from self._rows()))
+        return ""
+
+    def _rows(self) -> Generator[Call, Worker, list[ProfileRow]]:
+        point = self.point
+        if point.in_process or point.problem is not None:
+            return measure_point(point)
+        known = self.predictions.of(point)
+        predicted = None if known is None else known.memory
+        skipped = cannot_fit(point, predicted)
+        if skipped:
+            return skipped
+        worker = yield Call(self.worker, request_of(point, predicted), self.timeout_s)
+        try:
+            rows = rows_of(worker)
+        except ChildError as error:
+            return failed_rows(point, str(error))
+        if out_of_memory(rows):
+            worker.close()  # what it still holds would distort the next point
+        return rows
+
+
 def run_sweep(
     config: SweepConfig,
     folder: Path,
@@ -91,6 +161,8 @@ def run_sweep(
 ) -> list[ProfileRow]:
     """Run what is still missing of a sweep (or of one shard) and return all its rows.
 
+    Commands that share a folder share the points.
+
     Args:
         config: the sweep.
         folder: where results are kept.
@@ -100,17 +172,15 @@ def run_sweep(
         stream: receives progress lines; None prints them.
 
     Raises:
-        ConfigError: the plan cannot be made, the folder holds another sweep, another process is
-            running the same shard, or the device of what is missing is not there.
+        ConfigError: the plan cannot be made, the folder holds another sweep, or the device of what
+            is missing is not there.
     """
-    points = make_plan(config, root)[index::count]
+    points = make_plan(config, root)
     claim_folder(config, folder)
-    path = rows_file(folder, index, count)
-    with claim(Path(f"{path}.lock")) as lock:
-        if lock is None:
-            raise ConfigError(f"another process is writing {path}")
-        rows = _run_missing(config, points, path, stream)
-    if count == 1:
+    store = row_store(folder / ROWS)
+    _run_missing(config, points[index::count], store, Predictions.on(config.device), stream)
+    rows = store.rows
+    if {row.point_id for row in rows} >= {point.point_id for point in points}:
         write_tables(rows, folder)
     return rows
 
@@ -118,53 +188,25 @@ def run_sweep(
 def _run_missing(
     config: SweepConfig,
     points: Sequence[Point],
-    path: Path,
+    store: RowStore[ProfileRow],
+    predictions: Predictions,
     stream: Callable[[str], None] | None,
-) -> list[ProfileRow]:
-    rows = repair(path)
-    failed = {row.point_id for row in rows if row.status == "failed"}
-    done = {row.point_id for row in rows} - failed
-    missing = [p for p in points if p.point_id not in done]
+) -> None:
+    missing = [point for point in points if not store.has(point_id=point.point_id)]
     reason = missing_device(config.device)
     if reason is not None and not all(p.in_process or p.problem is not None for p in missing):
         raise ConfigError(
             f"{reason}: run {config.name} where there is one, or set another device and name"
         )
-    rows = without(path, rows, failed & {p.point_id for p in missing})
-    before, unmeasured = len(points) - len(missing), 0
-    progress = Progress(len(points), "points", stream)
+    before = len(points) - len(missing)
     if before:
         (stream or print)(f"{before} of {len(points)} points finished before, not run again")
-    predictions = Predictions.on(config.device)
-    worker = Worker(config.memory_limit_bytes, command_line())
-    try:
-        for number, point in enumerate(missing, 1):
-            fresh = _run_point(point, worker, config.point_timeout_s, predictions)
-            append_rows(path, fresh)
-            rows += fresh
-            unmeasured += any(row.status != "ok" for row in fresh)
-            left = (time.monotonic() - progress.begin) / number * (len(missing) - number)
-            note = f"{point.label}, {unmeasured} without numbers" if unmeasured else point.label
-            progress.show(before + number, left, note)
-    finally:
-        worker.close()
-    return rows
-
-
-def _run_point(
-    point: Point, worker: Worker, timeout_s: float, predictions: Predictions
-) -> list[ProfileRow]:
-    if point.in_process or point.problem is not None:
-        return measure_point(point)
-    known = predictions.of(point)
-    predicted = None if known is None else known.memory
-    skipped = cannot_fit(point, predicted)
-    if skipped:
-        return skipped
-    try:
-        return worker.run(point, timeout_s, predicted)
-    except ChildError as error:
-        return failed_rows(point, str(error))
+    worker = partial(make_worker, config.memory_limit_bytes, command_line())
+    jobs = [
+        PointJob(point, store.path.parent, store, predictions, worker, config.point_timeout_s)
+        for point in missing
+    ]
+    Runner(say=stream, what="points").run(jobs, done=before)
 
 
 def missing_device(device: str) -> str | None:
@@ -230,17 +272,15 @@ def memory_table(config: SweepConfig, root: Path) -> tuple[str, bool]:
     if gone is not None:
         raise ConfigError(gone)
     only = config.model_copy(update={"measure": ["memory"]})
-    predictions = Predictions(live=True)
-    worker = Worker(config.memory_limit_bytes, "python -m profiling memory")
-    lines, good = [], True
-    try:
-        for point in make_plan(only, root):
-            rows = _run_point(point, worker, config.point_timeout_s, predictions)
+    points, lines, good = make_plan(only, root), [], True
+    with TemporaryDirectory(prefix="lit-probattn-") as folder:
+        store = row_store(Path(folder) / ROWS)
+        _run_missing(only, points, store, Predictions(live=True), None)
+        for point in points:
+            rows = store.of(point_id=point.point_id)
             line, equal = _line(rows)
             lines.append({"point": point.label.removeprefix("memory "), **line})
             good = good and rows[0].status == "ok" and (equal or point.device != "cpu")
-    finally:
-        worker.close()
     head = [
         "Peak memory of one step above what is resident (parameters, buffers, inputs), in bytes.",
         "Measured: the allocator. Predicted: fake tensors, nothing allocated. They do not see",

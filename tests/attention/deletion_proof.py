@@ -63,7 +63,7 @@ def own_lines(name: str) -> dict[str, str]:
         "lit_probattn/attention/__init__.pyi": rf"from lit_probattn\.attention\.{name} import",
         "lit_probattn/functional/__init__.py": rf"from lit_probattn\.functional\.{name} import",
         "docs/variants.md": rf"^\| `{name}` \|",
-        "docs/kernels.md": rf"^\| `{name}` \|",
+        "docs/backends.md": rf"^\| `{name}` \|",
     }
 
 
@@ -73,7 +73,7 @@ REMOVALS = {
         {
             **own_lines("polynomial"),
             "tests/house/options.txt": r"^options Polynomial",
-            "docs/wikitext103.md": r"^\| Value-aware \| polynomial kernel \|",
+            "docs/reproduce.md": r"^\| Value-aware \| polynomial kernel \|",
             "configs/reproduce/cell_figures.bundle.yaml": r"\{rows: \[polynomial_8\],",
             "configs/reproduce/published.csv": r",polynomial kernel of degree 2,",
             "configs/reproduce/value_aware_table2.yaml": r"\{rows: \[polynomial_8\],",
@@ -81,11 +81,10 @@ REMOVALS = {
         r"Polynomial(Attention|Core)|attention[./]polynomial|polynomial\.yaml|polynomial_scores",
         blocks={"configs/reproduce/value_aware_table2.yaml": "polynomial_8"},
         texts={
-            "docs/bad_inputs.md": ("lit_probattn.attention.PolynomialAttention, ",),
-            "docs/value_aware.md": (
-                ", (q·k)² is\n`polynomial`",
-                ", and with an even power (the\nlayer `polynomial`, which works on scores)",
-                " (the polynomial adds 1e-12 to the square of each product instead)",
+            "tests/bad_inputs/messages.md": ("lit_probattn.attention.PolynomialAttention, ",),
+            "docs/analysis.md": (
+                "`polynomial` is the kernel (q·k)². ",
+                " (the\npolynomial adds 1e-12 to the square of each product instead)",
             ),
         },
     ),
@@ -99,7 +98,7 @@ REMOVALS = {
         },
         r"AST(Attention|Core)|lit_probattn[./]attention[./]ast\b|attention/ast\.yaml|test_ast\b",
         blocks={"configs/reproduce/fish_ast.yaml": "ast_8"},
-        texts={"docs/bad_inputs.md": ("lit_probattn.attention.ASTAttention, ",)},
+        texts={"tests/bad_inputs/messages.md": ("lit_probattn.attention.ASTAttention, ",)},
     ),
 }
 

@@ -26,7 +26,7 @@ from lit_probattn.attention.ast import (
 from lit_probattn.attention.backends import attend
 from lit_probattn.attention.engines import blocks
 from lit_probattn.attention.masks import make_masks
-from lit_probattn.commands.bounded_cache import bound_refusal
+from lit_probattn.commands.bounded_cache import bound_problem
 from lit_probattn.configs import class_of
 from lit_probattn.kernels.cpu.selftest import failure
 from lit_probattn.measure.counters import torch_flops
@@ -360,4 +360,4 @@ def test_the_first_training_step_of_a_process_may_draw_dropout_in_a_checkpoint(m
 
 
 def test_entmax_needs_all_keys():
-    assert "entmax" in (bound_refusal(ASTAttention(8, 2).core) or "")
+    assert "entmax" in (bound_problem(ASTAttention(8, 2).core) or "")

@@ -140,11 +140,11 @@ REAL = torch.tensor([[1] * 9, [1] * 6 + [0] * 3, [0] * 9]).bool()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", WALKED)
 def test_no_variant_gives_nan(name, dtype):
-    """Outputs and gradients of every variant and backend, up to inputs of size 300."""
+    """Outputs and gradients of every variant and backend, from inputs of size 30 to 300."""
     torch.manual_seed(0)
     layer = WALKED[name]().to(dtype).train()
     noise = torch.randn(3, 9, VARIANT_EMBED, generator=torch.Generator().manual_seed(1))
-    for size, is_causal in itertools.product((10, 30, 100, 300), (False, True)):
+    for size, is_causal in itertools.product((30, 300), (False, True)):
         for backend in layer.core.backends:
             if backend in GPU_BACKENDS:
                 continue

@@ -30,7 +30,8 @@ def draw(*shape):
 
 def scores_at(layer, query, key, first):
     """Component-reduced scores when positions start at `first`."""
-    rotated = layer.core.components(layer.rotary(key, first), first)
+    whole = torch.nn.functional.pad(key, (0, 0, first, 0))
+    rotated = layer.core.components(layer.rotary(whole, 0))[..., first:, :]
     query, masks = layer.rotary(query, first), Masks(query.shape[-2], key.shape[-2])
     return mgk_scores(query, rotated, layer.core.variant(HeadCall(query, rotated, key, masks)))
 

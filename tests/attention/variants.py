@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from lit_probattn.attention import Attention, variants
@@ -25,13 +26,30 @@ def shipped_variants() -> dict[str, tuple[type[Attention], dict[str, Any]]]:
 
 
 def layers() -> dict[str, Callable[..., Attention]]:
-    """Return what makes each variant on small sizes: plain classes, and every shipped file."""
+    """Return what makes each variant on small sizes: every shipped file, and other plain classes.
+
+    A class whose defaults a file has, the number of heads aside, is that file's variant.
+    """
+    shipped = shipped_variants()
+    named = [(cls, _own(cls, options)) for cls, options in shipped.values()]
     made: dict[str, Callable[..., Attention]] = {
-        name: partial(cls, EMBED, 4, head_dim=HEAD) for name, cls in variants().items()
+        name: partial(cls, EMBED, 4, head_dim=HEAD)
+        for name, cls in variants().items()
+        if (cls, {}) not in named
     }
-    for name, (cls, options) in shipped_variants().items():
+    for name, (cls, options) in shipped.items():
         made[name] = partial(cls, EMBED, head_dim=HEAD, **options)
     return made
+
+
+def _own(cls: type[Attention], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that differ from the class's defaults, without the number of heads."""
+    parameters = signature(cls).parameters
+    return {
+        name: value
+        for name, value in options.items()
+        if name != "num_heads" and value != parameters[name].default
+    }
 
 
 def examples() -> dict[str, Callable[..., Attention]]:

@@ -1,7 +1,7 @@
-"""Bad inputs and what is said about each: the cases behind `docs/bad_inputs.md` and its test.
+"""Invalid inputs and their messages: the cases behind `messages.md` and its test.
 
 python -m tests.bad_inputs                               prints the table
-python -m tests.bad_inputs --write docs/bad_inputs.md    writes it
+python -m tests.bad_inputs --write tests/bad_inputs/messages.md    writes it
 """
 
 from tests.bad_inputs.cases import Case, all_cases, message_of, page

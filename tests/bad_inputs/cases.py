@@ -105,7 +105,7 @@ def data_error(read: Callable[[Path], object]) -> Callable[[Path], str]:
 
 _HEAD = """# Bad inputs, and what is said about each
 
-Written by `python -m tests.bad_inputs --write docs/bad_inputs.md`;
+Written by `python -m tests.bad_inputs --write tests/bad_inputs/messages.md`;
 `tests/bad_inputs/test_bad_inputs.py` holds this page to what the code says. `DIR` stands for a
 folder of the user. A command ends with exit status 2 (1 for `python -m datamodules` on wrong data)
 and this one line on stderr; in code, the same text is the message of a `ValueError` or of one of

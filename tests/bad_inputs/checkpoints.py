@@ -6,7 +6,6 @@ import functools
 import pickle
 import random
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,13 +13,14 @@ import torch
 
 from lit_probattn.training.checkpoints import list_checkpoints
 from tests.bad_inputs.cases import Case, command_error, fit
+from tests.support.caches import scratch_folder
 from tests.support.runs import arguments, only_version, run
 
 
 @functools.cache
 def _trained() -> Path:
     """A folder in which the tiny Text task was trained for one step."""
-    folder = Path(tempfile.mkdtemp(prefix="bad_inputs_"))
+    folder = scratch_folder("bad_inputs_")
     short = ("--trainer.max_steps", "1", "--trainer.limit_val_batches", "0")
     run(arguments("fit", folder, *short))
     return folder

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
 from lit_probattn.rollouts import environments
 from tests.bad_inputs.cases import Case, command_error
+from tests.support.caches import scratch_folder
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
 
@@ -29,7 +29,7 @@ def _words(command: str, folder: Path, *more: str, task: str = TASK) -> list[str
 @functools.cache
 def _trained() -> Path:
     """A run folder in which the tiny task was trained for one step."""
-    folder = Path(tempfile.mkdtemp(prefix="bad_inputs_"))
+    folder = scratch_folder("bad_inputs_")
     run(_words("fit", folder, *LEAST, "--model.init_args.val_episodes", "0"))
     return only_version(folder)
 

@@ -12,7 +12,7 @@ from tests.bad_inputs.__main__ import main as write_page
 from tests.bad_inputs.cases import table_cell
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "docs/bad_inputs.md"
+PAGE = ROOT / "tests/bad_inputs/messages.md"
 ANEW = f"if the new message is right: python -m tests.bad_inputs --write {PAGE.relative_to(ROOT)}"
 CASES = all_cases()
 # Command lines take a third of a second each: of those the fast tests take every sixth.

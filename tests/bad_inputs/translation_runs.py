@@ -6,7 +6,6 @@ import functools
 import io
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import yaml
 
 from lit_probattn.configs import read_yaml
 from tests.bad_inputs.cases import Case, command_error
+from tests.support.caches import scratch_folder
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
 
@@ -32,13 +32,13 @@ def _words(command: str, folder: Path, *more: str, task: str = TASK, **attention
 
 @functools.cache
 def _cache() -> Path:
-    return Path(tempfile.mkdtemp(prefix="bad_inputs_"))
+    return scratch_folder("bad_inputs_")
 
 
 @functools.cache
 def _trained() -> Path:
     """A run folder in which the tiny task was trained for one step."""
-    folder = Path(tempfile.mkdtemp(prefix="bad_inputs_"))
+    folder = scratch_folder("bad_inputs_")
     run(_words("fit", folder, "--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"))
     return only_version(folder)
 

@@ -13,9 +13,9 @@ from lit_probattn.analysis.__main__ import main as analysis
 from lit_probattn.base import allowed_code
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.app import main as train
+from lit_probattn.compare.own import main as compare
 from lit_probattn.configs import attention_factory, class_of, instantiate
 from lit_probattn.convert.to_mgk import main as convert
-from lit_probattn.quickstart import main as quickstart
 from profiling.cli import main as profile
 from tests.support.runs import arguments, error_of
 
@@ -104,7 +104,7 @@ def test_what_is_installed_in_any_way_may_be_named(folder, monkeypatch):
 
 
 def test_every_program_takes_the_flag(folder, capsys):
-    commands = {analysis: ["rank"], convert: [], quickstart: [], profile: ["sweep"], train: []}
+    commands = {analysis: ["rank"], convert: [], compare: [], profile: ["sweep"], train: []}
     for program, words in commands.items():
         with pytest.raises(SystemExit) as end:
             program([*words, "--allow_code", "strange", "--help"])

@@ -24,7 +24,7 @@ sys.modules["fcntl"] = sys.modules["resource"] = None
 PROGRAM = f"""{WITHOUT}
 from pathlib import Path
 from lit_probattn.tasks import *
-import lit_probattn.cli.app, lit_probattn.compare.own, lit_probattn.quickstart
+import lit_probattn.cli.app, lit_probattn.compare.own
 import profiling.cli, profiling.studies.step_ratio, profiling.sweep.run
 from lit_probattn.base.processes import fork_context
 from lit_probattn.base.errors import ConfigError

@@ -11,7 +11,7 @@ from lit_probattn.attention import FiSHAttention
 from lit_probattn.commands.bounded_cache import (
     BoundedCache,
     CacheBound,
-    bound_refusal,
+    bound_problem,
     bounded_caches,
     output_movements,
 )
@@ -206,7 +206,7 @@ def test_layers_that_need_all_keys_refuse(layer, reason):
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_layers_without_positions_do_not(name):
-    assert bound_refusal(make(name).core) is None
+    assert bound_problem(make(name).core) is None
 
 
 def test_bad_bounds():

@@ -61,7 +61,7 @@ def test_a_sweep_and_its_report_take_the_variant(page, monkeypatch, capsys):
     assert "measure: [cost, memory, time]" in sweep.read_text()
     sweep.write_text(sweep.read_text().replace("[cost, memory, time]", "[cost]"))
     assert main(page["sweep"]) == 0
-    rows, _ = read_rows("runs/profiling/cosine/rows.jsonl")
+    rows = read_rows("runs/profiling/cosine/rows.jsonl")
     assert {row.status for row in rows} == {"ok"}
     assert "CosineAttention" in {row.attention_class for row in rows}
     assert main(page["report"]) == 0

@@ -84,7 +84,9 @@ def _quickstart(folder: Path) -> list[str]:
     parts = ("num_train=256", "num_val=40", "num_test=42", "num_processes=1", "batch_size=8")
     small = [f"data.init_args.{part}" for part in parts]
     places = ["--data_dir", str(folder), "--out", str(folder / "out")]
-    return ["lit_probattn.quickstart", "--steps", "200", *places, "--set", *small]
+    what = ["--task", "lra_listops_quickstart", "--attention", "softmax", "smgk num_heads=4"]
+    words = ["lit_probattn", "compare", *what, "--seeds", "0", "--steps", "200"]
+    return [*words, *places, "--set", *small]
 
 
 def _uea(folder: Path) -> list[str]:
@@ -148,7 +150,7 @@ def _begun(door: Door, folder: Path) -> bool:
     """Whether something is saved that the next start goes on from."""
     if door.trains:
         return any(folder.glob("runs/*/0/checkpoints/step-*.ckpt"))
-    path = folder / "rows" / "rows.0-of-2.jsonl"
+    path = folder / "rows" / "rows.jsonl"
     return path.is_file() and path.stat().st_size > 0
 
 
@@ -188,7 +190,7 @@ def _run(words: Sequence[str], log: Path) -> str:
 def _resume_cells(words: Sequence[str], folder: Path, log: Path) -> dict[str, object]:
     print(f"stopped at step {_steps(folder)}; both shards by submitit's local executor", flush=True)
     done = folder / "runs/reproduce/cells"
-    early = {path.name: path.read_bytes() for path in done.glob("*.json")}
+    early = {path.name: path.read_bytes() for path in done.glob("*.jsonl")}
     told = _run([*words, "--executor", "local", "--shards", "2"], log)
     logs = sorted(folder.glob("runs/reproduce/submitit/*/*_log.out"))
     lines = [line for path in logs for line in path.read_text().splitlines()]
@@ -196,7 +198,7 @@ def _resume_cells(words: Sequence[str], folder: Path, log: Path) -> dict[str, ob
     for line in lines:
         if shown.search(line):
             print(f"   {line.partition('; log ')[0]}")
-    results = {path.name: path.read_bytes() for path in done.glob("*.json")}
+    results = {path.name: path.read_bytes() for path in done.glob("*.jsonl")}
     again = _run([*words, "--shard", "0/2"], log)
     print("   once more: " + again.splitlines()[-1], flush=True)
     starts = sorted(json.loads(text)["num_starts"] for text in results.values())
@@ -206,21 +208,21 @@ def _resume_cells(words: Sequence[str], folder: Path, log: Path) -> dict[str, ob
         "starts": starts,
         "resumed from": int(resumed[1]) if resumed else None,
         "kept": all(results[key] == text for key, text in early.items())
-        and results == {path.name: path.read_bytes() for path in done.glob("*.json")},
+        and results == {path.name: path.read_bytes() for path in done.glob("*.jsonl")},
         "run again": int(re.findall(r"finished, (\d+) of them now", again)[0]),
         "report": "report: " in told,
     }
 
 
 def _resume_sweep(words: Sequence[str], folder: Path, log: Path) -> dict[str, object]:
-    path = folder / "rows" / "rows.0-of-2.jsonl"
+    path = folder / "rows" / "rows.jsonl"
     before = path.read_bytes()
-    kept = len({row.point_id for row in read_rows(path)[0]})
+    kept = len({row.point_id for row in read_rows(path)})
     print(f"stopped after {kept} points; both shards, a process each", flush=True)
     shards = [_start([*words, "--shard", f"{i}/2"], log) for i in (0, 1)]
     if any(process.wait() for process in shards):
         raise RuntimeError(log.read_text())
-    rows = [row for p in folder.glob("rows/*.jsonl") for row in read_rows(p)[0]]
+    rows = [row for p in folder.glob("rows/*.jsonl") for row in read_rows(p)]
     ids = [row.point_id for row in rows if row.row_index == 0]
     again = _run([*words, "--shard", "0/2"], log)
     line = next(line for line in again.splitlines() if "finished before" in line)

@@ -13,7 +13,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import run_cells
 from tests.compare.test_runner import COUNTED
-from tests.compare.tiny import finished, program, tiny_cells
+from tests.compare.tiny import finished, program, tiny_cells, write_result
 from tests.support.paths import ROOT
 
 ROWS = "text,label\n" + "".join(f"word{n % 7} text {n},{'ab'[n % 2]}\n" for n in range(60))
@@ -123,7 +123,7 @@ def test_a_missing_field_is_named(field, tmp_path, monkeypatch):
     cell = tiny_cells(tmp_path)[1][0]
     result = finished(cell)
     del result[field]
-    cell.keep(result)
+    write_result(cell, result)
     with pytest.raises(ConfigError, match=f"{cell.result_path}: {field}: "):
         cell.result()
 
@@ -135,8 +135,8 @@ def test_the_file_of_another_cell_and_one_nested_too_deeply_are_refused(tmp_path
     shutil.copyfile(first.result_path, second.result_path)
     with pytest.raises(ConfigError, match=f"{second.result_path}: name: "):
         second.result()
-    second.result_path.write_text("[" * 100_000)
-    with pytest.raises(ConfigError, match=f"{second.result_path}: nested"):
+    second.result_path.write_text("[" * 100_000 + "\n")
+    with pytest.raises(ConfigError, match=rf"{second.result_path}: .*\(line 1"):
         second.result()
 
 

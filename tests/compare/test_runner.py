@@ -256,10 +256,10 @@ def test_shards_are_a_partition_and_the_whole_command_reports(tmp_path, capsys, 
     done = tmp_path / "runs/reproduce/cells"
     found = []
     for index in range(3):
-        before = set(done.glob("*.json"))
+        before = set(done.glob("*.jsonl"))
         shard = ("--shard", f"{index}/3")
         assert main(arguments(tmp_path, "--only", "listops", *shard)) == 0
-        found.append(set(done.glob("*.json")) - before)
+        found.append(set(done.glob("*.jsonl")) - before)
     assert [len(part) for part in found] == [2, 1, 1]
     assert len(set.union(*found)) == 4
     assert "report:" not in capsys.readouterr().out

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +164,14 @@ def finished(cell: Cell, **more: Any) -> dict[str, Any]:
         **more,
     }
     result["report"] = {"checkpoint": "best-00000008.ckpt", **result["report"]}
-    cell.keep(result)
+    write_result(cell, result)
     return result
+
+
+def write_result(cell: Cell, result: Mapping[str, Any]) -> None:
+    """Write the result file of a cell, also with what cannot be."""
+    cell.result_path.parent.mkdir(parents=True, exist_ok=True)
+    cell.result_path.write_text(json.dumps(result) + "\n")
 
 
 def tiny_cells(

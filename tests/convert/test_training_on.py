@@ -1,4 +1,4 @@
-"""Convert a run, train on from it, and use what comes out: the commands of docs/fine_tuning.md."""
+"""Convert a run, continue training, and use the result: the commands of docs/swap.md."""
 
 from __future__ import annotations
 

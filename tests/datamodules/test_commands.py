@@ -179,7 +179,7 @@ def test_a_kind_can_be_given(tmp_path: Path, capsys) -> None:
     assert main(["check", str(path), "--kind", "textts"]) == 1
     assert "did you mean 'texts'?" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "mine.cvs")]) == 1
-    assert "no such file or folder" in capsys.readouterr().err
+    assert "no such file, folder or data set" in capsys.readouterr().err
 
 
 def test_check_shows_what_is_in_parallel_text(tmp_path: Path, capsys) -> None:

@@ -244,7 +244,7 @@ TABLE: dict[str, Data] = {
             path="@/none.csv",
             label_column=Option("right", told="label is 'a'"),
             id_column=Option("time", told="id is 's"),
-            time_column=Option("left", told="has time"),
+            time_column=Option("left", told="duplicate time"),
             normalization="minmax",
             max_length=9,
             val_path="@/table.csv",

@@ -21,6 +21,7 @@ from lit_probattn.experiments.page import (
     write_front_page,
 )
 from lit_probattn.records.markdown import escaped
+from profiling.report.efficiency import efficiency_lines
 from tests.support.pages import Page as Shown
 from tests.support.paths import ROOT
 
@@ -119,7 +120,7 @@ def test_the_committed_front_page_has_every_committed_report(tmp_path):
         assert f"({path.relative_to(reports).as_posix()})" in text
     shutil.copytree(reports, tmp_path / "reports")
     command = "lit-probattn report --index reports"
-    assert write_front_page(tmp_path / "reports", command).read_text() == text
+    assert write_front_page(tmp_path / "reports", command, efficiency_lines).read_text() == text
 
 
 def test_one_page_carries_everything(tmp_path):

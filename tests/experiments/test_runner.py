@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lit_probattn.base.errors import ChildError
-from lit_probattn.experiments.runner import Command, Job, Runner
+from lit_probattn.base.processes import Worker
+from lit_probattn.experiments.runner import Call, Command, Job, Runner
 
 PROGRAM = """
 import sys
@@ -93,3 +94,50 @@ def test_a_job_without_what_it_begins_with_is_skipped(folder):
     outcome = Runner(say=lambda line: None).run([left])
     assert outcome.skipped == {"job left": "it begins with job elsewhere, which is not finished"}
     assert not (folder / "order").exists()
+
+
+ANSWERS = """
+import os, sys
+from lit_probattn.base.processes import answer_requests
+
+def answer(request):
+    if request == "die":
+        os.kill(os.getpid(), 9)
+    return [request, os.getpid()]
+
+answer_requests(int(sys.argv[1]), answer)
+"""
+
+
+@dataclass(frozen=True)
+class Asked(Made):
+    """A job that asks a worker, and asks it again where that died."""
+
+    def work(self):
+        worker = yield Call(lambda: Worker("answers"), self.name, 30.0)
+        try:
+            found = worker.answer()
+        except ChildError as error:
+            found = [str(error), 0]
+        (self.folder / self.name).write_text(f"{found[0]} {found[1]}")
+        return "asked"
+
+
+def test_calls_of_a_slot_share_a_worker_until_it_dies(folder):
+    (folder / "answers.py").write_text(ANSWERS)
+    jobs = [Asked(folder, name) for name in ("one", "two", "die", "three")]
+    outcome = Runner(say=lambda line: None).run(jobs)
+    assert (outcome.ran, outcome.failed) == (4, {})
+    one, two, die, three = ((folder / job.name).read_text().rsplit(" ", 1) for job in jobs)
+    assert [one[0], two[0], three[0]] == ["one", "two", "three"]
+    assert one[1] == two[1] != three[1]
+    assert "killed (signal 9)" in die[0]
+    assert not [*folder.glob("locks/*")]
+
+
+def test_without_a_receiver_progress_is_one_line_every_ten_seconds(folder, capsys):
+    jobs = [Asked(folder, name) for name in ("one", "two", "three")]
+    (folder / "answers.py").write_text(ANSWERS)
+    assert Runner(say=None, what="points").run(jobs).ran == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "points finished" in line] == ["3 of 3 points finished"]

@@ -27,7 +27,7 @@ def fits(text: str) -> list[list[str]]:
     joined = text.replace("\\\n", " ")
     for name, value in VALUES.items():
         joined = re.sub(rf"\$\{{?{name}\b\}}?", value, joined)
-    found = re.findall(r"-m lit_probattn (fit .*)", joined)
+    found = re.findall(r"(?:-m lit_probattn|lit-probattn) (fit .*)", joined)
     lines = (re.sub(r'"?\$@"?|&$|\$\(basename[^)]*\)', " ", line).strip() for line in found)
     return [shlex.split(line, comments=True) for line in lines]
 

@@ -18,7 +18,7 @@ PACKAGES = ("lit_probattn", "datamodules", "profiling")
 # From the top; a file imports from its own room and from rooms below it. Modules that are named by
 # a string and imported when they are called are no arrows.
 FLOORS = (
-    ("lit_probattn/reproduce", "lit_probattn/quickstart.py"),
+    ("lit_probattn/reproduce",),
     ("lit_probattn/commands",),
     ("profiling",),
     ("lit_probattn/compare",),
@@ -57,7 +57,7 @@ INNER_FLOORS = {
 }
 MOST_FILES = 15
 # Files of the package that lie in none of its folders.
-LOOSE = {"__init__.py", "__main__.py", "configs.py", "quickstart.py", "randomness.py"}
+LOOSE = {"__init__.py", "__main__.py", "configs.py", "randomness.py"}
 
 
 @cache

@@ -11,10 +11,11 @@ import shlex
 import pytest
 import yaml
 
-from lit_probattn import quickstart
+import lit_probattn
 from lit_probattn.cli.app import main
 from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
+from tests.pages.blocks import SNIPPET
 from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -36,12 +37,14 @@ def commands() -> list[list[str]]:
     return found
 
 
-FITS = [words[3:] for words in commands() if words[:4] == ["python", "-m", "lit_probattn", "fit"]]
+FITS = [words[1:] for words in commands() if words[:2] == ["lit-probattn", "fit"]]
 
 
 def test_python_blocks_run():
     assert blocks("python")
     for code in blocks("python"):
+        if SNIPPET.search(code):
+            continue  # a script of examples, which has its own test
         exec(compile(code, "README.md", "exec"), {})
 
 
@@ -50,7 +53,8 @@ def test_first_run_and_its_evaluation_as_they_stand(monkeypatch, tmp_path):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_PROBATTN_CACHE", str(tmp_path / "cache"))
-    first = [words[3:] for words in commands() if words[2:3] == ["lit_probattn"]][:3]
+    runs = [words[1:] for words in commands() if words[:1] == ["lit-probattn"]]
+    first = [words for words in runs if words[0] in ("fit", "test", "predict")][:3]
     assert [words[0] for words in first] == ["fit", "test", "predict"]
     for arguments in first:
         assert main(arguments) == 0, arguments
@@ -90,21 +94,58 @@ def test_make_targets_exist():
 
 def test_the_quickstart_writes_where_git_does_not_look():
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
-    assert f"{quickstart.OUT.parts[0]}/" in ignored
-    assert f"`{quickstart.OUT}/report.md`" in README
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (out,) = re.findall(r"lit_probattn compare .*?--out (\S+)", makefile, re.DOTALL)
+    assert f"{out.split('/')[0]}/" in ignored
+    assert f"`{out}/report.md`" in README
 
 
-def test_fish_of_the_table_of_costs_and_of_the_comparison_is_the_preset():
-    """One meaning: local heads from maps as the table prints them; `compare` changes neither."""
+def gains() -> dict[str, list[str]]:
+    """Return the cells of the README's table of gains, by variant."""
+    table = README.split("| variant | parameters | multiply-adds |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return {row[0]: row[1:] for row in rows[2:]}
+
+
+# Names of the table, and the presets with the settings that they mean.
+VARIANTS = {
+    "softmax, 4 heads": ("softmax", {"num_heads": 4}),
+    "sMGK, 4 heads": ("smgk", {}),
+    "MGK, 4 heads": ("mgk", {}),
+    "MGK with hard E-step, 4 heads": ("mgk_hard_e", {}),
+    "Hard FiSH, 8 heads from 2 score maps": ("hard_fish", {}),
+    "Hard MiSH, 8 heads from 2 score maps": ("hard_mish", {}),
+    "Hard GFiSH, 8 heads from 2 score maps": ("hard_gfish", {}),
+    "FiSH (with noise), 8 heads from 2 score maps": ("fish", {}),
+}
+
+
+def test_counts_of_the_table_of_gains_are_those_of_the_layers():
+    """Parameters and multiply-adds, width 512 at 4096 tokens, over softmax with 8 heads."""
+    baseline = lit_probattn.create("softmax", embed_dim=512, num_heads=8).cost(4096)
+    assert list(gains()) == list(VARIANTS)
+    for name, (preset, settings) in VARIANTS.items():
+        layer = lit_probattn.create(preset, embed_dim=512, head_dim=64, **settings)
+        cost = layer.cost(4096)
+        shown = [float(cell) for cell in gains()[name][:2]]
+        counted = [cost.num_parameters / baseline.num_parameters, cost.macs / baseline.macs]
+        assert shown == [round(value, 2) for value in counted], name
+
+
+def test_names_of_the_table_of_gains_are_the_presets():
+    """`Hard FiSH` has the heads that the table names, and the comparison changes neither."""
     entry = attention_entry("configs/attention/hard_fish.yaml")["init_args"]
-    sizes = (entry["num_heads"], entry["num_global_heads"])
-    (line,) = re.findall(r"^\| Hard FiSH: (\d+) heads from (\d+) maps \| (\d+) \|", README, re.M)
-    assert line == (str(sizes[0]), str(sizes[1]), str(sizes[0]))
+    assert (entry["num_heads"], entry["num_global_heads"]) == (8, 2)
     words = next(words for words in commands() if words[1:2] == ["compare"])
     assert [dict(read_row(word).set) for word in words if word.startswith("hard_fish")] == [{}]
 
 
-@pytest.mark.parametrize("folder", ["README.md", "docs/quick_start.md", "docs/training.md"])
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
+    assert len((ROOT / "AGENTS.md").read_text(encoding="utf-8").splitlines()) <= 80
+
+
+@pytest.mark.parametrize("folder", ["README.md", "docs/quick_start.md", "docs/comparisons.md"])
 def test_the_comparison_is_the_same_wherever_it_stands(folder):
     compared = [
         words

@@ -209,7 +209,7 @@ def test_plans_never_ask_for_more_heads_or_columns_than_they_may():
 
 
 def test_passes_have_two_loops_where_both_compile_without_spills():
-    """The rows of docs/kernels.md; `python -m profiling kernels --compile-table` made them."""
+    """The rows of kernels/README.md; `python -m profiling kernels --compile-table` made them."""
 
     def passes(*sizes, **rest):
         heads = fish_call.Heads(*sizes, 2, **rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -9,7 +10,16 @@ import pytest
 import torch
 
 from lit_probattn.base.errors import UnsupportedError
-from lit_probattn.measure.timing import captured, lost_gpu, replayed
+from lit_probattn.base.files import cache_folders
+from lit_probattn.base.locks import claim
+from lit_probattn.measure.timing import (
+    alone_on,
+    captured,
+    device_lock_name,
+    lost_gpu,
+    replayed,
+    time_sides,
+)
 
 CUDA = torch.device("cuda")
 LOST = "CUDA error: an illegal memory access was encountered"
@@ -95,3 +105,26 @@ def test_a_call_is_replayed_where_it_can_be(fake_graphs):
     assert replayed(calls.clear, torch.device("cpu")) == calls.clear
     with pytest.raises(RuntimeError, match="illegal memory access"):
         replayed(raising(LOST), CUDA)
+
+
+def test_timings_of_a_device_wait_for_each_other(capsys):
+    cpu, seen = torch.device("cpu"), []
+    path = cache_folders()[0] / "locks" / device_lock_name(cpu)
+
+    def timed():
+        seen.append("waits")
+        time_sides({"one": lambda: seen.append("timed")}, device=cpu, warmup=0, repeats=1)
+
+    other = threading.Thread(target=timed)
+    with claim(path) as lock:
+        assert lock is not None
+        other.start()
+        other.join(0.5)
+        assert seen == ["waits"]
+    other.join(10.0)
+    assert seen == ["waits", "timed"]
+    assert f"waiting for {path}" in capsys.readouterr().err
+    with alone_on(cpu), alone_on(cpu), claim(path) as lock:
+        assert lock is None
+    with claim(path) as lock:
+        assert lock is not None

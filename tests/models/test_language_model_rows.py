@@ -1,4 +1,4 @@
-"""Every row that docs/wikitext103.md lists builds, with the parameters that it states."""
+"""Every row that docs/reproduce.md lists builds, with the parameters that it states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.language_model import LanguageModel
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs/wikitext103.md").read_text().splitlines()
+PAGE = (ROOT / "docs/reproduce.md").read_text().splitlines()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE

@@ -10,8 +10,10 @@ from importlib.util import find_spec
 
 import pytest
 
+from datamodules import REGISTRY
 from datamodules.__main__ import _make as make_data
 from lit_probattn.analysis.registry import STUDIES
+from lit_probattn.base import allowed_code
 from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.__main__ import make_parser as reproduce_parser
 from lit_probattn.reproduce.head_size.__main__ import make_parser as head_size_parser
@@ -29,8 +31,14 @@ def parse_study(words: list[str]) -> None:
         parser.parse_args(words[1:])
 
 
+def parse_data(words: list[str]) -> None:
+    """Parse the options of a data set; a path has options that depend on its content."""
+    if words[1] in REGISTRY:
+        make_data(words[0], words[1], words[2:])
+
+
 PARSERS: dict[str, Callable[[list[str]], object]] = {
-    "datamodules": lambda words: make_data(words[0], words[1], words[2:]),
+    "datamodules": parse_data,
     "lit_probattn.analysis": parse_study,
     "lit_probattn.reproduce.head_size": lambda words: head_size_parser().parse_args(words),
     "lit_probattn.reproduce": lambda words: reproduce_parser().parse_args(words),
@@ -39,20 +47,36 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
 }
 
 
+# Modules behind commands of the program.
+COMMANDS: dict[str, tuple[str, list[str]]] = {
+    "analyse": ("lit_probattn.analysis", []),
+    "data": ("datamodules", []),
+    "reproduce": ("lit_probattn.reproduce", []),
+    "sweep": ("profiling", ["sweep"]),
+    "report": ("profiling", ["report"]),
+}
+
+
 def modules(page: str) -> list[tuple[str, list[str]]]:
-    """Return module and arguments of every `python -m` of a page."""
+    """Return module and arguments of each `python -m` of a page and of commands with a parser."""
     found = []
     for command in commands(page):
-        words = [] if command.python else shlex.split(re.sub(r"\$\w+", "runs", command.text))
-        if "-m" in words and not is_assignment(command.text):
+        if command.python or is_assignment(command.text):
+            continue
+        words = shlex.split(re.sub(r"\$\w+", "runs", command.text))
+        if "-m" in words:
             at = words.index("-m") + 1
             found.append((words[at], words[at + 1 :]))
+        elif words[0] == "lit-probattn" and words[1] in COMMANDS:
+            module, first = COMMANDS[words[1]]
+            found.append((module, [*first, *words[2:]]))
     return found
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_parse(page, tmp_path, monkeypatch):
     monkeypatch.setenv("LIT_PROBATTN_CACHE", str(tmp_path))
+    monkeypatch.setenv(allowed_code.VARIABLE, "")
     for module, words in modules(page):
         assert find_spec(module), f"{page}: no module {module}"
         if module in PARSERS and "--help" not in words:

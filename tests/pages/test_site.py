@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import html
-import importlib
+import importlib.util
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
 import lit_probattn
+from lit_probattn.__main__ import COMMANDS, RUN
 from tests.pages.blocks import SNIPPET
 from tests.support.paths import ROOT
 
 CONFIG = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 PAGES = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
 EQUATION = re.compile(r"^```math\n(.+?)\n```$", re.MULTILINE | re.DOTALL)
-PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
+FIGURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 
 
 def addresses(part) -> list[str]:
@@ -32,45 +32,59 @@ def addresses(part) -> list[str]:
     return [address for item in inside for address in addresses(item)]
 
 
-def test_the_navigation_names_pages_that_exist():
+def site():
+    """Return the program that writes the pages of the site."""
+    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "docs/site.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_navigation_names_every_page():
     named = addresses(yaml.safe_load(CONFIG)["nav"])
     assert len(set(named)) == len(named)
-    assert set(named) - PAGES == {"reports/README.md"}  # added by docs/hooks.py
+    assert set(named) == PAGES | {"reports/README.md", "tutorial.md"}  # written by docs/site.py
+
+
+def test_there_are_at_most_22_pages():
+    assert len(PAGES) <= 22
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
-def test_pictures_show_in_the_repository_too(page):
+def test_figures_show_in_the_repository(page):
     path = ROOT / "docs" / page
-    for picture in PICTURE.findall(path.read_text(encoding="utf-8")):
-        assert (path.parent / picture).is_file(), picture
+    for figure in FIGURE.findall(path.read_text(encoding="utf-8")):
+        assert (path.parent / figure).is_file(), figure
 
 
-def test_every_family_has_equation_picture_and_a_line_that_runs():
-    for path in sorted((ROOT / "docs/variants").glob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        assert "attn_weights" in text
-        assert EQUATION.search(text)
-        assert PICTURE.search(text)
-        lines = re.findall(r"^layer = (lit_probattn\.create\(.*\))$", text, re.MULTILINE)
-        assert lines
+def test_every_family_has_equation_figure_and_a_line_that_runs():
+    text = (ROOT / "docs/variants.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    families = [section for section in sections if "```" in section]
+    assert len(families) == 5
+    for family in families:
+        assert EQUATION.search(family), family
+        lines = re.findall(r"^layer = (lit_probattn\.create\(.*\))$", family, re.MULTILINE)
+        assert lines, family
         for line in lines:
             assert eval(line, {"lit_probattn": lit_probattn}).embed_dim == 256
+    assert len(FIGURE.findall(text)) >= 4
 
 
-def test_equations_are_drawn(monkeypatch):
-    pytest.importorskip("mkdocs")
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    hooks = importlib.import_module("hooks")
-    for path in sorted((ROOT / "docs").rglob("*.md")):
+def test_equations_are_drawn():
+    count = 0
+    for path in sorted((ROOT / "docs").glob("*.md")):
         for equation in EQUATION.findall(path.read_text(encoding="utf-8")):
-            drawing = ElementTree.fromstring(hooks.drawn(equation))
-            (picture,) = drawing
-            assert picture.get("aria-label") == equation
+            count += 1
+            drawing = ElementTree.fromstring(site().drawn(equation))
+            (figure,) = drawing
+            assert figure.get("aria-label") == equation
             assert (
                 len(drawing.findall(".//{*}use")) >= len(re.sub(r"\\[a-z]+|\W", "", equation)) / 2
             )
+    assert count >= 10
     with pytest.raises(ValueError, match="no_such_symbol"):
-        hooks.drawn(r"a \no_such_symbol b")
+        site().drawn(r"a \no_such_symbol b")
 
 
 def test_every_example_is_on_a_page_as_it_is():
@@ -79,48 +93,67 @@ def test_every_example_is_on_a_page_as_it_is():
     shown = {name for text in pages for name in SNIPPET.findall(text)}
     named = {path.name for path in (ROOT / "examples").glob("*.py")}
     others = {name for name in named if any(f"`examples/{name}`" in text for text in pages)}
-    assert {name.removeprefix("examples/") for name in shown} <= named == others
-    assert len(shown) >= 4
+    scripts = {name.removeprefix("examples/") for name in shown if name.startswith("examples/")}
+    assert scripts <= named == others
+    assert len(scripts) >= 4
 
 
-def test_every_variant_is_named_on_a_page_of_its_family():
-    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs/variants").glob("*.md")]
+def test_every_variant_is_named_on_the_page():
+    text = (ROOT / "docs/variants.md").read_text(encoding="utf-8")
     names = [name for name in lit_probattn.list_attention() if "/" not in name]
-    assert [name for name in names if not any(f"`{name}`" in text for text in pages)] == []
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_command_is_on_the_page_with_its_help():
+    text = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    assert [name for name in [*RUN, *COMMANDS] if f"`{name}`" not in text] == []
+    assert len({*RUN, *COMMANDS}) <= 17
+
+
+def test_pages_of_the_site_include_files_and_figures(tmp_path):
+    """Nothing is left for a generator: no inclusion, no equation in LaTeX, no figure outside."""
+    count = site().write(tmp_path)
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")}
+    assert count == len(written)
+    assert written >= PAGES | {"reports/README.md", "tutorial.md"}
+    for name in PAGES | {"tutorial.md"}:
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert "--8<--" not in text
+        assert "```math" not in text
+        for figure in FIGURE.findall(text):
+            assert (tmp_path / figure).is_file(), (name, figure)
+    plain = (ROOT / "examples/plain_torch.py").read_text(encoding="utf-8").splitlines()[0]
+    assert plain in (tmp_path / "quick_start.md").read_text(encoding="utf-8")
+
+
+GENERATORS = {"mkdocs": ["mkdocs", "material", "mkdocstrings"], "zensical": ["zensical"]}
 
 
 @pytest.mark.slow
-def test_the_site_is_built_strictly(tmp_path):
-    pytest.importorskip("mkdocs")
-    pytest.importorskip("material")
-    pytest.importorskip("mkdocstrings")
-    words = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--site-dir",
-        str(tmp_path / "site"),
-    ]
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_the_site_is_built_strictly(generator, tmp_path):
+    for module in GENERATORS[generator]:
+        pytest.importorskip(module)
+    site().write(tmp_path / "build/pages")
+    (tmp_path / "mkdocs.yml").write_text(CONFIG.replace("paths: [.]", f"paths: [{ROOT}]"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    words = [sys.executable, "-m", generator, "build", "--strict"]
     done = subprocess.run(
-        words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    site = tmp_path / "site"
-    api = (site / "api.html").read_text(encoding="utf-8")
+    built = tmp_path / "build/docs"
+    api = (built / "api.html").read_text(encoding="utf-8")
     assert "num_components" in api
-    assert (site / "reports/index.html").is_file()
-    examples = html.unescape(re.sub(r"<[^>]+>", "", (site / "examples.html").read_text("utf-8")))
-    for name in SNIPPET.findall((ROOT / "docs/examples.md").read_text(encoding="utf-8")):
-        first = (ROOT / name).read_text(encoding="utf-8").splitlines()[0]
-        assert first in examples
-    for path in sorted(site.glob("variants/*.html")):
-        text = path.read_text("utf-8")
-        source = (ROOT / f"docs/variants/{path.stem}.md").read_text(encoding="utf-8")
-        assert text.count('<div class="equation"><svg') == len(EQUATION.findall(source)) > 0
+    assert (built / "reports/index.html").is_file()
+    pages = {name.removesuffix(".md") for name in PAGES | {"tutorial.md"}}
+    assert {path.stem for path in built.glob("*.html")} >= pages
+    start = html.unescape(re.sub(r"<[^>]+>", "", (built / "quick_start.html").read_text("utf-8")))
+    example = (ROOT / "examples/plain_torch.py").read_text(encoding="utf-8")
+    assert example.splitlines()[0] in start
+    variants = (built / "variants.html").read_text("utf-8")
+    source = (ROOT / "docs/variants.md").read_text(encoding="utf-8")
+    assert variants.count('<div class="equation"><svg') == len(EQUATION.findall(source)) > 0
     outside = r"(?:src|href)=\"(https?://[^\"]+)\""
-    for path in [site / "index.html", *sorted(site.glob("variants/*.html"))]:
-        loaded = re.findall(rf"<(?:script|link|img)[^>]*{outside}", Path(path).read_text("utf-8"))
-        assert loaded == []
+    for text in ((built / "index.html").read_text("utf-8"), variants):
+        assert re.findall(rf"<(?:script|link|img)[^>]*{outside}", text) == []

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention import Cost, SoftmaxAttention
+from lit_probattn.base.files import append_lines
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.worker import serve
 from tests.support.forks import fork_module
@@ -50,6 +51,11 @@ def fork_workers(monkeypatch) -> None:
         return 0
 
     fork_module(monkeypatch, "profiling.sweep.worker", run)
+
+
+def append_rows(path, rows) -> None:
+    """Append rows as they are, whole points or not."""
+    append_lines(path, [row.model_dump_json() for row in rows])
 
 
 def attention(class_path=SOFTMAX, **init_args):

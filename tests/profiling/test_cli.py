@@ -9,6 +9,7 @@ from lit_probattn.base.config_files import comment_of
 from lit_probattn.configs import read_yaml
 from profiling.cli import main
 from profiling.kernels.config import load_kernels
+from profiling.measure.rows import read_rows
 from profiling.sweep.config import load_sweep
 from profiling.sweep.plan import make_plan
 from tests.profiling.helpers import attention, sweep
@@ -146,7 +147,7 @@ def test_torchrun_ranks_share_the_points(capsys, tmp_path, monkeypatch):
     status, text, _ = run(capsys, "sweep", "--config", str(path), "--out", str(tmp_path / "o"))
     assert status == 0
     assert "4 ok" in text
-    assert (tmp_path / "o/rows.1-of-2.jsonl").exists()
+    assert len({row.point_id for row in read_rows(tmp_path / "o/rows.jsonl")}) == 4
 
 
 @pytest.mark.parametrize(

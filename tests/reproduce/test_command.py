@@ -189,13 +189,13 @@ def test_real_runs_killed_and_resumed(places, tmp_path):
         time.sleep(0.2)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    (first,) = cells.glob("*.json")
+    (first,) = cells.glob("*.jsonl")
     before = first.read_bytes()
     again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "[1/2] listops, Softmax, 2 heads, seed 3: finished before, not run again" in again.stdout
     assert "[2/2] listops, MGK, 1 head, seed 3: goes on from step " in again.stdout
     assert first.read_bytes() == before
-    results = [json.loads(path.read_text()) for path in cells.glob("*.json")]
+    results = [json.loads(path.read_text()) for path in cells.glob("*.jsonl")]
     assert sorted(result["num_starts"] for result in results) == [1, 2]
     report = (tmp_path / "runs/reproduce/reports/tiny/report.md").read_text()
     assert "2 of 2 cells are finished." in report

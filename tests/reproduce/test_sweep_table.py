@@ -86,7 +86,7 @@ def measured(tmp_path_factory):
 def rewritten(folder, **change):
     """Change every row of the sweep's results, for a table of them."""
     path = folder / "runs/profiling/tiny_table/rows.jsonl"
-    rows = [row.model_copy(update=change) for row in read_rows(path)[0]]
+    rows = [row.model_copy(update=change) for row in read_rows(path)]
     entry, _ = write(folder)
     table = table_of("tiny_table7", entry, folder / "runs", None, "", folder / "tables")
     path.write_text("".join(f"{row.model_dump_json()}\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Caches of the tests: in a folder of their own, never in the user's."""
+"""Caches and other folders of the tests: never in the user's, removed at the end."""
 
 from __future__ import annotations
 
@@ -19,5 +19,11 @@ def keep_out_of_the_users_cache() -> None:
         return  # a parallel worker of pytest, or started by a test
     # Finding its fonts again would take Matplotlib seconds.
     os.environ.setdefault("MPLCONFIGDIR", str(users / "matplotlib"))
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix=_PREFIX)
-    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+    os.environ["XDG_CACHE_HOME"] = str(scratch_folder(_PREFIX))
+
+
+def scratch_folder(prefix: str) -> Path:
+    """Return a new temporary folder, which is removed when this process ends."""
+    folder = tempfile.mkdtemp(prefix=prefix)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

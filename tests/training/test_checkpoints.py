@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from lit_probattn.cli.app import main
-from lit_probattn.convert.to_safetensors import main as export
+from lit_probattn.convert.__main__ import main as convert
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training import checkpoints
 from lit_probattn.training.checkpoints import (
@@ -30,6 +30,11 @@ from lit_probattn.training.checkpoints import (
     step_of,
 )
 from tests.support.runs import arguments, error_of, newest_state, only_version, run
+
+
+def export(words: list[str]) -> int:
+    """Run the command that writes weights as safetensors."""
+    return convert([*words, "--to", "safetensors"])
 
 
 def content(step: int = 7) -> dict:

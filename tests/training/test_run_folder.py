@@ -16,7 +16,7 @@ from lit_probattn.base.locks import claim, hold, release
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.run_folder import LOCK, RunPlan, RunSettings, plan_fit
-from lit_probattn.training.run_record import read_starts, remove_left_overs, write_record
+from lit_probattn.training.run_record import read_starts, remove_leftovers, write_record
 from tests.datamodules.lra.files import write_pairs
 from tests.datamodules.pictures.made import picture
 from tests.support.paths import ROOT
@@ -259,7 +259,7 @@ def test_temporary_files_of_killed_runs_are_removed(tmp_path, monkeypatch):
         (folder / name).touch()
     os.utime(folder / mine[-1], (0, 0))
     (folder / ".metrics.csv.5").symlink_to(folder / "config.yaml")
-    remove_left_overs(folder)
+    remove_leftovers(folder)
     assert not [name for name in (*mine, ".metrics.csv.5") if (folder / name).is_symlink()]
     assert [name for name in (*mine, *others) if (folder / name).exists()] == others
     assert (folder / "config.yaml").is_file()

@@ -76,14 +76,14 @@ def read_corpus(corpus: Corpus, path: Path) -> tuple[Rows, int]:
         if label not in corpus.labels:
             valid = [*corpus.labels, *written]
             raise DataError(
-                f"{table.place(number)}: unknown label {label!r}, expected one of "
+                f"{table.location(number)}: unknown label {label!r}, expected one of "
                 f"{', '.join(valid)}"
                 f"{nearest(label, valid, lists=False)}"
             )
         values = [column[number] for column in texts]
         rows.values.append((values[0], values[1] if len(values) > 1 else None))
         rows.labels.append(label)
-        rows.places.append(table.place(number))
+        rows.locations.append(table.location(number))
     if not rows.labels:
         raise DataError(f"{path} has no labelled rows")
     return rows, len(labels) - len(rows.labels)

@@ -212,8 +212,8 @@ class QuestionAnswering(AtPath, EncodedTexts):
             )
         for asked in self.questions("val")[:_SHOWN_QUESTIONS]:
             answer = asked.answers[0] if asked.answers else "no answer"
-            told = (beginning(text, _SHOWN) for text in (asked.question, answer))
-            yield f"question {asked.id}: {' '.join(told)}"
+            excerpts = (beginning(text, _SHOWN) for text in (asked.question, answer))
+            yield f"question {asked.id}: {' '.join(excerpts)}"
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
         """Yield a line for each published number of questions of a release."""

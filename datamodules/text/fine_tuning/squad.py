@@ -83,7 +83,7 @@ class _Reader:
         self.path, self.version, self.wrong_offsets = path, version, wrong_offsets
         self.contexts: list[str] = []
         self.questions: list[Asked] = []
-        self.places: dict[str, str] = {}  # location of each identifier
+        self.locations: dict[str, str] = {}  # location of each identifier
         self.wrong: list[str] = []
         self.num_left_out = 0
 
@@ -91,41 +91,44 @@ class _Reader:
         if not isinstance(content, dict) or "data" not in content:
             raise DataError(f"{self.path}: expected an object with the key 'data', as in SQuAD")
         for number, article in enumerate(self._field(content, "data", list, "")):
-            place = f"data[{number}]"
-            for index, paragraph in enumerate(self._field(article, "paragraphs", list, place)):
-                self._paragraph(paragraph, f"{place}.paragraphs[{index}]")
+            location = f"data[{number}]"
+            for index, paragraph in enumerate(self._field(article, "paragraphs", list, location)):
+                self._paragraph(paragraph, f"{location}.paragraphs[{index}]")
         if not self.questions and not self.wrong:
             raise DataError(f"{self.path} has no questions")
         return SquadFile(self.contexts, self.questions, self._notes())
 
-    def _paragraph(self, paragraph: Any, place: str) -> None:
-        context = self._field(paragraph, "context", str, place)
+    def _paragraph(self, paragraph: Any, location: str) -> None:
+        context = self._field(paragraph, "context", str, location)
         if not context.strip():
-            raise self._error(place, "context is empty")
+            raise self._error(location, "context is empty")
         self.contexts.append(context)
-        for index, asked in enumerate(self._field(paragraph, "qas", list, place)):
-            self._question(asked, context, f"{place}.qas[{index}]")
+        for index, asked in enumerate(self._field(paragraph, "qas", list, location)):
+            self._question(asked, context, f"{location}.qas[{index}]")
 
-    def _question(self, asked: Any, context: str, place: str) -> None:
-        name = self._field(asked, "id", str, place)
-        question = self._field(asked, "question", str, place)
-        if name in self.places:
+    def _question(self, asked: Any, context: str, location: str) -> None:
+        name = self._field(asked, "id", str, location)
+        question = self._field(asked, "question", str, location)
+        if name in self.locations:
             raise self._error(
-                place, f"duplicate id {name!r}, also used by {self.places[name]}; use unique ids"
+                location,
+                f"duplicate id {name!r}, also used by {self.locations[name]}; use unique ids",
             )
-        self.places[name] = place
-        found = self._field(asked, "answers", list, place)
-        impossible = "is_impossible" in asked and self._field(asked, "is_impossible", bool, place)
+        self.locations[name] = location
+        found = self._field(asked, "answers", list, location)
+        impossible = "is_impossible" in asked and self._field(
+            asked, "is_impossible", bool, location
+        )
         if self.version == "1.1" and (impossible or not found):
-            raise self._error(place, "there is no answer; version 2.0 supports such questions")
+            raise self._error(location, "there is no answer; version 2.0 supports such questions")
         if impossible and found:
             raise self._error(
-                place, "is_impossible is true, but there are answers; remove one of both"
+                location, "is_impossible is true, but there are answers; remove one of both"
             )
         if self.version == "2.0" and not impossible and not found:
-            raise self._error(place, "there is no answer, but is_impossible is not true")
+            raise self._error(location, "there is no answer, but is_impossible is not true")
         answers = [
-            self._answer(answer, context, f"{place}.answers[{index}]")
+            self._answer(answer, context, f"{location}.answers[{index}]")
             for index, answer in enumerate(found)
         ]
         right = [answer for answer in answers if answer is not None]
@@ -134,17 +137,17 @@ class _Reader:
             return
         self.questions.append(Asked(name, question, len(self.contexts) - 1, right))
 
-    def _answer(self, answer: Any, context: str, place: str) -> tuple[str, int] | None:
+    def _answer(self, answer: Any, context: str, location: str) -> tuple[str, int] | None:
         """Return an answer, or None if its character offset is wrong."""
-        text = self._field(answer, "text", str, place)
-        start = self._field(answer, "answer_start", int, place)
+        text = self._field(answer, "text", str, location)
+        start = self._field(answer, "answer_start", int, location)
         if not text:
-            raise self._error(place, "text is empty")
+            raise self._error(location, "text is empty")
         there = context[start : start + len(text)] if start >= 0 else ""
         if there == text:
             return text, start
         self.wrong.append(
-            f"{place}: expected {_short(text)} at character {start}, where the context has "
+            f"{location}: expected {_short(text)} at character {start}, where the context has "
             f"{_short(there)}"
         )
         return None
@@ -154,31 +157,31 @@ class _Reader:
             return []
         first = "; ".join(self.wrong[:_SHOWN])
         more = f"; and {len(self.wrong) - _SHOWN} more" if len(self.wrong) > _SHOWN else ""
-        told = f"{self.path}: {len(self.wrong)} answers are not at their answer_start: "
-        told += f"{first}{more}"
+        warning = f"{self.path}: {len(self.wrong)} answers are not at their answer_start: "
+        warning += f"{first}{more}"
         if self.wrong_offsets == "error":
-            raise DataError(f"{told}. Correct them, or set wrong_offsets to leave_out")
+            raise DataError(f"{warning}. Correct them, or set wrong_offsets to leave_out")
         if not self.questions:
-            raise DataError(f"{told}. No questions remain")
-        _log.warning("%s; skipped", told)
-        return [f"{told}; skipped, with {self.num_left_out} questions"]
+            raise DataError(f"{warning}. No questions remain")
+        _log.warning("%s; skipped", warning)
+        return [f"{warning}; skipped, with {self.num_left_out} questions"]
 
-    def _field(self, parent: Any, name: str, kind: type, place: str) -> Any:
+    def _field(self, parent: Any, name: str, kind: type, location: str) -> Any:
         """Return a field of a JSON object; raises DataError if it is missing or of another type."""
         if not isinstance(parent, dict):
-            raise self._error(place, f"expected an object, received {_short(parent)}")
+            raise self._error(location, f"expected an object, received {_short(parent)}")
         if name not in parent:
-            raise self._error(place, f"{name!r} is missing")
+            raise self._error(location, f"{name!r} is missing")
         value = parent[name]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            where = f"{place}.{name}" if place else name
+            where = f"{location}.{name}" if location else name
             raise self._error(where, f"expected {_KINDS[kind]}, received {_short(value)}")
         if isinstance(value, str) and value != value.encode("utf-8", "ignore").decode():
-            raise self._error(f"{place}.{name}", "not valid Unicode")
+            raise self._error(f"{location}.{name}", "not valid Unicode")
         return value
 
-    def _error(self, place: str, problem: str) -> DataError:
-        return DataError(f"{self.path}: {place}: {problem}")
+    def _error(self, location: str, problem: str) -> DataError:
+        return DataError(f"{self.path}: {location}: {problem}")
 
 
 def _short(value: object) -> str:

@@ -134,7 +134,7 @@ class TextPairs(EncodedTexts, TextTable):
     def store(
         self, writer: CacheWriter, parts: dict[str, list[Any]], targets: dict[str, list[int]]
     ) -> dict[str, Any]:
-        """Learn the tokeniser, unless one is given, and tokenise."""
+        """Train the tokeniser, unless one is specified, and tokenise."""
         left_out = {path.name: count for path, count in self._left_out.items()}
         return {**super().store(writer, parts, targets), "left_out": left_out}
 
@@ -142,8 +142,8 @@ class TextPairs(EncodedTexts, TextTable):
         """Open the splits."""
         facts = self.facts
         left_out = {name: count for name, count in facts["left_out"].items() if count}
-        told = [f"{name}: {n} rows without a label (-) skipped" for name, n in left_out.items()]
-        self.notes = [*facts["notes"], *told]
+        skipped = [f"{name}: {n} rows without a label (-) skipped" for name, n in left_out.items()]
+        self.notes = [*facts["notes"], *skipped]
         counts = facts["counts"].items()
         return {name: TextPairSplit.from_cache(cache, name, count) for name, count in counts}
 

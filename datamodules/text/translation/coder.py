@@ -148,7 +148,7 @@ class TextCoder:
         """Parse `text`.
 
         Raises:
-            DataError: It is not a serialised text coder.
+            DataError: `text` is not a serialised text coder.
         """
         try:
             stored = json.loads(text)

@@ -408,8 +408,8 @@ class Translation(AtPath, TokenBatches, CachedDataModule):
                 )
         shares = self.batch_lengths("train").padding_shares(self.max_tokens)
         parts = zip(shares, self.languages, strict=True)
-        told = ", ".join(f"{100 * share:.1f} % {language}" for share, language in parts)
-        yield f"padding in training batches: {told}"
+        summary = ", ".join(f"{100 * share:.1f} % {language}" for share, language in parts)
+        yield f"padding in training batches: {summary}"
         lines = zip(self.source_lines("test"), self.references("test"), strict=True)
         for number, pair in zip(range(_SHOWN_PAIRS), lines, strict=False):
             cut = (beginning(text, _SHOWN) for text in pair)

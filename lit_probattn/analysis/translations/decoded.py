@@ -164,7 +164,7 @@ def decode(run: Run, split: str, folder: Path) -> Lines:
     settings["data"] = trained.config["data"]
     folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "-", run.label)
-    store = RowStore(folder / f"{name}.jsonl", settings, ("number",))
+    store = RowStore(folder / f"{name}.jsonl", dict[str, Any], ("number",), settings=settings)
     loader = getattr(trained.data, f"{split}_dataloader")()
     total = len(trained.data.references(split))
     progress = Progress(total, f"sentences of {run.label}")
@@ -180,7 +180,7 @@ def decode(run: Run, split: str, folder: Path) -> Lines:
     return Lines([row["text"] for row in lines], [row["words"] for row in lines])
 
 
-def _missing(loader: Any, store: RowStore) -> Iterator[dict[str, Tensor]]:
+def _missing(loader: Any, store: RowStore[dict[str, Any]]) -> Iterator[dict[str, Tensor]]:
     """Yield the real rows of the batches that are not all kept."""
     for batch in getattr(loader, "loader", loader):
         names = batch["sample_ids"]

@@ -116,12 +116,6 @@ class FiSHCore(Core):
         """Whether a call in the present mode draws noise."""
         return self.noise_kind != "none" and (self.training or self.noise_at_eval)
 
-    @property
-    def block_maps(self) -> int:
-        """One where one map serves all local heads; dropout tells them apart."""
-        local = self.draws_noise and self.noise_kind != "global"
-        return 1 if self.mixing.mixer == "shared" and not local else self.layout.out
-
     def learned(self) -> dict[str, ParameterTable]:
         """Return mixing weights and noise scales."""
         return self.mixing.learned(self.noise_scale)

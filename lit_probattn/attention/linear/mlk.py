@@ -73,7 +73,7 @@ class MLKCore(LinearCore):
             shift = torch.randn(layout.key, count, layout.head_dim) * options.shift_init_std
             self.key_shift = nn.Parameter(shift)
 
-    def components(self, key: Tensor, first_position: int = 0) -> Tensor:
+    def components(self, key: Tensor) -> Tensor:
         """Return every component's keys, (B, H_kv, K, L, E); shifted ones in at least float32."""
         if self.key_shift is None:
             return key if key.dim() == 5 else key.unflatten(1, (-1, self.num_components))

@@ -320,22 +320,22 @@ class MGKCore(KeyNorms, Core):
             score=self.score,
             include_log_det=self.include_log_det,
             hard=self.e_step == "hard",
-            key_shift=self.shift_table(0, num_keys),
+            key_shift=self.shift_table(num_keys),
             norm_weight=self.key_norm_weight,
         )
 
-    def shift_table(self, first_position: int, num_keys: int) -> Tensor | None:
+    def shift_table(self, num_keys: int) -> Tensor | None:
         """Return b_r, (H_prior, K, E), or of every position, (H_prior, K, L, E), where it turns."""
         shift = self.shifts()
         if shift is None or self.shares_product:
             return shift
         assert self.rotary is not None
         table = shift.to(compute_dtype(shift))[:, :, None].expand(-1, -1, num_keys, -1)
-        return self.rotary(table, first_position)
+        return self.rotary(table, 0)
 
-    def components(self, key: Tensor, first_position: int = 0) -> Tensor:
+    def components(self, key: Tensor) -> Tensor:
         """Return every component's keys, (B, H_key, K, L, E); shifted ones in at least float32."""
-        table = self.shift_table(first_position, key.shape[-2])
+        table = self.shift_table(key.shape[-2])
         return MGK(None, self.variance(), key_shift=table).components(key)
 
     def unambiguous_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:

@@ -30,8 +30,6 @@ from lit_probattn.attention.variant import Scores, Variant
 
 Score = Literal["gaussian", "dot"]
 
-# The option of λ, and its name in state dicts.
-
 
 @dataclass(frozen=True)
 class MGK(Variant):

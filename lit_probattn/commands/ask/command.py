@@ -113,11 +113,11 @@ def _lines(options: argparse.Namespace) -> list[str]:
     found = answers(chosen, question)
     found = with_times(found, rows, question)
     if options.sort == "time" and all(each.training_s is None for each in found):
-        told = (
+        subject = (
             f"{options.measured} has no times for" if options.measured else "there are no times for"
         )
         raise ConfigError(
-            f"--sort time: {told} these sizes on {options.device}; --measured reads "
+            f"--sort time: {subject} these sizes on {options.device}; --measured reads "
             "times, and --write_sweep writes a sweep config that measures them"
         )
     found = ranked(found, options.sort)
@@ -180,10 +180,10 @@ def table(found: Sequence[Answer]) -> list[str]:
 def _foot(found: Sequence[Answer], options: argparse.Namespace) -> list[str]:
     lines = []
     if not any(each.training_s or each.inference_s for each in found):
-        told = f"{options.measured} has no times for" if options.measured else "not measured for"
+        subject = f"{options.measured} has no times for" if options.measured else "not measured for"
         first = "" if options.write_sweep else "add --write_sweep ask.yaml, then"
         lines += [
-            f"Time: {told} these sizes on {options.device}. To measure it there: {first}".rstrip(),
+            f"Time: {subject} these sizes on {options.device}. To measure it: {first}".rstrip(),
             f"  lit-probattn sweep --config {options.write_sweep or 'ask.yaml'} "
             "--out runs/profiling/ask",
             "then repeat this command with --measured runs/profiling/ask.",
@@ -205,7 +205,7 @@ def _model_lines(options: argparse.Namespace) -> list[str]:
     from lit_probattn.commands.ask.models import changes
 
     seq_len = 512 if options.seq_len is None else options.seq_len
-    found, told = changes(options.model, options.swap, options.heads, seq_len)
+    found, note = changes(options.model, options.swap, options.heads, seq_len)
     if options.json:
         content = {"model": options.model, "swap": options.swap, "heads": options.heads}
         return [json.dumps({**content, "layers": [each.to_dict() for each in found]}, indent=1)]
@@ -226,7 +226,7 @@ def _model_lines(options: argparse.Namespace) -> list[str]:
         for pairs in ([each.parameters for each in found], [each.macs for each in found])
     ]
     return [
-        f"{options.model} ({told}), swapped to {options.swap} with heads={options.heads:g}:",
+        f"{options.model} ({note}), swapped to {options.swap} with heads={options.heads:g}:",
         "",
         *lines,
         "",

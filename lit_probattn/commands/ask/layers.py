@@ -154,8 +154,10 @@ def check_known(name: str) -> None:
 def good_for(name: str) -> str:
     """Return the recommendation in the configuration of a variant, in one line."""
     lines = comment_of(find(file_named("attention", name)))
-    told = [line.removeprefix(_GOOD_FOR).strip() for line in lines if line.startswith(_GOOD_FOR)]
-    return " ".join(told)
+    purposes = [
+        line.removeprefix(_GOOD_FOR).strip() for line in lines if line.startswith(_GOOD_FOR)
+    ]
+    return " ".join(purposes)
 
 
 def heads(options: Mapping[str, Any], question: Question, baseline: int) -> dict[str, int]:
@@ -337,7 +339,7 @@ def write_sweep(path: Path, question: Question, answers: list[Answer]) -> None:
     """Write the sweep config.
 
     Raises:
-        ConfigError: it cannot be written, or the file exists.
+        ConfigError: the file exists or cannot be written.
     """
     refuse_to_replace([path])
     try:

@@ -44,7 +44,7 @@ def rows_of(folder: Path) -> list[ProfileRow]:
             "`lit-probattn sweep`"
         )
     try:
-        rows, _ = read_rows(path)
+        rows = read_rows(path)
     except ConfigError as error:
         raise ConfigError(f"--measured {folder}: {error}") from error
     return [row for row in rows if row.quantity == "time" and row.status == "ok"]

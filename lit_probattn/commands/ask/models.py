@@ -31,14 +31,14 @@ class Named:
     """A model and an input.
 
     Args:
-        model: model with random weights; nothing is downloaded.
+        model: model with random weights, without downloads.
         inputs: inputs of one call on the meta device.
-        told: how the model differs from the named one.
+        note: how the model differs from the named one.
     """
 
     model: nn.Module
     inputs: Any
-    told: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def changes(name: str, variant: str, heads: float, seq_len: int) -> tuple[list[L
         name: `timm:NAME` or `hf:TYPE`.
         variant: `mgk`, `smgk` or `softmax`.
         heads: ratio of heads kept.
-        seq_len: number of tokens of a language model's call.
+        seq_len: sequence length for language models.
 
     Raises:
         ConfigError: the model is unknown or not supported, or its package is missing.
@@ -88,7 +88,7 @@ def changes(name: str, variant: str, heads: float, seq_len: int) -> tuple[list[L
     except ValueError as error:
         raise ConfigError(f"--model {name}: {' '.join(str(error).split())}") from error
     after = _macs(model, named.inputs)
-    return _joined(report, before, after), named.told
+    return _joined(report, before, after), named.note
 
 
 def _joined(report: Report, before: dict[str, int], after: dict[str, int]) -> list[LayerChange]:
@@ -157,11 +157,11 @@ def _transformers(name: str, seq_len: int) -> Named:
     kind = name.removesuffix("-base")
     if kind not in kinds:
         family = kind.partition("-")[0]
-        told = (
+        note = (
             f"; did you mean {family!r}?" if family in kinds else nearest(kind, kinds, lists=False)
         )
         raise ConfigError(
-            f"--model hf:{name}: unknown model{told or ';'} supported types: {', '.join(KNOWN)}"
+            f"--model hf:{name}: unknown model{note or ';'} supported types: {', '.join(KNOWN)}"
         )
     config = AutoConfig.for_model(kind)
     layers = next((getattr(config, k) for k in list(_REDUCED)[:3] if hasattr(config, k)), None)
@@ -176,13 +176,13 @@ def _transformers(name: str, seq_len: int) -> Named:
     except Exception as error:
         text = " ".join(str(error).split())[:200]
         raise ConfigError(f"--model hf:{name}: cannot build its configuration: {text}") from error
-    told = f"default sizes of {kind}; two of its {layers} identical layers; "
+    note = f"default sizes of {kind}; two of its {layers} identical layers; "
     if hasattr(config, "image_size"):
         side = config.image_size
         inputs = {"pixel_values": torch.empty(1, 3, side, side, device="meta")}
-        return Named(model, inputs, f"{told}one image of {side} x {side}")
+        return Named(model, inputs, f"{note}one image of {side} x {side}")
     words = torch.zeros(1, seq_len, dtype=torch.int64, device="meta")
     inputs = {"input_ids": words}
     if getattr(config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = words
-    return Named(model, inputs, f"{told}one sequence of {seq_len} tokens")
+    return Named(model, inputs, f"{note}one sequence of {seq_len} tokens")

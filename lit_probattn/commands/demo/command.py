@@ -1,4 +1,4 @@
-"""Train two tiny models for half a minute, then show what they learned and their cost.
+"""Train two tiny models for half a minute, then show the learned attention and the cost.
 
     lit-probattn demo
 

@@ -39,9 +39,9 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], title: str, unit:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
         parts.append(f'<polyline points="{path}" stroke="{colour}"/>')
         for (x, y), (step, value) in zip(placed, points, strict=True):
-            told = escape(f"{name}, step {step:.0f}: {value:.1f} {unit}")
+            label = escape(f"{name}, step {step:.0f}: {value:.1f} {unit}")
             dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}">'
-            parts.append(f"{dot}<title>{told}</title></circle>")
+            parts.append(f"{dot}<title>{label}</title></circle>")
         x = _LEFT + 8 + 150 * number
         parts.append(
             f'<text x="{x}" y="14" style="fill: {colour}; font-weight: 600">— {escape(name)}</text>'
@@ -65,9 +65,9 @@ def attention_map(weights: Tensor, words: Sequence[str], name: str, colour: str)
         for column, (key, value) in enumerate(zip(words, values, strict=True)):
             place = f'x="{_EDGE + _CELL * column}" y="{_EDGE + _CELL * row}"'
             size_of = f'width="{_CELL}" height="{_CELL}" fill-opacity="{value / largest:.2f}"'
-            told = escape(
+            label = escape(
                 f"{query} (position {row + 1}) → {key} (position {column + 1}): {value:.3f}"
             )
-            parts.append(f"<rect {place} {size_of}><title>{told}</title></rect>")
+            parts.append(f"<rect {place} {size_of}><title>{label}</title></rect>")
     parts.append(f"</g></svg><figcaption>{escape(name)}; maximum {largest:.2f}</figcaption>")
     return "".join([*parts, "</figure>"])

@@ -82,7 +82,7 @@ def _costs(sides: Sequence[Side], costs: Sequence[Quantity]) -> Iterator[str]:
 
 
 def summary(costs: Sequence[Quantity], first: str, last: str) -> str:
-    """Return a sentence that lists what is cheaper for the last model, and what is not."""
+    """Return a sentence with the quantities that are lower for the last model, and the others."""
     parts = []
     for word, wanted in (("less", True), ("not less", False)):
         found = [cost.name for cost in costs if (cost.ratio < 1) is wanted]

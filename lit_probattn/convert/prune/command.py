@@ -85,18 +85,18 @@ def prune_checkpoint(options: argparse.Namespace) -> list[str]:
     batches = list(islice(run.data.val_dataloader(), options.num_batches))
     seen = layer_inputs(run.task, [f"model.{name}" for name in layers], batches)
     usage = {name: component_usage(layer, seen[f"model.{name}"]) for name, layer in layers.items()}
-    places = kept_components(layers, usage, options.threshold)
+    indices = kept_components(layers, usage, options.threshold)
     first = next(iter(layers))
-    before, after = layers[first].num_components, places[first].shape[1]
+    before, after = layers[first].num_components, indices[first].shape[1]
     least = min(float(values.min()) for values in usage.values())
     if after == before:
         raise ConfigError(
             f"nothing to prune: some head uses all {before} components at least "
             f"{options.threshold:g} (smallest usage {least:.4f}); raise --threshold"
         )
-    fresh = prune_layers(state, layers, places)
+    fresh = prune_layers(state, layers, indices)
     config = copy.deepcopy(run.config["model"])
-    config["init_args"]["attention"] = pruned_entry(entry, layers[first], places[first])
+    config["init_args"]["attention"] = pruned_entry(entry, layers[first], indices[first])
     new = _build(config, fresh)
     replaced = {f"model.{name}": new.model.get_submodule(name) for name in layers}
     compared = compare_models(run.task, replaced, batches)
@@ -106,22 +106,22 @@ def prune_checkpoint(options: argparse.Namespace) -> list[str]:
         "source_step": int(checkpoint.get("global_step", 0)),
         "threshold": options.threshold,
         "usage": {name: values.tolist() for name, values in usage.items()},
-        "kept": {name: values.tolist() for name, values in places.items()},
+        "kept": {name: values.tolist() for name, values in indices.items()},
         "model": asdict(compared) | asdict(losses),
     }
     written = {"model": {"init_args": {"attention": config["init_args"]["attention"]}}}
     done = write(options.output, checkpoint, written, state_dict=fresh, pruning=report)
-    lines = [_line(name, usage[name], places[name]) for name in layers]
+    lines = [_line(name, usage[name], indices[name]) for name in layers]
     lines.append(f"components per head: {before} before, {after} after")
     return [*lines, *dict.fromkeys((compared.line(), losses.line())), done]
 
 
-def _line(name: str, usage: Tensor, places: Tensor) -> str:
+def _line(name: str, usage: Tensor, indices: Tensor) -> str:
     heads = [
         " ".join(
-            f"{value:.3f}" if place in kept else f"({value:.3f})" for place, value in enumerate(row)
+            f"{value:.3f}" if index in kept else f"({value:.3f})" for index, value in enumerate(row)
         )
-        for row, kept in zip(usage.tolist(), places.tolist(), strict=True)
+        for row, kept in zip(usage.tolist(), indices.tolist(), strict=True)
     ]
     return f"{name}: usage by head, dropped in parentheses: {'; '.join(heads)}"
 

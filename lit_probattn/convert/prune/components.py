@@ -57,24 +57,24 @@ def _fixed_and_different(layer: MGKAttention) -> bool:
 def prune_layers(
     state: Mapping[str, Tensor],
     layers: Mapping[str, MGKAttention],
-    places: Mapping[str, Tensor],
+    indices: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """Return a state dict with fewer components, in the model and its moving average.
 
     Args:
         state: state dict of the task, with the model as `model` and the average as `ema.module`.
         layers: layers before pruning, by name in the model.
-        places: indices of the components each layer keeps, (R, K').
+        indices: components that each layer keeps, (R, K').
     """
     fresh = dict(state)
     for full in find_layers(fresh):
         name = next(n for n in layers if full.endswith(f".{n}"))
-        fresh |= prune_state(state, full, layers[name], places[name])
+        fresh |= prune_state(state, full, layers[name], indices[name])
     return fresh
 
 
 def prune_state(
-    state: Mapping[str, Tensor], name: str, layer: MGKAttention, places: Tensor
+    state: Mapping[str, Tensor], name: str, layer: MGKAttention, indices: Tensor
 ) -> dict[str, Tensor]:
     """Return the entries of a layer that change.
 
@@ -85,22 +85,22 @@ def prune_state(
         state: state dict of the whole model.
         name: name of the layer in it.
         layer: layer before pruning.
-        places: indices of the components kept, (R, K').
+        indices: components to keep, (R, K').
     """
-    rows, new = len(places), {}
+    rows, new = len(indices), {}
     for part in ("weight", "bias"):
         key = f"{name}.key_proj.{part}"
         if key in state and not layer.shifted_keys:
             heads = state[key].unflatten(0, (rows, layer.num_components, layer.head_dim))
-            new[key] = _taken(heads, places).flatten(0, 2)
+            new[key] = _select(heads, indices).flatten(0, 2)
     for part in ("key_shift", "variance.log_variance"):
         key = f"{name}.core.{part}"
         if key in state:
-            new[key] = _taken(state[key], places)
+            new[key] = _select(state[key], indices)
     key, prior = f"{name}.core.prior.value", layer.core.prior
     if prior is not None:
         values = state[key]
-        kept = values[places[0]] if prior.share == "layer" else _taken(values, places)
+        kept = values[indices[0]] if prior.share == "layer" else _select(values, indices)
         # Priors per position keep their weight relative to other positions.
         if prior.share != "head_position" and (prior.param == "clamp" or prior.by_m_step):
             total = kept.clamp(0.0, 1.0).sum(-1, keepdim=True)
@@ -109,17 +109,17 @@ def prune_state(
     return new
 
 
-def _taken(values: Tensor, places: Tensor) -> Tensor:
+def _select(values: Tensor, indices: Tensor) -> Tensor:
     """Select components, the second dimension, for each head, the first."""
-    return torch.stack([values[row, each] for row, each in enumerate(places)])
+    return torch.stack([values[row, each] for row, each in enumerate(indices)])
 
 
-def pruned_entry(entry: Mapping[str, Any], layer: MGKAttention, places: Tensor) -> dict[str, Any]:
+def pruned_entry(entry: Mapping[str, Any], layer: MGKAttention, indices: Tensor) -> dict[str, Any]:
     """Return the configuration's attention entry with fewer components."""
     arguments = dict(entry.get("init_args") or {})
     variance = arguments.get("variance", "equal")
     if variance != "equal":
         multipliers = variance_multipliers(variance, layer.num_components)
-        arguments["variance"] = [multipliers[place] for place in places[0].tolist()]
-    arguments["num_components"] = places.shape[1]
+        arguments["variance"] = [multipliers[index] for index in indices[0].tolist()]
+    arguments["num_components"] = indices.shape[1]
     return {"class_path": entry["class_path"], "init_args": arguments}

@@ -16,14 +16,12 @@ def keep(
     num_heads: int,
     rows: range,
     cols: range,
-    first_head: int = 0,
 ) -> Tensor:
     """Return `AttentionDropout.keep` of a block, the same bits; (B, H, rows, cols) bool."""
     samples = dropout.key.samples(batch_size, torch.device("cpu")).contiguous()
     shape = (batch_size, num_heads, len(rows), len(cols))
     kept = torch.empty(shape, dtype=torch.bool, device="cpu")
-    heads = (first_head, num_heads)
-    sizes = (batch_size, *heads, rows.start, len(rows), cols.start, len(cols))
+    sizes = (batch_size, 0, num_heads, rows.start, len(rows), cols.start, len(cols))
     words = dropout.key.philox_key(STREAM_DROPOUT)
     load().keep_block(kept.data_ptr(), samples.data_ptr(), *sizes, *words, dropout.threshold)
     return kept

@@ -27,7 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from lit_probattn.base.errors import UnsupportedError
-from lit_probattn.base.files import digest, replacing
+from lit_probattn.base.files import cache_folders, digest, replacing
 
 logger = logging.getLogger("lit_probattn")
 
@@ -64,14 +64,6 @@ class Library(ctypes.CDLL):
     path: str
     # Whether the tiles take heads in bfloat16.
     has_low: bool
-
-
-def cache_folders() -> list[Path]:
-    """Return where the library may be kept, best first: the user's cache, else a temporary one."""
-    root = os.environ.get("XDG_CACHE_HOME") or ""
-    base = Path(root) if os.path.isabs(root) else Path(os.path.expanduser("~/.cache"))
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    return [base / "lit_probattn", Path(tempfile.gettempdir()) / f"lit_probattn-{user}"]
 
 
 def _compiler() -> list[str]:

@@ -13,7 +13,7 @@ Factored (one product, equal scales, soft) needs one exponential per pair:
     Σ_r 2^(s_r) = 2^(t + row_top) · F,   t = scale · (query · key) + col_top + bias
     F = Σ_r A_r C_r,   A_r = 2^(row_r - row_top),   C_r = 2^(col_r - col_top),
 
-where row_top and col_top are the largest over the components. See docs/kernels.md for its range.
+where row_top and col_top are the largest over the components. See kernels/README.md for its range.
 
 Terms and scales are tuples of one entry per component, empty where the call has none; `call` is a
 `DenseArguments` and `form` a `Form` of operators.py.

@@ -218,7 +218,7 @@ def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int)
 def has_parts(kernel: str, heads: Heads, group: int) -> bool:
     """Return whether tiles that are seen whole go through a loop without position checks.
 
-    Only where both loops were compiled, for Hopper, and spill nothing (docs/kernels.md). Beside
+    Only where both loops were compiled, for Hopper, and spill nothing (kernels/README.md). Beside
     what a draw or a second layer costs, comparing is cheap: one loop.
     """
     if heads.draws or heads.units or heads.itemsize != 2 or heads.head_dim < 32:

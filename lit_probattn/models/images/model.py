@@ -16,7 +16,7 @@ from lit_probattn.randomness import RandomKey
 class ImageModel(nn.Module):
     """A Swin or ViT of timm with the attention of some blocks replaced.
 
-    Nothing is downloaded.
+    Weights are not downloaded.
 
     Args:
         attention: called once per replaced layer as

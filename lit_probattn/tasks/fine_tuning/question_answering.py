@@ -234,7 +234,7 @@ class QuestionAnswering(FineTuning):
         """Return the DataModule, which provides the texts.
 
         Raises:
-            ValueError: it does not provide them.
+            ValueError: the DataModule does not provide texts.
         """
         data = getattr(self.trainer, "datamodule", None)
         if not hasattr(data, "characters"):

@@ -73,6 +73,7 @@ def _settings(checkpoint, out):
     original = RowStore.add
 
     def stop(self, row):
+        original(self, row)
         lines.append(self.path.read_text().splitlines()[0])
         raise KeyboardInterrupt
 

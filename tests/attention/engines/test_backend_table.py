@@ -8,12 +8,12 @@ from tests.support.paths import ROOT
 
 
 def test_the_page_has_the_table_of_the_engines():
-    assert table() in (ROOT / "docs/kernels.md").read_text(encoding="utf-8")
+    assert table() in (ROOT / "docs/backends.md").read_text(encoding="utf-8")
 
 
 def test_the_page_says_of_variants_what_is_computed():
     """A new variant works without a row; a row that is there is right."""
-    text = (ROOT / "docs/kernels.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/backends.md").read_text(encoding="utf-8")
     head, line, *rows = variants_table().split("\n")
     shown = text.split(f"{head}\n{line}\n")[1].split("\n\n")[0].split("\n")
     assert len(shown) > 20

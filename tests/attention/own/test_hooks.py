@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from functools import partial
 
 import pytest
@@ -17,6 +18,7 @@ from lit_probattn.convert.fish import convert_to_fish
 from lit_probattn.convert.layer import Mixture, convert_layer
 from lit_probattn.convert.layer_names import load_layer
 from lit_probattn.convert.wider_heads import embed_into_head_size
+from tests.support.paths import ROOT
 
 B, N, H = 2, 13, 4
 
@@ -130,6 +132,61 @@ def test_what_no_implementation_serves_is_no_passed_check(check, monkeypatch):
     monkeypatch.setattr(contract, "cpu_backends", lambda layer: [])
     with pytest.raises(AssertionError, match="no implementation on a CPU serves"):
         CHECKS[check].run(partial(Dots, EMBED, H, head_dim=HEAD))
+
+
+# ---- examples ----------------------------------------------------------------------------------
+
+
+def of_example(name):
+    return runpy.run_path(str(ROOT / "examples/after_the_scores.py"))[name]
+
+
+@pytest.mark.parametrize("name", ["MultiToken", "Interleaved"])
+@pytest.mark.parametrize("check", CHECKS)
+def test_examples_keep_every_promise(name, check):
+    torch.manual_seed(0)
+    with small_blocks():
+        CHECKS[check].run(partial(of_example(name), EMBED, H, head_dim=HEAD))
+
+
+def test_multi_token_attention_is_its_sum():
+    torch.manual_seed(0)
+    layer = of_example("MultiToken")(EMBED, H, head_dim=HEAD).double()
+    x = torch.randn(B, N, EMBED, dtype=torch.float64)
+    q, k = (p(x).unflatten(-1, (H, -1)).transpose(1, 2) for p in (layer.query_proj, layer.key_proj))
+    scores, kernel = q @ k.mT / HEAD**0.5, layer.kernel[:, :, 0]
+    mixed = torch.full_like(scores, -torch.inf)
+    for i in range(N):
+        for j in range(i + 1):
+            near = [(t, j + t - 1) for t in range(3) if 0 <= j + t - 1 <= i]
+            mixed[:, :, i, j] = sum(scores[:, :, i, at] @ kernel[:, :, t].T for t, at in near)
+    maps = layer.weights(x, is_causal=True)
+    torch.testing.assert_close(maps, mixed.softmax(-1), rtol=0, atol=1e-12)
+
+
+def test_interleaved_heads_are_their_sum():
+    torch.manual_seed(0)
+    pseudo = 2
+    layer = of_example("Interleaved")(EMBED, H, head_dim=HEAD, num_pseudo=pseudo).double()
+    with torch.no_grad():
+        layer.collapse.normal_()
+    x = torch.randn(B, N, EMBED, dtype=torch.float64)
+    q, k = (p(x).unflatten(-1, (H, -1)) for p in (layer.query_proj, layer.key_proj))
+    v = layer.value_proj(x).unflatten(-1, (H, pseudo, -1))
+    heads = []
+    for h in range(H):
+        found = 0
+        for a in range(pseudo):
+            query = torch.einsum("m,bnme->bne", layer.of_query[h * pseudo + a], q)
+            keys = [
+                torch.einsum("m,bnme->bne", layer.of_key[h * pseudo + b], k) for b in range(pseudo)
+            ]
+            scores = query @ torch.cat(keys, 1).mT / HEAD**0.5
+            values = torch.cat([v[:, :, h, b] for b in range(pseudo)], 1)
+            found = found + layer.collapse[h, a, 0, 0] * (scores.softmax(-1) @ values)
+        heads.append(found)
+    expected = layer.out_proj(torch.cat(heads, -1))
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
 
 
 # ---- refusals ----------------------------------------------------------------------------------

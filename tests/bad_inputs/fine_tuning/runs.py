@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,12 +11,13 @@ import torch
 from lit_probattn.training.checkpoints import load_checkpoint, save_checkpoint
 from tests.bad_inputs.cases import Case, command_error
 from tests.datamodules.text.fine_tuning import made
+from tests.support.caches import scratch_folder
 from tests.support.runs import only_version, run, write_attention
 
 
 @functools.cache
 def _place() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="bad_inputs_"))
+    folder = scratch_folder("bad_inputs_")
     made.write_mnli(folder / "mnli")
     made.write_squad(folder / "squad")
     return folder
@@ -34,7 +34,7 @@ def _words(command: str, folder: Path, *more: str, task: str = "mnli") -> list[s
 @functools.cache
 def _trained() -> Path:
     """A run folder in which the tiny MultiNLI was trained for one step."""
-    folder = Path(tempfile.mkdtemp(prefix="bad_inputs_"))
+    folder = scratch_folder("bad_inputs_")
     run(_words("fit", folder, "--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"))
     return only_version(folder)
 

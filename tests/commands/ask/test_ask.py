@@ -25,7 +25,7 @@ from lit_probattn.measure.memory import measured_cpu_bytes
 from lit_probattn.randomness import RandomKey
 from profiling.cli import main as profiling_main
 from profiling.cost.models import AttentionOnly
-from profiling.measure.rows import append_rows
+from profiling.measure.rows import row_store
 from profiling.sweep.config import load_sweep
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import measure_point
@@ -52,7 +52,7 @@ def test_numbers_are_those_of_the_layer(name):
     counted.layer.backend, counted.layer.dropout = layer.core.makes.stated_backend, 0.0
     assert found.macs == torch_macs(counted, torch.empty(2, 64, 32, device="meta")).products
     assert found.inference_bytes > 0
-    # `native` trains with dropout, and its own buffers are not counted (docs/ask.md).
+    # `native` trains with dropout, and its own buffers are not counted (docs/choose.md).
     assert found.inference_bytes < found.training_bytes or "native" in found.backends
 
 
@@ -241,7 +241,7 @@ def test_small_numbers_are_not_zero_and_given_flags_are_not_asked_for(few, tmp_p
 
 def test_times_of_other_sizes_are_no_order(few, tmp_path, capsys):
     rows = measure_point(make_plan(config_of_times(), tmp_path)[0])
-    append_rows(tmp_path / "rows.jsonl", rows)
+    row_store(tmp_path / "rows.jsonl").add(*rows)
     words = ["--embed_dim", "16", "--seq_len", "9", "--num_heads", "2", "--batch", "1"]
     assert main([*words, "--measured", str(tmp_path), "--sort", "time"]) == 2
     assert f"--sort time: {tmp_path} has no times for these sizes" in capsys.readouterr().err

@@ -174,7 +174,7 @@ def test_caches_go_to_the_users_cache_folder(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("variable", ["LIT_PROBATTN_DATA", "LIT_PROBATTN_CACHE"])
 def test_a_home_that_is_not_there_is_one_line(variable, monkeypatch) -> None:
     monkeypatch.setenv(variable, "~nobody_here/x")
-    with pytest.raises(DataError, match=r"^~nobody_here/x: there is no home folder of that user"):
+    with pytest.raises(DataError, match=r"^~nobody_here/x: that user has no home folder"):
         Synthetic()
 
 

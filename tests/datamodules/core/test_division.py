@@ -46,7 +46,7 @@ def test_too_few_samples_and_wrong_shares_are_refused():
         divide("x", keys(2) * 9, SHARES, 0)
     with pytest.raises(DataError, match="val_fraction must be between 0 and 1, received 0"):
         check_shares(val_fraction=0, test_fraction=0.1)
-    with pytest.raises(DataError, match=r"val_fraction=0.5 and test_fraction=0.5 leave nothing"):
+    with pytest.raises(DataError, match=r"val_fraction=0.5 and test_fraction=0.5 leave no samples"):
         check_shares(val_fraction=0.5, test_fraction=0.5)
     with pytest.raises(DataError, match=r"split_seed must be within 64 bits, received 9223"):
         divide("x", keys(9), SHARES, 2**63)

@@ -44,5 +44,5 @@ def test_a_damaged_table_of_contents_is_one_line(tmp_path, changes):
     for place, value in changes.items():
         content[start + place : start + place + len(value)] = value
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"wikitext-103-v1.zip is not a zip archive, or damaged"):
+    with pytest.raises(DataError, match=r"wikitext-103-v1.zip is not a zip archive or is corrupt"):
         find_release(tmp_path, "wikitext-103")

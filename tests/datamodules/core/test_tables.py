@@ -37,7 +37,7 @@ def test_a_value_of_several_lines_is_said(tmp_path, ending):
     rows = list(ROWS)
     rows[5], rows[25] = ("pos", '"a text that begins'), ("neg", 'and ends here"')
     table = read_table(write(tmp_path / f"mine.{ending}", rows))
-    assert len(table.places) == 10
+    assert len(table.locations) == 10
     (note,) = table.notes
     assert "line 7" in note
     assert "21 lines" in note
@@ -54,7 +54,7 @@ def test_quotes_within_a_text_stay(tmp_path):
     ("second", "message"),
     [
         ({"text": "b", "label": 1, "more": 2}, "line 2: .*'more'.*first line"),
-        ({"text": "b"}, "line 2: no 'label'"),
+        ({"text": "b"}, "line 2: missing key 'label'"),
     ],
 )
 def test_lines_of_json_with_other_keys_are_refused(tmp_path, second, message):
@@ -67,7 +67,7 @@ def test_lines_of_json_with_other_keys_are_refused(tmp_path, second, message):
 def test_a_key_that_is_there_twice_is_refused(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"text": "a", "label": 0, "label": 1}\n')
-    with pytest.raises(DataError, match=r"duplicate column 'label'"):
+    with pytest.raises(DataError, match=r"duplicate key 'label'"):
         read_table(path)
 
 

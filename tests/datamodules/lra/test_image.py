@@ -152,8 +152,8 @@ def test_no_other_name_is_known(tmp_path: Path, content: bytes) -> None:
         ),
         (cifar_batch(4, 0, data=np.zeros((4, 3072), np.float32)), "received float32"),
         (cifar_batch(4, 0, labels=[1, 2, 3]), "with 3 labels"),
-        (cifar_batch(4, 0, labels=[1, 2, 10, 3]), r"picture 2: expected 0\.\.9, received 10"),
-        (cifar_batch(4, 0, labels=[1, b"2", 0, 3]), r"picture 1: expected 0\.\.9, received b'2'"),
+        (cifar_batch(4, 0, labels=[1, 2, 10, 3]), r"image 2: expected 0\.\.9, received 10"),
+        (cifar_batch(4, 0, labels=[1, b"2", 0, 3]), r"image 1: expected 0\.\.9, received b'2'"),
         ({b"data": np.zeros((1, 3072), np.uint8)}, "expected a dict with data and labels"),
         ([1, 2, 3], "expected a dict with data and labels"),
     ],
@@ -200,7 +200,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         assert part in str(error.value)
     write_cifar(tmp_path)
     (tmp_path / "cifar-10-batches-py" / "data_batch_5").unlink()
-    with pytest.raises(MissingDataError, match=r"but not .*/data_batch_5$"):
+    with pytest.raises(MissingDataError, match=r"but missing .*/data_batch_5$"):
         image(tmp_path).prepare_data()
 
 
@@ -221,5 +221,7 @@ def test_check_prints_the_published_sizes(tmp_path: Path, capsys) -> None:
 def test_a_copy_of_another_file_is_refused(tmp_path: Path) -> None:
     files = cifar_files()
     files["data_batch_2"] = files["data_batch_1"]
-    with pytest.raises(DataError, match=r"data_batch_2: the pictures are those of data_batch_1"):
+    with pytest.raises(
+        DataError, match=r"data_batch_2: the images duplicate those of data_batch_1"
+    ):
         image(write_cifar(tmp_path, files)).prepare_data()

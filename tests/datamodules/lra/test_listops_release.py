@@ -152,5 +152,5 @@ def test_a_missing_release_is_explained(tmp_path: Path) -> None:
     ):
         assert part in message
     write(tmp_path, HEADER + GOOD)
-    with pytest.raises(MissingDataError, match=r"basic_train.tsv, but not .*basic_val.tsv, "):
+    with pytest.raises(MissingDataError, match=r"basic_train.tsv, but missing .*basic_val.tsv, "):
         data.prepare_data()

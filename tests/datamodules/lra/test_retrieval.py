@@ -145,7 +145,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
     write_pairs(tmp_path)
     (tmp_path / PAIR_FILES["val"]).unlink()
-    with pytest.raises(MissingDataError, match=r"but not .*new_aan_pairs\.eval\.tsv"):
+    with pytest.raises(MissingDataError, match=r"but missing .*new_aan_pairs\.eval\.tsv"):
         retrieval(tmp_path).prepare_data()
     (tmp_path / PAIR_FILES["val"]).write_bytes(b"")
     with pytest.raises(DataError, match=r"eval\.tsv: the file is empty"):

@@ -84,7 +84,7 @@ def test_equal_pictures_in_two_splits_are_refused(tmp_path):
     write(tmp_path / "train", 4)
     write(tmp_path / "val", 4, seed=1)
     shutil.copy(tmp_path / "train/cat/0-3.png", tmp_path / "val/cat/again.png")
-    with pytest.raises(DataError, match=r"again.png is equal to .*0-3.png: a picture in two"):
+    with pytest.raises(DataError, match=r"again.png duplicates .*0-3.png: an image in two"):
         data(tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_exchanged_and_added_pictures_are_other_sources(tmp_path):
 def test_two_folders_of_one_split_are_refused(tmp_path):
     for seed, name in enumerate(("train", "val", "validation", "test")):
         write(tmp_path / name, 3, seed)
-    with pytest.raises(DataError, match="val and validation are both val"):
+    with pytest.raises(DataError, match="val and validation both denote val"):
         data(tmp_path)
 
 

@@ -156,7 +156,7 @@ def test_check_lists_every_damaged_picture(root: Path, capsys):
 
 
 def test_missing_folders_are_named(tmp_path: Path):
-    with pytest.raises(MissingDataError, match="nothing is downloaded") as caught:
+    with pytest.raises(MissingDataError, match=r"ILSVRC2012_img_train\.tar") as caught:
         imagenet(tmp_path)
     assert str(tmp_path / "imagenet" / "train") in str(caught.value)
     assert "ILSVRC2012_img_train.tar" in str(caught.value)
@@ -165,7 +165,7 @@ def test_missing_folders_are_named(tmp_path: Path):
         imagenet(tmp_path)
     (tmp_path / "val").mkdir()
     (tmp_path / "train" / "n01.tar").touch()
-    with pytest.raises(DataError, match=r"no class folders; unpack each archive, n01\.tar"):
+    with pytest.raises(DataError, match=r"no class folders; unpack each archive .*n01\.tar"):
         imagenet(tmp_path)
 
 
@@ -196,7 +196,7 @@ def test_different_classes_are_named(root: Path):
 def test_settings_out_of_range(root: Path):
     for options, message in (
         ({"erase": 1.5}, "erase is a probability"),
-        ({"mixup": -1.0}, "must not be negative"),
+        ({"mixup": -1.0}, "mixup and cutmix must be at least 0"),
         ({"augmentation": "some"}, "augmentation must be one of recipe, none"),
         ({"image_size": 4}, "image_size must be at least 8"),
     ):
@@ -216,7 +216,7 @@ def test_class_map_is_saved_and_compared(root: Path, tmp_path: Path):
     imagenet(root).load_state_dict(state)
     for split in ("train", "val"):
         (root / split / "n02").rename(root / split / "n04")
-    with pytest.raises(DataError, match="class 1 was n02 and is n03"):
+    with pytest.raises(DataError, match="class 1 was n02 and is now n03"):
         imagenet(root).load_state_dict(state)
 
 
@@ -230,7 +230,7 @@ def test_held_out_pictures_are_not_trained_on(root: Path):
     assert len(trained) == 9
     assert len(trained | held) == 12
     assert len(data.split("test")) == 6
-    with pytest.raises(DataError, match="leaves class n01, which has 4 pictures, none"):
+    with pytest.raises(DataError, match="leaves class n01, which has 4 images, none"):
         imagenet(root, held_out_per_class=4)
 
 
@@ -286,7 +286,7 @@ def test_ground_truth_that_does_not_fit(root: Path):
         imagenet(root)
     kit = root / "ILSVRC2012_validation_ground_truth.txt"
     write_kit(root, labels[:5])
-    with pytest.raises(DataError, match=f"{kit} has 5 lines, but .* has 6 pictures"):
+    with pytest.raises(DataError, match=f"{kit} has 5 lines, but .* has 6 images"):
         imagenet(root)
     write_kit(root, labels)
     (root / "meta.mat").unlink()

@@ -61,7 +61,7 @@ def test_a_long_table_in_any_order_gives_back_its_series(tmp_path):
     made = data(write_long(tmp_path / "mine.csv", cases()))
     assert (made.num_features, made.num_classes, made.max_seq_len) == (2, 2, 12)
     assert found_in(made) == rounded(cases())
-    assert made.notes[0].endswith("series by 'id', steps by 'time', values left, right")
+    assert made.notes[0].endswith("series by 'id', steps sorted by 'time', values left, right")
 
 
 def test_the_order_of_rows_changes_no_split(tmp_path):
@@ -113,7 +113,7 @@ def test_ts_files_of_ones_own(tmp_path):
         [[-1.5, 0.25], [20, 7]],
     ]
     assert rows.labels == ["Up", "Down"]
-    assert [place.rpartition(", ")[2] for place in rows.places] == ["line 10", "line 11"]
+    assert [location.rpartition(", ")[2] for location in rows.locations] == ["line 10", "line 11"]
 
 
 def test_statistics_are_those_of_training(tmp_path):

@@ -67,7 +67,7 @@ BAD = {
     "all missing": (
         HEADER.replace("@missing false", "@missing true") + "?,NaN:1,2:Up\n",
         10,
-        "dimension 1 has no value at all: all 2 missing",
+        "dimension 1: all 2 values are missing",
     ),
     "header without data": (HEADER, 9, "no series after @data"),
     "no @data": (HEADER.replace("@data\n", ""), 8, "ends without @data"),

@@ -106,7 +106,7 @@ def test_missing_files_are_named_with_their_source(tmp_path):
         data.setup()
     (tmp_path / "Heartbeat").mkdir()
     (tmp_path / "Heartbeat" / "Heartbeat_TRAIN.ts").write_text("x")
-    with pytest.raises(MissingDataError, match=r"but not .*Heartbeat_TEST\.ts"):
+    with pytest.raises(MissingDataError, match=r"but missing .*Heartbeat_TEST\.ts"):
         data.setup()
 
 
@@ -204,7 +204,7 @@ def test_class_without_series_is_left_out_and_told(archive):
         path.write_text(text_of(part).replace("true a b", "true z a b"))
     data = made(archive)
     assert data.classes == ["a", "b"]
-    assert any("in no series: z" in note for note in data.notes)
+    assert any("classes without series: z" in note for note in data.notes)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_a_class_of_one_text_stays_in_training_with_a_note(tmp_path):
         made = data(write(tmp_path / f"{number}.csv", content))
         assert (f"alone {number}", "rare") in texts_of(made, "train")
         if len(made.notes) > 1:
-            assert made.notes[1] == "too small to be divided, kept for training: rare"
+            assert made.notes[1] == "classes too small to split, all in training: rare"
             return
     pytest.fail("never divided off")
 
@@ -172,7 +172,7 @@ def test_a_changed_file_is_read_again(tmp_path):
 def test_a_checkpoint_of_other_classes_is_refused(tmp_path):
     made = data(write(tmp_path / "a.csv", rows()))
     made.load_state_dict(made.state_dict())
-    with pytest.raises(DataError, match="class 1 was bird and is dog"):
+    with pytest.raises(DataError, match="class 1 was bird and is now dog"):
         made.load_state_dict({"classes": ["cat", "bird", "newt"]})
 
 
@@ -214,4 +214,4 @@ def test_a_file_of_no_split_is_named(tmp_path, caplog):
     for seed, name in enumerate(("train", "test", "extra")):
         write(tmp_path / f"{name}.csv", rows(seed=seed))
     data(tmp_path)
-    assert "extra.csv is no split" in caplog.text
+    assert "extra.csv denotes no split" in caplog.text

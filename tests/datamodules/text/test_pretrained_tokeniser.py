@@ -159,7 +159,9 @@ def test_a_learned_vocabulary_has_frequent_words_and_is_no_larger(tmp_path):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(DataError, match="at least 261, the special tokens and the bytes"):
+    with pytest.raises(
+        DataError, match="at least 261, the number of special tokens plus the bytes"
+    ):
         encoder(TEXTS, tmp_path, 260, "bpe")
     with pytest.raises(DataError, match="vocab_limit must be at least 65, the special tokens"):
         encoder(TEXTS, tmp_path, 20)

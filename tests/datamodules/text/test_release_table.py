@@ -49,7 +49,7 @@ def test_a_part_that_is_missing_is_named(release: Release, form, tmp_path):
         else:
             with pytest.raises(MissingDataError) as told:
                 release.find(tmp_path / "data")
-            assert form[part][0] in str(told.value).partition("but not")[2]
+            assert form[part][0] in str(told.value).partition("but missing")[2]
 
 
 def test_a_complete_form_is_taken_before_an_incomplete_one(tmp_path):

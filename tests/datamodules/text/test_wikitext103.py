@@ -65,12 +65,16 @@ def test_words_outside_a_given_vocabulary_are_counted(tmp_path, caplog):
     assert stream(module, "train") == [1, 0, 1, 2]
     assert stream(module, "test") == [0, 0, 1, 2, 2]
     assert dict(module.counts.unknown) == {"train": 1, "val": 0, "test": 2}
-    assert "2 of 5 tokens of the test text are not in the vocabulary of 3 words" in caplog.text
+    assert (
+        "2 of 5 tokens of the test text are missing from the vocabulary of 3 words" in caplog.text
+    )
 
 
 def test_unknown_words_need_unk(tmp_path):
     text = made_text.write(tmp_path, train="a b\n", valid="a zebra\n", test="a\n")
-    with pytest.raises(DataError, match=r"wiki.valid.tokens: 'zebra' is not in .* 3 words.*<unk>"):
+    with pytest.raises(
+        DataError, match=r"wiki.valid.tokens: 'zebra' is missing from .* 3 words.*<unk>"
+    ):
         made_text.data(text).prepare_data()
 
 
@@ -78,7 +82,7 @@ def test_unknown_words_need_unk(tmp_path):
     ("content", "message"),
     [
         ("<eos>\na\nb\na\n", r"words.txt: duplicate word 'a' in lines 2 and 4"),
-        ("a\nb\n", r"'<eos>', which ends every line of text, is missing"),
+        ("a\nb\n", r"missing '<eos>', which ends every line of text"),
         ("<eos>\na b\n", r"line 2 is 'a b': expected one word"),
         ("<eos>\n\nb\n", r"line 2 is '': expected one word"),
     ],
@@ -114,7 +118,7 @@ def test_counts_are_compared_with_the_published_ones(folder, caplog):
     with caplog.at_level(logging.WARNING, "datamodules"):
         module.setup()
     tokens = len(stream(module, "train"))
-    assert f"{tokens} tokens of the training text, published are 103227021" in caplog.text
+    assert f"{tokens} tokens of the training text, expected the published 103227021" in caplog.text
     verdicts = dict(module.compare_sizes())
     assert (
         f"published tokens of the test text: 245569; here {len(stream(module, 'test'))}: "

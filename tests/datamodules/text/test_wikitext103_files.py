@@ -155,7 +155,7 @@ def test_nothing_and_half_a_release(tmp_path):
     made_text.write(tmp_path)
     (tmp_path / "wiki.valid.tokens").unlink()
     with pytest.raises(
-        MissingDataError, match=r"found .*wiki.train.tokens, but not .*wiki.valid.tokens"
+        MissingDataError, match=r"found .*wiki.train.tokens, but missing .*wiki.valid.tokens"
     ):
         made_text.data(tmp_path).prepare_data()
 

@@ -221,7 +221,7 @@ def test_without_timeouts_an_episode_ends_at_step_1000(tmp_path: Path) -> None:
     assert module.episodes.terminated.tolist() == [False, True, False, False, True]
     assert module.episodes.num_steps == count - 11
     assert "has no timeouts: an episode ends at a terminal or at step 1000" in module.notes[0]
-    assert module.notes[1].startswith("11 steps after the last end")
+    assert module.notes[1].startswith("11 steps after the end of the last episode")
 
 
 def test_a_changed_file_is_read_again(path: Path) -> None:

@@ -115,7 +115,7 @@ def test_linear_family_equals_what_it_states(mode):
     ),
 )
 def test_models_equal_closed_forms(kind, mode):
-    sizes = {"kind": kind, "mlp_dim": 20, "num_layers": 3, "vocab_size": 50, "num_classes": 4}
+    sizes = {"kind": kind, "mlp_dim": 20, "num_layers": 2, "vocab_size": 50, "num_classes": 4}
     variants = {"mgk": (MGK, {}), "softmax": (SOFTMAX, {}), "gfish": (FISH, GFISH)}
     for point in points(variants, "reference", mode, **sizes):
         rows = measure_point(point)
@@ -134,7 +134,7 @@ def test_models_equal_closed_forms(kind, mode):
 
 @pytest.mark.parametrize("kind", ["language_model", "encoder_decoder"])
 def test_multiplying_one_block_equals_counting_all(kind):
-    sizes = {"kind": kind, "mlp_dim": 20, "num_layers": 5, "vocab_size": 50}
+    sizes = {"kind": kind, "mlp_dim": 20, "num_layers": 3, "vocab_size": 50}
     (point,) = points({"mgk": (MGK, {})}, "reference", "eval", **sizes)
     with torch.device("meta"):
         model = build_model(point)

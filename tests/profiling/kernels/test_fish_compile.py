@@ -62,7 +62,7 @@ def test_every_kernel_compiles_at_every_head_size(tmp_path):
 
 
 # Bytes per thread of default launches of the linear family that do spill with Triton 3.6, by case,
-# kernel, head size and capability: docs/kernels.md.
+# kernel, head size and capability: lit_probattn/kernels/README.md.
 LINEAR_SPILLS = {
     ("linear fish, 2 of 8", "query_gradient_kernel", 128, 80): 8,
     ("linear, mixed keys", "query_gradient_kernel", 64, 80): 4,

@@ -7,7 +7,7 @@ import pytest
 
 from profiling.report import figures
 
-NAMES = {"softmax8": "softmax with 8 heads", "fish2": "FiSH with 8 heads, 2 global"}
+NAMES = {"softmax8": "softmax, 8 heads", "fish2": "FiSH, 8 heads from 2 score maps"}
 
 
 def ratios(values, metric="macs", predicted=None):
@@ -46,7 +46,7 @@ def test_colours_of_ratios_are_centred_on_one_whatever_else_is_there(largest):
     assert (panel.get_xlabel(), panel.get_ylabel()) == (
         *("sequence length N", "embedding dimension D"),
     )
-    assert panel.get_title() == "fish2: FiSH with 8 heads, 2 global\nratio to softmax with 8 heads"
+    assert panel.get_title() == "FiSH, 8 heads from 2 score maps\nratio to softmax, 8 heads"
     shown = {text.get_text() for text in panel.texts}
     assert {"0.950", "1.170", f"{largest:.3f}"} == shown
 
@@ -60,7 +60,7 @@ def test_small_ratios_begin_at_zero_and_large_ones_are_logarithmic():
     assert large.get_yscale() == "log"
     low, high = large.get_ylim()
     assert low < 0.95 < 1.0 < 17.0 < high
-    assert small.get_ylabel() == "ratio to softmax with 8 heads\n(below 1 = cheaper)"
+    assert small.get_ylabel() == "ratio to softmax, 8 heads\n(below 1 = cheaper)"
     assert [text.get_text() for text in small.get_legend().get_texts()] == ["D = 64", "D = 128"]
 
 
@@ -103,7 +103,7 @@ def test_variants_are_named_in_plain_words():
     )
     frame["attention_class"] += "Attention"
     assert figures.plain_names(frame) == {
-        "a": "softmax with 8 heads",
-        "b": "FiSH with 8 heads, 2 global",
+        "a": "softmax, 8 heads",
+        "b": "FiSH, 8 heads from 2 score maps",
         "c": "MGK",
     }

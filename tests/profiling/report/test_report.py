@@ -10,13 +10,13 @@ from PIL import Image
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.provenance import command_line
-from profiling.measure.rows import append_rows, read_rows, to_frame
+from profiling.measure.rows import read_rows, to_frame
 from profiling.report.compare import compare_sweeps
 from profiling.report.page import agreement, unequal_lines, write_report
 from profiling.report.ratios import crossovers, ratio_table, relative_errors
 from profiling.sweep.config import Figure
 from profiling.sweep.run import run_sweep
-from tests.profiling.helpers import MGK, attention, fork_workers, sweep
+from tests.profiling.helpers import MGK, append_rows, attention, fork_workers, sweep
 from tests.support.pages import Page
 from tests.support.paths import ROOT
 
@@ -63,7 +63,7 @@ def test_the_commands_are_those_that_were_given(results, tmp_path, monkeypatch):
     config, folder = results
     rows = [
         row.model_copy(update={"command": "python -m profiling sweep --config my/own.yaml"})
-        for row in read_rows(folder / "rows.jsonl")[0]
+        for row in read_rows(folder / "rows.jsonl")
     ]
     append_rows(tmp_path / "rows.jsonl", rows)
     given = ["--config", str(Path.cwd() / "my/own.yaml"), "--results", "/elsewhere/results"]
@@ -81,14 +81,13 @@ MARKUP = "![x](/etc/hostname) [x](http://x) <img src=x>\n\n# Heading\n\n![y](y)"
 
 
 @pytest.mark.usefixtures("sketches")
-@pytest.mark.parametrize(
-    "column", ["device_name", "versions", "git_revision", "backend", "backend_note", "dtype"]
-)
-def test_what_rows_of_others_say_stays_text(results, tmp_path, column):
+def test_what_rows_of_others_say_stays_text(results, tmp_path):
     config, folder = results
+    columns = ("device_name", "versions", "git_revision", "backend", "backend_note", "dtype")
+    said = {column: f"{column} {MARKUP}" for column in columns}
     append_rows(
         tmp_path / "rows.jsonl",
-        [row.model_copy(update={column: MARKUP}) for row in read_rows(folder / "rows.jsonl")[0]],
+        [row.model_copy(update=said) for row in read_rows(folder / "rows.jsonl")],
     )
     files = write_report(config, tmp_path, tmp_path / "out", html=True)
     page = Page((tmp_path / "out/report.html").read_text(encoding="utf-8"))
@@ -104,7 +103,7 @@ def test_names_of_variants_stay_text(tmp_path, results):
     config, folder = results
     rows = [
         row.model_copy(update={"variant": MARKUP} if row.variant == "mgk_full" else {})
-        for row in read_rows(folder / "rows.jsonl")[0]
+        for row in read_rows(folder / "rows.jsonl")
     ]
     append_rows(tmp_path / "rows.jsonl", rows)
     names = {MARKUP if name == "mgk_full" else name: v for name, v in config.variants.items()}
@@ -143,7 +142,7 @@ def test_a_baseline_with_other_dropout_is_flagged_on_top(tmp_path):
 
 
 def test_unequal_backends_and_precisions_are_flagged(results):
-    frame = to_frame(read_rows(results[1] / "rows.jsonl")[0])
+    frame = to_frame(read_rows(results[1] / "rows.jsonl"))
     assert unequal_lines(frame) == []
     is_mgk = frame["variant"] == "mgk"
     frame.loc[is_mgk, "backend_note"] = "blockwise: bmm"
@@ -155,7 +154,7 @@ def test_unequal_backends_and_precisions_are_flagged(results):
 
 def test_ratios_join_the_same_place(results):
     _, folder = results
-    frame = to_frame(read_rows(folder / "rows.jsonl")[0])
+    frame = to_frame(read_rows(folder / "rows.jsonl"))
     ratios = ratio_table(frame)
     macs = ratios[(ratios["metric"] == "macs") & (ratios["variant"] == "mgk")]
     assert len(macs) == 6
@@ -190,7 +189,7 @@ def test_crossover_is_interpolated_in_log_length():
 def test_errors_are_relative_to_what_was_measured(results):
     """A closed form that is a quarter too large at one place of eighteen."""
     _, folder = results
-    rows, _ = read_rows(folder / "rows.jsonl")
+    rows = read_rows(folder / "rows.jsonl")
     index = next(
         i for i, row in enumerate(rows) if row.source == "analytic" and row.variant == "mgk"
     )
@@ -210,7 +209,7 @@ def test_a_sweep_of_memory_alone_has_a_report(tmp_path, monkeypatch):
     fork_workers(monkeypatch)
     config = sweep(measure=["memory"], grid={"embed_dim": [8], "seq_len": [8], "mode": ["eval"]})
     run_sweep(config, tmp_path / "rows", Path.cwd(), stream=str)
-    assert all(row.backend_note is None for row in read_rows(tmp_path / "rows" / "rows.jsonl")[0])
+    assert all(row.backend_note is None for row in read_rows(tmp_path / "rows" / "rows.jsonl"))
     (page, *_) = write_report(config, tmp_path / "rows", tmp_path / "report")
     assert "## Ratios" in page.read_text()
 
@@ -229,7 +228,7 @@ def test_no_results(tmp_path):
 )
 def test_rows_of_another_sweep_are_refused(results, tmp_path, change, problem):
     config, folder = results
-    rows, _ = read_rows(folder / "rows.jsonl")
+    rows = read_rows(folder / "rows.jsonl")
     append_rows(tmp_path / "rows.jsonl", [row.model_copy(update=change) for row in rows])
     with pytest.raises(ConfigError, match=problem):
         write_report(config, tmp_path, tmp_path / "out")
@@ -238,7 +237,7 @@ def test_rows_of_another_sweep_are_refused(results, tmp_path, change, problem):
 
 def test_shards_that_count_one_point_differently_are_refused(results, tmp_path):
     config, folder = results
-    rows, _ = read_rows(folder / "rows.jsonl")
+    rows = read_rows(folder / "rows.jsonl")
     append_rows(tmp_path / "rows.jsonl", rows)
     other = [row.model_copy(update={"macs": row.macs + 1}) for row in rows]
     append_rows(tmp_path / "rows.1-of-2.jsonl", other)
@@ -254,7 +253,7 @@ def test_empty_sweep(tmp_path):
 
 def test_mixed_versions_are_refused(results, tmp_path):
     config, folder = results
-    rows, _ = read_rows(folder / "rows.jsonl")
+    rows = read_rows(folder / "rows.jsonl")
     append_rows(tmp_path / "rows.jsonl", rows[:-2])
     other = [row.model_copy(update={"versions": "torch 1.0"}) for row in rows[-2:]]
     append_rows(tmp_path / "rows.jsonl", other)
@@ -264,7 +263,7 @@ def test_mixed_versions_are_refused(results, tmp_path):
 
 def test_no_baseline_row(results, tmp_path):
     config, folder = results
-    rows, _ = read_rows(folder / "rows.jsonl")
+    rows = read_rows(folder / "rows.jsonl")
     append_rows(tmp_path / "rows.jsonl", [r for r in rows if r.variant != "softmax"])
     with pytest.raises(ConfigError, match="no baseline row: softmax"):
         write_report(config, tmp_path, tmp_path / "out")
@@ -286,7 +285,7 @@ def test_failed_points_are_listed(tmp_path):
 def test_two_sweeps_side_by_side(results, tmp_path):
     """The second counts 2, 3 and 7 times as much at the three lengths; the ratio is B / A."""
     _, folder = results
-    rows, _ = read_rows(folder / "rows.jsonl")
+    rows = read_rows(folder / "rows.jsonl")
     factors = {8: 2, 16: 3, 32: 7}
     dearer = [row.model_copy(update={"macs": row.macs * factors[row.seq_len]}) for row in rows]
     (tmp_path / "b").mkdir()

@@ -9,17 +9,20 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 import yaml
 
 from lit_probattn.base.errors import ChildError, ConfigError
 from lit_probattn.base.locks import claim
+from lit_probattn.base.processes import Worker
 from lit_probattn.cli.shards import parse_shard
+from lit_probattn.experiments import runner
 from profiling.measure.rows import read_rows
 from profiling.report.page import load_results
 from profiling.sweep.config import load_sweep
-from profiling.sweep.plan import make_plan
+from profiling.sweep.plan import Point, make_plan
 from profiling.sweep.points import failed_rows
 from profiling.sweep.run import describe_plan, run_sweep
 from tests.profiling.helpers import MGK, SOFTMAX, attention, fork_workers, sweep
@@ -149,13 +152,20 @@ def test_points_that_failed_are_tried_again(tmp_path, monkeypatch):
     config = sweep(measure=["time"], grid={"embed_dim": [8], "seq_len": [8]})
     calls = []
 
-    def tried(self, point, timeout_s, predicted=None):
-        calls.append(point.point_id)
-        if len(calls) == 1:
-            raise ChildError("the worker was killed")
-        return failed_rows(point, "made up", status="ok")
+    class Tried(Worker):
+        def ask(self, request, limit_s):
+            self.point = Point(**request["point"])
+            calls.append(self.point.point_id)
 
-    monkeypatch.setattr("profiling.sweep.run.Worker.run", tried)
+        def poll(self, seconds=0.0):
+            return 0
+
+        def answer(self):
+            if len(calls) == 1:
+                raise ChildError("the worker was killed")
+            return [row.model_dump() for row in failed_rows(self.point, "made up", status="ok")]
+
+    monkeypatch.setattr("profiling.sweep.run.make_worker", lambda *settings: Tried("none"))
     first = run(config, tmp_path)
     assert sorted(row.status for row in first) == ["failed", *["ok"] * (len(first) - 1)]
     for _ in range(2):
@@ -166,28 +176,39 @@ def test_points_that_failed_are_tried_again(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("uncounted")
 def test_shards_cover_the_plan_once(tmp_path):
-    config = sweep()
-    for index in range(3):
-        run(config, tmp_path, index=index, count=3)
-    merged = load_results(tmp_path)
-    plan = [p.point_id for p in make_plan(config, ROOT)]
-    assert sorted({row.point_id for row in merged}) == sorted(plan)
-    parts = [read_rows(tmp_path / f"rows.{index}-of-3.jsonl")[0] for index in range(3)]
-    assert [len({row.point_id for row in part}) for part in parts] == [3, 3, 2]
+    config, plan = sweep(), make_plan(sweep(), ROOT)
+    for index, whole in enumerate((3, 6, 8)):
+        rows = run(config, tmp_path, index=index, count=3)
+        assert len(rows) == len({row.point_id for row in rows}) == whole
+        assert (tmp_path / "rows.csv").exists() == (whole == len(plan))
+    assert sorted({row.point_id for row in rows}) == sorted(point.point_id for point in plan)
 
 
 @pytest.mark.usefixtures("uncounted")
 def test_points_are_claimed_and_progress_is_said(tmp_path):
     config, lines = sweep(), []
-    with claim(tmp_path / "rows.jsonl.lock") as lock:
+    first, *others = make_plan(config, ROOT)
+    with (
+        claim(tmp_path / f"locks/{first.point_id}.lock") as lock,
+        mock.patch.object(runner, "GRACE_SECONDS", 0.0),
+    ):
         assert lock is not None
-        with pytest.raises(ConfigError, match=r"another process is writing .*rows\.jsonl"):
-            run(config, tmp_path)
+        run_sweep(config, tmp_path, ROOT, stream=lines.append)
+    assert lines.pop(0) == f"[1/8] {first.label}: another process is working on it"
+    assert [line.partition(" points")[0] for line in lines] == [f"{i} of 8" for i in range(1, 8)]
+    assert all("; cost " in line for line in lines)
     run_sweep(config, tmp_path, ROOT, stream=lines.append)
-    assert [line.partition(" points")[0] for line in lines] == [f"{i} of 8" for i in range(1, 9)]
-    assert all(" left; cost " in line for line in lines[:-1])
+    told = [
+        "7 of 8 points finished before, not run again",
+        f"8 of 8 points finished; {first.label}",
+    ]
+    assert lines[7:] == told
+    assert {row.point_id for row in load_results(tmp_path)} == {
+        point.point_id for point in (first, *others)
+    }
+    assert not [*tmp_path.glob("locks/*")]
     run_sweep(config, tmp_path, ROOT, stream=lines.append)
-    assert lines[8:] == ["8 of 8 points finished before, not run again"]
+    assert lines[9:] == ["8 of 8 points finished before, not run again"]
 
 
 @pytest.mark.parametrize("text", ["1", "a/b", "3/3", "-1/2"])
@@ -241,11 +262,10 @@ def test_five_kills_lose_and_repeat_nothing(tmp_path, measure):
     chance, seen = random.Random(3), []
     for _ in range(5):
         kill_somewhere(config_path, tmp_path / "killed", chance, total)
-        seen.append({row.point_id for row in read_rows(tmp_path / "killed/rows.jsonl")[0]})
+        seen.append({row.point_id for row in read_rows(tmp_path / "killed/rows.jsonl")})
     assert all(first <= second for first, second in itertools.pairwise(seen))
     assert start(config_path, tmp_path / "killed").wait() == 0
-    rows, excess = read_rows(tmp_path / "killed/rows.jsonl")
-    assert excess == 0
+    rows = read_rows(tmp_path / "killed/rows.jsonl")
     plan = [p.point_id for p in make_plan(config, ROOT)]
     ids = [row.point_id for row in rows if row.row_index == 0]
     assert sorted(ids) == sorted(plan)

@@ -230,5 +230,5 @@ def test_two_real_cells_are_trained_studied_drawn_and_judged(tmp_path, capsys):
         assert (out / f"figures/{name}.png").stat().st_size > 10_000
     rows = pd.read_csv(out / "rows.csv")
     assert rows["rank"].notna().all()
-    results = [json.loads(p.read_text()) for p in tmp_path.glob("runs/reproduce/cells/*.json")]
+    results = [json.loads(p.read_text()) for p in tmp_path.glob("runs/reproduce/cells/*.jsonl")]
     assert len(results) == 2

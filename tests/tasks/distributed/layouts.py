@@ -37,10 +37,12 @@ class Trial:
     Args:
         task: name of the configuration.
         flags: more words for every command in a folder.
+        model: more words, which need no folder.
     """
 
     task: str
     flags: Callable[[Path], Sequence[str]] = _nothing
+    model: Sequence[str] = ()
 
     def command(self, folder: Path, *more: str, name: str = "fit") -> list[str]:
         """Return the words of a command on the runs of a folder."""
@@ -49,7 +51,7 @@ class Trial:
         if "--trainer.devices" not in more:
             place += ["--trainer.devices", "1"]
         files = ["--config", str(ROOT / f"configs/tasks/{self.task}.yaml"), "--config", attention]
-        return [name, *files, *place, *QUIET, *self.flags(folder), *more]
+        return [name, *files, *place, *QUIET, *self.flags(folder), *self.model, *more]
 
     def trained(self, factory: Any, *more: str) -> Path:
         """Return the folder of a training in as many processes as the words say."""

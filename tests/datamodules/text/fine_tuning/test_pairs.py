@@ -94,7 +94,7 @@ def test_roberta_has_two_separators_and_one_type(tmp_path):
     [
         (
             {"gold_label": "neutrall"},
-            r"line 3: label 'neutrall' is not one of .*did you mean 'neutral'",
+            r"line 3: unknown label 'neutrall', .*did you mean 'neutral'",
         ),
         ({"sentence2": None}, "line 3: sentence2 is missing"),
         ({"sentence1": 5}, "line 3: sentence1 is a number, expected text"),
@@ -127,7 +127,7 @@ def test_options_that_have_no_effect_are_refused(tmp_path):
 def test_missing_files_are_named(tmp_path):
     folder = made.write_mnli(tmp_path / "x")
     (folder / "multinli_1.0_dev_matched.jsonl").unlink()
-    with pytest.raises(MissingDataError, match=r"but not .*dev_matched\.jsonl"):
+    with pytest.raises(MissingDataError, match=r"but missing .*dev_matched\.jsonl"):
         data_of(folder, "mnli")
     with pytest.raises(MissingDataError, match="SST-2: the release is not under"):
         TextPairs(path=str(tmp_path / "nothing"), corpus="sst2").prepare_data()

@@ -77,7 +77,7 @@ def test_documents_are_what_is_asked_for(tmp_path, division, sizes):
 def test_text_that_is_missing_is_named(tmp_path):
     with pytest.raises(MissingDataError, match="nothing: no such file or folder"):
         files_of(tmp_path / "nothing")
-    with pytest.raises(MissingDataError, match=r"no file that ends in \.txt"):
+    with pytest.raises(MissingDataError, match=r"no files ending in \.txt"):
         files_of(tmp_path)
     with pytest.raises(DataError, match="path is not set"):
         _ = PretrainingText().folder
@@ -153,7 +153,7 @@ def test_too_little_text_is_one_line(tmp_path, data):
         made(tmp_path)
     sentences = Ragged(np.arange(6, dtype=np.int32), np.array([0, 3, 6]))
     options = {"max_length": 20, "tokeniser": data.tokeniser, "pairs": True}
-    with pytest.raises(DataError, match="but the text has 1; give more text"):
+    with pytest.raises(DataError, match="but the text has 1; provide more text"):
         DocumentSplit(sentences, np.array([0, 2]), **options)
     with pytest.raises(DataError, match="has two sentences that fit into max_length=20"):
         DocumentSplit(sentences, np.array([0, 1, 2]), **options)

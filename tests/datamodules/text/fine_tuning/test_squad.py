@@ -63,7 +63,7 @@ def test_wrong_offsets_are_counted_and_the_first_three_shown(tmp_path):
     assert "set wrong_offsets to leave_out" in text
     found = read_squad(path, "1.1", "leave_out")
     assert len(found.questions) == 6
-    assert "with them 4 questions" in found.notes[0]
+    assert "skipped, with 4 questions" in found.notes[0]
 
 
 def test_another_answer_keeps_a_question(tmp_path):

@@ -219,7 +219,7 @@ def test_another_dictionary_does_not_fit_a_checkpoint(folder: Path) -> None:
     module = opened(folder, tokens="words")
     other = opened(folder, tokens="words", dictionary_limit=16)
     module.load_state_dict(module.state_dict())
-    with pytest.raises(DataError, match="another one of 16"):
+    with pytest.raises(DataError, match="a different one of 16"):
         other.load_state_dict(module.state_dict())
 
 
@@ -285,12 +285,12 @@ def test_pairs_of_training_in_another_split_are_counted(folder: Path) -> None:
         with (folder / f"valid.{language}").open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in first))
     (note,) = opened(folder).notes
-    assert "5 of 14 pairs of val are in train" in note
+    assert "5 of 14 pairs of val are also in train" in note
 
 
 def test_one_text_on_both_sides_is_refused(folder: Path) -> None:
     (folder / "valid.en").write_bytes((folder / "valid.de").read_bytes())
-    with pytest.raises(DataError, match=r"valid\.de.*valid\.en.*equal"):
+    with pytest.raises(DataError, match=r"valid\.de.*valid\.en.*identical"):
         opened(folder)
 
 

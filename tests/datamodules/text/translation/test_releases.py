@@ -112,10 +112,10 @@ def test_iwslt_prepared_by_the_script_is_not_cleaned_again(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("absent", "message"),
     [
-        ("train.tags.de-en.en", r"found .*, but not .*de-en/train\.tags\.de-en\.en"),
+        ("train.tags.de-en.en", r"found .*, but missing .*de-en/train\.tags\.de-en\.en"),
         (
             "IWSLT14.TED.tst2011.de-en.de.xml",
-            r"found .*, but not .*de-en/IWSLT14\.TED\.tst2011\.de-en\.de\.xml",
+            r"found .*, but missing .*de-en/IWSLT14\.TED\.tst2011\.de-en\.de\.xml",
         ),
     ],
 )
@@ -215,5 +215,5 @@ def test_wmt_raw_text(tmp_path: Path) -> None:
     assert 0 < len(pieces) < 60
     assert max(pieces) <= 25
     (tmp_path / "commoncrawl.de-en.de").unlink()
-    with pytest.raises(DataError, match=r"but not .*commoncrawl\.de-en\.de"):
+    with pytest.raises(DataError, match=r"but missing .*commoncrawl\.de-en\.de"):
         wmt(tmp_path, merges=41)

@@ -7,7 +7,6 @@ the keys of q_i · k_j / √E, i a query, j a key, o and h heads.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.call import HeadLayout
 from lit_probattn.attention.cost.counting import Cost, product_flops
 from lit_probattn.attention.cost.own import with_gate
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.numerics import map_heads
 from lit_probattn.attention.softmax import SoftmaxArguments, SoftmaxAttention
 
@@ -33,9 +32,10 @@ class TalkingHeadsAttention(Attention):
     Without `after` it is `FiSHAttention` with as many global heads as heads, which has kernels.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, **common: Any) -> None:
-        super().__init__(embed_dim, num_heads, **common)
-        self.before, self.after = (nn.Parameter(torch.eye(num_heads)) for _ in range(2))
+    def build(self, options: LayerOptions) -> None:
+        """Add the two matrices."""
+        super().build(options)
+        self.before, self.after = (nn.Parameter(torch.eye(self.num_heads)) for _ in range(2))
 
     def reference_scores(self, query: Tensor, key: Tensor, *positions: Tensor) -> Tensor:
         """Return dot products mixed by `before`."""
@@ -57,11 +57,12 @@ class DCMHAttention(Attention):
     network of two layers for in and out, normalised), of rank 1; `base` starts at the identity.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, **common: Any) -> None:
-        super().__init__(embed_dim, num_heads, **common)
-        width = num_heads * self.head_dim
-        self.base = nn.Parameter(torch.eye(num_heads).repeat(2, 1, 1))
-        self.maps = nn.Parameter(0.1 * width**-0.5 * torch.randn(2, 2, width, 3 * num_heads))
+    def build(self, options: LayerOptions) -> None:
+        """Add the matrices and the maps to dynamic ones."""
+        super().build(options)
+        heads, width = self.num_heads, self.num_heads * self.head_dim
+        self.base = nn.Parameter(torch.eye(heads).repeat(2, 1, 1))
+        self.maps = nn.Parameter(0.1 * width**-0.5 * torch.randn(2, 2, width, 3 * heads))
 
     def reference_scores(self, query: Tensor, key: Tensor, *positions: Tensor) -> Tensor:
         """Return composed dot products."""
@@ -150,9 +151,10 @@ class ParallaxAttention(Attention):
     Departs from the source: W starts at N(0, 0.02²).
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, **common: Any) -> None:
-        super().__init__(embed_dim, num_heads, **common)
-        self.probe_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=False)
+    def build(self, options: LayerOptions) -> None:
+        """Add the probe's projection."""
+        super().build(options)
+        self.probe_proj = nn.Linear(self.embed_dim, self.num_heads * self.head_dim, bias=False)
         nn.init.normal_(self.probe_proj.weight, std=0.02)
 
     def reference_scores(self, query: Tensor, key: Tensor, *positions: Tensor) -> Tensor:
@@ -179,9 +181,10 @@ class EllipticalAttention(Attention):
     values change from layer to layer, and divided by its largest entry).
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, **common: Any) -> None:
-        super().__init__(embed_dim, num_heads, **common)
-        self.log_metric = nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))
+    def build(self, options: LayerOptions) -> None:
+        """Add the metric."""
+        super().build(options)
+        self.log_metric = nn.Parameter(torch.zeros(self.num_heads, 1, self.head_dim))
 
     def reference_scores(self, query: Tensor, key: Tensor, *positions: Tensor) -> Tensor:
         """Return the products in the metric."""

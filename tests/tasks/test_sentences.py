@@ -1,4 +1,4 @@
-"""Sentences: a token counts alike wherever it is, in one batch, on two ranks, in two parts."""
+"""Sentences: perplexities of tokens and words, and the schedule of their task."""
 
 from __future__ import annotations
 
@@ -12,48 +12,6 @@ from lit_probattn.tasks import LanguageModeling
 from lit_probattn.tasks.schedules import schedule_values
 from tests.datamodules.text import test_sentences as text
 from tests.support.paths import CONFIGS
-from tests.support.runs import fingerprint, metrics, only_version
-from tests.tasks.distributed.layouts import DOUBLE, NO_DROPOUT, TWO_PROCESSES, Trial, two_parts
-from tests.tasks.distributed.test_masked_lm import assert_alike
-
-TWO_PARTS = two_parts(16)
-SCORES = ("val/ppl_sentences", "val/tokens_sentences", "val/word_ppl", "val/words")
-
-
-def _flags(folder):
-    place = folder.parent / "sentences"
-    if not place.exists():
-        place.mkdir()
-        for name, count in (("train", 80), ("valid", 21), ("test", 21)):
-            lines = text.sentences(count, count + ord(name[1]), most=8)
-            (place / f"{name}.txt").write_text("\n".join(lines) + "\n")
-    cache = ["--data.init_args.cache_dir", str(folder.parent / "cache")]
-    return ["--data.init_args.data_dir", str(place), *cache]
-
-
-TRIAL = Trial("tiny/lm1b", _flags)
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param(TWO_PARTS, id="accumulation"),
-        pytest.param((*TWO_PARTS, *TWO_PROCESSES), id="both"),
-    ],
-)
-def test_layouts_train_alike(tmp_path_factory, layout):
-    """The parts have different numbers of tokens, and in the last batch some have none."""
-    whole = TRIAL.trained(tmp_path_factory, *NO_DROPOUT, *DOUBLE)
-    parts = TRIAL.trained(tmp_path_factory, *NO_DROPOUT, *DOUBLE, *layout)
-    assert_alike(whole, parts, 1e-9, ("train/loss", *SCORES))
-
-
-def test_killed_and_resumed_equals_uninterrupted(tmp_path_factory, tmp_path, monkeypatch):
-    """With dropout, inside an epoch and inside an optimiser step of two parts."""
-    uninterrupted = only_version(TRIAL.trained(tmp_path_factory, *TWO_PARTS))
-    resumed = TRIAL.trained_in_two_pieces(LanguageModeling, 21, tmp_path, monkeypatch, *TWO_PARTS)
-    assert fingerprint(resumed) == fingerprint(uninterrupted)
-    assert metrics(resumed) == metrics(uninterrupted)
 
 
 class Uniform(torch.nn.Module):

@@ -1,0 +1,136 @@
+"""The answer of all reports to the efficiency claim: which ratios, where, by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lit_probattn.records.tables import markdown_lines
+from profiling.report.names import name_of
+
+RATIOS = "ratios.csv"
+_QUANTITIES = {"macs": "multiply-adds", "num_parameters": "parameters"}
+_SCOPES = {"attention": "attention layer", "layers": "block", "model": "model"}
+_DROPOUT = "attention_dropout"
+
+
+def efficiency_lines(folder: Path, reports: Mapping[Path, Mapping[str, Any]]) -> list[str]:
+    """Return the lines that answer what holds of the efficiency claim; none without ratios.
+
+    Args:
+        folder: folder of the front page.
+        reports: content of `report.json` by the folder of each report.
+    """
+    found = {path: data for path, data in reports.items() if (path / RATIOS).is_file()}
+    counts = _counted(folder, found)
+    times = [row for path in found for row in _timed(folder, path)]
+    if not counts and not times:
+        return []
+    lines = ["## What holds of the efficiency claim", ""]
+    lines += ["All values are relative to the baseline; below 1 is cheaper.", ""]
+    lines += _summary(counts, times)
+    if counts:
+        lines += ["", "Counted for one forward pass, smallest to largest ratio of the grids:", ""]
+        lines += markdown_lines(pd.DataFrame(counts))
+    if times:
+        lines += ["", "Measured time of a training step on a CPU, median [20 %, 80 %]:", ""]
+        lines += markdown_lines(pd.DataFrame(times))
+    return lines
+
+
+def _counted(folder: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each variant and baseline: ranges over the grids of all sweeps."""
+    parts = []
+    for path, data in found.items():
+        variants = data["about"].get("variants") if isinstance(data["about"], dict) else None
+        if not variants:
+            continue
+        table = pd.read_csv(path / RATIOS)
+        table = table[table["metric"].isin(_QUANTITIES) & (table["mode"] == "eval")]
+        several = "grid_heads" in table and table["grid_heads"].nunique() > 1
+        names = {variant["variant"]: name_of(variant, several) for variant in variants}
+        for column in ("variant", "baseline"):
+            table[column] = table[column].map(names)
+        parts.append(table.assign(report=path.relative_to(folder).as_posix()))
+    if not parts:
+        return []
+    rows = []
+    every = pd.concat(parts)
+    for (variant, baseline), part in every.groupby(["variant", "baseline"], sort=False):
+        row: dict[str, Any] = {"variant": variant, "baseline": baseline}
+        for metric, quantity in _QUANTITIES.items():
+            for scope, place in _SCOPES.items():
+                chosen = part[(part["metric"] == metric) & (part["scope"] == scope)]
+                row[f"{quantity}, {place}"] = _range(chosen["ratio_measured"].dropna(), "{:.2f}")
+        row["width"] = _range(part["embed_dim"], "{:.0f}")
+        row["tokens"] = _range(part["seq_len"], "{:.0f}")
+        row["reports"] = ", ".join(part["report"].unique())
+        rows.append(row)
+    return rows
+
+
+def _timed(folder: Path, report: Path) -> list[dict[str, Any]]:
+    """Return a row for each variant whose training step was timed against softmax attention."""
+    table = pd.read_csv(report / RATIOS)
+    if not {"time_over_softmax", _DROPOUT} <= set(table):
+        return []
+    table = table[(table["form"] == "package") & ~table["variant"].str.startswith("softmax")]
+    return [
+        {
+            "variant": row["variant"],
+            "baseline": "softmax, 8 heads",
+            "attention dropout": f"{row[_DROPOUT]:g}",
+            "time": f"{row['time_over_softmax']:.2f} "
+            f"[{row['time_over_softmax_p20']:.2f}, {row['time_over_softmax_p80']:.2f}]",
+            "report": report.relative_to(folder).as_posix(),
+        }
+        for _, row in table.iterrows()
+    ]
+
+
+def _range(values: pd.Series, form: str) -> str | None:
+    if values.empty:
+        return None
+    low, high = form.format(values.min()), form.format(values.max())
+    return low if low == high else f"{low} – {high}"
+
+
+def _summary(counts: list[dict[str, Any]], times: list[dict[str, Any]]) -> list[str]:
+    """Return one sentence for each of counts, times and what is missing, from the rows."""
+    lines = []
+    if counts:
+        tops = {row["variant"]: row["multiply-adds, attention layer"] for row in counts}
+        tops = {name: float(top.split(" – ")[-1]) for name, top in tops.items() if top}
+        above = [name for name, top in tops.items() if top >= 1]
+        exceptions = f"; not {', '.join(above)}" if above else ""
+        cheaper = len(tops) - len(above)
+        lines.append(
+            f"- **Operations: {_held(cheaper, len(tops))}.** {cheaper} of {len(tops)} variants "
+            "need fewer multiply-adds in the attention layer at every counted point"
+            f"{exceptions}."
+        )
+    if times:
+        highs = {
+            f"{row['variant']} with dropout {row['attention dropout']}": float(
+                row["time"].rstrip("]").split(", ")[1]
+            )
+            for row in times
+        }
+        shorter = [name for name, high in highs.items() if high < 1]
+        which = f": {', '.join(shorter)}" if shorter else ""
+        lines.append(
+            f"- **Time on a CPU: {_held(len(shorter), len(highs))}.** {len(shorter)} of "
+            f"{len(highs)} training steps are shorter than the baseline's beyond the spread{which}."
+        )
+    lines.append("- **Time and memory on a GPU: not measured.**")
+    lines.append(
+        "- Softmax attention with half the heads halves both counts and is the baseline to beat."
+    )
+    return lines
+
+
+def _held(count: int, total: int) -> str:
+    return "yes" if count == total else "in part" if count else "no"

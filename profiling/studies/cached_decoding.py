@@ -1,0 +1,126 @@
+"""Decoding from caches: tokens per second and bytes of cache by length, beside softmax attention.
+
+One layer, one new token at a time behind so many cached tokens, the way a language model generates.
+MGK, sMGK and MLK have half the heads, FiSH half as many global heads; head sizes are alike. MLK's
+cache is a state of fixed size.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from lit_probattn.attention import (
+    Attention,
+    Cache,
+    FiSHAttention,
+    KVCache,
+    MGKAttention,
+    MLKAttention,
+    SoftmaxAttention,
+)
+from lit_probattn.base.arguments import Flag
+from profiling.studies.study import TIMED, Report, command, measure_sides
+
+BASELINE = "softmax"
+# Class, share of the heads, further options.
+VARIANTS: Mapping[str, tuple[type[Attention], float, Mapping[str, Any]]] = {
+    BASELINE: (SoftmaxAttention, 1.0, {}),
+    "MGK": (MGKAttention, 0.5, {}),
+    "sMGK": (MGKAttention, 0.5, {"shifted_keys": True}),
+    "FiSH": (FiSHAttention, 1.0, {"head_ratio": 2.0, "noise": "none"}),
+    "MLK": (MLKAttention, 0.5, {}),
+}
+
+
+def build(name: str, options: argparse.Namespace) -> Attention:
+    """Return the layer of a variant, in eval mode."""
+    cls, share, given = VARIANTS[name]
+    heads = max(1, int(options.num_heads * share))
+    torch.manual_seed(options.seed)
+    layer = cls(options.embed_dim, heads, head_dim=options.embed_dim // options.num_heads, **given)
+    return layer.eval().to(options.device)
+
+
+def filled(layer: Attention, x: Tensor, spare: int) -> Cache:
+    """Return the cache of a layer that has read tokens (B, N, C), with space for `spare` more."""
+    cache = layer.new_cache(x.shape[1] + spare)
+    with torch.no_grad():
+        layer(x, is_causal=True, cache=cache)
+    return cache
+
+
+def decode(layer: Attention, cache: Cache, length: int, tokens: Tensor) -> None:
+    """Read tokens one by one behind the first `length` of a cache; a state of sums goes on."""
+    if isinstance(cache, KVCache):
+        cache.truncate(length)
+    with torch.no_grad():
+        for token in tokens.split(1, 1):
+            layer(token, is_causal=True, cache=cache)
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure all variants at every length."""
+    rows = []
+    for length in options.lengths:
+        shape = options.batch, length, options.embed_dim
+        prompt = torch.randn(shape, device=options.device)
+        tokens = torch.randn(
+            options.batch, options.tokens, options.embed_dim, device=options.device
+        )
+        made = {name: build(name, options) for name in VARIANTS}
+        caches = {name: filled(layer, prompt, options.tokens) for name, layer in made.items()}
+        num_bytes = {name: cache.num_bytes for name, cache in caches.items()}
+        sides: dict[str, Callable[[], object]] = {}
+        for name, layer in made.items():
+            sides[name] = partial(decode, layer, caches[name], length, tokens)
+        times = measure_sides(sides, options, lambda _: {"softmax": BASELINE})
+        for name, layer in made.items():
+            time = times[name]
+            case = {"tokens": length, "variant": name, "heads": layer.num_heads}
+            speed = options.batch * options.tokens / time["time_median_s"]
+            found = {"tokens_per_s": round(speed, 1), "cache_bytes": num_bytes[name]}
+            rows.append({**case, **found, **time})
+    table = pd.DataFrame(rows)
+    of_softmax = table[table["variant"] == BASELINE].set_index("tokens")["cache_bytes"]
+    table["cache_over_softmax"] = table["cache_bytes"] / table["tokens"].map(of_softmax)
+    shown = ["tokens", "variant", "heads", "tokens_per_s", "time_over_softmax", "cache_bytes"]
+    last = table[(table["tokens"] == max(options.lengths)) & (table["variant"] != BASELINE)]
+    told = ", ".join(
+        f"{row.variant} {row.time_over_softmax:.2f} ({row.cache_over_softmax:.2f})"
+        for row in last.itertuples()
+    )
+    return Report(
+        "Decoding from caches",
+        table,
+        {"One layer, one new token at a time": table[[*shown, "cache_over_softmax"]].round(3)},
+        [
+            f"width {options.embed_dim}, {options.num_heads} heads of softmax, batch "
+            f"{options.batch}, {options.tokens} new tokens, float32"
+        ],
+        finding=(
+            f"behind {max(options.lengths)} tokens, time of a token over softmax's (and bytes of "
+            f"cache over softmax's): {told}"
+        ),
+    )
+
+
+main = command(
+    __name__,
+    __doc__,
+    run,
+    (
+        *TIMED,
+        Flag("embed_dim", "width", 256, least=1),
+        Flag("num_heads", "heads of softmax attention", 8, least=2),
+        Flag("batch", "sequences", 1, least=1),
+        Flag("tokens", "new tokens", 32, least=1),
+        Flag("lengths", "cached tokens", [128, 512, 2048], least=1),
+    ),
+)

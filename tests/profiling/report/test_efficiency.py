@@ -1,0 +1,85 @@
+"""The front page's answer is computed from the ratios of the reports."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from profiling.report.efficiency import efficiency_lines
+from profiling.report.names import variant_name
+
+
+def sweep(folder, ratios):
+    """Write ratios of sMGK over softmax, one per length; return the report's data."""
+    folder.mkdir(parents=True)
+    rows = [
+        {"metric": "macs", "variant": "b", "baseline": "a", "embed_dim": 64, "seq_len": 16 * 2**i}
+        | {"mode": mode, "scope": "attention", "ratio_measured": ratio}
+        for i, ratio in enumerate(ratios)
+        for mode in ("eval", "train")
+    ]
+    pd.DataFrame(rows).to_csv(folder / "ratios.csv")
+    options = [{"num_heads": 8}, {"num_heads": 4, "shifted_keys": True}]
+    classes = ["SoftmaxAttention", "MGKAttention"]
+    variants = [
+        {"variant": name, "attention_class": cls, "attention_args": json.dumps(given)}
+        for name, cls, given in zip("ab", classes, options, strict=True)
+    ]
+    return {"about": {"variants": variants}}
+
+
+def timed(folder, low, high):
+    """Write the ratio of a step's time, without counts."""
+    folder.mkdir(parents=True)
+    row = {"variant": "MGK, 4 heads", "form": "package", "attention_dropout": 0.1}
+    row |= {"time_over_softmax": 0.9, "time_over_softmax_p20": low, "time_over_softmax_p80": high}
+    pd.DataFrame([row]).to_csv(folder / "ratios.csv")
+    return {"about": {}}
+
+
+def test_counts_and_times_of_reports_are_one_answer(tmp_path):
+    reports = {tmp_path / "cost": sweep(tmp_path / "cost", [0.5, 0.75])}
+    reports[tmp_path / "step"] = timed(tmp_path / "step", 0.8, 0.95)
+    text = "\n".join(efficiency_lines(tmp_path, reports))
+    assert "sMGK, 4 heads" in text
+    assert "softmax, 8 heads" in text
+    assert "0.50 – 0.75" in text
+    assert "16 – 32" in text
+    assert "1 of 1 variants need fewer multiply-adds" in text
+    assert "0.90 [0.80, 0.95]" in text
+    assert "1 of 1 training steps are shorter" in text
+
+
+@pytest.mark.parametrize(("ratios", "count"), [([0.5, 1.2], 0), ([0.5, 0.9], 1)])
+def test_a_variant_is_cheaper_only_if_every_point_is(ratios, count, tmp_path):
+    reports = {tmp_path / "cost": sweep(tmp_path / "cost", ratios)}
+    text = "\n".join(efficiency_lines(tmp_path, reports))
+    assert f"{count} of 1 variants need fewer multiply-adds" in text
+
+
+def test_a_time_within_the_spread_is_not_shorter(tmp_path):
+    reports = {tmp_path / "step": timed(tmp_path / "step", 0.8, 1.05)}
+    assert "0 of 1 training steps are shorter" in "\n".join(efficiency_lines(tmp_path, reports))
+
+
+def test_without_ratios_there_is_no_answer(tmp_path):
+    assert efficiency_lines(tmp_path, {tmp_path: {"about": {}}}) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "heads", "name"),
+    [
+        ({}, [4], "MGK, 4 heads"),
+        ({"shifted_keys": True}, [4], "sMGK, 4 heads"),
+        ({"shifted_keys": True, "e_step": "hard"}, [1, 2], "sMGK with hard E-step"),
+    ],
+)
+def test_variants_of_one_class_have_different_names(options, heads, name):
+    assert variant_name("MGKAttention", options, heads) == name
+
+
+def test_fish_is_named_by_its_mixer_noise_and_score_maps():
+    options = {"mixer": "mlp", "noise": "none", "num_global_heads": 2}
+    assert variant_name("FiSHAttention", options, [8]) == "Hard GFiSH, 8 heads from 2 score maps"

@@ -1,0 +1,1 @@
+"""The language of pages, docstrings, help texts and messages, sampled and counted."""
