@@ -6,6 +6,7 @@ class again by the one that it was.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,6 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+
+def first_tokens(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the first tensor (B, N, C) among the arguments of a module."""
+    every = (*args, *kwargs.values())
+    return next((x for x in every if isinstance(x, Tensor) and x.dim() == 3), None)
 
 
 class Mixed:
@@ -32,9 +39,13 @@ class Taken(Mixed):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
-        calls = self.cores.mode(self)  # type: ignore[attr-defined]
+        cores: Any = self.cores  # type: ignore[attr-defined]
+        calls = cores.mode(self)
+        if cores.reads_tokens:
+            cores.tokens = first_tokens(args, kwargs)
         with calls:
             out = super().forward(*args, **kwargs)  # type: ignore[misc]
+        cores.tokens = None
         calls.finish()
         return out
 

@@ -51,7 +51,7 @@ class Sharing:
 class Cores(nn.ModuleList):
     """What computes the attention of one module, in the order of its calls in a forward.
 
-    An entry is a core, or a layer of scores of its own without its projections.
+    An entry is a core, or a layer with hooks of its own without its projections.
 
     Args:
         mode: what gives the calls inside a forward to the entries; None where a library does.
@@ -61,6 +61,7 @@ class Cores(nn.ModuleList):
         super().__init__()
         self.mode = mode
         self.sharing: list[Sharing] = []
+        self.tokens: Tensor | None = None  # of the present forward, where an entry reads them
 
     def core(self, index: int) -> Core:
         """Return the core of a call."""
@@ -118,11 +119,38 @@ class Cores(nn.ModuleList):
         core, weights = self.core(index), None
         with outside_functions():  # our own calls are no sites of a module around this one
             call = with_dropout(self.call(index, query, key, value, **options), dropout)
+            layer: Any = self[index]
+            reads = token_hooks(layer)
+            tokens = self._tokens_for(query) if reads else query
+            if "query_side" in reads:
+                call = replace(call, side=layer.query_side(tokens))
             if needs_weights:
                 call = replace(call, rng=key_or_fresh(call.rng))
                 weights = core.weights(call)
             out: Tensor = core(call)
+            if "gate" in reads:
+                out = layer.gate(out, tokens)
             return F.pad(out, (0, 0, 0, 0, 0, query.shape[1] - out.shape[1])), weights
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether an entry reads the tokens of queries beside their heads."""
+        return any(map(token_hooks, self))
+
+    def _tokens_for(self, query: Tensor) -> Tensor:
+        """Return the tokens of queries, (B, N, C).
+
+        Raises:
+            RuntimeError: the module did not get them.
+        """
+        tokens = self.tokens
+        if tokens is None or tokens.shape[:2] != (query.shape[0], query.shape[2]):
+            found = None if tokens is None else tuple(tokens.shape)
+            raise RuntimeError(
+                f"the variant reads {query.shape[2]} tokens of {query.shape[0]} samples beside "
+                f"their heads; the module's first tensor is {found}"
+            )
+        return tokens
 
     def twins(self, module: nn.Module) -> dict[int, tuple[Tensor, list[Tensor]]]:
         """Return the parameters that make keys and, of each, those of further components."""
@@ -154,7 +182,13 @@ def _with(held: Tensor, axis: int, rows: list[int], part: Tensor) -> Tensor:
     return held.index_copy(axis, torch.tensor(rows, device=held.device), part)
 
 
-def make_core(settings: Settings, given: HeadLayout, is_cross: bool) -> nn.Module:
+def token_hooks(part: nn.Module) -> tuple[str, ...]:
+    """Return the hooks of an entry that read the tokens of queries."""
+    hooks = part.hooks() if isinstance(part, Attention) else ()
+    return tuple(name for name in hooks if name in ("gate", "query_side"))
+
+
+def make_core(settings: Settings, given: HeadLayout, is_cross: bool, width: int = 0) -> nn.Module:
     """Return what computes the heads of a host, an entry of `Cores`.
 
     Keys and values that query heads share are repeated where the variant has a head of its own for
@@ -164,6 +198,7 @@ def make_core(settings: Settings, given: HeadLayout, is_cross: bool) -> nn.Modul
         settings: variant and options.
         given: the host's heads.
         is_cross: whether queries attend to another sequence.
+        width: of the tokens that the module gets; 0 where it gets none for its queries.
 
     Raises:
         UnsupportedError: the variant takes other heads, or does not fit the options or the host.
@@ -173,7 +208,7 @@ def make_core(settings: Settings, given: HeadLayout, is_cross: bool) -> nn.Modul
     for wanted in dict.fromkeys((given, every)):
         for more in _choices(settings.options):
             try:
-                part = _part(settings, wanted, more)
+                part = _part(settings, wanted, more, width)
             except (TypeError, ValueError) as error:
                 reason = reason or str(error)
                 continue
@@ -196,7 +231,30 @@ def _choices(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"head_ratio": 1.0, "num_global_heads": None}
 
 
-def _part(settings: Settings, heads: HeadLayout, more: Mapping[str, Any]) -> Any:
+def make_sharing_core(settings: Settings, wanted: HeadLayout, width: int) -> nn.Module:
+    """Return what computes heads of which each has several keys, an entry of `Cores`.
+
+    Args:
+        settings: variant and options.
+        wanted: heads after a swap.
+        width: as `make_core` takes it.
+
+    Raises:
+        UnsupportedError: the variant takes other heads, or does not fit the options.
+    """
+    try:
+        part = _part(settings, wanted, {}, width)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedError(str(error)) from error
+    core = part.core if isinstance(part, Attention) else part
+    if core.layout != wanted:
+        takes, gets = heads_of(core.layout), heads_of(wanted)
+        raise UnsupportedError(f"{settings.variant} takes {takes}, joined heads are {gets}")
+    _check(core, is_cross=False)
+    return part
+
+
+def _part(settings: Settings, heads: HeadLayout, more: Mapping[str, Any], width: int) -> Any:
     if settings.has_own_core:
         if more:
             raise ValueError("a variant without global heads")
@@ -206,14 +264,14 @@ def _part(settings: Settings, heads: HeadLayout, more: Mapping[str, Any]) -> Any
         given["num_kv_heads"] = heads.key
     if heads.value_head_dim != heads.head_dim:
         given["value_head_dim"] = heads.value_head_dim
-    layer = settings.make_layer(heads.head_dim * heads.query, heads.query, **given)
-    of_input = [name for name in layer.hooks() if name in ("query_side", "gate")]
-    if of_input:
+    layer = settings.make_layer(width or heads.head_dim * heads.query, heads.query, **given)
+    reads = token_hooks(layer)
+    if reads and not width:
         raise ValueError(
-            f"{type(layer).__name__} defines {', '.join(of_input)}, which read the input of its "
-            f"layer: a swap has heads alone"
+            f"{type(layer).__name__} defines {', '.join(reads)}, which read the input of its "
+            f"layer: the module gets no tokens of its queries"
         )
-    if not isinstance(layer.core, DerivedCore):
+    if not isinstance(layer.core, DerivedCore) and not reads:
         return layer.core
     for name in PROJECTIONS:
         delattr(layer, name)

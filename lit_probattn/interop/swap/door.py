@@ -57,8 +57,9 @@ def swap(
 
     Where a model computes softmax(Q Kᵀ) V is found by one run of an example. A variant with the
     host's heads is put there, as `cores` of the module that makes the call, and all weights stay
-    what they were. Components of keys and fewer heads need projections of other widths: then those
-    of the layers are exchanged.
+    what they were. Several keys per head and fewer heads change the projections, whose rows are
+    found by gradients: widths are exchanged where a second run shows the new heads, otherwise rows
+    of joined heads are dropped and further keys get weights beside the core.
 
     Every layer is planned before one is touched: if one of them cannot be swapped, the model is
     left as it was. Do this before an optimiser is made and before the model is wrapped. A layer
@@ -76,8 +77,9 @@ def swap(
             `model.load_state_dict` fits. A recipe takes no other argument.
         example: one batch that the model takes: a tensor, a tuple of arguments, a mapping of named
             ones, or a function of the model. None means what transformers or timm say that the
-            model takes.
-        heads: share of the heads that stays: 1, 1/2, 1/3, …
+            model takes, or each `nn.MultiheadAttention` by itself.
+        heads: share of the heads that stays: 1, 1/2, 1/3, … Below 1 for variants with several keys
+            per head: mgk, MLK, classes of your own.
         num_components: K, a multiple of 1/heads. None means 2, or 1/heads where that is more.
         score: `dot`, which starts at the old scores, or `gaussian`, which does so only where all
             keys of a head have one norm. None means dot; gaussian for smgk.
@@ -187,6 +189,7 @@ def _entry(placing: Placing, name: str, settings: Settings) -> RecipeLayer:
         h, kind = site.layout, type(site.module).__name__
         numbers = [h.query, h.key, h.value, h.head_dim, h.value_head_dim]
         what: dict[str, Any] = {"way": site.way, "heads": numbers, "cross": site.is_cross}
+        what["width"] = site.width
         what |= {"groups": None, "exchanged": False, "projections": None}
         if change is not None:
             what |= {"groups": change.groups, "exchanged": change.exchanged}

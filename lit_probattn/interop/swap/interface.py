@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.interop.swap.classes import first_tokens
 from lit_probattn.interop.swap.core import documents_mask, packing_of_documents
 from lit_probattn.interop.swap.cores import Cores
 
@@ -99,6 +100,7 @@ def attention_function(
     out, weights = cores.attend(
         0, query, key, value, needs_weights=needs_weights, **options, **masks
     )
+    cores.tokens = None
     return out.transpose(1, 2).contiguous(), weights
 
 
@@ -236,6 +238,11 @@ class PackedCache:
         if name in ("cache", "num_heads"):  # not there yet while a copy is made
             raise AttributeError(name)
         return getattr(self.cache, name)
+
+
+def keep_tokens(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Keep the tokens of a forward for a variant that reads them, before it."""
+    module.cores.tokens = first_tokens(args, kwargs)
 
 
 def pack_cache(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

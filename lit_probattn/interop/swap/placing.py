@@ -15,9 +15,9 @@ from lit_probattn.attention.call import HeadLayout
 from lit_probattn.attention.core import Core
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.interop.swap.core import fitted_call
-from lit_probattn.interop.swap.cores import Cores, make_core
+from lit_probattn.interop.swap.cores import Cores, make_core, make_sharing_core, token_hooks
 from lit_probattn.interop.swap.example import Example
-from lit_probattn.interop.swap.interface import InterfaceCores, pack_cache, use_in
+from lit_probattn.interop.swap.interface import InterfaceCores, keep_tokens, pack_cache, use_in
 from lit_probattn.interop.swap.plan import choose_layers, refuse, refuse_what_is_lost
 from lit_probattn.interop.swap.projections import Rows, check_holders
 from lit_probattn.interop.swap.recipe import RecipeLayer
@@ -173,7 +173,7 @@ def sites_of_recipe(model: nn.Module, layers: Mapping[str, RecipeLayer]) -> list
             query, key, value, size, value_size = call["heads"]
             layout = HeadLayout(query, key, value, query, size, value_size)
             site = Site(name, module, index, call["way"], layout, call["cross"])
-            site.made = layer.projections[index]
+            site.made, site.width = layer.projections[index], call["width"]
             sites.append(site)
     return sites
 
@@ -245,22 +245,16 @@ def plan_sites(
         try:
             _check(model, site, [*kept, *there], settings.keys_per_head > 1)
             if settings.keys_per_head > 1:
-                parts.append(_core(settings, site))
+                heads = new_layout(site, settings)
+                parts.append(make_sharing_core(settings, heads, site.width))
             else:
-                parts.append(make_core(settings, site.layout, site.is_cross))
+                parts.append(make_core(settings, site.layout, site.is_cross, site.width))
         except UnsupportedError as error:
             say(site.name, str(error))
     refuse(list(refused.values()), len(wanted))
     placing = Placing(sites, chosen, kept, parts, [None] * len(chosen))
     placing.counts = {site.name: _count(site) for site in chosen}
     return placing
-
-
-def _core(settings: Settings, site: Site) -> nn.Module:
-    try:
-        return settings.make_core(new_layout(site, settings))
-    except ValueError as error:
-        raise UnsupportedError(str(error)) from error
 
 
 def change_projections(
@@ -352,6 +346,8 @@ def place(model: nn.Module, placing: Placing) -> None:
             given[site.name] = InterfaceCores() if in_library else Cores(_MODES[site.way])
         given[site.name].append(part)
         given[site.name].sharing.append(sharing_of(model, change))
+        if site.way == "interface" and token_hooks(part):
+            site.module.register_forward_pre_hook(keep_tokens, with_kwargs=True)
         if change is not None and change.exchanged and change.layout.keys_per_head > 1:
             site.module.register_forward_pre_hook(pack_cache, with_kwargs=True)
     for site in placing.chosen:

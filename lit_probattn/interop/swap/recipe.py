@@ -18,7 +18,7 @@ VERSION = 1
 WAYS = ("interface", "function", "written")
 # What is said of a layer, and of a call in its forward.
 _KEYS = ("class", "calls")
-_CALL_KEYS = ("way", "heads", "cross", "groups", "exchanged", "projections")
+_CALL_KEYS = ("way", "heads", "cross", "width", "groups", "exchanged", "projections")
 
 
 def write_recipe(settings: Settings, layers: Mapping[str, RecipeLayer]) -> dict[str, Any]:
@@ -35,8 +35,9 @@ class RecipeLayer:
         name: of the layer, for messages.
         kind: its class.
         calls: how its forward attends: `way` (see `sites.Way`), `heads` (of queries, keys and
-            values, and the two head sizes) and `cross`; `groups` of key heads that were joined (or
-            None), whether widths were `exchanged`, and the `projections` (None where these stay).
+            values, and the two head sizes), `cross` and `width` (see `Site`); `groups` of key heads
+            that were joined (or None), whether widths were `exchanged`, and the `projections` (None
+            where these stay).
         size: key heads of a group, by the settings.
         has_components: whether projections change, by the settings.
 
@@ -72,6 +73,8 @@ class RecipeLayer:
         for key in ("cross", "exchanged"):
             if not isinstance(call[key], bool):
                 self._refuse(key, "true or false", call[key])
+        if not _are_numbers([call["width"]], 1) or call["width"] < 0:
+            self._refuse("width", "a whole number", call["width"])
         heads = call["heads"]
         if not _are_numbers(heads, 5) or min(heads) < 1:
             self._refuse("heads", "five whole numbers", heads)

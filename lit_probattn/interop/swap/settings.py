@@ -66,24 +66,16 @@ class Settings:
             raise ValueError(
                 f"heads is the share of the heads that stays: 1, 1/2, 1/3, …; received {self.heads}"
             )
-        if self.group_size > 1 and self.variant != "mgk":
+        if self.group_size > 1 and self.has_own_core and self.variant != "mgk":
             raise ValueError(
                 f"heads={self.heads} needs several keys per head, which {self.variant} has not; "
                 "use mgk, or heads=1"
             )
+        self._check_components()
         if not self.has_own_core:
             if self.spread != 0.1:
                 raise ValueError(f"spread is for mgk and smgk; {self.variant} has no such start")
             return
-        if not 1 <= self.components <= MOST_COMPONENTS:
-            raise ValueError(
-                f"num_components must be from 1 to {MOST_COMPONENTS}, received {self.components}"
-            )
-        if self.components % self.group_size:
-            raise ValueError(
-                f"num_components must be a multiple of 1/heads = {self.group_size}, received "
-                f"{self.components}: one head takes the keys of {self.group_size}"
-            )
         if not 0.0 <= self.spread < math.inf:
             raise ValueError(
                 f"spread must be a finite number of at least 0, received {self.spread}"
@@ -98,6 +90,18 @@ class Settings:
         if self.options.get("e_step") == "soft":
             raise ValueError(
                 "e_step=soft needs the M-step of our training loop; use learned or hard"
+            )
+
+    def _check_components(self) -> None:
+        """Raise a ValueError where the number of components does not fit."""
+        if not 1 <= self.components <= MOST_COMPONENTS:
+            raise ValueError(
+                f"num_components must be from 1 to {MOST_COMPONENTS}, received {self.components}"
+            )
+        if self.components % self.group_size:
+            raise ValueError(
+                f"num_components must be a multiple of 1/heads = {self.group_size}, received "
+                f"{self.components}: one head takes the keys of {self.group_size}"
             )
 
     @property
@@ -135,13 +139,14 @@ class Settings:
     def components(self) -> int:
         """K, of mixtures."""
         if self.variant not in ("mgk", "smgk"):
-            return self.num_components or 1
+            return self.group_size if self.num_components is None else self.num_components
         return max(2, self.group_size) if self.num_components is None else self.num_components
 
     @property
     def keys_per_head(self) -> int:
         """Keys that the projection makes per head and position: 1 where components are shifts."""
-        return self.components if self.variant == "mgk" else 1
+        joins = not self.has_own_core and self.group_size > 1
+        return self.components if self.variant == "mgk" or joins else 1
 
     @property
     def chosen_score(self) -> str:
@@ -180,7 +185,8 @@ class Settings:
             common |= self.arguments()
         else:
             made = self._maker()
-            named = {"num_components": self.num_components, "score": self.score}
+            count = self.components if self.group_size > 1 else self.num_components
+            named = {"num_components": count, "score": self.score}
             common = {**{n: v for n, v in named.items() if v is not None}, **common}
         with _own_generator(self.seed):
             return made(embed_dim, num_heads, **common)

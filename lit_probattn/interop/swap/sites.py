@@ -19,6 +19,7 @@ from lit_probattn.attention.core import Core
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.base.torch_internals import outside_functions
 from lit_probattn.interop.swap import interface
+from lit_probattn.interop.swap.classes import first_tokens
 from lit_probattn.interop.swap.cores import heads_of
 from lit_probattn.interop.swap.projections import Projections, Rows, find_makers, reader_in
 from lit_probattn.interop.swap.taking import SDPA, Seeing, as_heads, heads_and_masks
@@ -47,6 +48,7 @@ class Site:
         inputs: heads, masks and scale of the call, where it was seen.
         output: what the host made of them, (B, H, N, E_v).
         made: the weights that make and read its heads, where they were asked for.
+        width: of the tokens that the module gets for its queries; 0 if it gets none.
         reader: the module that reads its results, if only one weight does.
         before: what that gave.
     """
@@ -62,6 +64,7 @@ class Site:
     inputs: dict[str, Any] = field(default_factory=dict)
     output: Tensor | None = None
     made: Projections | None = None
+    width: int = 0
     reader: nn.Module | None = None
     before: Tensor | None = None
 
@@ -233,6 +236,9 @@ class Recorder(Seeing):
         is_cross, where = query.shape[2] != key.shape[2], caller()
         site = Site(name, owner, index, way, layout, is_cross, where, refusal, inputs, out)
         if known is None:
+            tokens = first_tokens(*_arguments_of(owner))
+            if tokens is not None and tokens.shape[:2] == (query.shape[0], query.shape[2]):
+                site.width = tokens.shape[-1]
             site.refusal = refusal or ("" if self.marks else self.first_refusal(site))
             self.sites[name, index] = site
         elif _sizes(known.layout, way) != _sizes(layout, way):
@@ -322,6 +328,17 @@ def caller() -> str:
         frame = frame.f_back
     path = Path(frame.f_code.co_filename)
     return f"{path.parent.name}/{path.name}:{frame.f_lineno}"
+
+
+def _arguments_of(owner: nn.Module) -> tuple[Any, Any]:
+    """Return what a module's forward was called with, by place and by name."""
+    frame: Any = inspect.currentframe()
+    while frame is not None:
+        local = frame.f_locals
+        if frame.f_code.co_name == "_call_impl" and local.get("self") is owner:
+            return local["args"], local["kwargs"]
+        frame = frame.f_back
+    return (), {}
 
 
 def in_checkpoint(owner: nn.Module) -> bool:

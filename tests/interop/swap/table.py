@@ -1,14 +1,17 @@
 """Hosts of every kind with small random weights, and what a swap of each must keep.
 
-    python -m tests.interop.swap.table [NAME…]
+    python -m tests.interop.swap.table [NAME…] [-COLUMN…]
 
-prints a row for each: how heads are handed over, and the largest difference, or what was refused.
+prints a row for each: how heads are handed over, and the largest difference, or what was refused;
+and writes the table in docs/swap.md from the rows of the last runs (`table.json`).
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import os
+import pickle
 import sys
 import time
 import warnings
@@ -22,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lit_probattn
+from tests.support.paths import ROOT
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -270,6 +274,12 @@ def transformer() -> Host:
     )
 
 
+def encoder_of_torch() -> Host:
+    layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=0.0, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2).eval(), tokens(2, 7, 32)
+    return Host(model, x, lambda m: m(x))
+
+
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
 T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 2}
 BART = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 64}
@@ -346,6 +356,7 @@ HOSTS: dict[str, Callable[[], Host]] = {
     ),
     "torch MHA, self and cross": self_and_cross,
     "nn.Transformer": transformer,
+    "nn.TransformerEncoder": encoder_of_torch,
     "by hand, two calls": lambda: by_hand(TwoCalls),
     "by hand, windows": lambda: by_hand(Windows),
     "by hand, heads as batch": lambda: by_hand(HeadsAsBatch, "heads into the batch"),
@@ -401,11 +412,11 @@ def gradient(host: Host) -> float:
     )
 
 
-def generate(host: Host, variant: str = "softmax") -> str:
+def generate(host: Host, variant: str = "softmax", **options: Any) -> str:
     """Whether words are the host's, with a dynamic and a static cache; or those without a cache."""
     if host.prompt is None:
         return ""
-    new, _ = swapped(host, variant)
+    new, _ = swapped(host, variant, **options)
     lengths = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 
     def write(model: Any, **options: Any) -> Tensor:
@@ -424,89 +435,145 @@ def generate(host: Host, variant: str = "softmax") -> str:
 
 
 def variant(host: Host, name: str, **options: Any) -> str:
-    """Gradients reach every parameter; state dict, recipe, copy and pickle give the same model."""
-    new, report = swapped(host, name, **options)
-    with torch.no_grad():
-        for parameter in new.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
+    """Gradients reach every parameter of the cores, and generation with a cache is that without."""
+    new, _ = swapped(host, name, **options)
     own = {n: p for n, p in new.named_parameters() if ".cores." in f".{n}"}
-    out = host.output(new)
-    out.sin().sum().backward()
+    host.output(new).sin().sum().backward()
     for parameter_name, parameter in own.items():
         assert parameter.grad is not None, parameter_name
         assert bool(parameter.grad.isfinite().all()), parameter_name
-    if own:
-        reached = [bool(p.grad.any()) for p in own.values() if p.grad is not None]
-        assert all(reached), "a parameter without a gradient"
+        assert bool(parameter.grad.any()), f"{parameter_name} without a gradient"
     new.zero_grad()
-    with torch.no_grad():
-        expected = host.output(new)
-        fresh, _ = lit_probattn.swap(copy.deepcopy(host.model), report.recipe)
-        fresh.load_state_dict(new.state_dict())
-        assert torch.equal(host.output(fresh), expected), "recipe and state dict"
-        assert torch.equal(host.output(copy.deepcopy(new)), expected), "copy"
-    if name == "smgk" and host.prompt is not None:
-        assert generate(host, "smgk")
+    if name != "fish" and host.prompt is not None:
+        generate(host, name, **options)
     return "ok"
+
+
+def restored(host: Host, **options: Any) -> str:
+    """State dict with recipe, copy and pickle give the same model: sMGK, and half the heads."""
+    done = []
+    for name, more in (("smgk", {}), ("mgk", {"heads": 0.5})):
+        try:
+            new, report = swapped(host, name, **more)
+        except ValueError:
+            if name == "smgk":
+                raise
+            continue  # its own column says why
+        with torch.no_grad():
+            for parameter in new.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+            expected = host.output(new)
+            fresh, _ = lit_probattn.swap(
+                copy.deepcopy(host.model), json.loads(json.dumps(report.recipe))
+            )
+            fresh.load_state_dict(new.state_dict())
+            assert torch.equal(host.output(fresh), expected), f"{name}: recipe and state dict"
+            assert torch.equal(host.output(copy.deepcopy(new)), expected), f"{name}: copy"
+            again = pickle.loads(pickle.dumps(new))
+            assert torch.equal(host.output(again), expected), f"{name}: pickle"
+        done.append(name)
+    return "ok" if len(done) == 2 else "ok (sMGK)"
 
 
 def compiled(host: Host) -> str:
-    """One graph, whose output and gradients are those of eager calls."""
-    torch.compiler.reset()
-    new, _ = swapped(host, "smgk")
-    eager = host.output(new)
-    graph = torch.compile(new, fullgraph=True, backend="aot_eager")
-    out = host.output(graph)
-    torch.testing.assert_close(out, eager, rtol=1e-4, atol=1e-5)
-    out.sum().backward()
+    """One graph where the host is one, whose output and gradients are those of eager calls."""
+    found = []
+    for model in (host.model, *(swapped(host, *how)[0] for how in (("smgk",), ("mgk",)))):
+        torch.compiler.reset()
+        eager = host.output(model)
+        try:
+            out = host.output(torch.compile(model, fullgraph=True, backend="aot_eager"))
+        except Exception:
+            if model is host.model:
+                return "the host is no graph"
+            raise
+        torch.testing.assert_close(out, eager, rtol=1e-4, atol=1e-5)
+        out.sum().backward()
+        found.append(out)
     return "ok"
+
+
+# Hosts that are compiled, which takes minutes.
+COMPILED = ("BERT", "GPT-2", "Llama", "timm Swin", "timm ViT", "nn.TransformerEncoder")
 
 
 CHECKS: dict[str, Callable[[Host], Any]] = {
     "identity": identity,
     "gradient": gradient,
     "generate": generate,
+    "state dict": restored,
+    "compile": compiled,
     "sMGK": lambda host: variant(host, "smgk"),
     "FiSH, G = H": lambda host: variant(host, "fish", noise="none"),
-    "compile": compiled,
     "heads = 1/2": lambda host: variant(host, "mgk", heads=0.5),
 }
+# Rows of the hosts that the last runs have seen.
+ROWS = ROOT / "tests" / "interop" / "swap" / "table.json"
 
 
-def row(name: str, checks: dict[str, Callable[[Host], Any]]) -> list[str]:
+def row(name: str, checks: dict[str, Callable[[Host], Any]]) -> dict[str, str]:
     """Cells of a host: what each check found, or in short why it failed."""
     host = host_of(name)
     if host.refused:
-        with pytest.raises(ValueError, match=host.refused):
+        with pytest.raises(ValueError, match=host.refused) as error:
             swapped(host, "softmax")
-        return [f"refused: {host.refused}", *[""] * len(checks)]
+        line = str(error.value).splitlines()[1]
+        return {"calls": f"refused: {line.partition('): ')[2]}"}
     _, report = swapped(host, "softmax")
     ways = sorted({call["way"] for x in report.recipe["layers"].values() for call in x["calls"]})
-    cells = [f"{', '.join(ways)}, {len(report.swapped)}"]
-    for check in checks.values():
+    cells = {"calls": f"{', '.join(ways)}: {len(report.swapped)}"}
+    for title, check in checks.items():
+        if title == "compile" and name not in COMPILED:
+            continue
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found = check(host)
         except Exception as error:
-            found = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        cells.append(f"{found:.0e}" if isinstance(found, float) else str(found))
+            text = " ".join(str(error).split())
+            reason = text.rpartition("): ")[2].partition(" `keep`")[0]
+            found = reason[:110] if "cannot be swapped" in text else f"FAILED {text[:110]}"
+        cells[title] = f"{found:.0e}" if isinstance(found, float) else str(found)
     return cells
 
 
-def main(arguments: list[str]) -> None:
-    checks = {n: c for n, c in CHECKS.items() if f"-{n}" not in arguments}
-    names = [a for a in arguments if not a.startswith("-")] or list(HOSTS)
-    print("|".join(["", "host", "calls", *checks, ""]), flush=True)
-    for name in names:
-        start = time.perf_counter()
-        try:
-            cells = row(name, checks)
-        except Exception as error:
-            cells = [f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"]
-        seconds = time.perf_counter() - start
-        print("|".join(["", name, *cells, f"{seconds:.1f} s", ""]), flush=True)
+def written() -> str:
+    """The table of all rows in Markdown, and the versions that it was made with."""
+    rows = json.loads(ROWS.read_text())
+    titles = ["calls", *CHECKS]
+    lines = ["| " + " | ".join(("host", *titles)) + " |", "|" + " --- |" * (len(titles) + 1)]
+    for name in HOSTS:
+        if name in rows:
+            cells = [rows[name]["cells"].get(title, "") for title in titles]
+            lines.append("| " + " | ".join((name, *(c.replace("|", "/") for c in cells))) + " |")
+    versions = sorted({row["versions"] for row in rows.values()})
+    return "\n".join([*lines, "", f"Made with {'; '.join(versions)}."])
 
+
+def main(arguments: list[str]) -> None:
+    """Run hosts (all that are not named otherwise), note their rows, and write the docs' table."""
+    import timm
+    import transformers
+
+    versions = f"torch {torch.__version__}, timm {timm.__version__}, "
+    versions += f"transformers {transformers.__version__}"
+    checks = {n: c for n, c in CHECKS.items() if f"-{n}" not in arguments}
+    for name in [a for a in arguments if not a.startswith("-")] or list(HOSTS):
+        start = time.perf_counter()
+        cells = row(name, checks)
+        seconds = time.perf_counter() - start
+        print("|".join(["", name, *cells.values(), f"{seconds:.1f} s", ""]), flush=True)
+        rows = json.loads(ROWS.read_text()) if ROWS.exists() else {}
+        known = rows.get(name, {"cells": {}})["cells"] if len(checks) < len(CHECKS) else {}
+        rows[name] = {"cells": {**known, **cells}, "versions": versions}
+        ROWS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    page = ROOT / "docs" / "swap.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n{written()}\n{END}{after}")
+
+
+BEGIN, END = "<!-- made by tests.interop.swap.table -->", "<!-- end -->"
 
 if __name__ == "__main__":
     main(sys.argv[1:])

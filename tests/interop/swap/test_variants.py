@@ -1,0 +1,190 @@
+"""Variants of every kind in Llama: trained, written with, saved and loaded; and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import lit_probattn
+from lit_probattn.attention import Attention, MGKAttention
+from tests.attention.own.alibi import ALiBiMGKAttention
+from tests.interop.swap.table import GROUPED, host_of
+
+T = pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+class Cosine(Attention):
+    """A variant of a user: ten times the cosine of query and key."""
+
+    def reference_scores(self, query, key):
+        unit = (nn.functional.normalize(x, dim=-1) for x in (query, key))
+        return 10.0 * next(unit) @ next(unit).mT
+
+
+class Gated(MGKAttention):
+    """MGK whose outputs pass a gate of the query's token."""
+
+    def build(self, options):
+        super().build(options)
+        self.gate_proj = nn.Linear(self.embed_dim, self.layout.out * self.value_head_dim)
+
+    def gate(self, out, x):
+        return out * self.gate_proj(x).sigmoid().unflatten(-1, (out.shape[1], -1)).transpose(1, 2)
+
+
+FILE = """
+model:
+  init_args:
+    attention:
+      class_path: {}
+      init_args: {{num_heads: 4}}
+"""
+VARIANTS = {
+    "a class": (Cosine, {}),
+    "a file": (f"{__name__}.Cosine.yaml", {}),
+    "MGK, half the heads": ("mgk", {"heads": 0.5}),
+    "ALiBi-MGK, half the heads": (ALiBiMGKAttention, {"heads": 0.5, "score": "dot"}),
+    "gated sMGK": (Gated, {"shifted_keys": True, "num_components": 2}),
+    "FiSH, G = H": ("fish", {"noise": "none"}),
+    "GFiSH, G = H": ("gfish", {"noise": "none"}),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def swapped(request, tmp_path):
+    variant, options = VARIANTS[request.param]
+    if request.param == "a file":
+        path = tmp_path / "cosine.yaml"
+        path.write_text(FILE.format(f"{__name__}.Cosine"))
+        variant = str(path)
+    host = host_of("Llama")
+    model = copy.deepcopy(host.model)
+    model, report = lit_probattn.swap(model, variant, example=host.example, **options)
+    return host, model, report
+
+
+def test_ten_steps_of_training_and_writing(swapped):
+    host, model, _ = swapped
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    ids = host.example["input_ids"]
+    losses = []
+    for _ in range(10):
+        optimiser.zero_grad()
+        loss = model.train()(**host.example, labels=ids).loss
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.9 * losses[0]
+    still = [n for n, p in model.named_parameters() if torch.equal(p, before[n])]
+    assert still == []
+    model.eval()
+    lengths = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(host.prompt, use_cache=False, **lengths)
+    for kind in ("dynamic", "static"):
+        found = model.generate(host.prompt, cache_implementation=kind, **lengths)
+        assert torch.equal(found, plain), kind
+
+
+def test_a_pretrained_folder_and_its_recipe_need_no_example(swapped, tmp_path):
+    host, model, report = swapped
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    host.model.save_pretrained(tmp_path / "host")
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    recipe = json.loads(json.dumps(report.recipe))
+    fresh = T.LlamaForCausalLM.from_pretrained(tmp_path / "host")
+    fresh, _ = lit_probattn.swap(fresh, recipe)
+    fresh.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    expected = host.output(model)
+    assert torch.equal(host.output(fresh.eval()), expected)
+    assert torch.equal(host.output(copy.deepcopy(model)), expected)
+
+
+def test_whole_layers_can_be_checkpointed(swapped):
+    host, model, _ = swapped
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.train().zero_grad()
+        out = model(**host.example, use_cache=False).logits
+        out.square().mean().backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-9)
+
+
+# ---------------------------------------------------------------------- what is refused
+def tied(model):
+    layers = model.model.layers
+    layers[1].self_attn.k_proj.weight = layers[0].self_attn.k_proj.weight
+
+
+def pruned(model):
+    prune.l1_unstructured(model.model.layers[0].self_attn.q_proj, "weight", amount=0.5)
+
+
+def normed(model):
+    nn.utils.parametrizations.weight_norm(model.model.layers[1].self_attn.o_proj)
+
+
+def infected(model):
+    model.model.layers[1].self_attn.v_proj.weight.data[0, 0] = float("nan")
+
+
+def adapted(model):
+    class Adapter(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1.0
+
+    model.model.layers[0].self_attn.k_proj = Adapter(32, 16)
+
+
+REFUSED = {
+    tied: "its k_proj.weight is model.layers.1.self_attn.k_proj.weight too (tied)",
+    pruned: "q_proj.weight is computed from others",
+    normed: "o_proj.weight is computed from others",
+    infected: "v_proj.weight holds NaN",
+    adapted: "k_proj is Adapter, expected torch.nn.Linear",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+@pytest.mark.parametrize("heads", [1.0, 0.5])
+def test_weights_that_would_be_lost_leave_the_model_as_it_was(change, heads):
+    host = host_of("Llama")
+    model = host.model
+    change(model)
+    before = [(n, type(m)) for n, m in model.named_modules()]
+    names, kind = list(model.state_dict()), model.config._attn_implementation
+    with pytest.raises(ValueError, match=re.escape(REFUSED[change])):
+        lit_probattn.swap(model, "mgk", example=host.example, heads=heads)
+    assert [(n, type(m)) for n, m in model.named_modules()] == before
+    assert list(model.state_dict()) == names
+    assert model.config._attn_implementation == kind
+    if change is adapted:  # what a variant with one key per head leaves alone
+        _, report = lit_probattn.swap(model, "smgk", example=host.example)
+        assert len(report.swapped) == 2
+
+
+def test_a_frozen_layer_gets_a_frozen_core_and_tied_embeddings_stay_tied():
+    torch.manual_seed(0)
+    model = T.LlamaForCausalLM(T.LlamaConfig(tie_word_embeddings=True, **GROUPED))
+    model.model.layers[0].requires_grad_(False)
+    lit_probattn.swap(model, "mgk", heads=0.5)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    for index, layer in enumerate(model.model.layers):
+        assert {p.requires_grad for p in layer.self_attn.parameters()} == {index == 1}
+
+
+def test_a_variant_that_reads_tokens_is_refused_where_there_are_none():
+    host = host_of("by hand, windows")
+    with pytest.raises(ValueError, match="gate, which read the input of its layer"):
+        lit_probattn.swap(host.model, Gated, example=host.example, shifted_keys=True)
