@@ -10,6 +10,11 @@
 where gaussian points are moved by one vector of their head and rounded: terms are those of the
 rounded points. Backward has one launch for points and one that adds sums over them, in a fixed
 order. It reads moved points, which attention saves as well, so the given ones are not kept.
+
+`MGK.terms` derives the same terms with operations of PyTorch, for the other engines. A derivation
+of both would compute the factors of q·b, ‖q‖² and ‖k + b‖² from τ in PyTorch: two more launches
+forward and seven backward. The equation shares nothing with either, since both are tested against
+it.
 """
 
 from __future__ import annotations
