@@ -54,7 +54,7 @@ test: install
 # Folder by folder: stopped at any time, it goes on with the parts that have not passed.
 PARTS ?=
 test-full: lint
-	$(BIN)/python -m tests.support.parts $(PARTS)
+	$(BIN)/python -m tests.parts $(PARTS)
 
 # Every direct dependency at the first version declared, others as new as these allow.
 $(OLDEST)/.installed: pyproject.toml | install

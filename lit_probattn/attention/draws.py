@@ -191,8 +191,12 @@ _keep_operator = _operator(
     "keep_pairs",
     "float p, SymInt batch_size, SymInt num_heads, SymInt[] block, Device device",
     lambda key, p, batch_size, num_heads, block, device: _keep_pairs(
-        *(AttentionDropout(p, key), batch_size, num_heads),
-        *(range(*block[:2]), range(*block[2:]), device),
+        AttentionDropout(p, key),
+        batch_size,
+        num_heads,
+        range(*block[:2]),
+        range(*block[2:]),
+        device,
     ),
     lambda p, batch_size, num_heads, block, device: torch.empty(
         (batch_size, num_heads, block[1] - block[0], block[3] - block[2]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support import parts
+from tests.parts import __main__ as parts
 from tests.support.paths import ROOT
 
 

@@ -1,6 +1,6 @@
 """All tests, the slow ones too, in parts that can be interrupted.
 
-    python -m tests.support.parts [FOLDER ...] [--hours 1] [--again]
+    python -m tests.parts [FOLDER ...] [--hours 1] [--again]
 
 runs each folder of tests by itself and adds a line to `build/test-full.jsonl`. A part that passed
 at this revision is not run again. The table at the end has when each ran, how long, how many tests.
@@ -103,7 +103,7 @@ def ended(row: dict[str, object] | None) -> bool:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the parts that have not passed yet; the exit status is 0 once all have."""
-    parser = argparse.ArgumentParser(prog="python -m tests.support.parts", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.parts", description=__doc__)
     parser.add_argument("parts", nargs="*", help="folders or files; default: all")
     parser.add_argument("--hours", type=float, default=1.0, help="of a part at most")
     parser.add_argument("--again", action="store_true", help="also parts that passed")

@@ -1,0 +1,1 @@
+"""All tests by folder, resumable: `make test-full`."""
