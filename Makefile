@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make quickstart  set up, then train and compare softmax and sMGK on a small ListOps"
 	@echo "make test        lint, types and the tests (about 10 minutes on 2 cores, no GPU needed)"
-	@echo "make test-full   the same with the slow tests"
+	@echo "make test-full   all tests, the slow ones too, by folder; resumes (PARTS=\"tests/cli ...\")"
 	@echo "make test-oldest the fast tests with the oldest versions that pyproject.toml declares"
 	@echo "make mutants     plant small faults in IN=\"folders\" and list those that no test detects"
 	@echo "make docs        the documentation as a site, build/docs/index.html, links checked"
@@ -51,8 +51,10 @@ test: install
 	wait $$lint; linted=$$?; [ $$linted -eq 0 ] || cat $$log; rm -f $$log; \
 	[ $$tests -eq 0 ] && [ $$linted -eq 0 ]
 
+# Folder by folder: stopped at any time, it goes on with the parts that have not passed.
+PARTS ?=
 test-full: lint
-	$(BIN)/python -m pytest -n 2 --durations=20
+	$(BIN)/python -m tests.support.parts $(PARTS)
 
 # Every direct dependency at the first version declared, others as new as these allow.
 $(OLDEST)/.installed: pyproject.toml | install
@@ -76,9 +78,11 @@ $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install -q -c constraints.txt --group docs
 	@touch $@
 
+# mkdocs, or zensical where it is installed: both read mkdocs.yml.
+GENERATOR ?= mkdocs
 docs: $(VENV)/.docs
 	$(BIN)/python docs/site.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/$(GENERATOR) build --strict
 
 format: install
 	$(BIN)/ruff check --fix .

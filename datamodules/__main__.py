@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from datamodules.core.base import DataModule, Split
 
 COMMANDS = ("prepare", "check")
-_PROGRAM = "python -m datamodules"
+_PROGRAM = "lit-probattn data"
 _WRONG_VALUE = re.compile(
     r"""^Parser key "(\w+)": Expected a (?:<class ')?(.+?)(?:'>)?\. Got value: (.*)$"""
 )

@@ -29,11 +29,15 @@ def make_parser() -> argparse.ArgumentParser:
         "beside the papers' formulas.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    sweep = commands.add_parser("sweep", help="measure every point of a grid")
+    sweep = commands.add_parser(
+        "sweep", prog="lit-probattn sweep", help="measure every point of a grid"
+    )
     sweep.add_argument("--config", required=True, help="name or file of configs/profiling")
     sweep.add_argument("--out", help="results folder (default runs/profiling/NAME)")
     add_shard_flags(sweep.add_argument)
-    report = commands.add_parser("report", help="tables and figures of a sweep, or --index")
+    report = commands.add_parser(
+        "report", prog="lit-probattn report", help="tables and figures of a sweep, or --index"
+    )
     which = report.add_mutually_exclusive_group(required=True)
     which.add_argument("--config", help="the sweep's file")
     which.add_argument(

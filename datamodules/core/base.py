@@ -362,7 +362,7 @@ class CachedDataModule(DataModule):
             self._opened = found
             return found
         except DataError as error:
-            command = f"python -m datamodules prepare {self.task}"
+            command = f"lit-probattn data prepare {self.task}"
             command += "".join(f" --{name} {value}" for name, value in self.must_name().items())
             command += f" --data_dir {self.data_dir}"
             if self._cache_is_named:

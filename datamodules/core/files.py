@@ -69,7 +69,7 @@ def not_found(
     """Return the error for a missing release, with its expected location and official source."""
     return MissingDataError(
         f"{title}: {what} not under {data_dir}; expected {expected}. {origin}; nothing is "
-        f"downloaded. Then run `python -m datamodules prepare {command} --data_dir {data_dir}`"
+        f"downloaded. Then run `lit-probattn data prepare {command} --data_dir {data_dir}`"
         f"{otherwise}"
     )
 

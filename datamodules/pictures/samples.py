@@ -94,7 +94,7 @@ def open_picture(path: Path) -> Image.Image:
 def _damaged(path: Path, reason: str) -> str:
     return (
         f"{path}: unreadable image: {reason}. Replace it with an intact copy, or remove "
-        "the file; `python -m datamodules check imagenet --verify true` lists all such files"
+        "the file; `lit-probattn data check imagenet --verify true` lists all such files"
     )
 
 

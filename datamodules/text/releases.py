@@ -29,7 +29,7 @@ class Release:
 
     Args:
         title: Name for messages.
-        command: Options of `python -m datamodules prepare` that select the release.
+        command: Options of `lit-probattn data prepare` that select the release.
         expected: File names for messages.
         origin: Official source.
         forms: File-name patterns of each part, for each layout.

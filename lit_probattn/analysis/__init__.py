@@ -1,4 +1,4 @@
-"""Studies of trained models: `python -m lit_probattn.analysis STUDY …`.
+"""Studies of trained models: `lit-probattn analyse STUDY …`.
 
 A study reads a checkpoint and data, and writes `<study>.csv`, `<study>.png` and `<study>.md`.
 `registry.STUDIES` lists them; `trained.open_trained` rebuilds model and data; `recording.record`

@@ -1,10 +1,10 @@
 """Studies of trained models: each writes a table (CSV), a picture (PNG) and a paragraph (Markdown).
 
-    python -m lit_probattn.analysis STUDY --checkpoint runs/NAME/0/checkpoints/best-00000600.ckpt \\
+    lit-probattn analyse STUDY --checkpoint runs/NAME/0/checkpoints/best-00000600.ckpt \\
         --out reports/NAME
 
 Data and model come from the run's config.yaml, which lies beside the checkpoints (or --config).
-`python -m lit_probattn.analysis STUDY --help` lists the flags of one study.
+`lit-probattn analyse STUDY --help` lists the flags of one study.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lit_probattn.analysis.registry import STUDIES, Entry
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import nearest
 
-PROGRAM = "python -m lit_probattn.analysis"
+PROGRAM = "lit-probattn analyse"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
     module = sys.modules[package]
     stub = Path(str(module.__file__)).with_suffix(".pyi")
     homes = {
-        alias.asname: (line.module, alias.name)
+        alias.asname: ("." * line.level + line.module, alias.name)
         for line in ast.parse(stub.read_text(encoding="utf-8")).body
         if isinstance(line, ast.ImportFrom) and line.module
         for alias in line.names
@@ -35,7 +35,7 @@ def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home, original = homes[name]
-        found = getattr(import_module(home), original)
+        found = getattr(import_module(home, package), original)
         setattr(module, name, found)
         return found
 

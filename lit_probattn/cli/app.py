@@ -5,7 +5,7 @@ Configurations are composed: a task, an attention, a trainer, then flags.
     python -m lit_probattn fit --task lra_listops --attention smgk --trainer one_gpu
     python -m lit_probattn test --config runs/lra_listops-smgk/0/config.yaml --ckpt_path best
 
---task, --attention and --trainer accept a name, as listed by `python -m lit_probattn list tasks`
+--task, --attention and --trainer accept a name, as listed by `lit-probattn list tasks`
 (attention, trainers), or the path of a file; --config FILE, which can be repeated, adds a file.
 fit --init_from CHECKPOINT initialises the weights from another run, possibly of another task.
 LIT_PROBATTN_CONFIGS lists your own folders with subfolders tasks/, attention/ and trainer/.
@@ -95,7 +95,7 @@ TRAINER_DEFAULTS = {
     "enable_model_summary": False,  # its FLOPs column does not count attention
 }
 NAMES = """--task NAME, --attention NAME and --trainer NAME abbreviate --config FILE with the file
-of that name; `python -m lit_probattn list tasks` (attention, trainers) lists the names."""
+of that name; `lit-probattn list tasks` (attention, trainers) lists the names."""
 
 
 class RunCLI(BareCLI):

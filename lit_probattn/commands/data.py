@@ -1,4 +1,4 @@
-"""`lit-probattn data`: the commands of `python -m datamodules`, also for task names."""
+"""`lit-probattn data`: prepare or check a data set, or the data set of a task."""
 
 from __future__ import annotations
 

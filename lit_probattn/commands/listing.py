@@ -1,7 +1,7 @@
 """List available names: tasks, attention, trainers, tables, figures, studies, data.
 
-    python -m lit_probattn list            # what can be listed
-    python -m lit_probattn list attention  # names for `fit --attention NAME`
+    lit-probattn list            # what can be listed
+    lit-probattn list attention  # names for `fit --attention NAME`
 
 Your own folders (LIT_PROBATTN_CONFIGS) are included.
 """
@@ -121,14 +121,14 @@ KINDS: dict[str, tuple[str, Callable[[], Lines]]] = {
         lambda: _files("attention"),
     ),
     "trainers": ("fit --trainer NAME", lambda: _files("trainer")),
-    "tables": ("python -m lit_probattn.reproduce NAME", _tables),
-    "figures": ("python -m lit_probattn.reproduce NAME", _figures),
+    "tables": ("lit-probattn reproduce NAME", _tables),
+    "figures": ("lit-probattn reproduce NAME", _figures),
     "measurements": (
-        "python -m profiling sweep|kernels|memory --config NAME",
+        "lit-probattn sweep, python -m profiling kernels|memory, --config NAME",
         lambda: _files("measurement"),
     ),
-    "studies": ("python -m lit_probattn.analysis NAME, python -m profiling study NAME", _studies),
-    "data": ("python -m datamodules prepare|check NAME", _data),
+    "studies": ("lit-probattn analyse NAME, python -m profiling study NAME", _studies),
+    "data": ("lit-probattn data prepare|check NAME", _data),
 }
 
 
@@ -153,7 +153,7 @@ def _aligned(items: list[tuple[str, str]]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print names; return the exit status: 2 for a user error, with one line."""
-    parser = Parser("python -m lit_probattn list", __doc__)
+    parser = Parser("lit-probattn list", __doc__)
     parser.add_argument("kind", nargs="?", help=", ".join(KINDS))
     options = parser.parse_args(arguments)
     try:

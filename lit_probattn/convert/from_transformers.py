@@ -368,7 +368,7 @@ def _in_task(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    parser = Parser("python -m lit_probattn.convert from_transformers", __doc__)
+    parser = Parser("lit-probattn convert from_transformers", __doc__)
     parser.add_argument("folder", type=Path, help="folder of the model, with config.json")
     parser.add_argument("output", type=Path, help="checkpoint to write, NAME.ckpt")
     help = "classes of a classifier in the order of the data, such as: entailment neutral"

@@ -211,7 +211,7 @@ def open_run(options: argparse.Namespace) -> Trained:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    parser = Parser("python -m lit_probattn.convert", __doc__)
+    parser = Parser("lit-probattn convert", __doc__)
     add = parser.add_argument
     add("checkpoint", type=Path, help="checkpoint with softmax attention, or its run folder")
     add("output", type=Path, help="checkpoint to write, NAME.ckpt")

@@ -220,7 +220,7 @@ def _attention_of(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    parser = Parser("python -m lit_probattn.convert to_transformers", __doc__)
+    parser = Parser("lit-probattn convert to_transformers", __doc__)
     add = parser.add_argument
     add("checkpoint", type=Path, help="checkpoint of a text encoder, or its run folder")
     add("folder", type=Path, help="folder to write config.json and model.safetensors to")

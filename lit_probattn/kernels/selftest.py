@@ -66,7 +66,7 @@ def run(family: str, device: torch.device, dtype: torch.dtype, head_dims: HeadDi
     sizes = " and ".join(str(size) for size in dict.fromkeys(head_dims))
     where = f"on {device} in {str(dtype).removeprefix('torch.')} with heads of {sizes}"
     folder, name = family.split("/")
-    test: SelfTest = import_module(f"lit_probattn.kernels.{folder}.selftest").self_test
+    test: SelfTest = import_module(f"{__package__}.{folder}.selftest").self_test
     try:
         # Inference mode, in which Lightning validates, would leave the test without gradients.
         with torch.inference_mode(False), torch.enable_grad(), outside_modes():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,12 @@ MAX_BYTES = 300_000
 
 
 def save_png(figure: Figure, path: Path, note: str) -> Path:
-    """Write a figure of at most 300 kB with the note below it, and close it.
+    """Write a figure of at most 300 kB and close it.
 
-    The note, which says how the picture was made, is in the file's text `Description` too.
+    The note, which states how the figure was made, is the file's text `Description`.
 
     Raises:
-        ConfigError: it cannot be made small enough.
+        ConfigError: the figure cannot be made small enough.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_png_bytes(figure, note))
@@ -36,36 +35,23 @@ def save_png(figure: Figure, path: Path, note: str) -> Path:
 
 
 def _png_bytes(figure: Figure, note: str) -> bytes:
-    """Draw a figure and its note; with fewer colours, then smaller, until it has at most 300 kB."""
-    told = PngInfo()
-    told.add_itxt("Description", note)
-    below = footer(figure.get_figwidth(), note)
+    """Draw a figure; with fewer colours, then smaller, until it has at most 300 kB."""
+    text = PngInfo()
+    text.add_itxt("Description", note)
     for dpi, colours in ((120, 0), (120, 256), (90, 128), (70, 64), (50, 64)):
-        parts = [_drawn(part, dpi) for part in (figure, below)]
-        size = max(part.width for part in parts), sum(part.height for part in parts)
-        whole = Image.new("RGB", size, "white")
-        whole.paste(parts[0], (0, 0))
-        whole.paste(parts[1], (0, parts[0].height))
+        drawn = _drawn(figure, dpi)
         buffer = io.BytesIO()
-        kept = whole.quantize(colours) if colours else whole
-        kept.save(buffer, format="PNG", optimize=bool(colours), pnginfo=told)
+        kept = drawn.quantize(colours) if colours else drawn
+        kept.save(buffer, format="PNG", optimize=bool(colours), pnginfo=text)
         if buffer.tell() <= MAX_BYTES:
             return buffer.getvalue()
-    raise ConfigError("the picture is larger than 300 kB: show fewer layers, heads or samples")
+    raise ConfigError("the figure is larger than 300 kB: show fewer layers, heads or samples")
 
 
 def _drawn(figure: Figure, dpi: int) -> Image.Image:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})  # read at once
     return Image.open(buffer).convert("RGB")
-
-
-def footer(width: float, note: str) -> Figure:
-    """Return a strip of the given width in inches with the note in small print."""
-    lines = textwrap.wrap(note, int(width * 19), break_on_hyphens=False)
-    strip = Figure(figsize=(width, 0.08 + 0.12 * len(lines)))
-    strip.text(0.01, 0.98, "\n".join(lines), fontsize=6.5, color="0.35", va="top")
-    return strip
 
 
 def counted(number: int, thing: str) -> str:

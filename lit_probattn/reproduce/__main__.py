@@ -1,8 +1,8 @@
 """Reproduce a published table or figure: train its cells, write published beside reproduced.
 
-    python -m lit_probattn.reproduce --list
-    python -m lit_probattn.reproduce mgk_table1 --only listops --dry-run
-    python -m lit_probattn.reproduce mgk_table1 --only listops softmax_8 'mgk_*' --seeds 4096 0 1 \\
+    lit-probattn reproduce --list
+    lit-probattn reproduce mgk_table1 --only listops --dry-run
+    lit-probattn reproduce mgk_table1 --only listops softmax_8 'mgk_*' --seeds 4096 0 1 \\
         --accelerator gpu --trainer one_gpu --jobs 4
 
 Every cell (task, row, seed) is an ordinary run of the command line, `fit` and then `test` of the
@@ -65,7 +65,7 @@ MODULE = "lit_probattn.reproduce"
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's flags; none is matched by a prefix."""
-    parser = Parser(f"python -m {MODULE}", __doc__)
+    parser = Parser("lit-probattn reproduce", __doc__)
     add = parser.add_argument
     add("table", nargs="?", help="a table or figure, such as mgk_table1; --list shows all")
     add("--list", action="store_true", help="print all tables and figures with their state")

@@ -2,7 +2,7 @@
 
     python -m lit_probattn.reproduce.backtranslation --reverse runs/de_en/0/average-10 \\
         --monolingual news.de --parallel data/wmt14_en_de --out data/wmt14_en_de_backtranslation
-    python -m lit_probattn.reproduce fish_backtranslation --set \\
+    lit-probattn reproduce fish_backtranslation --set \\
         data.init_args.path=data/wmt14_en_de_backtranslation
 
 The reverse model is an ordinary run from the target language into the source language. Every line

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.cells import Place
+from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, Kind, Table, kinds, read_published, read_table
@@ -40,20 +40,30 @@ def list_lines(place: Place, folder: Path = FOLDER) -> list[str]:
     return lines
 
 
+def finished(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells with a result; a cell is composed only where a result has its task's name.
+
+    Composing the cells of all tables takes seconds.
+    """
+    folders = {cell.folder / "cells" for cell in cells}
+    kept = [path.name for folder in folders for path in folder.glob("*.jsonl")]
+    tasks = {cell.task.name for cell in cells}
+    begun = {task for task in tasks if any(name.startswith(f"{task}-") for name in kept)}
+    return [cell for cell in cells if cell.task.name in begun and cell.result() is not None]
+
+
 def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> str:
     kind = part["kind"]
     if kind == "fits":
         table = read_table(name, folder)
         cells = make_cells(table, [], table.seeds, Options(), place)
-        done = sum(cell.result() is not None for cell in cells)
-        text = f"{done} of {len(cells)} cells finished (full protocol)"
+        text = f"{len(finished(cells))} of {len(cells)} cells finished (full protocol)"
         parts = missing_parts(table)
         return f"{text}; missing parts: {', '.join(parts)}" if parts else text
     if kind == "figure":
         table = figure_class(name, part).table_of(name, part, folder, place, False)
         cells = make_cells(table, [], table.seeds, Options(), place)
-        done = sum(cell.result() is not None for cell in cells)
-        return f"{done} of {len(cells)} cells finished (full protocol)"
+        return f"{len(finished(cells))} of {len(cells)} cells finished (full protocol)"
     if kind == "drawing":
         return DRAWING
     if kind == "sweep_figure":
@@ -65,7 +75,9 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
     if kind == "analysis":
         analysis = Analysis.read(name, part, folder)
         cells = make_cells(analysis.table, [], analysis.table.seeds, Options(), place)
-        done = sum(cell.result() is not None for cell in cells)
-        studied = sum(analysis.study.is_done(cell) for cell in cells)
-        return f"{done} of {len(cells)} cells finished, {studied} studied ({analysis.study.name})"
+        done = finished(cells)
+        studied = sum(analysis.study.is_done(cell) for cell in done)
+        return (
+            f"{len(done)} of {len(cells)} cells finished, {studied} studied ({analysis.study.name})"
+        )
     raise ConfigError(f"{name}: unknown kind: {kind!r}{nearest(kind, get_args(Kind))}")

@@ -178,8 +178,7 @@ class SampleCount(Callback):
         assert share is not None
         return (
             f"always predicting the most frequent label gives {share:.4f}, and with {self.count} "
-            f"samples "
-            f"only an accuracy above {self._least(share):.4f} differs from it"
+            f"samples only an accuracy above {self._least(share):.4f} differs from it"
         )
 
     def above_chance(self, accuracy: float) -> bool | None:

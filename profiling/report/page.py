@@ -1,4 +1,4 @@
-"""`python -m profiling report`: tables, figures and text of one sweep, in a folder or one page."""
+"""`lit-probattn report`: tables, figures and text of one sweep, in a folder or one page."""
 
 from __future__ import annotations
 
@@ -226,9 +226,7 @@ def load_results(folder: Path) -> list[ProfileRow]:
     """Return the rows of all shards in a folder, each point once; without any, a ConfigError."""
     files = sorted(folder.glob("rows*.jsonl"))
     if not files:
-        raise ConfigError(
-            f"no results in {folder} (rows*.jsonl); run python -m profiling sweep first"
-        )
+        raise ConfigError(f"no results in {folder} (rows*.jsonl); run lit-probattn sweep first")
     rows: list[ProfileRow] = []
     seen: dict[tuple[str, int], ProfileRow] = {}
     for path in files:

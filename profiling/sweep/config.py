@@ -240,7 +240,7 @@ class Figure(Strict):
 
 
 class SweepConfig(Strict):
-    """The file of `python -m profiling sweep`; `name` is that of its folder of results."""
+    """The file of `lit-probattn sweep`; `name` is that of its folder of results."""
 
     name: str = Field(pattern=r"^[\w+-][\w.+-]*$")
     model: ModelConfig

@@ -1,4 +1,4 @@
-"""`python -m profiling sweep`: run a plan's points, durably, once each, whatever happens.
+"""`lit-probattn sweep`: run a plan's points, durably, once each, whatever happens.
 
 `python -m profiling memory` sets predicted beside measured peak memory of the same points.
 """

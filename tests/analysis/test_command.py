@@ -50,7 +50,7 @@ def test_studies_write_table_picture_and_text(task, tmp_path):
         assert main([study, *flags(path, out), *more, *SPECIAL.get(study, [])]) == 0
         assert not pd.read_csv(out / f"{study}.csv").empty
         text = (out / f"{study}.md").read_text()
-        assert f"Command: `python -m lit_probattn.analysis {study}" in text
+        assert f"Command: `lit-probattn analyse {study}" in text
         assert "step 7" in text
         assert str(tmp_path) not in text
         pictures = list(out.glob("*.png"))
@@ -207,7 +207,7 @@ def test_wrong_use_is_one_line(tmp_path, capsys):
     line = error(capsys, ["rank", *given, "--config", str(other)])
     assert "does not match the configuration" in line
     config.unlink()
-    assert "give the run's" in error(capsys, ["rank", *given])
+    assert "pass --config runs/NAME/0/config.yaml" in error(capsys, ["rank", *given])
     assert "size mismatch" in line
 
 

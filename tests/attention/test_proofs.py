@@ -15,7 +15,14 @@ from tests.support.cosine import CosineAttention
 from tests.support.paths import ROOT
 
 FEW = ("lit_probattn/attention", "configs/attention", "configs/reproduce")
-FEW += ("tests/attention", "tests/house", "docs", "lit_probattn/functional", "tests/functional")
+FEW += (
+    "tests/attention",
+    "tests/bad_inputs",
+    "tests/house",
+    "docs",
+    "lit_probattn/functional",
+    "tests/functional",
+)
 # In the copies that the proofs make, a variant is gone or has come.
 THERE = [name for name, what in REMOVALS.items() if (ROOT / what.files[0]).is_file()]
 COSINE = ROOT / "lit_probattn/attention/cosine.py"

@@ -43,13 +43,10 @@ def layers() -> dict[str, Callable[..., Attention]]:
 
 
 def _own(cls: type[Attention], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that differ from the class's defaults, without the number of heads."""
-    parameters = signature(cls).parameters
-    return {
-        name: value
-        for name, value in options.items()
-        if name != "num_heads" and value != parameters[name].default
-    }
+    """Return the options that differ from the class's defaults, but for the number of heads."""
+    defaults = {name: p.default for name, p in signature(cls).parameters.items()}
+    defaults |= {"num_heads": options["num_heads"], "dropout": 0.0}
+    return {name: v for name, v in options.items() if name not in defaults or v != defaults[name]}
 
 
 def examples() -> dict[str, Callable[..., Attention]]:

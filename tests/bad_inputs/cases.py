@@ -80,7 +80,7 @@ def fit(*more: str, attention: str | None = None) -> Callable[[Path], str]:
 
 
 def data_command(*words: str) -> Callable[[Path], str]:
-    """A command of `python -m datamodules`."""
+    """A command of `lit-probattn data`."""
     return lambda folder: command_error(
         [word.replace("DIR", str(folder)) for word in words], data_main
     )
@@ -107,7 +107,7 @@ _HEAD = """# Bad inputs, and what is said about each
 
 Written by `python -m tests.bad_inputs --write tests/bad_inputs/messages.md`;
 `tests/bad_inputs/test_bad_inputs.py` holds this page to what the code says. `DIR` stands for a
-folder of the user. A command ends with exit status 2 (1 for `python -m datamodules` on wrong data)
+folder of the user. A command ends with exit status 2 (1 for `lit-probattn data` on wrong data)
 and this one line on stderr; in code, the same text is the message of a `ValueError` or of one of
 its kinds. {count} cases.
 """

@@ -49,8 +49,12 @@ def _fit(*more: str, **attention: int) -> Callable[[Path], str]:
 
 def _test(*more: str) -> Callable[[Path], str]:
     """A test of the trained run with other settings."""
-    config = ("test", "--config", str(_trained() / "config.yaml"), "--ckpt_path")
-    return lambda _: command_error([*config, *(more or ("last",))]).replace(str(_trained()), "RUN")
+
+    def tell(_: Path) -> str:
+        config = ("test", "--config", str(_trained() / "config.yaml"), "--ckpt_path")
+        return command_error([*config, *(more or ("last",))]).replace(str(_trained()), "RUN")
+
+    return tell
 
 
 def _translate(lines: bytes, *more: str) -> Callable[[Path], str]:

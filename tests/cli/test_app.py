@@ -219,7 +219,7 @@ def test_predict_writes_one_row_per_sample(trained, capsys):
     assert report["most_frequent_label"] == pytest.approx(share)
     least = share + 1.96 * (share * (1 - share) / 21) ** 0.5
     assert report["above_chance"] is bool(accuracy > least)
-    shown = "is not above chance: always naming the most frequent label gives" in text
+    shown = "is not above chance: always predicting the most frequent label gives" in text
     assert shown is not report["above_chance"]
     assert report["test/accuracy"] == pytest.approx(accuracy)
 

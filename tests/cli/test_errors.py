@@ -90,8 +90,8 @@ WRONG_FILES = [
     ("data: {init_args: {batchsize: 3}}", "batchsize' .*did you mean 'batch_size'"),
     ("model: {init_args: {attention: {init_args: {num_head: 3}}}}", "did you mean 'num_heads'"),
     ("model: [1,", r"wrong.yaml:\d+: not valid YAML"),
-    ("- 1", "must hold a mapping of keys, received list"),
-    ("", "must hold a mapping of keys, received NoneType"),
+    ("- 1", "expected a mapping, received list"),
+    ("", "expected a mapping, received NoneType"),
 ]
 
 

@@ -45,7 +45,7 @@ def test_bash_completes(tmp_path, capsys):
 )
 def test_another_shell_is_one_line(words, received, capsys):
     assert main(["--print-completion", *words]) == 2
-    expected = f"error: --print-completion takes one of bash, zsh, tcsh, received {received}\n"
+    expected = f"error: --print-completion: expected one of bash, zsh, tcsh, received {received}\n"
     assert capsys.readouterr() == ("", expected)
 
 

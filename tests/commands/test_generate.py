@@ -120,7 +120,7 @@ def test_a_checkpoint_is_taken_and_one_token_has_no_speed(folder, capsys):
     told = capsys.readouterr()
     assert told.out.startswith("[0] w1 <unk> ⟶ ")
     assert told.out.endswith("\n1 tokens generated\n")
-    assert "--prompt 'w1 zebra': 1 of 2 words are not in the vocabulary" in told.err
+    assert "--prompt 'w1 zebra': 1 of 2 words are missing from the vocabulary" in told.err
 
 
 def test_the_trainer_does_not_speak_of_devices(folder, monkeypatch):

@@ -279,7 +279,7 @@ def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, cap
     printed = capsys.readouterr()
     (line,) = [text for text in printed.err.splitlines() if text.startswith("skipped: retrieval")]
     assert "new_aan_pairs.train.tsv" in line
-    assert "python -m datamodules prepare retrieval" in line
+    assert "lit-probattn data prepare retrieval" in line
     assert "2 of 3 cells finished, 2 of them now; 0 failed, 0 run elsewhere, 1 tasks" in printed.out
 
 

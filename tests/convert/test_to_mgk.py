@@ -184,7 +184,9 @@ def test_a_language_model_is_converted_and_its_loss_compared(tmp_path, capsys):
     command = [str(checkpoint), str(tmp_path / "mgk.ckpt")]
     assert main([*command, "--num_batches", "1"]) == 0
     told = capsys.readouterr().out
-    assert re.search(r"^model: loss [\d.]+ before, [\d.]+ after, of \d+ rows$", told, re.MULTILINE)
+    assert re.search(
+        r"^model: loss [\d.]+ before, [\d.]+ after, over \d+ rows$", told, re.MULTILINE
+    )
     assert "on held-out inputs" in told
     command[1] = str(tmp_path / "again.ckpt")
     assert main([*command, "--weights_only", "--head_dim", "8"]) == 0

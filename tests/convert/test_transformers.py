@@ -277,7 +277,7 @@ def test_a_pooler_beside_masked_words_is_kept_apart(tmp_path, capsys):
     assert not apart.keys() & checkpoint["state_dict"].keys()
     words = ["convert", "to_transformers", str(tmp_path / "x.ckpt"), str(tmp_path / "out")]
     assert main(words) == 0
-    assert "left out, as this class has none: pooler" in capsys.readouterr().out
+    assert "omitted, since this class lacks them: pooler" in capsys.readouterr().out
     assert not any("pooler" in key for key in load_file(tmp_path / "out/model.safetensors"))
 
 

@@ -158,7 +158,7 @@ def test_labels_in_another_order_are_refused_and_put_in_order(tmp_path, capsys):
     assert "classes: contradiction, NEUTRAL, Entailment" in capsys.readouterr().out
     words = ["--ckpt_path", str(tmp_path / "bert.ckpt")]
     wrong = error_of(command("test", tmp_path, "mnli", *words), capsys)
-    assert "class 0 was contradiction and is entailment" in wrong
+    assert "class 0 was contradiction and is now entailment" in wrong
     assert "`convert from_transformers --labels entailment neutral contradiction`" in wrong
     for path in (tmp_path / "bert.ckpt", tmp_path / "bert.yaml"):
         path.unlink()

@@ -1,4 +1,4 @@
-"""`python -m datamodules`: what it prints, and how it refuses."""
+"""`lit-probattn data`: what it prints, and how it refuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_prepare_then_check(tmp_path: Path, capsys) -> None:
     options = [*SMALL, "--data_dir", str(tmp_path)]
     assert main(["check", "listops", *options]) == 1
     error = capsys.readouterr().err
-    assert f"python -m datamodules prepare listops --data_dir {tmp_path}" in error
+    assert f"lit-probattn data prepare listops --data_dir {tmp_path}" in error
     assert error.count("\n") == 1
     assert main(["prepare", "listops", *options]) == 0
     prepared = capsys.readouterr().out

@@ -121,11 +121,11 @@ def test_options_are_told_by_layers_where_they_differ():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"default": MGK, "layer": {}}, "has the keys default and layers, received layer"),
+        ({"default": MGK, "layer": {}}, "supports the keys default and layers, received layer"),
         ({"default": {"num_heads": 2}}, "attention.default must be an attention"),
         ({"default": MGK, "layers": [1]}, "must map layer indices"),
         ({"default": MGK, "layers": {"first": {}}}, "must be layer indices"),
-        ({"default": MGK, "layers": {-1: {}}}, "must be layer indices, received -1"),
+        ({"default": MGK, "layers": {-1: {}}}, "must be layer indices from 0, received -1"),
         ({"default": MGK, "layers": {1: 4}}, "attention.layers.1 must be an attention or"),
         (
             {"default": MGK, "layers": {1: {**SOFTMAX, "num_heads": 4}}},
@@ -139,9 +139,11 @@ def test_what_is_not_of_the_form_is_named(entry, message):
 
 
 def test_layers_that_the_model_does_not_have_are_refused():
-    with pytest.raises(ValueError, match="given for layer 2, but the model has 2 layers"):
+    with pytest.raises(
+        ValueError, match="attention is set for layer 2, but the model has 2 layers"
+    ):
         Transformer(LAYERS, num_layers=2, **SIZES)
-    one = "given for layers 1, 2, but the model has 1 layer, number 0"
+    one = "attention is set for layers 1, 2, but the model has 1 layer, index 0"
     with pytest.raises(ValueError, match=one):
         Transformer(LAYERS, num_layers=1, **SIZES)
     with pytest.raises(ValueError, match="head_dim of a layer must be at least 1, received 0"):

@@ -12,10 +12,12 @@ import time
 import pytest
 import torch
 
-from lit_probattn.compare.cells import parse_settings
+from lit_probattn.compare.cells import Cell, parse_settings
 from lit_probattn.compare.model import counts, step_operations
 from lit_probattn.reproduce import __main__ as command
 from lit_probattn.reproduce.__main__ import main
+from lit_probattn.reproduce.commands import finished
+from tests.compare.tiny import finished as finished_cell
 from tests.compare.tiny import tiny_cells, write_tables
 from tests.support.paths import ROOT
 
@@ -206,3 +208,16 @@ def test_a_dry_run_of_a_grid_asks_for_no_metric_by_name(capsys, tmp_path):
     words = ["low_rank_figure1", "--shortened", "--dry-run"]
     words += ["--runs", str(tmp_path), "--data_dir", str(tmp_path), "--cache_dir", str(tmp_path)]
     assert main(words) == 0, capsys.readouterr().err
+
+
+def test_cells_are_composed_only_where_a_task_has_results(tmp_path, monkeypatch):
+    _, cells = tiny_cells(tmp_path)
+    finished_cell(cells[0])
+    assert finished(cells) == cells[:1]
+    composed = []
+    monkeypatch.setattr(Cell, "result", lambda cell: composed.append(cell.task.name))
+    assert finished(cells) == []
+    assert set(composed) == {cells[0].task.name}
+    cells[0].result_path.unlink()
+    composed.clear()
+    assert finished(cells) == composed == []

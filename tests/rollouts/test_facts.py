@@ -89,7 +89,7 @@ def test_full_names(name, full):
 
 def test_an_unknown_name_is_refused():
     pytest.importorskip("gymnasium")
-    with pytest.raises(ConfigError, match="cannot make Nothing-v5"):
+    with pytest.raises(ConfigError, match="cannot create Nothing-v5"):
         make_environment("Nothing")
 
 
@@ -141,7 +141,7 @@ def test_an_episode_becomes_a_gif(tmp_path):
 
 
 def test_no_picture_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"no pictures to write to toy\.gif"):
+    with pytest.raises(ValueError, match=r"no frames to write to toy\.gif"):
         write_gif(tmp_path / "toy.gif", [])
 
 

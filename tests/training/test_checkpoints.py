@@ -198,7 +198,7 @@ def test_weights_that_are_nan_are_refused(trained, tmp_path, capsys, command):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"state_dict": {3: torch.zeros(2)}}, "state_dict has the key 3, expected names"),
+        ({"state_dict": {3: torch.zeros(2)}}, "state_dict has the key 3, expected a name"),
         ({"state_dict": {"w": "x"}}, "state_dict has a str as w, expected a tensor"),
         ({"state_dict": {"w": torch.eye(2).to_sparse()}}, "w is sparse, expected a dense tensor"),
         ({"state_dict": [1]}, "state_dict is a list, expected tensors by name"),

@@ -167,4 +167,4 @@ def test_another_accumulation_is_refused(tmp_path, capsys):
     path = checkpoints.list_checkpoints(only_version(tmp_path) / "checkpoints", "step")[0]
     more = ("--ckpt_path", str(path), "--trainer.accumulate_grad_batches", "2")
     assert main(arguments("fit", tmp_path, *more)) == 2
-    assert "accumulate_grad_batches 1, this run has 2" in capsys.readouterr().err
+    assert "accumulate_grad_batches 1, received 2" in capsys.readouterr().err

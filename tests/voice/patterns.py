@@ -40,7 +40,7 @@ PATTERNS = (
     Pattern(
         "service",
         "reject, raise, support, does not support",
-        r"\b[Rr]efus(?:e|es|ed|als?|ing)\b|\bserv(?:e|es|ed)\b|\bhas (?:no|a) place\b",
+        r"\b[Rr]efus(?:e|es|ed|al(?:s)?|ing)\b|\bserv(?:e|es|ed)\b|\bhas (?:no|a) place\b",
     ),
     Pattern(
         "universal verb",

@@ -11,7 +11,7 @@ theory: theorem 1's construction, the sharper bounds, its counter-example, figur
 --strictness theorem 2 by fitting. embed: writes the checkpoint and the file to add after the run's
 own (`--config wide.yaml`); the function stays. experiment: perplexity against the number of heads
 with head size d / h, with a fixed head size, and with matched parameters; a grid of cells that runs
-as those of `python -m lit_probattn.reproduce`.
+as those of `lit-probattn reproduce`.
 """
 
 from __future__ import annotations

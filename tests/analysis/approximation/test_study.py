@@ -48,7 +48,7 @@ def test_study_writes_tables_pictures_and_resumes(trained_run, tmp_path, capsys)
     assert aware["status"].to_dict() == {1: EXACT, 3: ESTIMATE, 9: EXACT, 16: EXACT}
     assert aware.loc[9, "difference"] == pytest.approx(0.0, abs=1e-4)
     text = (tmp_path / "approximate.md").read_text()
-    for part in ("Carathéodory", "(≤; exact", "Command: `python -m lit_probattn.analysis"):
+    for part in ("Carathéodory", "(≤; exact", "Command: `lit-probattn analyse"):
         assert part in text
     for name in ("approximate", "approximate_local", "approximate_local_mean"):
         assert 1000 < (tmp_path / f"{name}.png").stat().st_size < 300_000

@@ -186,7 +186,7 @@ def test_the_order_is_that_of_the_numbers():
         assert [each.name for each in ranked(made, by)] == [*expected, "lost"]
     lines = table(ranked(made, "memory"))
     assert [line.split()[:2] for line in lines[1:4]] == [["1", "c"], ["2", "a"], ["3", "b"]]
-    assert lines[-1] == "no numbers: lost: why"
+    assert lines[-1] == "not available: lost: why"
 
 
 def test_what_is_shown_can_be_used(few, capsys):
@@ -271,7 +271,7 @@ SIZES = ["--embed_dim", "32", "--seq_len", "64"]
         ([*SIZES, "--sort", "memry"], "unknown order 'memry'; did you mean 'memory'?"),
         ([*SIZES, "--dropout", "1"], "--dropout must be in [0, 1), received 1.0"),
         ([*SIZES, "--use", "smgkk"], "unknown attention 'smgkk'; did you mean 'smgk'?"),
-        ([*SIZES, "--sort", "time"], "--sort time: none is given for these sizes on cpu"),
+        ([*SIZES, "--sort", "time"], "--sort time: there are no times for these sizes on cpu"),
         ([*SIZES, "--batch", "-1"], "--batch must be at least 1, received -1"),
         (["--embed_dim", "32", "--seq_len", str(10**15)], "--seq_len must be at most 1048576"),
         (["--embed_dim", str(10**15), "--seq_len", "9"], "--embed_dim must be at most 1048576"),

@@ -65,8 +65,8 @@ def test_the_page_shows_curves_costs_a_sample_and_what_is_next(demo):
     cells = len(words) ** 2
     told = [text for text in page.texts["title"] if "→" in text]
     assert len(told) == 12 * cells
-    guesses = [text for text in page.texts["p"] if " says " in text]
-    assert [text.split(" says ")[0] for text in guesses] == NAMES
+    guesses = [text for text in page.texts["p"] if " predicts " in text]
+    assert [text.split(" predicts ")[0] for text in guesses] == NAMES
     assert [name for name, _ in NEXT] == [
         text.removesuffix(":") for text in page.texts["p"] if text.removesuffix(":") in dict(NEXT)
     ]
@@ -104,8 +104,8 @@ def test_a_cell_of_a_map_says_its_row_and_column():
     weights = torch.tensor([[0.25, 0.75], [0.0, 1.0]])
     found = Page(attention_map(weights, ["<a", "b"], "layer 1", "#000"))
     assert found.texts["title"] == [
-        *("<a (place 1) → <a (place 1): 0.250", "<a (place 1) → b (place 2): 0.750"),
-        *("b (place 2) → <a (place 1): 0.000", "b (place 2) → b (place 2): 1.000"),
+        *("<a (position 1) → <a (position 1): 0.250", "<a (position 1) → b (position 2): 0.750"),
+        *("b (position 2) → <a (position 1): 0.000", "b (position 2) → b (position 2): 1.000"),
     ]
     assert found.attributes("rect", "fill-opacity") == ["0.25", "0.75", "0.00", "1.00"]
 
@@ -216,7 +216,7 @@ def test_interrupted_it_writes_the_page_from_what_there_is(tmp_path, monkeypatch
             ["--seed", str(2**70)],
             f"--seed must be at least 0 and below 2^63, received {2**70}",
         ),
-        (["--out", "FILE"], "--out FILE is a file: name a folder"),
+        (["--out", "FILE"], "--out FILE is a file: expected a folder"),
         (["--out", "FILE/inside"], "--out FILE/inside: Not a directory"),
     ],
 )

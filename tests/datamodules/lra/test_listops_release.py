@@ -148,7 +148,7 @@ def test_a_missing_release_is_explained(tmp_path: Path) -> None:
         "lra_release/lra_release/listops-1000",
         "google-research/long-range-arena",
         "nothing is downloaded",
-        f"python -m datamodules prepare listops --source released --data_dir {tmp_path}",
+        f"lit-probattn data prepare listops --source released --data_dir {tmp_path}",
     ):
         assert part in message
     write(tmp_path, HEADER + GOOD)

@@ -230,7 +230,7 @@ def test_a_missing_release_is_explained(tmp_path: Path) -> None:
         f"{tmp_path}/aclImdb_v1.tar.gz",
         "ai.stanford.edu/~amaas/data/sentiment",
         "nothing is downloaded",
-        f"python -m datamodules prepare text --data_dir {tmp_path}",
+        f"lit-probattn data prepare text --data_dir {tmp_path}",
     ):
         assert part in message
 

@@ -120,7 +120,7 @@ def test_missing_and_short_shards_are_named(tmp_path):
             made(folder)
     gone.write_bytes(text)
     (folder / HELD_OUT / "news.en.heldout-00007-of-00050").unlink()
-    with pytest.raises(MissingDataError, match=r"but not .*heldout-00007-of-00050; add"):
+    with pytest.raises(MissingDataError, match=r"but missing .*heldout-00007-of-00050"):
         made(folder)
     assert len(made(folder, test_shards=5, val_shards=2).split("test")) == 1 + 2 + 3 + 1 + 2
 

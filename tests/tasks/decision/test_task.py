@@ -152,7 +152,7 @@ def test_a_test_scores_every_held_out_step_once_and_plays_for_both_targets(capsy
     assert found["test/score"] == max(found["test/score_high"], found["test/score_low"])
     printed = capsys.readouterr().out
     assert "Toy, target 28: return" in printed
-    assert "note: an environment for tests" in printed
+    assert "note: a test environment" in printed
 
 
 def test_episodes_do_not_depend_on_how_many_are_played():

@@ -157,7 +157,7 @@ def test_scores_are_those_of_every_span_of_every_window(trained):
 
 def test_a_threshold_without_use_is_refused(tmp_path, capsys):
     more = ("--model.init_args.null_threshold", "1.0")
-    assert "null_threshold 1.0 is for data of version 2.0" in error_of(
+    assert "null_threshold 1.0 applies to data of version 2.0" in error_of(
         command("fit", tmp_path, *more), capsys
     )
 

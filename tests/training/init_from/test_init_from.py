@@ -253,7 +253,7 @@ def test_another_runs_checkpoint_beside_it_is_refused(folder, capsys):
 
 def test_it_is_for_training_only(folder, capsys):
     words = command(folder, "mnli", "--init_from", "x", "--ckpt_path", "last")
-    assert "--init_from is for fit" in error_of(["test", *words[1:]], capsys)
+    assert "--init_from applies to fit" in error_of(["test", *words[1:]], capsys)
 
 
 @pytest.mark.parametrize("given", ["nowhere.ckpt", ""])

@@ -1,0 +1,123 @@
+"""Attention where torch is the only dependency, and as a package under another name."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+
+import pytest
+
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.kernels import package
+from tests.support.paths import ROOT
+
+# Installed by torch itself.
+OF_TORCH = {"torch", "numpy", "triton", "setuptools"}
+HIDE = """
+import sys
+
+class Hide:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {hidden!r}:
+            return None
+        return self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Hide(finder) for finder in sys.meta_path]
+"""
+USE = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Refuse(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError("hidden: " + name, name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+USE = """
+import torch
+found = {}
+for name, cls in attention.variants().items():
+    try:
+        torch.manual_seed(0)
+        layer = cls(12, 2, head_dim=6)
+        x = torch.randn(2, 5, 12, requires_grad=True)
+        out = layer(x, is_causal=True)
+        out.square().sum().backward()
+        assert x.grad.isfinite().all()
+        found[name] = out.double().abs().sum().item()
+    except ValueError as error:
+        found[name] = str(error)
+heads = torch.randn(1, 2, 5, 6)
+found["functional"] = tuple(functional.softmax_attention(heads, heads, heads).shape)
+print({name: found[name] for name in sorted(found)})
+"""
+
+
+def other_modules():
+    """Return the top modules of all required and optional dependencies but torch and its own."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    lines = [*project["dependencies"], *(line for extra in extras for line in extra)]
+    names = {re.match(r"[\w-]+", line)[0].lower() for line in lines} - OF_TORCH
+    installed = metadata.packages_distributions()
+    modules = {m for m, dists in installed.items() if names & {d.lower() for d in dists}}
+    assert {"lightning", "pydantic", "yaml", "pandas"} <= modules
+    return modules
+
+
+def run(code, hidden, folder):
+    code = HIDE.format(hidden=hidden) + code
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_attention_needs_torch_alone():
+    use = "from lit_probattn import attention, functional, kernels" + USE
+    shown = run(use, other_modules(), ROOT)
+    assert re.findall(r"(\w+) needs the package (\w+)", shown) == [("ASTAttention", "entmax")]
+    assert "'SoftmaxAttention': " in shown
+
+
+def test_the_layout_for_kernels_is_a_package_under_any_name(tmp_path):
+    target = package.write(tmp_path / "out")
+    assert target == tmp_path / "out/build/torch-noarch"
+    text = "".join(path.read_text() for path in target.rglob("*.py*"))
+    assert not re.search(r"^\s*(from|import) lit_probattn\b", text, re.M)
+    assert (tmp_path / "out/build.toml").is_file()
+    load = f"""
+from importlib.util import module_from_spec, spec_from_file_location
+path = {str(target)!r}
+spec = spec_from_file_location("anything_at_all", path + "/__init__.py")
+module = sys.modules["anything_at_all"] = module_from_spec(spec)
+spec.loader.exec_module(module)
+attention, functional = module.attention, module.functional
+"""
+    hidden = other_modules()
+    shown = run(load + USE, hidden | {"lit_probattn"}, tmp_path)
+    assert shown == run("from lit_probattn import attention, functional" + USE, hidden, ROOT)
+    names = "print(sorted({n.partition('::')[0] for n in torch._C._dispatch_get_all_op_names()}))"
+    found = run(load + USE + names, hidden | {"lit_probattn"}, tmp_path)
+    assert re.search(r"'lit_probattn_[0-9a-f]{8}'", found)
+    assert "'lit_probattn'" not in found
+
+
+def test_a_folder_with_files_is_hidden(tmp_path, capsys):
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(ConfigError, match="is not empty"):
+        package.write(tmp_path)
+    assert package.main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
