@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lit_probattn.attention import Attention
-from lit_probattn.interop.swap.example import Example, runner
+from lit_probattn.interop.swap.discovery.example import Example, runner
 from lit_probattn.interop.swap.placing import (
     Placing,
     change_projections,

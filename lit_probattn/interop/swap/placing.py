@@ -16,10 +16,12 @@ from lit_probattn.attention.core import Core
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.interop.swap.core import fitted_call
 from lit_probattn.interop.swap.cores import Cores, make_core, make_sharing_core, token_hooks
-from lit_probattn.interop.swap.example import Example
+from lit_probattn.interop.swap.discovery.example import Example
+from lit_probattn.interop.swap.discovery.projections import check_holders
+from lit_probattn.interop.swap.discovery.recording import recording
+from lit_probattn.interop.swap.discovery.sites import Rows, Site
 from lit_probattn.interop.swap.interface import InterfaceCores, keep_tokens, pack_cache, use_in
 from lit_probattn.interop.swap.plan import choose_layers, refuse, refuse_what_is_lost
-from lit_probattn.interop.swap.projections import Rows, check_holders
 from lit_probattn.interop.swap.recipe import RecipeLayer
 from lit_probattn.interop.swap.report import LayerReport
 from lit_probattn.interop.swap.settings import Settings
@@ -33,7 +35,6 @@ from lit_probattn.interop.swap.share import (
     sharing_of,
     write_rows,
 )
-from lit_probattn.interop.swap.sites import Site, recording
 from lit_probattn.interop.swap.taking import Attending, give_cores
 from lit_probattn.interop.swap.written import AttendingInWriting
 

@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 from torch import nn
 
 from lit_probattn.base.errors import nearest
-from lit_probattn.interop.swap.projections import Projections
+from lit_probattn.interop.swap.discovery.sites import Projections
 from lit_probattn.interop.swap.settings import Settings
 
 # Raised when the meaning of a recipe changes.
 VERSION = 1
-# How a model hands over its heads; see `sites.Way`.
+# How a model hands over its heads; see `discovery.sites.Way`.
 WAYS = ("interface", "function", "written")
 # What is said of a layer, and of a call in its forward.
 _KEYS = ("class", "calls")
@@ -34,7 +34,7 @@ class RecipeLayer:
     Args:
         name: of the layer, for messages.
         kind: its class.
-        calls: how its forward attends: `way` (see `sites.Way`), `heads` (of queries, keys and
+        calls: how its forward attends: `way` (see `Way`), `heads` (of queries, keys and
             values, and the two head sizes), `cross` and `width` (see `Site`); `groups` of key heads
             that were joined (or None), whether widths were `exchanged`, and the `projections` (None
             where these stay).

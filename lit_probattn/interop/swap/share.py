@@ -20,9 +20,9 @@ from lit_probattn.attention.call import HeadLayout
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.interop.swap.classes import keep_rows
 from lit_probattn.interop.swap.cores import Sharing
-from lit_probattn.interop.swap.projections import ROLES, Projections, Rows
+from lit_probattn.interop.swap.discovery.recording import recording
+from lit_probattn.interop.swap.discovery.sites import ROLES, Projections, Rows, Site
 from lit_probattn.interop.swap.settings import Settings
-from lit_probattn.interop.swap.sites import Site, recording
 from lit_probattn.interop.weights import (
     HeadWeights,
     group_heads,

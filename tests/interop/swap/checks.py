@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import lit_probattn
-from lit_probattn.interop.swap.projections import Rows
+from lit_probattn.interop.swap.discovery.sites import Rows
 from lit_probattn.interop.swap.report import Report
 
 Call = Callable[[nn.Module], Tensor]

@@ -6,9 +6,9 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,52 +21,13 @@ from lit_probattn.base.torch_internals import outside_functions
 from lit_probattn.interop.swap import interface
 from lit_probattn.interop.swap.classes import first_tokens
 from lit_probattn.interop.swap.cores import heads_of
-from lit_probattn.interop.swap.projections import Projections, Rows, find_makers, reader_in
+from lit_probattn.interop.swap.discovery.projections import find_makers, reader_in
+from lit_probattn.interop.swap.discovery.sites import Rows, Site, Way
 from lit_probattn.interop.swap.taking import SDPA, Seeing, as_heads, heads_and_masks
 from lit_probattn.interop.swap.written import SOFTMAX, Products
 
-# How a model hands over its heads: to transformers' attention interface, to PyTorch's function, or
-# not at all, as it takes the softmax of its products itself.
-Way = Literal["interface", "function", "written"]
 # Modules that are a part of a computation, and own none.
 _PARTS = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.linear")
-
-
-@dataclass
-class Site:
-    """A call of attention.
-
-    Args:
-        name: of the module whose forward makes the call; empty for the whole model.
-        module: it.
-        index: of the call among those of one forward.
-        way: how the heads are handed over.
-        layout: the host's heads.
-        is_cross: whether queries attend to another sequence.
-        where: file and line of the call.
-        refusal: why it cannot be swapped; empty if it can.
-        inputs: heads, masks and scale of the call, where it was seen.
-        output: what the host made of them, (B, H, N, E_v).
-        made: the weights that make and read its heads, where they were asked for.
-        width: of the tokens that the module gets for its queries; 0 if it gets none.
-        reader: the module that reads its results, if only one weight does.
-        before: what that gave.
-    """
-
-    name: str
-    module: nn.Module
-    index: int
-    way: Way
-    layout: HeadLayout
-    is_cross: bool
-    where: str = ""
-    refusal: str = ""
-    inputs: dict[str, Any] = field(default_factory=dict)
-    output: Tensor | None = None
-    made: Projections | None = None
-    width: int = 0
-    reader: nn.Module | None = None
-    before: Tensor | None = None
 
 
 class Recorder(Seeing):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,8 @@ from torch.nn import functional as F
 
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.base.torch_internals import outside_functions
+from lit_probattn.interop.swap.discovery.sites import ROLES, Projections, Rows, Site
 from lit_probattn.interop.weights import RotaryPairs
-
-if TYPE_CHECKING:
-    from lit_probattn.interop.swap.sites import Site
 
 # Functions that multiply by a weight: which argument is multiplied, which is the weight, and the
 # axis of the weight's inputs.
@@ -32,78 +30,6 @@ PRODUCTS = {
     torch.Tensor.matmul: (0, 1, 0),
     torch.Tensor.__matmul__: (0, 1, 0),
 }
-ROLES = ("query", "key", "value")
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows, or columns, of a parameter, by heads.
-
-    Args:
-        parameter: its name in the model.
-        axis: of the parameter along which heads lie.
-        starts: the first row of every head.
-        step: from a row of a head to the next.
-        size: rows of a head.
-    """
-
-    parameter: str
-    axis: int
-    starts: tuple[int, ...]
-    step: int
-    size: int
-
-    def of(self, head: int) -> list[int]:
-        """Return the rows of a head."""
-        first = self.starts[head]
-        return list(range(first, first + self.size * self.step, self.step))
-
-    def all(self) -> list[int]:
-        """Return the rows of all heads, head by head."""
-        return [row for head in range(len(self.starts)) for row in self.of(head)]
-
-
-@dataclass(frozen=True)
-class Projections:
-    """What makes and what reads the heads of a call.
-
-    Args:
-        weights: rows of weights for query, key and value; columns of one for `out`.
-        biases: rows of biases for query, key and value, where there are any.
-        rotary: how entries are paired that are rotated together. None means nothing is rotated.
-        fixed: why heads cannot be joined; empty if they can.
-        repeats: how often the host repeats each of its key heads before the call.
-    """
-
-    weights: dict[str, Rows]
-    biases: dict[str, Rows]
-    rotary: RotaryPairs | None = None
-    fixed: str = ""
-    repeats: int = 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        made = asdict(self)
-        for part in ("weights", "biases"):
-            for rows in made[part].values():
-                rows["starts"] = list(rows["starts"])
-        return made
-
-    @classmethod
-    def from_dict(cls, given: dict[str, Any]) -> Projections:
-        """Return what `to_dict` wrote.
-
-        Raises:
-            TypeError: it is of another form.
-        """
-        parts = {
-            name: {
-                role: Rows(**{**rows, "starts": tuple(rows["starts"])})
-                for role, rows in given[name].items()
-            }
-            for name in ("weights", "biases")
-        }
-        return cls(**parts, rotary=given["rotary"], fixed=given["fixed"], repeats=given["repeats"])
 
 
 def find_makers(site: Site, names: dict[int, str]) -> Projections:

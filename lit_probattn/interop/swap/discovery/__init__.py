@@ -1,0 +1,1 @@
+"""Where a model computes attention, and with which weights: found by one run of an example."""
