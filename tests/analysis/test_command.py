@@ -58,7 +58,7 @@ def test_studies_write_table_picture_and_text(task, tmp_path):
         assert all(0 < picture.stat().st_size <= MAX_BYTES for picture in pictures)
         assert all(picture.name in text for picture in pictures)
         told = {Image.open(picture).text["Description"] for picture in pictures}
-        assert all(f"analysis {study} --checkpoint" in t and "Machine: " in t for t in told)
+        assert all(f"analyse {study} --checkpoint" in t and "Machine: " in t for t in told)
         assert not list(out.glob("*.jsonl"))
     after = torch.load(path, weights_only=True)["state_dict"]
     assert all(torch.equal(before[name], after[name]) for name in before)

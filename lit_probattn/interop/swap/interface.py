@@ -25,11 +25,11 @@ from lit_probattn.interop.swap.cores import Cores
 
 # The name under which our function and its masks are registered.
 NAME = "lit_probattn"
-# Arguments of a call that change scores in a way that we have no place for.
+# Arguments of a call that change scores in an unsupported way.
 LOST = {
-    "softcap": "it caps its scores (soft cap), which our scores have no place for",
-    "s_aux": "it has attention sinks, which our sums have no place for",
-    "cache": "it reads a paged cache, which our layers have no place for",
+    "softcap": "it caps its scores (soft cap), which no variant supports",
+    "s_aux": "it has attention sinks, which no variant supports",
+    "cache": "it reads a paged cache, which is not supported",
 }
 
 
@@ -66,7 +66,7 @@ def attention_function(
 
     Raises:
         ValueError: bounds of documents are not those of the tokens.
-        NotImplementedError: the call changes scores in a way that we have no place for.
+        NotImplementedError: the call changes scores in an unsupported way.
     """
     own = getattr(module, "is_causal", True) if is_causal is None else is_causal
     bounds: Tensor | None = kwargs.get("cu_seq_lens_q")

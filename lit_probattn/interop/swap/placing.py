@@ -240,8 +240,8 @@ def plan_sites(
         if name in there:
             say(name, "it is swapped already: it is one of our layers")
         else:
-            say(name, f"its softmax is written out ({where}), of what is no product of queries and "
-                "keys any more: keep it")  # fmt: skip
+            say(name, f"its softmax is written out ({where}), but its input is not a product of "
+                "queries and keys: list the layer in keep")  # fmt: skip
     for site in chosen:
         try:
             _check(model, site, [*kept, *there], settings.keys_per_head > 1)

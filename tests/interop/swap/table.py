@@ -352,7 +352,7 @@ HOSTS: dict[str, Callable[[], Host]] = {
         "cait_xxs24_224", 32, "softmax is written out", embed_dim=32, depth=2, num_heads=4
     ),
     "timm XCiT": lambda: timm_host(
-        "xcit_nano_12_p16_224", 32, "channels attend", embed_dim=32, depth=2, num_heads=4
+        "xcit_nano_12_p16_224", 32, "between channels", embed_dim=32, depth=2, num_heads=4
     ),
     "torch MHA, self and cross": self_and_cross,
     "nn.Transformer": transformer,
@@ -518,7 +518,7 @@ def row(name: str, checks: dict[str, Callable[[Host], Any]]) -> dict[str, str]:
         with pytest.raises(ValueError, match=host.refused) as error:
             swapped(host, "softmax")
         line = str(error.value).splitlines()[1]
-        return {"calls": f"refused: {line.partition('): ')[2]}"}
+        return {"calls": f"rejected: {line.partition('): ')[2]}"}
     _, report = swapped(host, "softmax")
     ways = sorted({call["way"] for x in report.recipe["layers"].values() for call in x["calls"]})
     cells = {"calls": f"{', '.join(ways)}: {len(report.swapped)}"}

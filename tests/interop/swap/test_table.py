@@ -16,7 +16,7 @@ REFUSED = {
     "BLOOM": r"its softmax is written out \(bloom/modeling_bloom.py:\d+\): written_out=True",
     "DeBERTa-v2": r"written out \(deberta_v2/modeling_deberta_v2.py:\d+\)",
     "timm CaiT": r"its softmax is written out \(models/cait.py:\d+\)",
-    "timm XCiT": "channels attend to channels",
+    "timm XCiT": "between channels",
     "by hand, heads as batch": "heads into the batch",
     "by hand, own checkpoint": "inside of a checkpoint",
 }

@@ -264,10 +264,7 @@ def misused_axes(site: Site) -> str:
         first, size = rows(0), query.shape[-1]
         touched = [int(made.sum()) for made in first]
         if max(touched) == 1:
-            return (
-                "channels attend to channels there: the entries of its queries are tokens, whose "
-                "number differs from input to input"
-            )
+            return "its attention is between channels: head_dim is the number of tokens"
         whole = [i for i, made in enumerate(first) if touched[i] == size < len(made)]
         others = {1, len(query) - 1} - {0} if query.shape[1] == 1 and whole else set()
         for sample in others & set(range(len(query))):
@@ -284,7 +281,7 @@ def misused_axes(site: Site) -> str:
 def caller() -> str:
     """Return file and line of the code of the model that is at work."""
     frame: Any = inspect.currentframe()
-    ours, torchs = str(Path(__file__).parent), str(Path(torch.__file__).parent)
+    ours, torchs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((ours, torchs)):
         frame = frame.f_back
     path = Path(frame.f_code.co_filename)
