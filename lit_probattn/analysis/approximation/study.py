@@ -7,7 +7,7 @@ Every attention layer computes its exact maps; then its heads' outputs are repla
   ovo_reopt  the same keys with the best weights, for r of at most the value size plus one
   ova        optimal-v-aware-r: the best point from at most r values. Exact for r = 1 and for r
              from the value size plus one on; between, an upper estimate by a greedy search, on
-             8 samples
+             --solver_samples samples
   norm       the r largest weights times norms of values
   window     r keys around the query (--window)
   lsh        hash buckets, r keys per round; with --rounds (layers that see both sides only, unless
@@ -62,7 +62,6 @@ from lit_probattn.records.tables import markdown_table
 
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256, 512)
 _KEY = ("scope", "method", "num_kept", "rounds", "detail", "draw")
-_SOLVER_SAMPLES = 8  # for ova with 1 < r ≤ value size
 _DUPLICATES = ("count", "union")
 _NUMBERS: Any = {"type": int, "nargs": "+", "least": 1}
 
@@ -75,6 +74,7 @@ class Approximate(ModelStudy):
         *MODEL,
         Flag("split", "split of the data", "test", choices=SPLITS),
         Flag("num_samples", "samples for perplexity or error", 64, least=1),
+        Flag("solver_samples", "samples for ova with 1 < r ≤ value size", 8, least=1),
         Flag("local_samples", "samples for the errors of layers, 0 for none", 8),
         Flag("batch_size", "samples of a batch", 8, least=1),
         Flag("seed", "decides which samples and draws", 0, least=0),
@@ -82,6 +82,7 @@ class Approximate(ModelStudy):
         Flag("ranks", "values of r; default: up to the length", **_NUMBERS),
         Flag("window", "which keys r counts", "exact_r", choices=get_args(Window)),
         Flag("rounds", "rounds of lsh", [1, 4, 16], least=1),
+        Flag("lsh_ranks", "r of lsh; default: the even --ranks above 7", **_NUMBERS),
         Flag("duplicates", "how lsh counts pairs", list(_DUPLICATES), choices=_DUPLICATES),
         Flag("features", "F of orf", [64, 256, 1024], least=1),
         Flag("rows", "rows of orf", ["performer", "literal"], choices=get_args(Rows)),
@@ -129,7 +130,7 @@ class Approximate(ModelStudy):
         if "window" in names:
             methods += [SlidingWindow(r, options.window) for r in ranks]
         if "lsh" in names:
-            kept = [r for r in ranks if r % 2 == 0 and r >= 8]
+            kept = options.lsh_ranks or [r for r in ranks if r % 2 == 0 and r >= 8]
             methods += [
                 Hashing(r, rounds, duplicates, options.seed)
                 for r in kept
@@ -167,7 +168,7 @@ class Approximate(ModelStudy):
     def propagated(self, methods: list[Approximation]) -> pd.DataFrame:
         """Return a row per scope and approximation: the metric, the exact model's, and the gap."""
         options, task, size = self.options, self.trained.task, self.value_dim
-        store = self.store(_KEY, "split", "num_samples", "seed", "batch_size")
+        store = self.store(_KEY, "split", "num_samples", "solver_samples", "seed", "batch_size")
         exact: dict[int, Score] = {}
         todo = [(scope, method) for scope in self._scopes() for method in methods]
         for number, ((label, names, head), method) in enumerate(todo, 1):
@@ -177,7 +178,7 @@ class Approximate(ModelStudy):
             if store.has(**row):
                 continue
             status = method.status(size)
-            count = _SOLVER_SAMPLES if status == ESTIMATE else options.num_samples
+            count = options.solver_samples if status == ESTIMATE else options.num_samples
             if count not in exact:
                 exact[count] = score(task, self.batches(count))
             layers = {name: self.layers[name] for name in names}

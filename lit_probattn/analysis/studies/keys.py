@@ -26,8 +26,6 @@ from lit_probattn.attention.layer import split_heads
 from lit_probattn.base.arguments import Flag
 from lit_probattn.records.tables import markdown_table, panels
 
-_MAX_HEADS = 4  # drawn
-
 
 class Keys(ModelStudy):
     """Key weights of all layers, and keys of the longest sample."""
@@ -37,6 +35,7 @@ class Keys(ModelStudy):
         *MODEL,
         *samples(8, 1024),
         Flag("tokens", "keys to draw", 100, least=1),
+        Flag("max_heads", "heads to draw", 4),
     )
 
     def _compute(self) -> str:
@@ -54,9 +53,9 @@ class Keys(ModelStudy):
         table = pd.DataFrame(rows)
         results.table(table)
         title = "W_K: rows head size, columns width"
-        results.figure(draw(weights, _MAX_HEADS, title), "weights")
+        results.figure(draw(weights, options.max_heads, title), "weights")
         shown = {number: values[:, :, : options.tokens] for number, values in keys.items()}
-        results.figure(draw(shown, _MAX_HEADS, "keys: rows tokens, columns head size"))
+        results.figure(draw(shown, options.max_heads, "keys: rows tokens, columns head size"))
         return (
             f"Key weights, and keys of the first {options.tokens} real tokens of sample "
             f"{self.longest[0].sample_id}, the longest drawn ({options.split} split). Colours are "

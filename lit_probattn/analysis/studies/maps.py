@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
@@ -28,7 +29,6 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import counted, markdown_table, panels
 
 _PIXELS = 256
-_MAX_HEADS = 8  # drawn
 _WORDS = 32  # as many tokens at most are written beside a map
 _COLUMNS = ("num_tokens", "entropy_nats", "largest_weight", "mean_distance")
 
@@ -41,25 +41,32 @@ class Maps(ModelStudy):
         *MODEL,
         *samples(8, 1024),
         Flag("layers", "layers to draw, from 1; default: all", type=int, nargs="+"),
+        Flag("max_heads", "heads to draw", 8),
         Flag("padded", "show padding too", False),
+        Flag("save_maps", "write the maps to an .npz file", False),
     )
 
     def _compute(self) -> str:
         options, numbers = self.options, self.numbers
         _check_layers(options.layers, len(numbers))
         rows: list[dict[str, Any]] = []
+        saved: dict[str, Any] = {}
         for one in self.sequences(padded=options.padded):
             weights = one.call.weights()[0].cpu()
             columns = {"layer": numbers[one.layer], "name": one.layer, "sample": one.sample_id}
             for head, values in enumerate(map_statistics(one.call, weights)):
                 rows.append({**columns, "head": head + 1, **values})
+            if options.save_maps:
+                saved[f"sample{one.sample_id}_layer{numbers[one.layer]}"] = weights.numpy()
         table = pd.DataFrame(rows)
         self.results.table(table)
         maps = {numbers[one.layer]: one.call.weights()[0].cpu() for one in self.longest}
         chosen = {k: w for k, w in maps.items() if options.layers is None or k in options.layers}
         ids = self.longest[0].tokens
         words = [] if ids is None or len(ids) > _WORDS else token_words(self.trained.data, ids)
-        self.results.figure(draw(chosen, _MAX_HEADS, words))
+        self.results.figure(draw(chosen, options.max_heads, words))
+        if options.save_maps:
+            np.savez_compressed(self.results.path("npz"), **saved)
         means = table.groupby("layer")[list(_COLUMNS)].mean().reset_index()
         return (
             f"Maps of sample {self.longest[0].sample_id} of the {options.split} split, the longest "

@@ -29,8 +29,6 @@ from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table, panels
 
-_MAX_HEADS = 4  # drawn
-
 
 class Responsibilities(ModelStudy):
     """Usage of components per layer and head, and shares of the longest sample's tokens."""
@@ -40,6 +38,7 @@ class Responsibilities(ModelStudy):
         *MODEL,
         *samples(16, 1024),
         Flag("tokens", "tokens to draw", 32),
+        Flag("max_heads", "heads to draw", 4),
     )
 
     def _compute(self) -> str:
@@ -61,7 +60,7 @@ class Responsibilities(ModelStudy):
         results.table(pd.concat(tokens), "tokens", digits=4)
         shares = {layer: parts["query_share"] for layer, parts in found.items()}
         words = [] if ids is None else token_words(self.trained.data, ids[: options.tokens])
-        results.figure(draw(shares, options.tokens, _MAX_HEADS, words))
+        results.figure(draw(shares, options.tokens, options.max_heads, words))
         return (
             f"Usage of components over {usage['sample'].nunique()} samples of the {options.split} "
             "split: share of the attention that component r carries, entropy over components per "

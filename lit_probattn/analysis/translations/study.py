@@ -40,7 +40,6 @@ from lit_probattn.tasks.bleu import check_installed
 
 COPY = "copying the source"
 _COLUMNS = ("sentence", "remark")
-_NUM_RESAMPLES, _NUM_SHOWN = 1000, 20
 _CURVES = ("val/bleu", "val/loss")
 
 
@@ -59,6 +58,8 @@ class Translations(Study):
         Flag("data", "arguments of the DataModule of every run", [], metavar="KEY=VALUE"),
         Flag("device", "auto, cpu, cuda, cuda:1 …", "auto"),
         Flag("split", "split of the data", "test", choices=SPLITS),
+        Flag("resamples", "test sets drawn for the intervals", 1000, least=1),
+        Flag("num_shown", "translations to read", 20, least=0),
         Flag("seed", "decides the resamples and which translations are shown", 0, least=0),
         Flag("remarks", "CSV file with the columns sentence,remark", type=Path, metavar="FILE"),
         OUT,
@@ -70,16 +71,16 @@ class Translations(Study):
         remarks = {} if options.remarks is None else read_remarks(options.remarks)
         runs = open_runs(options)
         pairs = common_pairs(runs, options.split)
-        shown = drawn(len(pairs), _NUM_SHOWN, options.seed)
+        shown = drawn(len(pairs), options.num_shown, options.seed)
         for number in remarks:
             if number not in shown:
                 raise ConfigError(
                     f"--remarks {options.remarks}: sentence {number} is not among those shown "
-                    f"({', '.join(map(str, shown))}); keep --seed"
+                    f"({', '.join(map(str, shown))}); keep --seed and --num_shown"
                 )
         kept = self.results.out / f"{self.name}_decoded"
         made = {run.label: decode(run, options.split, kept) for run in runs}
-        bootstrap = Bootstrap(len(pairs), _NUM_RESAMPLES, options.seed)
+        bootstrap = Bootstrap(len(pairs), options.resamples, options.seed)
         rows = [Row(name, lines, pairs, bootstrap) for name, lines in made.items()]
         report = Report(runs, pairs, rows, Row(COPY, pairs.source, pairs, bootstrap))
         self.results.table(report.scores)
@@ -91,7 +92,7 @@ class Translations(Study):
         if logged:
             self.results.figure(draw_curves(curves, logged, 1, log=False), "curves")
         self._reading = report.reading(shown, remarks)
-        return report.text(_NUM_RESAMPLES, options.split)
+        return report.text(options.resamples, options.split)
 
     def _appendix(self) -> str:
         return self._reading
