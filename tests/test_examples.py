@@ -92,7 +92,7 @@ def test_own_variant(tmp_path):
 
 
 def test_after_the_scores(tmp_path):
-    shown = run("after_the_scores.py", tmp_path)
+    shown = run("studies/after_the_scores.py", tmp_path)
     errors = re.findall(r"^(\w+): blockwise differs from the reference by (\S+)$", shown, re.M)
     assert [name for name, _ in errors] == ["MultiToken", "Interleaved"]
     assert all(float(error) < 1e-5 for _, error in errors)

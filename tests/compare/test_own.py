@@ -99,7 +99,9 @@ def test_settings_that_the_data_refuse_are_one_line(tmp_path, monkeypatch, capsy
     ]
     assert main(["compare", *words, "--seeds", "0", "--set", *given]) == 1
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("skipped: ")]
-    assert "leave one of them out (vocab_limit is 8000 then)" in line
+    assert "own_pairs_tiny: vocab_limit " in line
+    assert "tokenizer=somewhere is set" in line
+    assert "unset one of them" in line
 
 
 def test_settings_beside_the_attention_are_told_apart():

@@ -199,6 +199,6 @@ def test_memory_alone_is_asked_in_one_place():
 
 
 def test_every_public_variant_is_here():
-    assert len(PUBLIC) == 28 + len(left(["polynomial", "ast"]))
+    assert len(PUBLIC) == 34 + len(left(["polynomial", "ast"]))
     assert len(PRESETS) == 36
     assert set(PUBLIC) | set(PRESETS) == set(lit_probattn.list_attention())

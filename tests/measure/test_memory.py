@@ -75,7 +75,7 @@ def test_attention_without_gradients_is_equal_to_the_byte(monkeypatch):
 
 def test_a_device_that_is_gone_stops_at_once(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("profiling.sweep.run.Worker.run", None)
+    monkeypatch.setattr("lit_probattn.base.processes.Worker.ask", None)
     with pytest.raises(ConfigError, match="device cuda is not available"):
         memory_table(sweep(device="cuda", grid={"embed_dim": [8], "seq_len": [8]}), Path.cwd())
 

@@ -94,7 +94,7 @@ def test_another_attention_is_refused(trained, tmp_path, capsys, command):
     attention = write_attention(tmp_path, score="gaussian")
     more = ("--ckpt_path", "best")
     line = error_of(arguments(command, trained, *more, attention=attention), capsys)
-    assert "different: model.init_args.attention.init_args.score): give --config" in line
+    assert "different: model.init_args.attention.init_args.score): pass --config " in line
     assert line.endswith(str(only_version(trained) / "config.yaml"))
 
 

@@ -13,7 +13,7 @@ from lit_probattn.attention import Attention, GatedAttention, MGKAttention, Soft
 from lit_probattn.attention.cost.own import with_gate
 from lit_probattn.attention.own import contract
 from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD, small_blocks
-from lit_probattn.base.errors import ConfigError, UnsupportedError
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.convert.fish import convert_to_fish
 from lit_probattn.convert.layer import Mixture, convert_layer
 from lit_probattn.convert.layer_names import load_layer
@@ -138,7 +138,7 @@ def test_what_no_implementation_serves_is_no_passed_check(check, monkeypatch):
 
 
 def of_example(name):
-    return runpy.run_path(str(ROOT / "examples/after_the_scores.py"))[name]
+    return runpy.run_path(str(ROOT / "examples/studies/after_the_scores.py"))[name]
 
 
 @pytest.mark.parametrize("name", ["MultiToken", "Interleaved"])
@@ -235,15 +235,19 @@ def test_engines_without_hooks_are_refused(backend):
     assert needs == {"own scores": "reference_scores", "own weights": "normalise, mix_weights"}
 
 
-def test_cores_of_hooks_that_read_the_input_are_refused_by_themselves_and_in_a_swap():
+def test_cores_of_hooks_that_read_the_input_are_refused_by_themselves_and_get_it_in_a_swap():
     layer = Tempered(EMBED, H, head_dim=HEAD)
     call = layer.call(torch.randn(B, N, EMBED))
     with pytest.raises(ValueError, match=r"Tempered reads the input of its layer"):
         layer.core(type(call)(call.query, call.key, call.value, call.masks))
-    model = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    tokens = torch.randn(2, 5, 8)
     for variant in (GatedAttention, Tempered):
-        with pytest.raises((ValueError, UnsupportedError), match="read the input of its layer"):
-            swap(model, variant, example=torch.randn(2, 5, 8))
+        model = torch.nn.TransformerEncoderLayer(8, 2, dropout=0.0, batch_first=True)
+        model, report = swap(model, variant, example=tokens)
+        assert len(report.swapped) == 1
+        model(tokens).sum().backward()
+        gradients = [p.grad for n, p in model.named_parameters() if "self_attn" in n]
+        assert all(g is not None and g.isfinite().all() for g in gradients)
 
 
 @pytest.mark.parametrize(

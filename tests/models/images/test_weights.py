@@ -65,9 +65,12 @@ def test_state_dict_of_another_model_is_refused_and_changes_nothing():
     replace_attention(model, SoftmaxAttention)
     before = copy.deepcopy(model.state_dict())
     for other, message in (
-        (vit(), "another model: missing: patch_embed.norm.weight.*not in the model: cls_token"),
-        (swin(embed_dim=24), r"other shapes: .*\(24, 3, 2, 2\) instead of \(12, 3, 2, 2\)"),
-        (swin(depths=(2, 4)), "not in the model: layers.1.blocks.2"),
+        (vit(), r"missing: patch_embed\.norm\.weight.*unexpected: cls_token"),
+        (
+            swin(embed_dim=24),
+            r"shape: patch_embed\.proj\.weight \(24, 3, 2, 2\) instead of \(12, 3, 2, 2\)",
+        ),
+        (swin(depths=(2, 4)), r"unexpected: layers\.1\.blocks\.2"),
     ):
         with pytest.raises(ValueError, match=message):
             load_timm_state_dict(model, other.state_dict(), projections=True)

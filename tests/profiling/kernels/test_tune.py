@@ -16,6 +16,7 @@ from lit_probattn.kernels.runtime import (
     recording,
     write_tuned,
 )
+from lit_probattn.measure import timing
 from profiling.kernels import compile as compiling
 from profiling.kernels.compile import candidates, tune
 
@@ -31,6 +32,7 @@ class FakeCalls:
         self.stored = {}
         self.timed = []
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(timing, "device_lock_name", lambda device: "a-gpu.lock")
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(compiling, "device_name", lambda device: "a GPU")
         monkeypatch.setattr(compiling, "tuned_call", lambda *given: self.run)

@@ -244,7 +244,7 @@ def test_a_run_does_not_end_by_it(tmp_path, capsys, kind):
         f"trainer: {{callbacks: [{{class_path: {name}, init_args: {{monitor: test/accuracy}}}}]}}"
     )
     line = error_of(command(tmp_path, *ALL, "--config", str(path)), capsys)
-    assert f"the monitor of {kind} in trainer.callbacks, test/accuracy would choose" in line
+    assert f"the monitor of {kind} in trainer.callbacks, test/accuracy would select by" in line
     assert "such as val/accuracy" in line
     reject_test_monitors([EarlyStopping("val/accuracy")])
 

@@ -1,6 +1,6 @@
 """Attention that changes what comes after the scores: two papers by the hooks of own variants.
 
-python after_the_scores.py
+python examples/studies/after_the_scores.py
 lit-probattn check after_the_scores.MultiToken --allow_code after_the_scores
 """
 
