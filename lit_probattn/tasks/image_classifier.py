@@ -203,7 +203,10 @@ def read_weights(path: str) -> dict[str, Tensor]:
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ValueError(f"cannot read initial_weights {path}: {error}") from error
+        raise ValueError(
+            f"cannot read initial_weights {path}: expected a state dict saved by torch.save or as "
+            f".safetensors ({type(error).__name__})"
+        ) from error
     for outer in ("model", "state_dict"):
         loaded = loaded.get(outer, loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
