@@ -13,7 +13,6 @@ alone. Publishing is left to the `kernel-builder` tool.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 import sys
@@ -21,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.files import digest_of
 
 ROOT = Path(__file__).parents[1]
 NAME, VARIANT = "lit_probattn", "torch-noarch"
@@ -91,8 +91,8 @@ def write(folder: Path, version: int = 1, package_license: str = "Apache-2.0") -
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: choose another folder or remove it")
     files = {name: path.read_bytes() for name, path in sources().items()}
-    digest = hashlib.sha256(b"".join(n.encode() + data for n, data in files.items())).hexdigest()
-    namespace, target = f"{NAME}_{digest[:8]}", folder / "build" / VARIANT
+    contents = digest_of(part for name, data in files.items() for part in (name.encode(), data))
+    namespace, target = f"{NAME}_{contents[:8]}", folder / "build" / VARIANT
     for name, data in files.items():
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
