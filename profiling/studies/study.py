@@ -36,6 +36,7 @@ STUDIES = (
     "ddp_overhead",
     "fish_memory",
     "layouts",
+    "packed_documents",
     "step_ratio",
     "talking_heads",
 )
