@@ -127,7 +127,7 @@ class Packing:
         """Return the number of queries of the longest document of a batch (B, N).
 
         Raises:
-            ValueError: see `check`; keys are those of self-attention.
+            ValueError: the bounds do not cover the tokens.
         """
         self.check(batch_size, num_queries, num_queries)
         return max(count for count, _ in self.lengths)

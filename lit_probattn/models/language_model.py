@@ -154,8 +154,8 @@ class LanguageModel(nn.Module):
                 (D,).
 
         Raises:
-            ValueError: a segment has more tokens than `max_seq_len`; or documents are packed
-                beside positions or caches.
+            ValueError: a segment has more tokens than `max_seq_len`; or packed documents
+                are combined with positions or caches.
         """
         packing = packing_of(cu_seqlens)
         if packing is not None:

@@ -1,4 +1,4 @@
-"""Packed documents beside the same documents padded: time and memory of a step of an encoder.
+"""Packed and padded documents: time and memory of an encoder's forward and backward pass.
 
 A case D x N has D documents whose lengths are drawn uniformly from N · shortest to N; one has N.
 Padded, they are a batch (D, N) with a key mask. Packed, they are one row without padding, regrouped
@@ -53,7 +53,7 @@ def made(variant: str, options: argparse.Namespace) -> Transformer:
 
 
 def step(model: Transformer, x: Tensor, mask: Tensor | None, bounds: Tensor | None) -> None:
-    """Run forward and backward; padding has no gradient. Packings are made once per batch."""
+    """Run forward and backward; padding has no gradient."""
     packing = None if bounds is None else Packing(bounds)
     out = model(x, key_mask=mask, cu_seqlens=packing)
     (out if mask is None else out[mask]).square().sum().backward()
