@@ -123,8 +123,9 @@ class Block(nn.Module):
 
         def attend(*inputs: Tensor) -> Tensor:
             masks: Any = {"key_mask": key_mask, "query_mask": query_mask, "is_causal": is_causal}
-            packed: Any = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
-            return self.dropout(self.attention(*inputs, **masks, **packed, cache=cache, rng=rng))
+            if cu_seqlens is not None:
+                masks["cu_seqlens"] = cu_seqlens
+            return self.dropout(self.attention(*inputs, **masks, cache=cache, rng=rng))
 
         def look(inputs: Tensor) -> Tensor:
             assert self.cross_attention is not None

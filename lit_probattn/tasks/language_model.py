@@ -69,8 +69,8 @@ class LanguageModeling(Task):
 
     def token_losses(self, batch: Batch) -> Tensor:
         """Return the loss of every scored token, in order, (num_scored,) float32."""
-        name = "cu_seqlens" if "cu_seqlens" in batch else "key_mask"
-        given: Any = {name: batch[name]}
+        bounds: Any = batch.get("cu_seqlens")
+        given: Any = {"key_mask": batch["key_mask"]} if bounds is None else {"cu_seqlens": bounds}
         hidden = self.model(batch["inputs"], **given, rng=self.random_key(batch))
         return self.model.token_losses(hidden, batch["target"])
 

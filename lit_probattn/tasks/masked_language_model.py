@@ -90,7 +90,8 @@ class MaskedLanguageModeling(CountedTask):
         self, batch: Batch, with_pairs: bool = True
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the results of `encode`, and the logits of pairs, (B, 2)."""
-        key, packing = self.random_key(batch), packing_of(batch.get("cu_seqlens"))
+        bounds: Any = batch.get("cu_seqlens")
+        key, packing = self.random_key(batch), packing_of(bounds)
         inputs, target = mask_tokens(
             batch["inputs"],
             batch["target"],
