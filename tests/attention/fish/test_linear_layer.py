@@ -92,5 +92,5 @@ def test_calls_without_pairs_are_refused():
         make_layer({}, backend="sdpa")(x)
     state = layer.new_cache()
     layer(x, cache=state)
-    with pytest.raises(ValueError, match="holds a batch of 2, received 1"):
+    with pytest.raises(ValueError, match="contains a batch of 2, received 1"):
         layer(x[:1], cache=state)

@@ -154,7 +154,7 @@ def test_scores_over_keys_break_named_promises_and_are_not_cut():
     assert broken == [*masks, "backends", "cross-attention", "cache", "documents"]
     OverKeys.pairwise = False
     try:
-        with pytest.raises(NotImplementedError, match="cannot cut the scores of OverKeys"):
+        with pytest.raises(NotImplementedError, match="cannot split the scores of OverKeys"):
             make(backend="blockwise")(torch.randn(2, 7, EMBED))
     finally:
         OverKeys.pairwise = True
