@@ -34,6 +34,7 @@ def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
         p_j = [(α − 1) s_j − τ]₊^(1 / (α − 1)),  τ such that Σ_j p_j = 1
     Departs from the source: nothing; the package `entmax` finds τ in 50 bisections. Exported
     programs and transforms of `torch.func` use the same mapping in PyTorch operations.
+
     Args:
         scores: (B, H, N, L); entries may be -inf.
         allowed: bool, broadcastable to `scores`. None means all.

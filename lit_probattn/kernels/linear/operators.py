@@ -88,6 +88,7 @@ def linear_attention(
         eps: added to den.
         factor: factor of the output.
         is_causal: query i uses the keys j ≤ i + L - N; otherwise all.
+
     Returns:
         out (B, H, N, D) and den (B, H, N) float32, which has no gradient, or None.
 
