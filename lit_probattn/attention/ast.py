@@ -185,7 +185,7 @@ class AST(Variant):
         return Scores(call.query, call.key[:, :, None], scale, normaliser=normaliser)
 
     def needs(self) -> dict[str, str]:
-        """Rows are not normalised by a softmax."""
+        """Return the feature that α-entmax requires."""
         return {"normaliser": "entmax"}
 
 

@@ -155,7 +155,7 @@ def choose(variant: Variant, requested: str, call: HeadCall, kind: str = "") -> 
     label += ", dropout)" if call.dropout is not None else ")"
     if call.graph is None:
         if _choices.pop(label, None) != chosen:
-            logger.info("attention backend: %s -> %s (asked for %s)", label, chosen, requested)
+            logger.info("attention backend: %s -> %s (requested %s)", label, chosen, requested)
         _choices[label] = chosen
     return chosen
 

@@ -102,8 +102,8 @@ class Core(nn.Module):
         lacking += [] if type(self).variant is not Core.variant else ["variant"]
         if lacking:
             raise TypeError(
-                f"{type(self).__name__} lacks {', '.join(lacking)}, which a core gives; a layer "
-                f"that defines reference_scores(self, query, key) needs no core"
+                f"{type(self).__name__} lacks {', '.join(lacking)}, which a core must define; a "
+                f"layer that defines reference_scores(self, query, key) needs no core"
             )
         self.layout, self.backend, self.rotary = layout, backend, rotary
         self.make_parameters(options)

@@ -157,7 +157,7 @@ class Attention(RenamingModule):
             alone = [name for name in self.hooks() if name != "gate"]
             if alone:
                 raise TypeError(
-                    f"{type(self).__name__} defines {', '.join(alone)} beside a core, which does "
+                    f"{type(self).__name__} defines {', '.join(alone)} and a core, which does "
                     f"not use hooks: define reference_scores too"
                 )
             self.core = self.make_core(self.core_class)
@@ -268,7 +268,7 @@ class Attention(RenamingModule):
         return of_scores(self.sizes(seq_len), self)
 
     def __getattr__(self, name: str) -> Any:
-        """Name the missing definition if a variant without a core is used."""
+        """Raise an error that names the missing definition if there is no core."""
         if name == "core" and "core" not in vars(self).get("_modules", {}):
             raise AttributeError(_what_is_missing(type(self)))
         return super().__getattr__(name)
@@ -488,7 +488,7 @@ class Attention(RenamingModule):
         named = [name for name, item in given.items() if item is not None]
         named += ["is_causal"] if pairs["is_causal"] else []
         if named:
-            raise ValueError(f"memory holds all keys to attend to; received {named[0]} beside it")
+            raise ValueError(f"memory contains all keys to attend to; received also {named[0]}")
         self.core.check(pairs["bias"], memory.cache)
         _check_input("query", query, self.embed_dim)
         k, v, key_mask = memory.cache.read()

@@ -43,7 +43,7 @@ class Group:
     real_keys: Tensor | None
 
     def to(self, device: torch.device) -> Group:
-        """Return the group on a device."""
+        """Return a copy of the group on a device."""
         parts = (self.documents, self.queries, self.keys, self.real_queries, self.real_keys)
         return Group(*(x if x is None else x.to(device) for x in parts))  # type: ignore[arg-type]
 

@@ -67,7 +67,7 @@ class Polynomial(Variant):
             )
 
     def needs(self) -> dict[str, str]:
-        """Return that scores are a function of the products."""
+        """Return the features that a function of products requires."""
         return dict.fromkeys(("function", "function without layers"), f"degree={self.degree}")
 
     def scores(self, call: HeadCall) -> Tensor:

@@ -77,9 +77,10 @@ def define_operators(
         new_outputs: returns buffers for the outputs.
         gradients: names of the inputs that have gradients.
         flops: takes inputs whose tensors are replaced by their shapes, and whether to count
-            backward: 2 FLOPs per multiply-add, products only; a causal mask does not halve the
-            count, and recomputation in backward counts once, as in PyTorch's formulas. None counts
-            nothing: PyTorch's counter imports Triton, which a layer must not.
+            backward. A multiply-add has 2 FLOPs, and only products count; a causal mask does not
+            halve the count, and recomputation in backward counts once, as in PyTorch's formulas.
+            None registers no formula, since PyTorch's counter imports Triton, which a layer must
+            not.
         optional: groups of inputs whose gradients are computed only if one of the group is needed.
         has_normaliser: the outputs are a result and a normaliser without gradient, which backward
             reads; otherwise all outputs have gradients and backward reads no output.

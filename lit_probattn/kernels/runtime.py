@@ -285,7 +285,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a launch configuration depends on.
+    """Properties on which a launch configuration depends.
 
     Args:
         kernel: name of the kernel, which ends in `forward`, `grad_query`, `grad_bias`, or in the

@@ -79,7 +79,7 @@ def linear_fish(sizes: Sizes, mixing: Mixing) -> Cost:
     """Return the cost of LFiSH or GLFiSH, the O(N) form without a causal mask.
 
     Multiply-adds: NC(HE + GE + GE_v + HE_v) + NGEE_v + HGEE_v (GLFiSH: its two layers) + NHEE_v +
-    NHE + GHE. The paper gives no formula; `paper_flops` counts these parts by the convention of its
+    NHE + GHE. The paper has no formula; `paper_flops` counts these parts by the convention of its
     appendix D.
     """
     n, c, e, e_v, h = _letters(sizes)

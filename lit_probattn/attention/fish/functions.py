@@ -99,7 +99,7 @@ class FiSH(Variant):
         return Scores(query, key, on_global * on_local, coef=weight, reduce="sum", noise=added)
 
     def needs(self) -> dict[str, str]:
-        """Return needs of a nonlinear mixing and of noise."""
+        """Return the features that a nonlinear mixing and noise require."""
         found: dict[str, str] = {}
         mixer = f"mixer={self.mixing.mixer}"
         if not self.mixing.is_linear:

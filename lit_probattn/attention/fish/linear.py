@@ -247,7 +247,7 @@ class LinearFiSH(Variant):
         )
 
     def needs(self) -> dict[str, str]:
-        """Return needs of a nonlinear mixing."""
+        """Return the feature that a nonlinear mixing requires."""
         return {} if self.mixing.is_linear else {"function": f"mixer={self.mixing.mixer}"}
 
     def check(self, call: HeadCall) -> None:

@@ -98,7 +98,7 @@ class _Span(NamedTuple):
         return x[..., self.start : stop, :].unflatten(-2, (self.num_chunks, self.chunk))
 
     def matrices(self, x: Tensor) -> Tensor:
-        """Return a matrix per chunk, sample, key head, (B, H_kv, [G,] N, F) -> (C·B·H_kv, …)."""
+        """Return matrices per chunk, sample and key head: (B, H_kv, [G,] N, F) -> (C·B·H_kv, …)."""
         if x.dim() == 4:
             x = x[:, :, None]
         chunks = self.of(x).permute(3, 0, 1, 2, 4, 5)  # (C, B, H_kv, G, T, F)

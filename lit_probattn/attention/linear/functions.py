@@ -89,7 +89,7 @@ class Linear(Variant):
     state: LinearState | None = None
 
     def needs(self) -> dict[str, str]:
-        """Return that √N requires one length, which is unknown while decoding."""
+        """Return the feature that √N requires: one length, which is unknown while decoding."""
         form = self.form
         scaled = form.denominator == "sqrt_len" and form.padded_len is None
         return {"one length": "denominator=sqrt_len"} if scaled else {}
@@ -353,8 +353,8 @@ def check_linear(
     check_state(f"{name} attention", LinearState, advice, bias, cache, scale)
     if cache is not None and form.denominator == "sqrt_len" and form.padded_len is None:
         raise ValueError(
-            "decoding with denominator=sqrt_len needs padded_len, received None: √N is not "
-            "known before the last token"
+            "decoding with denominator=sqrt_len needs padded_len, received None: √N is "
+            "unknown until the last token"
         )
 
 

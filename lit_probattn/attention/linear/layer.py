@@ -108,7 +108,7 @@ class LinearCore(Core):
         return costs.Features(number, projection is not None, form.denominator == "sum")
 
     def features(self, rng: RandomKey | None) -> Tensor | None:
-        """Return the random features of a call, (F, E); in training those of the step."""
+        """Return the random features of a call, (F, E); in training, drawn for the step."""
         if self.projection is None or not self.training or not self.redraws:
             return self.projection
         sizes = self.projection.shape[0], self.layout.head_dim

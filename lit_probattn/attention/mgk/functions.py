@@ -112,7 +112,7 @@ class MGK(Variant):
         return mgk_scores(call.query, self.components(call.key), exact)
 
     def needs(self) -> dict[str, str]:
-        """Return needs of a hard E-step, of `row_eps`, and of scores that depend on positions."""
+        """Return the features that a hard E-step, `row_eps` or key positions require."""
         found = {
             "maximum": ("e_step=hard", self.hard),
             "row_eps": (f"row_eps={self.row_eps:g}", bool(self.row_eps)),

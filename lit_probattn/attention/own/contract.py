@@ -453,7 +453,7 @@ def layers_are_built_and_counted_without_memory(make: Make) -> None:
 def cost_is_what_is_counted(make: Make) -> None:
     """`cost` equals the counted multiply-adds of `stated_backend`.
 
-    Except for linear attention, whose random features are drawn by products that no paper counts.
+    Linear attention is not checked: it draws random features by products that no paper counts.
     """
     layer = make().eval()
     backend = layer.core.makes.stated_backend

@@ -239,7 +239,7 @@ class OwnVariant(Variant):
         return block_weights(self, call, block, Parts.of(call))
 
     def needs(self) -> dict[str, str]:
-        """Return needs of Python functions, and of scores that depend on other pairs."""
+        """Return the features that Python functions and scores of all pairs require."""
         after = {"normalise": self.normaliser, "mix_weights": self.mixer}
         defined = ", ".join(name for name, hook in after.items() if hook is not None)
         found = {"own scores": "reference_scores"}

@@ -59,7 +59,7 @@ class DCMHAttention(Attention):
     """
 
     def build(self, options: LayerOptions) -> None:
-        """Add the matrices and the projections to dynamic ones."""
+        """Add the constant matrices, and the projections for dynamic ones."""
         super().build(options)
         heads, width = self.num_heads, self.num_heads * self.head_dim
         self.base = nn.Parameter(torch.eye(heads).repeat(2, 1, 1))

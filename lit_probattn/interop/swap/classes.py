@@ -132,7 +132,7 @@ def take_calls(module: Any) -> None:
 
 
 def keep_rows(module: Any, name: str, axis: int, rows: list[int]) -> None:
-    """Store only some rows of a parameter; the module sees zeros for the others."""
+    """Store only some rows of a parameter; the module reads zeros for the others."""
     cls: Any = type(module)
     full: Tensor = getattr(module, name)
     runs: list[tuple[int, int]] = []

@@ -153,7 +153,7 @@ class Cores(nn.ModuleList):
         return tokens
 
     def twins(self, module: nn.Module) -> dict[int, tuple[Tensor, list[Tensor]]]:
-        """Return the parameters that compute keys, each with those of further components."""
+        """Return the parameters that compute keys, with the parameters of further components."""
         found: dict[int, tuple[Tensor, list[Tensor]]] = {}
         for core, sharing in zip(self, self.sharing, strict=True):
             more: Any = core
@@ -217,10 +217,10 @@ def make_core(settings: Settings, given: HeadLayout, is_cross: bool, width: int 
                 _check(core, is_cross)
                 return part
             taken, hosts = heads_of(core.layout), heads_of(given)
-            reason = f"{settings.variant} takes {taken}, the host gives {hosts}"
+            reason = f"{settings.variant} has {taken}, the host has {hosts}"
             if core.layout.keys_per_head > 1:
                 share = f"1/{core.layout.keys_per_head}"
-                reason += f"; give heads={share}, or use a variant with one key per head"
+                reason += f"; set heads={share}, or use a variant with one key per head"
     raise UnsupportedError(reason)
 
 
@@ -249,7 +249,7 @@ def make_sharing_core(settings: Settings, wanted: HeadLayout, width: int) -> nn.
     core = part.core if isinstance(part, Attention) else part
     if core.layout != wanted:
         takes, gets = heads_of(core.layout), heads_of(wanted)
-        raise UnsupportedError(f"{settings.variant} takes {takes}, joined heads are {gets}")
+        raise UnsupportedError(f"{settings.variant} has {takes}, the joined heads are {gets}")
     _check(core, is_cross=False)
     return part
 

@@ -80,7 +80,7 @@ def swap(
             arguments, or a function of the model. None means the input that transformers or timm
             describe, or a separate run of each `nn.MultiheadAttention`.
         heads: fraction of the heads to keep: 1, 1/2, 1/3, … Values below 1 require a variant with
-            several keys per head: mgk, MLK, or your own classes.
+            several keys per head, such as mgk, mlk or your own classes.
         num_components: K, a multiple of 1/heads. None means 2, or 1/heads if that is larger.
         score: `dot`, which starts with the old scores, or `gaussian`, which does so only if all
             keys of a head have the same norm. None means dot; gaussian for smgk.
@@ -172,11 +172,11 @@ def _runner(model: nn.Module, example: Any) -> Example:
         ValueError: the input of the model is unknown, or the model has no weights.
     """
     if any(p.is_meta for p in model.parameters()):
-        raise ValueError("the model has no weights: give a recipe, or load them first")
+        raise ValueError("the model has no weights: pass a recipe, or load them first")
     run = runner(model, example) or run_of_multihead(model)
     if run is None:
         raise ValueError(
-            "give example=, one batch that the model takes: a run of it finds attention calls"
+            "pass example=, one batch that the model takes: a run of it finds attention calls"
         )
     return run
 

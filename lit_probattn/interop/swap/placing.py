@@ -128,7 +128,7 @@ def _run(run: Example, model: nn.Module) -> None:
         run(model)
     except Exception as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ValueError(f"the example does not run ({text}): give example=") from error
+        raise ValueError(f"the example does not run ({text}): pass example=") from error
 
 
 def run_of_multihead(model: nn.Module) -> Example | None:

@@ -106,8 +106,8 @@ def refuse_what_is_lost(
         model: the model.
         own: name of the layer, for messages.
         owned: modules that the swap changes.
-        replaced: whether their weights are replaced; if not, they may be tied to each other, and
-            contain tensors that are not weights.
+        replaced: whether their weights are replaced. If not, weights may be tied within the
+            swapped modules, and tensors that are not parameters are allowed.
 
     Raises:
         UnsupportedError: a weight is tied, is computed from others, or contains NaN.

@@ -58,7 +58,7 @@ class Settings:
             near = nearest(self.variant, STARTED, lists=False)
             near = near or nearest(self.variant, list_attention())
             raise ValueError(
-                f"unknown variant {self.variant!r}{near}; swap takes the names "
+                f"unknown variant {self.variant!r}{near}; swap accepts names "
                 "of lit_probattn.list_attention(), paths of such files, and classes"
             )
         self._check_kinds()

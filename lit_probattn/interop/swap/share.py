@@ -168,7 +168,7 @@ def write_rows(model: nn.Module, changes: Sequence[Change], parts: Sequence[nn.M
 
     Args:
         model: the model.
-        changes: changes of its calls.
+        changes: planned changes of its calls.
         parts: entry of `Cores` for each, which gets the further key components.
     """
     full: dict[str, Tensor] = {}
@@ -255,7 +255,7 @@ def exchange(model: nn.Module, changes: Sequence[Change], run: Any) -> None:
 
     Args:
         model: the model.
-        changes: changes of its calls; `exchanged` is set.
+        changes: planned changes of its calls; `exchanged` is set.
         run: runs the example.
     """
     kinds: dict[type, list[Change]] = {}

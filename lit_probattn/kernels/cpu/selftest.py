@@ -72,7 +72,7 @@ def draws_noise() -> bool:
 
 
 def multiplies_low() -> bool:
-    """Whether the library supports bfloat16 heads; in predictions, whether the processor does."""
+    """Whether the library supports bfloat16 heads; a prediction checks only the processor."""
     if is_predicting():
         return "avx512_bf16" in processor()
     return failure() is None and load().has_low

@@ -372,8 +372,7 @@ def _store_key_range(call, b):
 def seen_keys(call, b, row, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr):
     """Return the range of keys, in whole tiles, that some row of a tile attends to.
 
-    Between start and end, also in whole tiles: the end of the keys that all rows attend to, by
-    position.
+    The second result is the end of the keys that all rows attend to by position, in whole tiles.
     """
     pairs = call.pairs
     first, by_all, by_any = 0, number(pairs.num_keys), number(pairs.num_keys)

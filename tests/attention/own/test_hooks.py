@@ -208,7 +208,7 @@ class FewerHeads(Dots):
 
 
 def test_hooks_of_weights_beside_a_core_are_refused():
-    with pytest.raises(TypeError, match="defines mix_weights beside a core"):
+    with pytest.raises(TypeError, match="defines mix_weights and a core"):
         MixesBesideACore(EMBED, H, head_dim=HEAD)
 
 

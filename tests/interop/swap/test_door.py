@@ -30,11 +30,11 @@ def model_of(**sizes) -> nn.ModuleDict:
     ("arguments", "options", "message"),
     [
         (("mkg",), {}, "unknown variant 'mkg'; did you mean 'mgk'"),
-        (("mlkk",), {}, "swap takes the names of lit_probattn.list_attention()"),
+        (("mlkk",), {}, "swap accepts names of lit_probattn.list_attention()"),
         (
             ("mlk",),
             {},
-            "mlk takes 4 query, 4 x 2 key and 4 value heads of 6, the host gives 4 query",
+            "mlk has 4 query, 4 x 2 key and 4 value heads of 6, the host has 4 query",
         ),
         (
             ("fish",),
@@ -181,8 +181,8 @@ def test_only_modules_are_swapped(model):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(3, 5), "give example=, one batch that the model takes"),
-        (multihead(), "give example=, one batch that the model takes"),
+        (nn.Linear(3, 5), "pass example=, one batch that the model takes"),
+        (multihead(), "pass example=, one batch that the model takes"),
     ],
 )
 def test_models_that_cannot_be_swapped(model, message):
@@ -202,7 +202,7 @@ def test_a_class_that_may_attend_needs_an_example():
             self.inner = attention
 
     model = nn.Sequential(AttentionBlock(multihead()), AttentionBlock(RandomAttention()))
-    with pytest.raises(ValueError, match="give example=, one batch that the model takes"):
+    with pytest.raises(ValueError, match="pass example=, one batch that the model takes"):
         lit_probattn.swap(model)
     x = torch.randn(2, 3, 24)
     _, report = lit_probattn.swap(model, example=lambda m: m[0].inner(x, x, x))
@@ -405,7 +405,7 @@ def test_a_recipe_builds_a_model_without_weights():
     model, report = lit_probattn.swap(model, "mgk", heads=0.5)
     with torch.device("meta"):
         empty, _ = TORCH["encoder"]()
-    with pytest.raises(ValueError, match="has no weights: give a recipe"):
+    with pytest.raises(ValueError, match="has no weights: pass a recipe"):
         lit_probattn.swap(empty, "mgk", heads=0.5)
     empty, again = lit_probattn.swap(empty, report.recipe)
     assert "not measured: no weights" in str(again)
