@@ -101,7 +101,6 @@ def linear_fish(sizes: Sizes, mixing: Mixing) -> Cost:
 
 
 def _letters(sizes: Sizes) -> tuple[int, int, int, int, int]:
-    """Return N, C, E, E_v and H."""
     return sizes.n, sizes.c, sizes.e, sizes.e_v, sizes.h
 
 

@@ -83,7 +83,6 @@ def by_flex(call: HeadCall, scores: Scores) -> Tensor:
 def _block_mask(
     masks: Masks, batch: int, heads: int, components: int, device: torch.device
 ) -> BlockMask | None:
-    """Return the allowed pairs, or None if all are allowed."""
     if not masks.has_pair_mask:
         return None
     from torch.nn.attention.flex_attention import create_block_mask

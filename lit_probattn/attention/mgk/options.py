@@ -146,7 +146,6 @@ class MGKOptions(NormOptions, MixtureOptions, DensityOptions):
             self._check_m_step_variance()
 
     def _check_m_step_variance(self) -> None:
-        """Raise a ValueError if the σ² of the M-step would not maximise the likelihood."""
         needed = {
             "e_step": "soft",
             "em_weighting": "posterior",

@@ -182,7 +182,6 @@ def _runner(model: nn.Module, example: Any) -> Example:
 
 
 def _entry(placing: Placing, name: str, settings: Settings) -> RecipeLayer:
-    """Return the entry of a module with cores in a recipe."""
     calls, kind = [], ""
     for site, change in zip(placing.chosen, placing.changes, strict=True):
         if site.name != name:
@@ -200,7 +199,6 @@ def _entry(placing: Placing, name: str, settings: Settings) -> RecipeLayer:
 
 
 def _summary(settings: Settings, reports: list[LayerReport]) -> list[str]:
-    """Return the summary below the table."""
     swapped = [r for r in reports if r.swapped]
     lines = [f"{len(swapped)} of {len(reports)} attention layers are now {settings.variant}:"]
     before, after = (sum(r.parameters[i] for r in swapped) for i in (0, 1))

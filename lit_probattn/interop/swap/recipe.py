@@ -111,7 +111,6 @@ class RecipeLayer:
 
 
 def _are_numbers(value: object, count: int) -> bool:
-    """Whether a value is a list of `count` integers."""
     return isinstance(value, list) and [type(v) for v in value] == [int] * count
 
 

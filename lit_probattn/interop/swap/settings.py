@@ -93,7 +93,6 @@ class Settings:
             )
 
     def _check_components(self) -> None:
-        """Raise a ValueError if the number of components is invalid."""
         if not 1 <= self.components <= MOST_COMPONENTS:
             raise ValueError(
                 f"num_components must be from 1 to {MOST_COMPONENTS}, received {self.components}"
@@ -192,7 +191,6 @@ class Settings:
             return made(embed_dim, num_heads, **common)
 
     def _maker(self) -> Callable[..., Attention]:
-        """Return the class, or a function that creates a layer by name."""
         if self.factory is not None:
             return self.factory
         configs: Any = import_module("lit_probattn.configs")

@@ -138,7 +138,6 @@ def _compiled(compiler: list[str], scratch: Path) -> bytes:
 
 
 def _files() -> list[str]:
-    """Return the names of all source files."""
     return sorted({*_HEADERS, *(source for source, *_ in _SOURCES.values())})
 
 

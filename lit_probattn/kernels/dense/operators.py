@@ -211,7 +211,6 @@ def new_outputs(x: MixtureInputs) -> tuple[Tensor, Tensor]:
 
 
 def _row_programs(x: MixtureInputs) -> int:
-    """Return the number of programs for all rows, in tiles of `_ROWS`."""
     return math.ceil(x.query.shape[2] / _ROWS) * math.prod(x.query.shape[:2])
 
 

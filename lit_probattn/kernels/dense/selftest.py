@@ -128,7 +128,6 @@ def compare(
 def _select(
     selection: str, shape: tuple[int, int, int, int], device: torch.device
 ) -> Selection | None:
-    """Return masks and dropout by name."""
     if selection == "causal":
         return causal(*shape[2:], device)
     return masked(shape, device) if selection == "masked" else None

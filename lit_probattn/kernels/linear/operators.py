@@ -335,7 +335,6 @@ def _new_outputs(x: LinearInputs) -> tuple[Tensor, Tensor]:
 
 
 def _forward(x: LinearInputs) -> tuple[Tensor, Tensor]:
-    """Return output and denominators."""
     from lit_probattn.kernels.linear.kernels import read_kernel
 
     call = LinearCall(x, backward=False)

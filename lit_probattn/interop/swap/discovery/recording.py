@@ -288,7 +288,6 @@ def caller() -> str:
 
 
 def _arguments_of(owner: nn.Module) -> tuple[Any, Any]:
-    """Return the positional and keyword arguments of a module's forward."""
     frame: Any = inspect.currentframe()
     while frame is not None:
         local = frame.f_locals
