@@ -74,8 +74,8 @@ class LayerOptions:
 class Attention(RenamingModule):
     """Multi-head attention with an independent head size; base class of every variant.
 
-    Calling it: `attention(query, key=None, value=None, *, key_mask, attn_mask, is_causal, bias,
-    cache, rng, memory, query_mask, cu_seqlens, cu_seqlens_k)` maps (B, N, C) to (B, N, C).
+    `attention(query, key=None, value=None, *, key_mask, attn_mask, is_causal, bias, cache, rng,
+    memory, query_mask, cu_seqlens, cu_seqlens_k)` maps (B, N, C) to (B, N, C).
     `key=None` means self-attention, `value=None` means value = key. Masks follow
     `lit_probattn.attention.masks`.
 

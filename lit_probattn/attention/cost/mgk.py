@@ -8,8 +8,8 @@ KH heads of the baseline (so that its output projection is KHE wide):
     sMGK        N²H(2(K+1)E−1) + NHE(6C + 2KHE − 4)
 
 The paper prints −(3K+2) instead of the correct −(2K+3) for MGK. It covers heads of one size with
-separate keys, and the formulas apply to that case. It has no formula for linear attention, which
-costs per head, with F features:
+separate keys, and the formulas apply to that case. The paper has no formula for linear attention;
+its cost per head, with F features, is
 
     linear      NE(2C−1) + keys + NE_v(2C−1) + FE_v(2N−1) + NE_v(2F−1) + F(N−1) + N(2F−1) + NE_v
     keys        linear  NE(2C−1)

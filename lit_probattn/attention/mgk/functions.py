@@ -230,8 +230,8 @@ class MGK(Variant):
 
             ‖q‖² − 2 q·b_r    and    ‖k‖² + 2 k·b_r + ‖b_r‖²,   each times −τ_r / 2
 
-        ‖q‖² contributes only the difference between components, unless the omitted constant of a
-        row must not depend on it (`is_part` with `row_eps`).
+        A softmax cancels what all components share, so ‖q‖² is multiplied by τ_r − τ_1; by τ_r if
+        `is_part` with `row_eps`, which adds to the sum of weights.
 
         Args:
             query: (B, H, N, E).

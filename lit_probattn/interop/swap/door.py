@@ -55,11 +55,11 @@ def swap(
         model, report = lit_probattn.swap(model, "mgk", heads=0.5)
         print(report)
 
-    One run of an example finds the calls of softmax(Q Kᵀ) V. Each is replaced by a variant with the
-    host's heads, as `cores` of the module that makes the call; all weights are unchanged. Several
-    keys per head and fewer heads change the projections, whose rows are determined from gradients:
-    projections get new widths if a second run confirms the new heads; otherwise rows of merged
-    heads are dropped, and the core has the weights of further keys.
+    One run of an example finds the calls of softmax(Q Kᵀ) V. Each is replaced by a core of the
+    variant with the same heads, stored as `cores` of the calling module; all weights are unchanged.
+    Several keys per head and fewer heads change the projections, whose rows are determined from
+    gradients: projections get new widths if a second run confirms the new heads; otherwise rows of
+    merged heads are dropped, and the core has the weights of further keys.
 
     All layers are planned before any is changed: if one of them cannot be swapped, the model is
     unchanged. Call `swap` before creating an optimiser and before wrapping the model. A layer whose

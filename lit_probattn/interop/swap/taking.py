@@ -185,8 +185,8 @@ def heads_and_masks(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
     """Return heads with four dimensions, and masks as arguments of `head_call`.
 
-    Tensors without heads, (B, N, E), have one; dimensions before heads, such as windows, are the
-    batch.
+    Tensors without a head dimension, (B, N, E), get one of size 1; dimensions before the heads,
+    such as windows, are merged into the batch.
     """
     if mask is not None and query.dim() != 4:
         mask = as_heads(mask.expand(*query.shape[:-1], key.shape[-2]))
