@@ -148,7 +148,7 @@ def test_a_batch_without_samples_or_with_one_token_runs(name):
             {},
             "3 matrices",
         ),
-        (lambda: FiSHAttention(16, head_dim=129, **FISH), {}, "heads of 129"),
+        (lambda: FiSHAttention(16, head_dim=129, **FISH), {}, "received 129"),
         (lambda: FiSHAttention(16, 40, head_dim=E, num_global_heads=17), {}, "17 global maps"),
         (lambda: LinearFiSHAttention(16, head_dim=E, **FISH, mixer="mlp"), {}, "through a ReLU"),
         (

@@ -68,7 +68,7 @@ def test_configs_name_working_presets(name):
         ({**GENERAL, "mixing_init": "copy", "num_global_heads": 4}, "twice as wide"),
         ({"noise": "local"}, "noise must be one of none, global, received 'local'"),
         ({"mixer": "shared"}, "mixer must be one of linear, mlp"),
-        ({"noise_scale": 0.0}, "must start positive"),
+        ({"noise_scale": 0.0}, "must be positive"),
         ({"eps": -1.0}, r"eps must be in \[0, 1\)"),
     ],
 )
