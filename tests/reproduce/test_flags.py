@@ -83,7 +83,7 @@ def test_a_row_that_is_none_is_refused(tmp_path):
     path.write_text(yaml.safe_dump([{"name": "x", "code": "y", "task": "z", "rows": rows}]))
     with pytest.raises(ConfigError, match="the row of --x has one of does and intends"):
         read_flags(path)
-    with pytest.raises(ConfigError, match="it belongs to the source"):
+    with pytest.raises(ConfigError, match="is part of the source"):
         read_flags(tmp_path / "none.yaml")
 
 
