@@ -1,4 +1,4 @@
-"""Train an attention layer in plain PyTorch: each token attends to its pair and copies its colour."""
+"""Train an attention layer in plain PyTorch: each token finds its pair and copies its colour."""
 
 import torch
 from torch import nn

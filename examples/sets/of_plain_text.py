@@ -119,8 +119,8 @@ class MadeSet:
 class ClozeQuestions(MadeSet):
     """Cloze questions in the JSON format of SQuAD 1.1.
 
-    A question is a sentence of a paragraph in which a name, number or long word is removed that
-    occurs exactly once in the rest of the paragraph. The context is that rest.
+    A question is a sentence of a paragraph without one of its names, numbers or long words, which
+    is the answer and occurs exactly once in the rest of the paragraph. That rest is the context.
 
     Args:
         per_paragraph: Largest number of questions per paragraph.

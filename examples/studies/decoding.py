@@ -276,7 +276,7 @@ main = command(
         Flag("vocab", "words of each side", 8000, least=6),
         Flag(
             "variants",
-            "variants that decode",
+            "variants",
             ["softmax 4", "sMGK 2", "Hard GFiSH 2/4", "linear 4"],
         ),
     ),
