@@ -28,7 +28,7 @@ class Progress:
 
     Args:
         total: number of points.
-        what: plural noun for the points, such as `cells`.
+        what: plural noun for the points, such as `runs`.
         say: receives the lines; None writes them to stderr, on a terminal as one updated line.
         every: seconds between lines without news.
     """

@@ -117,7 +117,7 @@ def run_cells(
     Returns:
         The outcome with cells as finished jobs.
     """
-    runner = Runner(num_slots, devices, attempts, say, "cells")
+    runner = Runner(num_slots, devices, attempts, say, "runs")
     outcome = runner.run([CellJob(cell, facts) for cell in cells], after)
     outcome.finished = [job.cell for job in outcome.finished]
     return outcome

@@ -67,13 +67,13 @@ def test_a_language_model_is_compared_by_what_selects_its_checkpoints():
         (["--task", TASK, "--attention", "mgk heads"], "expected KEY=VALUE, received 'heads'"),
         (["--task", TASK, "--attention", "mgk", "mgk"], "duplicate --attention 'mgk'"),
         (["--task", TASK, TASK, "--attention", "mgk"], "duplicate --task lra_listops_tiny"),
-        (["--task", TASK, "--attention", "mgk", "--seeds", "1", "2", "1"], "--seeds: 1 is given t"),
+        (["--task", TASK, "--attention", "mgk", "--seeds", "1", "2", "1"], "--seeds: duplicate 1"),
         (["--task", TASK, "--attention", "mgk", "--name", "a/b"], "--name must be the name of a"),
         (["--task", TASK, "--attention", " "], "--attention ' ': expected NAME KEY=VALUE"),
         (
             ["--task", TASK, "--attention", "softmax", "mgk data.init_args.batch_size=4"],
             "lra_listops_tiny: the variants differ in data.init_args.batch_size, so their scores "
-            "not comparable: use --set to set these for all",
+            "are not comparable: use --set to set these for all",
         ),
         (
             ["--task", TASK, "--attention", "softmax", "mgk trainer.max_steps=4"],
