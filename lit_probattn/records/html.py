@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: nothing is read from elsewhere, neither fonts nor scripts."""
+"""Self-contained HTML pages without external fonts or scripts."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
     Args:
         title: plain text.
         body: HTML.
-        style: CSS that is added to `STYLE`.
-        script: JavaScript that runs once the body is there.
+        style: CSS in addition to `STYLE`.
+        script: JavaScript that runs after the body is loaded.
     """
     code = f"<script>{script}</script>\n" if script else ""
     return (
@@ -39,11 +39,11 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
 
 
 def body_of(text: str, pictures: Mapping[str, bytes] | None = None) -> str:
-    """Return Markdown as HTML; HTML inside it stays text.
+    """Convert Markdown to HTML; HTML inside it is escaped.
 
     Args:
         text: Markdown.
-        pictures: PNG files by the addresses that the text has; they are carried in the page.
+        pictures: PNG files by their address in the text, which are embedded.
 
     Raises:
         ConfigError: markdown-it-py is not installed.
@@ -52,7 +52,7 @@ def body_of(text: str, pictures: Mapping[str, bytes] | None = None) -> str:
         from markdown_it import MarkdownIt
     except ImportError as error:
         raise ConfigError(
-            "an HTML page needs markdown-it-py: pip install 'lit-probattn[html]'"
+            "HTML pages need markdown-it-py: pip install 'lit-probattn[html]'"
         ) from error
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = parser.parse(text)
@@ -65,5 +65,5 @@ def body_of(text: str, pictures: Mapping[str, bytes] | None = None) -> str:
 
 
 def page_of(title: str, text: str, pictures: Mapping[str, bytes]) -> str:
-    """Return a whole page of Markdown, see `body_of`."""
+    """Convert Markdown to a whole page; see `body_of`."""
     return page(title, body_of(text, pictures))

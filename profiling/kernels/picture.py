@@ -1,4 +1,4 @@
-"""The figure of a speed report: how long each side takes beside another one."""
+"""The figure of a speed report: time ratios of the sides."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_PANELS = 12
 
 
 def time_picture(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw time ratios with their 20 % and 80 % quantiles, a panel per place.
+    """Draw time ratios with 20 % and 80 % quantiles, one panel per point.
 
     Args:
-        config: has the comparisons of the picture, by row and colour.
-        rows: of `measured_rows`; those without a comparison are left out; one is there.
+        config: the file, with the comparisons of the figure by row and colour.
+        rows: rows of `measured_rows`; at least one has a comparison, others are ignored.
     """
     picture = config.picture
     names = {name for row in picture.values() for name in row.values()}

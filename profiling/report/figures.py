@@ -1,6 +1,6 @@
-"""Figures of a report: which ones, by the axes that vary; heat maps, lines, relative errors.
+"""Figures of a report, selected by the axes that vary: heat maps, lines, relative errors.
 
-What would be empty is not drawn: a single point, or errors that are all zero.
+Empty figures are omitted: a single point, or errors that are all zero.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _AXES = {
     "seq_len": "sequence length N",
     "grid_heads": "heads of the baseline",
 }
-# The metrics that are drawn: what their files are called, and plain words.
+# Metrics with a figure: file name and label.
 _DRAWN = {
     "macs": ("macs", "operations (multiply-adds)"),
     "num_parameters": ("parameters", "parameters"),
@@ -52,13 +52,13 @@ _DRAWN = {
 _SCOPES = {"attention": "attention layers", "layers": "blocks", "model": "whole model"}
 _MODES = {"eval": "forward pass", "train": "training step"}
 _BESIDE: Any = {"fontsize": 7, "frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-# Errors below this are none: what a sweep accepts as equal.
+# Errors below this count as zero: the tolerance of a sweep.
 _EQUAL = 1e-6
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of a report: its name, what it shows, and what draws it."""
+    """A figure of a report: its name, its caption and the function that draws it."""
 
     name: str
     caption: str
@@ -66,7 +66,7 @@ class Picture:
 
 
 def plain_names(frame: pd.DataFrame) -> dict[str, str]:
-    """Return the variants as the README names them, such as `softmax, 8 heads`."""
+    """Return the variants' names as in the README, such as `softmax, 8 heads`."""
     names = {}
     for variant, part in frame.groupby("variant", sort=False):
         options = json.loads(part["attention_args"].iloc[0])
@@ -76,7 +76,7 @@ def plain_names(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def _title(metric: str, scope: str, mode: str) -> str:
-    """Name a quantity; parameters are those of the model in any mode."""
+    """Return the title of a quantity; the number of parameters does not depend on the mode."""
     words = [_DRAWN[metric][1]]
     words += [] if metric == "num_parameters_non_embedding" else [_SCOPES[scope]]
     words += [] if metric.startswith("num_parameters") else [_MODES[mode]]
@@ -84,7 +84,7 @@ def _title(metric: str, scope: str, mode: str) -> str:
 
 
 def _headline(figure: Figure, text: str) -> None:
-    """Head a figure; a narrow one in several lines."""
+    """Set the title of a figure, in several lines if it is narrow."""
     figure.suptitle(textwrap.fill(text, int(figure.get_figwidth() * 10)), fontsize=11)
 
 
@@ -111,14 +111,14 @@ def _shades(values: list[object]) -> dict[object, tuple[float, ...]]:
 def _curve_and_dots(
     axis: Axes, curve: pd.Series, dots: pd.Series, color: object, size: int, label: str = ""
 ) -> None:
-    """Draw what is expected as a curve and what was found as dots, joined if alone."""
+    """Draw expected values as a curve and found values as dots, joined if there is no curve."""
     axis.plot(curve, color=color, lw=1.2)
     style = {"ls": "--", "lw": 0.8} if curve.empty else {"ls": "none"}
     axis.plot(dots, marker="o", ms=size, color=color, label=label, **style)
 
 
 def heat_maps(table: pd.DataFrame, names: dict[str, str]) -> Figure:
-    """Draw the ratio over D and N, one panel per variant, of one metric and scope."""
+    """Draw the ratio of one metric and scope over D and N, one panel per variant."""
     variants = list(dict.fromkeys(table["variant"]))
     figure, axes = tiles(len(variants), 2 if len(variants) == 4 else 3, 5.2, 3.4)
     colours = ratio_colours()
@@ -141,7 +141,7 @@ def heat_maps(table: pd.DataFrame, names: dict[str, str]) -> Figure:
 
 
 def ratio_lines(table: pd.DataFrame, names: dict[str, str], x: str, hue: str) -> Figure:
-    """Draw ratios over `x`, a line per `hue`: closed forms or predictions as curves, and dots."""
+    """Draw ratios over `x`, one colour per `hue`: expected values as curves, found ones as dots."""
     variants = list(dict.fromkeys(table["variant"]))
     columns = 2 if len(variants) == 4 else 3
     figure, axes = tiles(len(variants), columns, 4.2, 3.4, sharey=True)
@@ -173,7 +173,7 @@ def ratio_lines(table: pd.DataFrame, names: dict[str, str], x: str, hue: str) ->
 
 
 def value_lines(long: pd.DataFrame, names: dict[str, str], x: str) -> Figure:
-    """Draw absolute values over `x`, a line per variant and a panel per metric and setting."""
+    """Draw absolute values over `x`, one line per variant and one panel per metric and setting."""
     keys = ["metric", "scope", "mode", "panel"]
     groups = list(long.groupby(keys, sort=False))
     figure, axes = tiles(len(groups), 2 if len(groups) == 4 else 3, 4.2, 3.4)
@@ -217,12 +217,12 @@ def value_lines(long: pd.DataFrame, names: dict[str, str], x: str) -> Figure:
 
 
 def has_errors(errors: pd.DataFrame) -> bool:
-    """Whether there is anything to draw: not in a single point, nor where all errors are zero."""
+    """Return whether there are several points with an error above the tolerance."""
     return len(errors) > 1 and bool(errors["error"].abs().max() > _EQUAL)
 
 
 def error_figure(errors: pd.DataFrame) -> Figure:
-    """Draw the relative error of closed form or prediction, over N."""
+    """Draw the relative error of closed forms or predictions over N."""
     figure, [axis] = tiles(1, 1, 6.4, 3.4)
     markers = dict(zip(dict.fromkeys(errors["metric"]), "osD^vPX", strict=False))
     for number, variant in enumerate(dict.fromkeys(errors["variant"])):
@@ -244,7 +244,7 @@ def error_figure(errors: pd.DataFrame) -> Figure:
 
 
 def pictures_of(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[Picture]:
-    """Return what fits the grid."""
+    """Return the figures that suit the grid."""
     names = plain_names(frame)
     varying = [c for c in ("grid_heads", "seq_len", "embed_dim") if frame[c].nunique() > 1]
     found: list[Picture] = []
@@ -273,7 +273,7 @@ def _ratio_figures(
             continue
         values = part[["variant", *PLACE, "ratio_measured"]].round(9).reset_index(drop=True)
         if metric == "macs" and any(values.equals(old) for old in seen):
-            continue  # forward and backward together have the ratios of the forward
+            continue  # forward and backward together have the ratios of the forward pass
         seen.append(values)
         name = re.sub(r"[^\w-]", "_", f"{_DRAWN[metric][0]}_{scope}_{mode}_{backend}")
         text = f"{_title(metric, scope, mode)}: ratio, {found_by(metric, 'measured')}"

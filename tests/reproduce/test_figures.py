@@ -305,7 +305,7 @@ def test_a_sentence_that_nothing_judges_is_named(tmp_path):
     made.table = FIGURES["low_rank_figure3a"].table_of(
         "low_rank_figure3a", kinds()["low_rank_figure3a"], FOLDER, Place(), True
     )
-    with pytest.raises(ConfigError, match="low_rank_figure3a: nothing judges the sentence 'unhea"):
+    with pytest.raises(ConfigError, match="low_rank_figure3a: no judge for the sentence 'unhea"):
         _ = made.findings
 
 

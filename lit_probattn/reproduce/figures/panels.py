@@ -1,4 +1,4 @@
-"""Panels of a figure that is drawn of cells: curves, histograms and lines of studies, pictures."""
+"""Panels of a figure from cells: curves, histograms and lines of studies, images."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from matplotlib.image import imread
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
 from lit_probattn.reproduce.figures.curves import Curves, smoothed
 
-# Rows of a study's table over all seeds, with a column `seed`; of a row, a study and a file.
+# Returns a study's table over all seeds, with a column `seed`, by row, study and file.
 Tables = Callable[[str, str, str], pd.DataFrame]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel; `pictures` makes one of every row.
+    """One panel; `pictures` creates one per row.
 
     Args:
-        draw: what: logged `curves`, a `histogram` or `lines` of a study's table, its `pictures`.
-        title: above it.
+        draw: content: logged `curves`, a `histogram` or `lines` of a study's table, its `pictures`.
+        title: title of the panel.
         rows: rows of the table; all by default.
-        metric: of curves.
-        study, file: whose table or picture.
-        x: column of the horizontal axis, or the one whose values are counted.
+        metric: metric of curves.
+        study, file: the study and its table or figure.
+        x: column of the horizontal axis, or of the counted values.
         y: column of the vertical axis.
-        where: values that columns must have; a list allows several.
-        by: column with a line for each of its values.
-        log: which axes are logarithmic: `x`, `y` or `xy`.
-        steps: first and last step to show, of curves.
-        most: largest x to show.
+        where: required values of columns; a list allows several.
+        by: column with one line per value.
+        log: logarithmic axes: `x`, `y` or `xy`.
+        steps: first and last step of curves.
+        most: largest x.
     """
 
     draw: Literal["curves", "histogram", "lines", "pictures"]
@@ -54,7 +54,7 @@ class Panel:
     def draw_curves(
         self, axis: Axes, curves: Mapping[str, Curves], label_of: Callable[[str], str]
     ) -> None:
-        """Draw a curve of means for each row, and the range of one deviation over its seeds."""
+        """Draw the mean curve of each row, with a band of one deviation over its seeds."""
         for number, (row, seeds) in enumerate(curves.items()):
             if not seeds:
                 continue
@@ -66,7 +66,7 @@ class Panel:
     def draw_study(
         self, axis: Axes, rows: Sequence[str], tables: Tables, label_of: Callable[[str], str]
     ) -> None:
-        """Draw a histogram, or lines with the range of one deviation over seeds."""
+        """Draw a histogram, or lines with a band of one deviation over seeds."""
         number = 0
         found = {row: tables(row, self.study, self.file) for row in rows}
         chosen = {row: self._chosen(table) for row, table in found.items() if len(table)}
@@ -102,7 +102,7 @@ class Panel:
     def _chosen(self, table: pd.DataFrame) -> pd.DataFrame:
         for column, value in self.where.items():
             several = value if isinstance(value, list) else [value]
-            # Columns of numbers and words are read as words.
+            # Columns with numbers and words are read as strings.
             table = table[table[column].astype(str).isin([str(one) for one in several])]
         if self.most is not None and len(table):
             table = table[table[self.x] <= self.most]
@@ -118,7 +118,7 @@ class Panel:
 
 
 def show(axis: Axes, path: Path | None, title: str) -> None:
-    """Show a study's picture as it is, or that it is not made."""
+    """Show the image of a study, or a note that it is missing."""
     axis.set_axis_off()
     axis.set_title(title, fontsize=9)
     if path is None:

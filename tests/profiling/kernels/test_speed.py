@@ -335,7 +335,7 @@ def test_flags_narrow_a_file():
     assert sorted(small.sides) == ["fused", "plain"]
     assert [c.name for c in small.comparisons] == ["a"]
     assert narrowed(some) == some
-    with pytest.raises(ConfigError, match="no comparison has 'c' in its name; there are: a; b"):
+    with pytest.raises(ConfigError, match="no comparison name contains 'c'; comparisons: a; b"):
         narrowed(some, cases="c")
     with pytest.raises(ConfigError, match="seq_lens: the file has no grid"):
         narrowed(config([]), seq_lens=[7])
@@ -361,7 +361,7 @@ def test_the_picture_shows_the_comparisons_that_are_named(tmp_path, parity_passe
     with Image.open(tmp_path / "out/figures/time_ratio.png") as shown:
         assert shown.size > (400, 200)
         assert "lit-probattn" in shown.text["Description"]
-    with pytest.raises(ValidationError, match="picture names comparison 'aa'; did you mean 'a'"):
+    with pytest.raises(ValidationError, match="picture: unknown comparison 'aa'; did you mean 'a'"):
         config([], picture={"MGK": {"reference": "aa"}})
 
 

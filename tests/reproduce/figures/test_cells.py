@@ -202,7 +202,7 @@ def test_verdicts_of_studies(tmp_path):
         ({"value": "test", "is": "larger"}, "`is` must be one of higher, lower, equal, near"),
         ({"curve": "train/loss"}, "a claim needs either value, or curve and at"),
         ({"curve": "train/loss", "at": "end"}, "`at` must be one of throughout, best"),
-        ({"value": "test", "then": 3}, "a claim has no key 'then'; did you mean 'than'?"),
+        ({"value": "test", "then": 3}, "claim: unknown key 'then'; did you mean 'than'?"),
     ],
 )
 def test_wrong_claims_are_one_line(words, message, tmp_path):
