@@ -127,6 +127,9 @@ class Core(nn.Module):
         if call.packing is not None:
             form = {"pads": self.takes_padding, "has_scores": self.makes.has_scores}
             return attend_to_documents(self, call, self.layout.out, **form)
+        batch, _, num_queries, _ = call.query.shape
+        if num_queries == 0:  # no engine divides zero rows into blocks
+            return call.query.new_zeros(batch, self.layout.out, 0, call.value.shape[-1])
         with autocast_off(call.query):
             if self.training and self.has_m_step:
                 self.accumulate_m_step(call)

@@ -124,6 +124,25 @@ class Packing:
         first, second = (torch.cat(parts).to(device) for parts in (queries, keys))
         return first.view(batch_size, -1), second.view(batch_size, -1)
 
+    def longest(self, batch_size: int, num_queries: int) -> int:
+        """Return the number of queries of the longest document of a batch (B, N).
+
+        Raises:
+            ValueError: the bounds do not cover the tokens.
+        """
+        self.check(batch_size, num_queries, num_queries)
+        return max(count for count, _ in self.lengths)
+
+    def per_token(self, values: Tensor) -> Tensor:
+        """Return the entry of every query's document, (B · N, …) of values (D, …)."""
+        counts = torch.tensor([count for count, _ in self.lengths], device=values.device)
+        return values.repeat_interleave(counts, 0)
+
+    def token_lengths(self, batch_size: int, device: torch.device) -> Tensor:
+        """Return the number of queries of every query's document, (B, N)."""
+        counts = torch.tensor([count for count, _ in self.lengths], device=device)
+        return self.per_token(counts).view(batch_size, -1)
+
     def check(self, batch_size: int, num_queries: int, num_keys: int) -> None:
         """Check the bounds against a batch.
 
