@@ -35,6 +35,7 @@ STUDIES = (
     "ddp_overhead",
     "fish_memory",
     "layouts",
+    "packed_documents",
     "step_ratio",
     "talking_heads",
 )
