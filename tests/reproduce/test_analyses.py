@@ -334,7 +334,7 @@ def test_values_that_a_study_does_not_have_are_one_line(tmp_path):
         (Value("head_distance_layers.csv", "mean"), "expected one row, found 2"),
         (
             Value("head_distance_layers.csv", "mean", {"layer": 3}, reduce="mean"),
-            "one line, found 0",
+            "one row, found 0",
         ),
     ):
         with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
@@ -381,5 +381,5 @@ def test_a_study_that_fails_is_tried_again_and_told(tmp_path, capfd):
     told = capfd.readouterr()
     (line,) = [line for line in told.err.splitlines() if line.startswith("failed: ")]
     assert line.startswith(
-        "failed: wikitext_small, Softmax, 8 heads, seed 0, spectrum: spectrum ended with"
+        "failed: wikitext_small, Softmax, 8 heads, seed 0, spectrum: spectrum exited with"
     )

@@ -75,8 +75,8 @@ class Translations(Study):
         for number in remarks:
             if number not in shown:
                 raise ConfigError(
-                    f"--remarks {options.remarks}: sentence {number} is not shown "
-                    f"({', '.join(map(str, shown))}); keep --seed and --num_shown"
+                    f"--remarks {options.remarks}: sentence {number} is not among the shown "
+                    f"ones ({', '.join(map(str, shown))}); keep --seed and --num_shown"
                 )
         kept = self.results.out / f"{self.name}_decoded"
         made = {run.label: decode(run, options.split, kept) for run in runs}

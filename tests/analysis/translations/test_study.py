@@ -146,10 +146,10 @@ def test_remarks_stand_below_their_sentences(runs, written, tmp_path, capsys):
     assert len(set(pairs)) == 4
     absent = next(number for number in range(1, 22) if number not in shown)
     for content, message in (
-        (f"{absent},x", f"sentence {absent} is not shown"),
+        (f"{absent},x", f"sentence {absent} is not among the shown ones"),
         ("one,x", "expected a unique number and a remark"),
         (f"{shown[0]},x\n{shown[0]},y", "expected a unique number and a remark"),
-        (f"{shown[0]},x,y", "in quotation marks if it has commas"),
+        (f"{shown[0]},x,y", "quoted if it contains commas"),
     ):
         remarks.write_text(f"sentence,remark\n{content}\n")
         assert study(runs, out, *more) == 2
