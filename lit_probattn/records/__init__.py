@@ -1,1 +1,1 @@
-"""What pages are made of: Markdown, tables, pictures, HTML. Imports `base` alone of ours."""
+"""what pages are made of: Markdown, tables, figures, HTML. Imports `base` alone of ours."""

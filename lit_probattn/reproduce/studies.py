@@ -129,8 +129,8 @@ class CellStudy:
             raise ConfigError(f"study {self.name} has no table {file}; it has {', '.join(there)}")
         return pd.read_csv(path)
 
-    def pictures(self, cell: Cell) -> list[Path]:
-        """Return the pictures of a finished study."""
+    def figures(self, cell: Cell) -> list[Path]:
+        """Return the figures of a finished study."""
         return sorted(self.folder(cell).glob("*.png"))
 
 

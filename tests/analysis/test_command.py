@@ -20,7 +20,7 @@ from lit_probattn.analysis.studies import curves
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.experiments.page import read
-from lit_probattn.records.tables import MAX_BYTES
+from lit_probattn.records.figures import MAX_BYTES
 from tests.analysis.made import checkpoint
 from tests.support.slow import mostly_slow
 

@@ -144,14 +144,14 @@ class ApproximationTable(CellFigure):
         return markdown_lines(pd.DataFrame(lines))
 
     def text(self) -> list[str]:
-        """Return OVO and OVA of every row, the sentences, how it was made, and the pictures."""
+        """Return OVO and OVA of every row, the sentences, how it was made, and the figures."""
         words = " ".join(self.study.words)
         oracles = "\n".join(self.oracle_lines())
         parts = ["## OVO and OVA", f"Study: {self.study.name} with {words}.", oracles, _LEGEND]
         parts += super().text()
         for seed, folder in self._compared:
             command = f"python -m {MODULE} {shown_command(self.compare_arguments(seed))}"
-            images = [f"![{p.stem}](figures/seed{seed}_{p.name})" for p in _pictures(folder)]
+            images = [f"![{p.stem}](figures/seed{seed}_{p.name})" for p in _figures(folder)]
             parts += [f"Seed {seed}: {code_span(command)}", " ".join(images)]
         return parts
 
@@ -166,11 +166,11 @@ class ApproximationTable(CellFigure):
         return {**super().further_tables(), "oracles": as_csv(self.oracles())}
 
     def copies(self) -> dict[str, Path]:
-        """Return the pictures of the comparisons."""
+        """Return the figures of the comparisons."""
         return {
             f"seed{seed}_{path.stem}": path
             for seed, folder in self._compared
-            for path in _pictures(folder)
+            for path in _figures(folder)
         }
 
     def write(self, folder: Path) -> str:
@@ -218,7 +218,7 @@ class SeedJob(Job):
         return f"done: {self.table.compared_folder(self.seed)}"
 
 
-def _pictures(folder: Path) -> list[Path]:
+def _figures(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.png"))
 
 

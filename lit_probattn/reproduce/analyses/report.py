@@ -1,4 +1,4 @@
-"""Report of an analysis table: what the paper prints, ours beside it, the studies' pictures."""
+"""Report of an analysis table: what the paper prints, ours beside it, the studies' figures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _shown(value: float, digits: int) -> str:
 
 @dataclass
 class AnalysisReport(Report):
-    """Report of an analysis table: a line per printed number, with ours, and the study's pictures.
+    """Report of an analysis table: a line per printed number, with ours, and the study's figures.
 
     Args:
         table, cells, command: as in Report.
@@ -207,26 +207,28 @@ class AnalysisReport(Report):
         return told + (_SHORTER if self.shortened else "")
 
     def text(self) -> list[str]:
-        """Return how the study was made, and its pictures, of the first seed of each row."""
+        """Return how the study was made, and its figures, of the first seed of each row."""
         words = " ".join(self.study.words)
         how = f"Study: {self.study.name} {f'with {words}' if words else 'with its defaults'}."
         if self.study != self.analysis.study:
             whole = " ".join(self.analysis.study.words)
             how += f" **Shortened too: the table's own takes {whole or 'the defaults'}.**"
-        parts = [how, *self.analysis.notes, "## Pictures of the studies"]
-        for cell, paths in self._pictures:
+        parts = [how, *self.analysis.notes, "## Figures of the studies"]
+        for cell, paths in self._study_figures:
             images = " ".join(f"![{p.stem}](figures/{cell.row.name}_{p.name})" for p in paths)
             parts += [f"{cell.label}:", images]
         return parts
 
     @cached_property
-    def _pictures(self) -> list[tuple[Cell, list[Path]]]:
+    def _study_figures(self) -> list[tuple[Cell, list[Path]]]:
         firsts = {cell.row.name: cell for cell, _ in reversed(self.results)}
         chosen = [firsts[name] for name in self.table.rows if name in firsts]
-        return [(cell, self.study.pictures(cell)) for cell in chosen]
+        return [(cell, self.study.figures(cell)) for cell in chosen]
 
     def copies(self) -> dict[str, Path]:
-        """Return the pictures of the studies."""
+        """Return the figures of the studies."""
         return {
-            f"{cell.row.name}_{path.stem}": path for cell, paths in self._pictures for path in paths
+            f"{cell.row.name}_{path.stem}": path
+            for cell, paths in self._study_figures
+            for path in paths
         }

@@ -1,4 +1,4 @@
-"""What every figure shares: its file, its cells, and the report with pictures and sentences."""
+"""What every figure shares: its file, its cells, and the report with figures and sentences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import Table
 from lit_probattn.experiments.expectations import Finding
-from lit_probattn.experiments.page import as_csv, findings_table, how_many_agree
+from lit_probattn.experiments.page import as_csv, findings_table, first_of, how_many_agree
+from lit_probattn.records.figures import ReportFigure
 from lit_probattn.records.tables import markdown_lines
 
 Judge = Callable[[], Finding]
@@ -28,12 +29,12 @@ _REDUCED = (
 
 @dataclass
 class FigureReport(Report):
-    """Report of a figure: the table of its cells, its pictures, and its sentences judged.
+    """Report of a figure: the table of its cells, its drawings, and its sentences judged.
 
     A figure is a file of configs/reproduce of `kind: figure` with `title`, `says` (the paper's
     sentences by key, in our words) and what its cells are, and a subclass. That says how cells come
     of the file (`table_of`), which columns they have beside the results (`columns`; a study of a
-    trained cell goes there), how the pictures are drawn, and how each sentence is judged.
+    trained cell goes there), how the figure is drawn, and how each sentence is judged.
 
     Args:
         table, cells, command: as in Report.
@@ -43,6 +44,7 @@ class FigureReport(Report):
 
     part: Mapping[str, Any] = field(default_factory=dict)
     reduced: bool = False
+    draws_scores: ClassVar[bool] = False
     # Whether --shortened takes other cells; otherwise it shortens the protocol.
     has_reduced_cells: ClassVar[bool] = False
     # Why sentences are compared.
@@ -65,9 +67,15 @@ class FigureReport(Report):
         """
         raise NotImplementedError(f"{cls.__name__} must implement table_of")
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return the figure, in the paper's axes, by name."""
-        raise NotImplementedError(f"{type(self).__name__} must implement pictures")
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return what draws the figure, in the paper's axes, by name."""
+        raise NotImplementedError(f"{type(self).__name__} must implement drawn")
+
+    def caption(self) -> str:
+        """Return what is drawn, the number of seeds and the meaning of error bars."""
+        counts = sorted({int(n) for n in self.rows.groupby(["task", "row"])["seed"].nunique()})
+        known = "± standard deviation over seeds (n − 1)" if max(counts) > 1 else "no error known"
+        return f"Means over seeds, n = {' or '.join(map(str, counts))} per point; {known}."
 
     def judges(self) -> Mapping[str, Judge]:
         """Return what judges each sentence, by its key."""
@@ -106,9 +114,10 @@ class FigureReport(Report):
         """Return how many sentences agree."""
         return how_many_agree(self.judged)
 
-    def figures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the pictures."""
-        return {name: partial(_given, figure) for name, figure in self.pictures().items()}
+    def figures(self) -> dict[str, ReportFigure]:
+        """Return the figure; its claim is the paper's first sentence, as measured."""
+        claim, caption = first_of(self.judged), self.caption()
+        return {name: ReportFigure(claim, caption, draw) for name, draw in self.drawn().items()}
 
     def further_tables(self) -> dict[str, str]:
         """Return the sentences with their verdicts."""
@@ -127,7 +136,3 @@ class FigureReport(Report):
         """Write the report; return its tables."""
         table = super().write(folder)
         return "\n".join([table, "", *markdown_lines(self.findings)])
-
-
-def _given(figure: Figure) -> Figure:
-    return figure

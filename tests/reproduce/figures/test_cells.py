@@ -43,7 +43,7 @@ STUDIED = {
 }
 RANK_PANELS = [
     {"draw": "histogram", "study": "rank", "file": "rank.csv", "x": "rank", "where": {"layer": 1}},
-    {"draw": "pictures", "study": "attention_maps", "file": "attention_maps.png"},
+    {"draw": "figures", "study": "attention_maps", "file": "attention_maps.png"},
 ]
 
 
