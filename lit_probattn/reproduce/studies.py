@@ -88,8 +88,8 @@ class CellStudy:
         words += ["--device", _DEVICES.get(place.accelerator, str(place.accelerator))]
         words += self.words
         folders = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
-        data = [f"{key}={path}" for key, path in folders.items() if path]
-        return [*words, *(["--data", *data] if data else [])]
+        data = [(f"--data.{key}", str(path)) for key, path in folders.items() if path]
+        return [*words, *(word for pair in data for word in pair)]
 
     @property
     def words(self) -> list[str]:

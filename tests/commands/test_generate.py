@@ -207,7 +207,7 @@ def test_a_table_is_not_overwritten(folder, tmp_path, capsys):
 
 def test_other_text_than_the_runs_is_refused(folder, tmp_path, capsys):
     other = made.write(tmp_path, train="a <unk> b c\n" * 20)
-    status = generate(folder, "--data", f"data_dir={other}", prompts=["a"])
+    status = generate(folder, "--data.data_dir", str(other), prompts=["a"])
     lines = capsys.readouterr().err.splitlines()
     assert status == 2
     assert lines[-1].startswith("error: the checkpoint was trained with a different vocabulary: ")

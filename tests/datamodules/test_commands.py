@@ -160,8 +160,8 @@ def test_check_shows_what_is_in_own_texts(tmp_path: Path, capsys) -> None:
     )
     assert re.search(r"^<unk> in train: (\d+) of \d+ tokens \(12.50 %\)$", shown, re.M)
     last = shown.splitlines()[-1]
-    assert last.endswith(f"--data.init_args.path {path} --data.init_args.tokens words "
-                         "--data.init_args.min_count=3")  # fmt: skip
+    assert last.endswith(f"--data.path {path} --data.tokens words "
+                         "--data.min_count=3")  # fmt: skip
 
 
 def test_check_shows_what_is_in_own_text(tmp_path: Path, capsys) -> None:
