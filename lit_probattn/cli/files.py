@@ -59,8 +59,8 @@ def with_named_files(arguments: Sequence[str]) -> list[str]:
 def with_run_flags(arguments: Sequence[str], contents: Iterable[Mapping[str, Any]]) -> list[str]:
     """Replace `--seed`, `--lr` and `--steps` of `fit`, which are the same as in `compare`.
 
-    `--steps` also shortens warm-up, schedule and intervals (`training.steps.shorter`); flags that
-    set these have precedence.
+    `--steps` also shortens warm-up, schedule and intervals (`run_folder.shorter`); flags that set
+    these have precedence.
 
     Args:
         arguments: the command line, with `--config` for every file.
@@ -84,8 +84,7 @@ def with_run_flags(arguments: Sequence[str], contents: Iterable[Mapping[str, Any
         return words
     if not steps.isdigit() or int(steps) < 1:
         raise ConfigError(f"--steps must be at least 1, received {steps or 'nothing'}")
-    from lit_probattn.training.run_folder import flatten
-    from lit_probattn.training.steps import shorter
+    from lit_probattn.training.run_folder import flatten, shorter
 
     merged: dict[str, Any] = {}
     for content in contents:

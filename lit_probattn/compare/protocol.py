@@ -14,8 +14,7 @@ from lit_probattn.compare.tables import Row, TaskEntry
 from lit_probattn.configs import class_of, compose, default_argument, parameters_of, read_yaml
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.checkpoints import averaged_number
-from lit_probattn.training.run_folder import FREE_KEYS, flatten
-from lit_probattn.training.steps import STEPS, shorter
+from lit_probattn.training.run_folder import FREE_KEYS, STEPS, flatten, shorter
 
 ATTENTION = "model.init_args.attention.init_args"
 
