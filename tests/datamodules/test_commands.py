@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from datamodules.__main__ import main
-from tests.datamodules.pictures.made import picture
+from tests.datamodules.images.made import picture
 from tests.datamodules.text.translation import made as made_translation
 from tests.support.paths import ROOT
 
@@ -87,7 +87,7 @@ def test_wrong_data_is_one_line(arguments: list[str], tmp_path: Path, capsys) ->
 def test_help_names_every_option(capsys) -> None:
     assert main(["--help"]) == 0
     names = (
-        "image, imagenet, iwslt14, listops, lm1b, masked_text, own_pictures, own_series, own_text, "
+        "image, imagenet, iwslt14, listops, lm1b, masked_text, own_images, own_series, own_text, "
         "own_texts, pathfinder, pretraining_text, question_answering, retrieval, synthetic, text, "
         "text_pairs, toy_trajectories, "
         "toy_translation, trajectories, translation, uea, wikitext103, wmt14"

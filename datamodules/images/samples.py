@@ -21,10 +21,10 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from datamodules.core.order import FILL, hashes
-from datamodules.pictures.files import PictureFiles
+from datamodules.images.files import ImageFiles
 from lit_probattn.base.errors import DamagedError
 
-__all__ = ["PictureSplit", "Request", "Sample", "open_picture", "seeded"]
+__all__ = ["ImageSplit", "Request", "Sample", "open_image", "seeded"]
 
 # Pillow detects formats by content: without a list, an EPS named .JPEG would start Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP")
@@ -65,7 +65,7 @@ def seeded(*key: int) -> Iterator[None]:
         torch.set_rng_state(states[2])
 
 
-def open_picture(path: Path) -> Image.Image:
+def open_image(path: Path) -> Image.Image:
     """Read an image of any mode as RGB; raises DamagedError for an unreadable file."""
     try:
         with Image.open(path, formats=FORMATS) as picture:
@@ -118,7 +118,7 @@ def _posterize(function: Any, picture: Image.Image, bits: int, **options: Any) -
     return Image.new(picture.mode, picture.size) if blank else function(picture, bits, **options)
 
 
-class PictureSplit:
+class ImageSplit:
     """The images of one split; a map-style data set.
 
     Args:
@@ -127,7 +127,7 @@ class PictureSplit:
 
     def __init__(
         self,
-        files: PictureFiles,
+        files: ImageFiles,
         transform: Callable[[Image.Image], Any],
         image_size: int,
         seed: int = 0,
@@ -144,7 +144,7 @@ class PictureSplit:
         if request.sample == FILL:
             blank = torch.zeros(3, self.image_size, self.image_size)
             return Sample(blank, 0, FILL, request.step)
-        picture = open_picture(self.files.path(request.sample))
+        picture = open_image(self.files.path(request.sample))
         with seeded(self.seed, _AUGMENT, request.epoch, request.sample):
             tensor: Tensor = self.transform(picture)
         target = int(self.files.targets[request.sample])

@@ -19,18 +19,18 @@ from datamodules.core.own import (
     split_of,
     warn_ignored,
 )
-from datamodules.pictures.files import SUFFIXES, PictureFiles, pictures_of_classes, subfolders
-from datamodules.pictures.imagenet import ImageNet
-from datamodules.pictures.samples import open_picture
+from datamodules.images.files import SUFFIXES, ImageFiles, images_of_classes, subfolders
+from datamodules.images.imagenet import ImageNet
+from datamodules.images.samples import open_image
 from lit_probattn.base.arguments import with_defaults
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import fingerprint
 
-__all__ = ["PictureFolder"]
+__all__ = ["ImageFolder"]
 
 
 @with_defaults(image_size=64, augmentation="none", mixup=0.0, cutmix=0.0)
-class PictureFolder(AtPath, Divided, ImageNet):
+class ImageFolder(AtPath, Divided, ImageNet):
     """Images in class folders: `train/CLASS/*.jpg` and so on, or `CLASS/*.jpg`.
 
     Split folders can have any of the usual names (train, val, valid, test, …). Splits without a
@@ -41,7 +41,7 @@ class PictureFolder(AtPath, Divided, ImageNet):
         **kwargs: Arguments of AtPath, Divided and ImageNet.
     """
 
-    task = "own_pictures"
+    task = "own_images"
     classes_of = "the folders"
 
     def __init__(self, **kwargs: Any) -> None:
@@ -57,14 +57,14 @@ class PictureFolder(AtPath, Divided, ImageNet):
         return root
 
     @property
-    def _folders(self) -> dict[str, PictureFiles]:
+    def _folders(self) -> dict[str, ImageFiles]:
         """Files of the three splits, listed and split once."""
         if not self._files:
             splits = self._split_folders()
             if splits:
                 found = self._given(splits)
             else:
-                found = {"train": pictures_of_classes(self.root, _classes(self.root))}
+                found = {"train": images_of_classes(self.root, _classes(self.root))}
             self._files = self._divided(found)
         return self._files
 
@@ -83,7 +83,7 @@ class PictureFolder(AtPath, Divided, ImageNet):
         warn_ignored(self.root, names, found.values())
         return found
 
-    def _given(self, splits: dict[str, str]) -> dict[str, PictureFiles]:
+    def _given(self, splits: dict[str, str]) -> dict[str, ImageFiles]:
         classes = _classes(self.root / splits["train"])
         for name in splits.values():
             extra = sorted(set(subfolders(self.root / name)) - set(classes))
@@ -94,11 +94,11 @@ class PictureFolder(AtPath, Divided, ImageNet):
                     f"cannot be learned; add images of it there, or remove it here"
                 )
         return {
-            split: pictures_of_classes(self.root / name, classes, split == "train")
+            split: images_of_classes(self.root / name, classes, split == "train")
             for split, name in splits.items()
         }
 
-    def _divided(self, found: dict[str, PictureFiles]) -> dict[str, PictureFiles]:
+    def _divided(self, found: dict[str, ImageFiles]) -> dict[str, ImageFiles]:
         """Split off the splits without a folder; raises DataError for duplicates across splits."""
         digests = {
             name: [_digest(files.path(i)) for i in range(len(files))]
@@ -147,7 +147,7 @@ class PictureFolder(AtPath, Divided, ImageNet):
             yield from class_lines(self.classes, split.targets)
         train = self._folders["train"]
         for index in np.linspace(0, len(train) - 1, min(SHOWN_SAMPLES, len(train))).astype(int):
-            picture = open_picture(train.path(int(index)))
+            picture = open_image(train.path(int(index)))
             yield (
                 f"sample {index}, {train.classes[train.targets[index]]}: "
                 f"{train.path(int(index))}, {picture.width} x {picture.height}"
@@ -173,13 +173,13 @@ def _digest(path: Path) -> bytes:
     return fingerprint(path.read_bytes())
 
 
-def _pixels(files: PictureFiles) -> Iterator[int]:
+def _pixels(files: ImageFiles) -> Iterator[int]:
     """Yield the shorter side of each image; raises DamagedError for an unreadable one."""
     for index in range(len(files)):
-        yield min(open_picture(files.path(index)).size)
+        yield min(open_image(files.path(index)).size)
 
 
-def _reject_overlap(found: dict[str, PictureFiles], digests: dict[str, list[bytes]]) -> None:
+def _reject_overlap(found: dict[str, ImageFiles], digests: dict[str, list[bytes]]) -> None:
     seen: dict[bytes, tuple[str, Path]] = {}
     for name, files in found.items():
         for index, digest in enumerate(digests[name]):

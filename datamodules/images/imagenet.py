@@ -16,9 +16,9 @@ from datamodules.core.loaders import EvaluationOrders, TrainingOrders
 from datamodules.core.order import TrainingOrder, choose_per_class
 from datamodules.core.own import ClassMap
 from datamodules.core.report import compare_size
-from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
-from datamodules.pictures.files import PictureFiles, find_root, read_train, read_val
-from datamodules.pictures.samples import PictureSplit, keep_global_random_state, open_picture
+from datamodules.images.batches import ImageCollate, Mixing, RequestOrder
+from datamodules.images.files import ImageFiles, find_root, read_train, read_val
+from datamodules.images.samples import ImageSplit, keep_global_random_state, open_image
 from lit_probattn.base.errors import DamagedError, DataError, require_at_least, require_one_of
 from lit_probattn.base.files import digest, replace_text
 
@@ -38,7 +38,7 @@ class ImageNet(ClassMap, DataModule):
     cache_dir. The published test images have no labels: test is the validation folder.
 
     The augmentation of an image is a function of (seed, epoch, sample), and the mixing of a batch
-    of (seed, step): see `datamodules.pictures.samples` and `datamodules.pictures.batches`.
+    of (seed, step): see `datamodules.images.samples` and `datamodules.images.batches`.
 
     Source: FiSH, NeurIPS 2022, table 5: the recipe of DeiT and Swin, by timm.
     Departs from the source: partners of mixup and cutmix are neighbours in the global batch.
@@ -114,7 +114,7 @@ class ImageNet(ClassMap, DataModule):
                 scale=_CROP_SCALE,
                 hflip=flip,
             )
-        self._files: dict[str, PictureFiles] = {}
+        self._files: dict[str, ImageFiles] = {}
         self._hashes: dict[str, str] = {}
 
     # ---- sizes, determined by the folders ------------------------------------------------------
@@ -162,7 +162,7 @@ class ImageNet(ClassMap, DataModule):
             damaged = 0
             for index in range(len(files)):
                 try:
-                    open_picture(files.path(index))
+                    open_image(files.path(index))
                 except DamagedError as error:
                     damaged += 1
                     yield str(error).split(". Replace it with")[0], False
@@ -196,7 +196,7 @@ class ImageNet(ClassMap, DataModule):
         return self.split_objects(train, val, test)
 
     def split_objects(
-        self, train: PictureFiles, val: PictureFiles, test: PictureFiles
+        self, train: ImageFiles, val: ImageFiles, test: ImageFiles
     ) -> dict[str, Split]:
         """Return the splits of three file lists, with augmented training images."""
         evaluate = create_transform(self.image_size, interpolation="bicubic", crop_pct=0.875)
@@ -207,21 +207,21 @@ class ImageNet(ClassMap, DataModule):
             )
             augment = keep_global_random_state(augment)
         return {
-            "train": PictureSplit(train, augment, self.image_size, self.seed),
-            "val": PictureSplit(val, evaluate, self.image_size),
-            "test": PictureSplit(test, evaluate, self.image_size),
+            "train": ImageSplit(train, augment, self.image_size, self.seed),
+            "val": ImageSplit(val, evaluate, self.image_size),
+            "test": ImageSplit(test, evaluate, self.image_size),
         }
 
-    def collate(self) -> PictureCollate:
+    def collate(self) -> ImageCollate:
         """Return the function that collates a training batch."""
-        return PictureCollate(self.mixing)
+        return ImageCollate(self.mixing)
 
-    def collate_of(self, name: str) -> PictureCollate:
+    def collate_of(self, name: str) -> ImageCollate:
         """Return the function that collates an evaluation batch, without mixing."""
-        return PictureCollate()
+        return ImageCollate()
 
     @property
-    def _folders(self) -> dict[str, PictureFiles]:
+    def _folders(self) -> dict[str, ImageFiles]:
         """Files of `train` and `val`, listed once: the model needs sizes before `setup`."""
         if not self._files:
             root = find_root(self.data_dir)
@@ -230,7 +230,7 @@ class ImageNet(ClassMap, DataModule):
             self._files = {"train": train, "val": val}
         return self._files
 
-    def _held_out(self, files: PictureFiles) -> npt.NDArray[np.bool_]:
+    def _held_out(self, files: ImageFiles) -> npt.NDArray[np.bool_]:
         """Choose images of each class as a function of their number; True for validation."""
 
         def count(target: int, num_rows: int) -> int:

@@ -18,7 +18,7 @@ def picture(number: int, mode: str = "RGB", size: tuple[int, int] = (40, 30)) ->
     return Image.fromarray(pixels).convert(mode)
 
 
-def write_pictures(root: Path, train: int = 4, val: int = 2, classes=CLASSES) -> Path:
+def write_images(root: Path, train: int = 4, val: int = 2, classes=CLASSES) -> Path:
     """Write `train` and `val` with so many pictures per class; returns `root`."""
     for split, count in (("train", train), ("val", val)):
         for target, name in enumerate(classes):

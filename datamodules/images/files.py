@@ -20,7 +20,7 @@ import numpy.typing as npt
 from lit_probattn.base.errors import DataError, MissingDataError
 from lit_probattn.base.files import digest_of
 
-__all__ = ["SUFFIXES", "PictureFiles", "find_root", "pictures_of_classes", "read_train", "read_val"]
+__all__ = ["SUFFIXES", "ImageFiles", "find_root", "images_of_classes", "read_train", "read_val"]
 __all__ += ["subfolders"]
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".webp")
@@ -42,7 +42,7 @@ _PLACES = (
 
 
 @dataclass(frozen=True)
-class PictureFiles:
+class ImageFiles:
     """Image files of one split; names are stored as bytes to save memory.
 
     Args:
@@ -80,10 +80,10 @@ class PictureFiles:
         )
         return digest_of(chain([repr(self.classes).encode("utf-8", "surrogateescape")], lines))
 
-    def part(self, rows: npt.NDArray[np.integer]) -> PictureFiles:
+    def part(self, rows: npt.NDArray[np.integer]) -> ImageFiles:
         """Return a subset of the images."""
         names, targets = self.names[rows], self.targets[rows]
-        return PictureFiles(self.folder, self.classes, names, targets, self.flat)
+        return ImageFiles(self.folder, self.classes, names, targets, self.flat)
 
 
 def find_root(data_dir: Path) -> Path:
@@ -104,7 +104,7 @@ def find_root(data_dir: Path) -> Path:
     )
 
 
-def read_train(root: Path) -> PictureFiles:
+def read_train(root: Path) -> ImageFiles:
     """Read the class folders of `train`, numbered by name; raises DataError if one is empty."""
     folder = root / "train"
     classes = subfolders(folder)
@@ -118,10 +118,10 @@ def read_train(root: Path) -> PictureFiles:
                 else ""
             )
         )
-    return pictures_of_classes(folder, classes)
+    return images_of_classes(folder, classes)
 
 
-def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) -> PictureFiles:
+def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) -> ImageFiles:
     """Read `val`: class folders, or all images in one folder and a file with their classes.
 
     Args:
@@ -135,7 +135,7 @@ def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) ->
     present = subfolders(folder)
     if present:
         _check_classes(folder, classes, present)
-        return pictures_of_classes(folder, classes)
+        return images_of_classes(folder, classes)
     names = _files(folder, SUFFIXES)
     if not names:
         raise DataError(f"{folder} has neither class folders nor images")
@@ -143,7 +143,7 @@ def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) ->
     _check_classes(folder, classes, sorted(set(labels)))
     numbers = {name: number for number, name in enumerate(classes)}
     targets = np.array([numbers[label] for label in labels], dtype=np.int64)
-    return PictureFiles(folder, classes, _as_bytes(names), targets, flat=True)
+    return ImageFiles(folder, classes, _as_bytes(names), targets, flat=True)
 
 
 def _check_classes(folder: Path, expected: Sequence[str], found: Sequence[str]) -> None:
@@ -161,9 +161,9 @@ def _check_classes(folder: Path, expected: Sequence[str], found: Sequence[str]) 
     )
 
 
-def pictures_of_classes(
+def images_of_classes(
     folder: Path, classes: tuple[str, ...], every_class: bool = True
-) -> PictureFiles:
+) -> ImageFiles:
     """Read class folders; raises DataError for an empty one if `every_class` is set."""
     names: list[str] = []
     targets: list[int] = []
@@ -177,7 +177,7 @@ def pictures_of_classes(
             )
         names += inside
         targets += [number] * len(inside)
-    return PictureFiles(folder, classes, _as_bytes(names), np.array(targets, dtype=np.int64))
+    return ImageFiles(folder, classes, _as_bytes(names), np.array(targets, dtype=np.int64))
 
 
 def _as_bytes(names: list[str]) -> npt.NDArray[np.bytes_]:

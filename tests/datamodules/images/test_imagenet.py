@@ -14,15 +14,15 @@ from PIL import Image
 
 from datamodules.__main__ import main
 from datamodules.core.order import FILL
-from datamodules.pictures.samples import open_picture
+from datamodules.images.samples import open_image
 from lit_probattn.base.errors import DamagedError, DataError, MissingDataError
-from tests.datamodules.pictures.made import CLASSES, imagenet, picture, write_pictures
+from tests.datamodules.images.made import CLASSES, imagenet, picture, write_images
 from tests.support.orders import global_batch
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return write_pictures(tmp_path / "data")
+    return write_images(tmp_path / "data")
 
 
 def test_splits_and_batches(root: Path):
@@ -82,7 +82,7 @@ def test_grey_cmyk_palette_and_transparent_pictures(tmp_path: Path, mode: str):
     source.save(path)
     with Image.open(path) as stored:
         assert stored.mode in ((mode, "I") if mode == "I;16" else (mode,))  # "I" in old releases
-    read = open_picture(path)
+    read = open_image(path)
     assert (read.mode, read.size) == ("RGB", (40, 30))
     values = np.asarray(read)
     assert values.std() > 20
@@ -92,14 +92,14 @@ def test_grey_cmyk_palette_and_transparent_pictures(tmp_path: Path, mode: str):
 
 def test_cmyk_keeps_its_colours(tmp_path: Path):
     Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "red.JPEG")
-    red = np.asarray(open_picture(tmp_path / "red.JPEG")).reshape(-1, 3).mean(0)
+    red = np.asarray(open_image(tmp_path / "red.JPEG")).reshape(-1, 3).mean(0)
     assert red[0] > 230
     assert red[1:].max() < 30
 
 
 def test_transparent_pixels_are_white(tmp_path: Path):
     Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(tmp_path / "a.png")
-    assert (np.asarray(open_picture(tmp_path / "a.png")) == 255).all()
+    assert (np.asarray(open_image(tmp_path / "a.png")) == 255).all()
 
 
 # ---- bad files -------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_pictures_of_other_formats_are_refused(tmp_path: Path, kind):
     path = tmp_path / "n01_0.JPEG"
     Image.new("RGB", (8, 8)).save(path, format=kind)
     with pytest.raises(DamagedError, match="unsupported image format"):
-        open_picture(path)
+        open_image(path)
 
 
 def test_check_lists_every_damaged_picture(root: Path, capsys):
@@ -311,7 +311,7 @@ def test_picture_error_names_a_file_that_is_gone(root: Path):
 
 
 def test_exchanged_class_folders_are_other_sources(tmp_path):
-    root = write_pictures(tmp_path / "data")
+    root = write_images(tmp_path / "data")
     first = imagenet(root).source_hashes
     assert set(first) == {"train", "val"}
     for old, new in (("n01", "x"), ("n02", "n01"), ("x", "n02")):

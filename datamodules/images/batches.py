@@ -18,9 +18,9 @@ from torch import Tensor
 from datamodules.core.loaders import Batch
 from datamodules.core.order import TrainingOrder
 from datamodules.core.sequences import batch_of
-from datamodules.pictures.samples import Request, Sample, seeded
+from datamodules.images.samples import Request, Sample, seeded
 
-__all__ = ["Mixing", "PictureCollate", "RequestOrder"]
+__all__ = ["ImageCollate", "Mixing", "RequestOrder"]
 
 _MIX = 0x313  # separates these draws from order and transforms
 
@@ -70,7 +70,7 @@ class Mixing:
 
 
 @dataclass(frozen=True)
-class PictureCollate:
+class ImageCollate:
     """Collate images; `mixing` mixes those of a training batch."""
 
     mixing: Mixing | None = None

@@ -10,8 +10,9 @@ from pathlib import Path
 from PIL import Image as PilImage
 
 from datamodules import Image, ImageNet, Pathfinder
-from datamodules.pictures.samples import open_picture
+from datamodules.images.samples import open_image
 from tests.bad_inputs.cases import Case, data_error
+from tests.datamodules.images.made import picture, write_images
 from tests.datamodules.lra.files import (
     cifar_batch,
     cifar_files,
@@ -20,7 +21,6 @@ from tests.datamodules.lra.files import (
     write_cifar_archive,
     write_pathfinder,
 )
-from tests.datamodules.pictures.made import picture, write_pictures
 
 
 def cifar(content: bytes) -> Callable[[Path], str]:
@@ -94,7 +94,7 @@ def imagenet(change: Callable[[Path], object]) -> Callable[[Path], str]:
     """Folders of pictures that are changed before they are listed."""
 
     def read(folder: Path) -> None:
-        change(write_pictures(folder))
+        change(write_images(folder))
         data = ImageNet(data_dir=str(folder), image_size=16, batch_size=4, num_workers=0)
         data.setup()
         list(data.val_dataloader())
@@ -117,7 +117,7 @@ def _imagenet_cases() -> Iterator[Case]:
     yield Case(area, "an empty picture", imagenet(lambda f: (f / first).write_bytes(b"")))
     yield Case(area, "a picture cut off", imagenet(lambda f: _cut(f / first)))
     yield Case(area, "text instead of a picture", imagenet(lambda f: (f / first).write_text("no")))
-    yield Case(area, "a picture that is gone", data_error(lambda f: open_picture(f / "gone.JPEG")))
+    yield Case(area, "a picture that is gone", data_error(lambda f: open_image(f / "gone.JPEG")))
 
 
 def _empty(folder: Path) -> None:

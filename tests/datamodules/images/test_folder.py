@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datamodules import PictureFolder
+from datamodules import ImageFolder
 from lit_probattn.base.errors import DataError
 
 NAMES = ("train", "val", "test")
@@ -30,14 +30,14 @@ def write(folder: Path, count: int = 20, seed: int = 0) -> Path:
     return folder
 
 
-def data(folder: Path, **options: Any) -> PictureFolder:
-    made = PictureFolder(path=str(folder), **{"batch_size": 4, "image_size": 16, **options})
+def data(folder: Path, **options: Any) -> ImageFolder:
+    made = ImageFolder(path=str(folder), **{"batch_size": 4, "image_size": 16, **options})
     made.prepare_data()
     made.setup()
     return made
 
 
-def names_of(made: PictureFolder, name: str) -> set[str]:
+def names_of(made: ImageFolder, name: str) -> set[str]:
     files = made._folders[name]
     return {str(files.path(i).relative_to(made.root)) for i in range(len(files))}
 

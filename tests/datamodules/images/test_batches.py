@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from datamodules.core.order import TrainingOrder
-from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
-from datamodules.pictures.samples import Request
+from datamodules.images.batches import ImageCollate, Mixing, RequestOrder
+from datamodules.images.samples import Request
 from lit_probattn.base.errors import DataError
-from tests.datamodules.pictures.made import imagenet, write_pictures
+from tests.datamodules.images.made import imagenet, write_images
 
 UNMIXED = {"mixup": 0.0, "cutmix": 0.0}
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return write_pictures(tmp_path / "data")
+    return write_images(tmp_path / "data")
 
 
 def test_augmentation_is_a_function_of_seed_epoch_and_sample(root: Path):
@@ -139,7 +139,7 @@ def test_batches_state_partner_and_share(root: Path):
     data = imagenet(root, cutmix=0.0)
     requests = next(iter(RequestOrder(TrainingOrder(12, 4, 0, 0, 1, 1, lambda: 0))))
     samples = [data.split("train")[request] for request in requests]
-    plain, mixed = PictureCollate()(samples), data.collate()(samples)
+    plain, mixed = ImageCollate()(samples), data.collate()(samples)
     assert "mix_target" not in plain
     partner = [1, 0, 3, 2]
     assert mixed["mix_target"].tolist() == plain["target"][partner].tolist()
