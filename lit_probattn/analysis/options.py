@@ -1,4 +1,4 @@
-"""Flags that studies share: model, data, where results go."""
+"""Common flags of studies: model, data, output folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SPLITS = ("val", "test")
 MODEL = (
     Flag(
         "checkpoint",
-        "a file in runs/NAME/VERSION/checkpoints, or runs/NAME/VERSION",
+        "checkpoint file, or run folder runs/NAME/VERSION",
         type=Path,
         required=True,
     ),
     Flag(
         "config",
-        "configuration; default: config.yaml of the run folder. Later files add to earlier ones",
+        "configuration; default: config.yaml of the run folder. Later files override earlier ones",
         type=Path,
         action="append",
     ),
@@ -29,11 +29,11 @@ MODEL = (
 
 
 def samples(num_samples: int, max_len: int) -> tuple[Flag, ...]:
-    """Return the flags that choose sequences, with the defaults of a study."""
+    """Return the flags that select sequences, with the defaults of a study."""
     return (
         Flag("split", "split of the data", "val", choices=SPLITS),
         Flag("num_samples", "samples", num_samples, least=1),
-        Flag("batch_size", "samples of a batch; default: the run's", type=int, least=1),
-        Flag("max_len", "cut sequences to this many positions, 0 for none", max_len, least=0),
-        Flag("seed", "decides which samples are drawn", 0, least=0),
+        Flag("batch_size", "samples per batch; default: that of the run", type=int, least=1),
+        Flag("max_len", "truncate sequences to this length, 0 for no limit", max_len, least=0),
+        Flag("seed", "seed of the drawn samples", 0, least=0),
     )

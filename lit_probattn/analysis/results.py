@@ -1,4 +1,4 @@
-"""What a study leaves: a table, figures, and a text that says how they were made."""
+"""Output of a study: a table, figures, and a text with their provenance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Results:
     """Writes `<study>.csv`, `.png`, `.svg` and `.md` in one folder, which is made.
 
     Raises:
-        ConfigError: the folder cannot be created, or a file there is not one of ours.
+        ConfigError: the folder cannot be created, or contains an unrelated file of such a name.
     """
 
     def __init__(self, out: Path, study: str, command: str) -> None:
@@ -59,7 +59,7 @@ class Results:
     def text(self, title: str, facts: Sequence[str], body: str, appendix: str = "") -> None:
         """Write the Markdown file: title, command, facts, body, figures, appendix.
 
-        The body is printed too.
+        The body is also printed.
         """
         figures = [f"![{path.stem}]({path.name})" for path in self.figures]
         lines = [
@@ -78,20 +78,20 @@ class Results:
 
 
 def shown_command(words: Iterable[str]) -> str:
-    """Return a command as one would type it; absolute paths are cut to their last part."""
+    """Return a command as typed in a shell, with absolute paths reduced to their last part."""
     parts = [word.rpartition("=") for word in words]  # also LABEL=/absolute/path
     cut = [(*p[:2], Path(p[2]).name if Path(p[2]).is_absolute() else p[2]) for p in parts]
     return shlex.join("".join(p) for p in cut)
 
 
 def _variant(entry: Mapping[str, Any]) -> str:
-    """Return the class of an attention with its arguments."""
+    """Return the class of an attention layer with its arguments."""
     options = ", ".join(f"{k}={v}" for k, v in (entry.get("init_args") or {}).items() if v)
     return f"{str(entry.get('class_path', '')).rpartition('.')[2]} ({escaped(options)})"
 
 
 def describe(trained: Trained) -> list[str]:
-    """Return a sentence about model, checkpoint and data."""
+    """Return a sentence on model, checkpoint and data."""
     attention = trained.config["model"]["init_args"].get("attention", {})
     variants = "; ".join(_variant(entry) for entry in attention_entries(attention))
     data = trained.config["data"]["class_path"].rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""The report of a table: published beside reproduced, cost, differences of protocol, figures."""
+"""The report of a table: published and reproduced values, cost, protocol differences, figures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _PUBLISHED_LEGEND = (
     "Ours − published has a 95 % interval for which the published runs, printed {}, are assumed to "
     "vary as ours do. "
 )
-_MOST_PANELS = 4  # in a single row
+_MOST_PANELS = 4  # in one row
 _MOST_NAMED = 4  # rows in a sentence
 _LABEL_WIDTH = 36  # characters of a line
 _LEGEND = (
@@ -66,8 +66,8 @@ _LEGEND = (
 class Report:
     """Report of the finished cells of a table.
 
-    A command whose tables have columns, figures or text of their own overrides `columns`,
-    `shown`, `figures` and `text`.
+    A command with additional columns, figures or text overrides `columns`, `shown`, `figures` and
+    `text`.
 
     Args:
         table: the table.
@@ -84,11 +84,11 @@ class Report:
     after_every_cell: ClassVar[bool] = True
 
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-        """Return further columns of rows.csv for a finished cell."""
+        """Return additional columns of rows.csv for a finished cell."""
         return {}
 
     def shown(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """Return further columns of the table for an entry of the summary; None takes one away."""
+        """Return additional columns of the table for an entry of the summary; None removes one."""
         return {}
 
     def figures(self) -> dict[str, ReportFigure]:
@@ -100,26 +100,26 @@ class Report:
         return {}
 
     def further_tables(self) -> dict[str, str]:
-        """Return further CSV files, by name."""
+        """Return additional CSV files, by name."""
         return {}
 
     def text(self) -> list[str]:
-        """Return further paragraphs, after the table."""
+        """Return additional paragraphs after the table."""
         return []
 
     def metrics(self, task: TaskEntry) -> Sequence[Metric]:
-        """Return the numbers that are compared."""
+        """Return the compared metrics."""
         return list(task.metrics.values())
 
     def legend(self) -> str:
-        """Say what the columns of the table are."""
+        """Return the explanation of the table's columns."""
         spread = any(row.spread for row in self.table.rows.values())
         how = "with a ± that is not defined" if spread else "without deviations"
         published = _PUBLISHED_LEGEND.format(how) if self.table.published_runs else ""
         return _LEGEND.format(published)
 
     def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
-        """Return what a dry run says of that which follows the training.
+        """Return the lines of a dry run about the steps after training.
 
         Args:
             cells: cells of this process.
@@ -128,15 +128,15 @@ class Report:
         return []
 
     def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
-        """Make what the report needs of trained cells beside their results.
+        """Compute the additional results of trained cells for the report.
 
         Args:
             cells: cells of this process.
-            jobs: processes at a time.
-            devices: CUDA devices that they share in turn.
+            jobs: number of concurrent processes.
+            devices: CUDA devices to distribute them over.
 
         Returns:
-            Reasons, by the labels of cells for which it failed.
+            Reasons of failures, by cell label.
         """
         return {}
 
@@ -149,12 +149,12 @@ class Report:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether there is anything to report."""
+        """Whether there are results to report."""
         return bool(self.results)
 
     @property
     def judged(self) -> list[Finding]:
-        """What is judged: printed numbers, and the table's trends."""
+        """Findings on printed numbers and on the table's trends."""
         numbers = []
         for e in self.summary.to_dict("records"):
             if isinstance(e["verdict"], str):
@@ -163,7 +163,7 @@ class Report:
         return [*numbers, *(one.finding for one in self.agreements)]
 
     def finding(self) -> str:
-        """Return what was found, in a sentence: the first score over seeds, of the first rows."""
+        """Return a one-sentence summary: the first score over seeds of the first rows."""
         told = self.summary[self.summary["mean"].notna()]
         if told.empty:
             return ""
@@ -178,14 +178,14 @@ class Report:
 
     @cached_property
     def tasks(self) -> list[TaskEntry]:
-        """The table's tasks, each after those that its cells begin with."""
+        """The table's tasks, each after its starts."""
         named = {cell.task.name: cell.task for cell in self.cells}
         order = (part.name for task in self.table.tasks.values() for part in task.chain())
         return [named[name] for name in dict.fromkeys(order) if name in named]
 
     @cached_property
     def agreements(self) -> list[Agreement]:
-        """What the table's trends come to."""
+        """Printed and reproduced trends of the table."""
         return agreements(self.table, self.rows)
 
     @cached_property
@@ -198,7 +198,7 @@ class Report:
 
     @property
     def shortened(self) -> bool:
-        """Whether any cell was trained for fewer steps, or by an option that shortens."""
+        """Whether any cell has fewer steps, or an option reduces the protocol."""
         steps = [d for found in self.differences.values() for d in found if "max_steps" in d.key]
         return bool(steps) or any(cell.options.shortens for cell, _ in self.results)
 
@@ -209,7 +209,7 @@ class Report:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """One row per task, row and metric: mean, deviation, published, notes, ratios of cost."""
+        """One row per task, row and metric: mean, deviation, published value, note, cost ratios."""
         found = [
             entry
             for task in self.tasks
@@ -265,7 +265,7 @@ class Report:
             if sample.count == 1 and size:
                 half = half_width_of_test_set(sample.mean, size)
                 note += f"; the test set alone gives ± {half:.2f}"
-        # A resumed fit counts from its last start: its minutes are not all of them.
+        # The minutes of a resumed fit count only from its last start.
         times = [r["fit_seconds_of_last_start"] for r in results if r["num_starts"] == 1]
         whole = [seconds for seconds in times if seconds is not None]
         return {
@@ -291,7 +291,7 @@ class Report:
     def _judged(
         self, task: TaskEntry, row: Row, name: str, ours: Sample, base: Sample | None
     ) -> Finding | None:
-        """Judge a printed number; its order is that beside the printed baseline."""
+        """Judge a printed number; its order is relative to the printed baseline."""
         published = row.published.get(task.name, {}).get(name)
         if published is None:
             return None
@@ -303,7 +303,7 @@ class Report:
         return against_printed(ours, number, self.table.published_runs, reference)
 
     def _averages(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Mean over the tasks, of the published metric of rows that have all tasks."""
+        """Mean of the published metric over the tasks, for rows with all tasks."""
         found = []
         for row in self.table.rows.values():
             if AVERAGE not in row.published:
@@ -323,7 +323,7 @@ class Report:
 
     @property
     def lines(self) -> list[str]:
-        """The summary as Markdown; columns of published numbers only if there are any."""
+        """The summary as Markdown; published numbers have columns only if there are any."""
         shown = []
         has_published = self.summary["published"].notna().any()
         entries: list[dict[str, Any]] = cast(Any, self.summary.to_dict("records"))
@@ -364,7 +364,7 @@ class Report:
         """Return the report.
 
         Raises:
-            ValueError: no cell is finished, and the report has no other numbers.
+            ValueError: no cell is finished, and the report has no other results.
         """
         if not self.has_numbers:
             raise ValueError("no finished cell: nothing to report")
@@ -398,10 +398,10 @@ class Report:
         )
 
     def write(self, folder: Path) -> str:
-        """Write the report; return its table.
+        """Write the report and return its table.
 
         Raises:
-            ValueError: as `page`.
+            ValueError: see `page`.
         """
         self.page().write(folder)
         return "\n".join(self.lines)
@@ -446,11 +446,11 @@ class Report:
 
     @cached_property
     def _first_of_rows(self) -> dict[str, tuple[Cell, dict[str, Any]]]:
-        """A finished cell of every row, with its result."""
+        """One finished cell per row, with its result."""
         return {cell.row.name: (cell, result) for cell, result in reversed(self.results)}
 
     def _unlearned(self) -> list[str]:
-        """Name the rows that do not tell labels better than always naming one does."""
+        """Return a warning that names the rows with accuracy at chance level."""
         seeds: dict[str, list[str]] = {}
         for cell, result in self.results:
             if (result.get("report") or {}).get("above_chance") is False:
@@ -476,7 +476,7 @@ class Report:
         return unequal_sides(sides, baselines, "what is compared is not the method alone")
 
     def _noise_lines(self) -> list[str]:
-        """Say whether rows with noise were evaluated with it."""
+        """Return whether rows with noise were evaluated with noise."""
         rows: dict[bool, list[str]] = {}
         for cell, _ in self._first_of_rows.values():
             drawn = draws_noise_at_eval(cell.config)
@@ -489,7 +489,7 @@ class Report:
         return [f"Noise at evaluation is {how[k]}: {'; '.join(v)}." for k, v in rows.items()]
 
     def _start_lines(self) -> list[str]:
-        """Say what runs that begin with others begin with."""
+        """Return the starts of runs that start from other runs."""
         begun = {c.task.name: c.start.task.name for c, _ in self.results if c.start is not None}
         seed = next((cell.options.start_seed for cell in self.cells), None)
         of = "the same seed, so that the spread is that of the whole chain"
@@ -501,7 +501,7 @@ class Report:
         )
 
     def _difference_lines(self) -> list[str]:
-        """Differences that all cells of a task share once, the others with their rows."""
+        """Differences of all cells of a task, then those of single rows."""
         lines = [
             "",
             "## Differences from the published protocol",
@@ -535,7 +535,7 @@ class Report:
         return lines
 
     def _switched_lines(self, task: TaskEntry) -> list[str]:
-        """Published settings that --as_published has taken in place of ours."""
+        """Published settings that --as_published has applied."""
         options = next(cell.options for cell, _ in self.results if cell.task.name == task.name)
         lines = []
         for found in switched(task, options):
@@ -562,10 +562,10 @@ class Report:
 
 
 def refuse_foreign_files(folder: Path) -> None:
-    """Refuse a folder for a report that cannot be one, or that has files of others by its names.
+    """Reject an invalid report folder, or one with unrelated files of the report's names.
 
     Raises:
-        ConfigError: the file is named.
+        ConfigError: the message names the file.
     """
     refuse_file(folder, "--out")
     names = ("report.md", "report.json", "rows.csv", "ratios.csv", "verdicts.csv")
@@ -573,10 +573,10 @@ def refuse_foreign_files(folder: Path) -> None:
 
 
 def refuse_file(folder: Path, flag: str) -> None:
-    """Refuse a file where a folder is to be made.
+    """Reject a file at the path of a new folder.
 
     Raises:
-        ConfigError: it or a folder above it is a file, or cannot be written.
+        ConfigError: the path or a parent is a file, or is not writable.
     """
     place = next(p for p in (folder, *folder.absolute().parents) if p.exists() or p.is_symlink())
     if not place.is_dir():
@@ -586,18 +586,18 @@ def refuse_file(folder: Path, flag: str) -> None:
 
 
 def unfinished_label(cell: Cell) -> str:
-    """Name a cell without a result, and files of its data that have changed since it had one."""
+    """Return the label of an unfinished cell, with the data files that changed since its result."""
     changed = cell.changed_sources()
     return cell.label + (f" (its data changed: {', '.join(changed)})" if changed else "")
 
 
 def _refuse_other_data(results: Sequence[tuple[Cell, dict[str, Any]]]) -> None:
-    """Refuse results of one task that were trained on different data.
+    """Reject results of one task that were trained on different data.
 
-    Where the data are present, only results of these are taken.
+    If the data are present, only their results count.
 
     Raises:
-        ConfigError: there are such; their files are named.
+        ConfigError: results differ; the message names their files.
     """
     first: dict[str, tuple[Cell, dict[str, Any]]] = {}
     for cell, result in results:
@@ -607,13 +607,13 @@ def _refuse_other_data(results: Sequence[tuple[Cell, dict[str, Any]]]) -> None:
         if changed:
             raise ConfigError(
                 f"{cell.label} and {other.label} were trained on different data (files: "
-                f"{', '.join(changed)}), and the data are not here: give the folder of those "
-                f"that count by --data_dir, or remove {cell.result_path} or {other.result_path}"
+                f"{', '.join(changed)}), and the data are missing: set --data_dir to the folder of "
+                f"the valid data, or remove {cell.result_path} or {other.result_path}"
             )
 
 
 def beside(ours: Sample, base: Sample) -> str:
-    """Return a note on a row's difference from the baseline; * where it is significant."""
+    """Return the difference of a row from the baseline; * marks significant ones."""
     if ours is base:
         return "baseline"
     found = difference(ours, base)
@@ -625,7 +625,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-    """Return what rows.csv says of a finished cell; another table may have run it."""
+    """Return the columns of rows.csv for a finished cell, which another table may have run."""
     hardware, git = result.get("hardware") or {}, result.get("git") or {}
     gpus = [gpu["name"] for gpu in hardware.get("gpus") or []]
     backends = result.get("backends") or {}
@@ -724,7 +724,7 @@ def draw(
     *,
     compared: bool,
 ) -> Figure:
-    """Draw one panel per task and metric; rows of the table from top to bottom.
+    """Draw one panel per task and metric, with the rows of the table from top to bottom.
 
     An axis is at least as wide as `score_limits` asks for. Published numbers of another protocol
     that are so far away that nothing of ours could be told apart are named below the axis.
@@ -798,7 +798,7 @@ def _score_words(task: str, metric: str, unit: str) -> str:
 
 
 def _far(published: pd.Series, low: float, high: float) -> bool:
-    """Whether `low` to `high` would take less than a fifth of an axis with published numbers."""
+    """Return whether `low` to `high` covers less than a fifth of an axis with published numbers."""
     if published.empty:
         return False
     return high - low < 0.2 * (max(high, published.max()) - min(low, published.min()))

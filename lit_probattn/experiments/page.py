@@ -1,9 +1,9 @@
-"""One report: a folder with `report.json` for programs, `report.md` for people, tables, figures.
+"""Reports: a folder with `report.json` for programs, `report.md` for people, tables and figures.
 
-What a report knows is data first: where its rows were made, what was found in a sentence, every
-expectation with its verdict, and the hashes of its tables. `report.md` and the HTML page are
-written of the same `Page` and read by people alone; the front page of a folder of reports is made
-of their `report.json`.
+`report.json` contains the provenance of the rows, a one-sentence finding, all expectations with
+verdicts, and the hashes of the tables. `report.md` and the HTML page are rendered from the same
+`Page` and are not read by programs; the front page of a folder of reports is built from their
+`report.json`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _ROWS = {"machine": "device", "versions": "versions", "revision": "git_revision"
 
 @dataclass(frozen=True)
 class Made:
-    """Where the rows of a report were made.
+    """Provenance of the rows of a report.
 
     Args:
-        command: what made the rows.
+        command: command that wrote the rows.
         machine: hardware.
-        versions: of Python and packages.
-        revision: of the code.
-        reported_by: the command of the report, where it is another one.
-        more: further lines of the head, by name.
+        versions: versions of Python and packages.
+        revision: revision of the code.
+        reported_by: command of the report, if it is another one.
+        more: additional lines of the head, by name.
     """
 
     command: str
@@ -57,7 +57,7 @@ class Made:
 
     @classmethod
     def of(cls, rows: pd.DataFrame, columns: Mapping[str, str] = _ROWS, **given: Any) -> Made:
-        """Return where rows were made, by the columns that say so; several values are listed."""
+        """Return the provenance stored in columns of rows; several values are listed."""
         found = {
             name: " | ".join(sorted(set(map(str, rows[column]))))
             for name, column in columns.items()
@@ -66,17 +66,17 @@ class Made:
 
     @classmethod
     def here(cls, command: str) -> Made:
-        """Return that something is made here and now."""
+        """Return the provenance of this process."""
         return cls(command, place(), versions(), git_revision())
 
     @classmethod
     def by_facts(cls, facts: Mapping[str, str]) -> Made:
-        """Return the same of what `provenance.facts` says."""
+        """Return the provenance given by `provenance.facts`."""
         return cls(facts["command"], facts["device"], facts["versions"], facts["git_revision"])
 
     @property
     def lines(self) -> list[str]:
-        """The lines that open a page."""
+        """The lines of the head of a page."""
         by = self.reported_by
         then = f", then {code_span(by)}" if by not in ("", self.command) else ""
         return [
@@ -88,14 +88,14 @@ class Made:
 
     @property
     def note(self) -> str:
-        """The same in one line, the metadata of figures."""
+        """The same in one line, for figures."""
         return " | ".join(
             [*self.more.values(), self.machine, self.versions, self.revision, self.command]
         )
 
 
 def together(parts: Sequence[Made], command: str) -> Made:
-    """Return where the rows of several parts were made, of which one command made a report."""
+    """Return the provenance of the rows of several parts of one report."""
     frame = pd.DataFrame([vars(part) for part in parts])
     columns = {name: name for name in _ROWS}
     return Made.of(frame, columns, command=command, more=parts[0].more)
@@ -103,16 +103,16 @@ def together(parts: Sequence[Made], command: str) -> Made:
 
 @dataclass
 class Page:
-    """What is written of a report.
+    """The content of a report.
 
     Args:
-        kind: which command's report it is.
+        kind: kind of report, named after the command.
         title: heading.
-        made: where its rows were made.
-        finding: what was found, in a sentence.
-        body: Markdown lines below the head; the line `image(name)` shows a figure.
+        made: provenance of the rows.
+        finding: one-sentence summary.
+        body: Markdown lines below the head, which reference the figures.
         before: Markdown lines above the head, such as warnings.
-        findings: expectations with their verdicts; where there are any, the legend is added.
+        findings: expectations with verdicts; the legend is added if there are any.
         tables: CSV files by name.
         figures: by name; or PNG files that are there already.
         about: further plain data, such as variants.
@@ -130,7 +130,7 @@ class Page:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def data(self) -> dict[str, Any]:
-        """Return what `report.json` holds."""
+        """Return the content of `report.json`."""
         return {
             "kind": self.kind,
             "title": self.title,
@@ -178,14 +178,14 @@ class Page:
         """Write the report; figures of an earlier one go.
 
         Args:
-            folder: it is made if needed.
-            html: write the page that carries everything, too.
+            folder: the report folder, created if needed.
+            html: also write a self-contained HTML page.
 
         Returns:
             The files, `report.md` first.
 
         Raises:
-            ConfigError: the folder cannot be one, a figure is too large, or HTML cannot be made.
+            ConfigError: the folder is invalid, a figure is too large, or HTML cannot be written.
         """
         output_folder(folder)
         written: list[Path] = []
@@ -218,12 +218,12 @@ def _without_images(lines: Sequence[str]) -> list[str]:
 
 
 def _stripped(lines: Sequence[str]) -> list[str]:
-    """Return lines without empty ones at the end."""
+    """Return lines without trailing empty ones."""
     return "\n".join(lines).rstrip().split("\n")
 
 
 def _entry(one: Finding) -> dict[str, Any]:
-    """Return a finding as plain data; an end of its interval that is not known is null."""
+    """Return a finding as plain data; unknown ends of its interval are null."""
     found: dict[str, Any] = {"says": one.says, "found": one.measured, "verdict": one.verdict}
     if one.estimate is not None:
         ends = {key: getattr(one.estimate, key) for key in ("value", "low", "high")}
@@ -232,25 +232,25 @@ def _entry(one: Finding) -> dict[str, Any]:
 
 
 def as_csv(frame: pd.DataFrame, digits: int | None = None) -> str:
-    """Return a table as CSV, with all digits or so many that count."""
+    """Return a table as CSV, with all or a number of significant digits."""
     form = None if digits is None else f"%.{digits}g"
     return str(frame.to_csv(index=False, float_format=form))
 
 
 def image(name: str, words: str = "") -> str:
-    """Return the line that shows a figure of the page; a PNG file unless the page draws it."""
+    """Return the Markdown line that shows a figure of the page."""
     shown = (words or name.replace("_", " ")).translate(str.maketrans("", "", "[]\\"))
     return f"![{one_line(shown)}]({FIGURES}/{name}.png)"
 
 
 def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
-    """Return a row per sentence: what the paper says, what was measured, the verdict."""
+    """Return a row per sentence: claim of the paper, result, verdict."""
     rows = [[one.says, one.measured, one.verdict] for one in findings]
     return pd.DataFrame(rows, columns=["the paper says", "we measure", "verdict"])
 
 
 def how_many_agree(findings: Sequence[Finding]) -> str:
-    """Return how many sentences of a paper agree, as the finding of a report."""
+    """Return the number of sentences of a paper that agree, as the finding of a report."""
     held = sum(one.verdict == "agrees" for one in findings)
     return f"{held} of {len(findings)} sentences of the paper agree."
 
@@ -267,10 +267,10 @@ def first_of(findings: Sequence[Finding]) -> str:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return what the `report.json` of a folder holds.
+    """Return the content of a folder's `report.json`.
 
     Raises:
-        ConfigError: it has none, or a table is another one now.
+        ConfigError: the file is missing, or a table has changed.
     """
     try:
         data: dict[str, Any] = json.loads((folder / DATA).read_text(encoding="utf-8"))
@@ -280,7 +280,7 @@ def read(folder: Path) -> dict[str, Any]:
     for name, wanted in hashes:
         path = folder / name
         if not path.is_file() or file_digest(path) != wanted:
-            raise ConfigError(f"{path} is not the table that {DATA} was written with")
+            raise ConfigError(f"{path} has changed since {DATA} was written")
     return data
 
 
@@ -290,15 +290,15 @@ Reports = Mapping[Path, Mapping[str, Any]]
 def write_front_page(
     folder: Path, command: str, answer: Callable[[Path, Reports], Sequence[str]] | None = None
 ) -> Path:
-    """Write `README.md` of a folder: the finding of each report below it, verdicts, hardware.
+    """Write `README.md` of a folder: finding, verdicts and hardware of each report below it.
 
     Args:
         folder: folder of the reports.
         command: command that writes the page.
-        answer: returns the lines that come before the table, from the content of all reports.
+        answer: returns the lines above the table, from the content of all reports.
 
     Raises:
-        ConfigError: there is no report.
+        ConfigError: there are no reports.
     """
     found = {path.parent: read(path.parent) for path in sorted(folder.rglob(DATA))}
     if not found:

@@ -1,1 +1,1 @@
-"""what pages are made of: Markdown, tables, figures, HTML. Imports `base` alone of ours."""
+"""Building blocks of pages: Markdown, tables, figures, HTML. Imports only `base`."""

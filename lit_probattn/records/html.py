@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: nothing is read from elsewhere, neither fonts nor scripts."""
+"""Self-contained HTML pages without external fonts or scripts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
     Args:
         title: plain text.
         body: HTML.
-        style: CSS that is added to `STYLE`.
-        script: JavaScript that runs once the body is there.
+        style: CSS in addition to `STYLE`.
+        script: JavaScript that runs after the body is loaded.
     """
     code = f"<script>{script}</script>\n" if script else ""
     return (
@@ -54,7 +54,7 @@ def body_of(text: str, figures: Mapping[str, bytes] | None = None) -> str:
         from markdown_it import MarkdownIt
     except ImportError as error:
         raise ConfigError(
-            "an HTML page needs markdown-it-py: pip install 'lit-probattn[html]'"
+            "HTML pages need markdown-it-py: pip install 'lit-probattn[html]'"
         ) from error
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = parser.parse(text)

@@ -1,4 +1,4 @@
-"""Tables as Markdown, and sentences on what is compared."""
+"""Tables as Markdown, and sentences about comparisons."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from lit_probattn.records.markdown import escaped, one_line
 
 
 def counted(number: int, thing: str) -> str:
-    """Return a number of things, in the singular where it is one."""
+    """Return a number with a noun, in the singular for 1."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def markdown_lines(frame: pd.DataFrame, digits: int = 4) -> list[str]:
-    """Return a table, without its index, as lines of Markdown; what is missing is a dash.
+    """Return a table without its index as lines of Markdown; missing values are dashes.
 
-    What cells hold stays text (see `escaped`).
+    The content of cells is escaped (see `escaped`).
     """
 
     def show(value: Any) -> str:
@@ -39,7 +39,7 @@ def markdown_table(frame: pd.DataFrame, digits: int = 4) -> str:
 def with_deviation(
     rows: pd.DataFrame, keys: list[str], column: str, value: str, digits: int
 ) -> pd.DataFrame:
-    """Return mean ± standard deviation of `value`, a row per `keys`, a column per `column`.
+    """Return mean ± standard deviation of `value` with a row per `keys` and a column per `column`.
 
     A mean of one value has no deviation.
     """
@@ -53,12 +53,12 @@ def with_deviation(
 def unequal_sides(
     sides: Mapping[str, Mapping[str, object]], baselines: Mapping[str, str | None], touches: str
 ) -> list[str]:
-    """Say in which settings variants differ from their baselines, a line per setting and value.
+    """Return the settings in which variants differ from their baselines, a line each.
 
     Args:
-        sides: settings by variant; None is unknown.
-        baselines: the baseline of each variant; None, or one that is no side, is left out.
-        touches: what such a difference makes of the comparison.
+        sides: settings by variant; None means unknown.
+        baselines: the baseline of each variant; variants without one in `sides` are skipped.
+        touches: effect of such a difference on the comparison.
     """
     found: dict[tuple[str, str, object, object], list[str]] = {}
     for name, baseline in baselines.items():

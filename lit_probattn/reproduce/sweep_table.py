@@ -1,8 +1,8 @@
-"""Tables of measured costs: every printed number beside ours, and its ratio to the baseline's.
+"""Tables of measured costs: printed and measured numbers, and ratios to the baseline.
 
-An absolute number belongs to its device, so it is judged on the paper's device alone; elsewhere it
-cannot be told. A ratio to the baseline needs a GPU, unless it is counted; its printed value is
-rounded as its parts are, and its order is its side of 1.
+An absolute number is judged only on the paper's device. A ratio to the baseline requires a GPU
+unless it is counted; its printed value has the rounding of its parts, and its order is whether it
+is above or below 1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LEGEND = (
 
 @dataclass(frozen=True)
 class Ours:
-    """A number of a sweep with the spread of its repeats, how and where it was found."""
+    """A number of a sweep with the spread of its repeats, its origin and its device."""
 
     estimate: Estimate
     source: str
@@ -59,10 +59,10 @@ class Ours:
 
 @dataclass(frozen=True)
 class SweepTable(SweepFigure):
-    """A table of `kind: sweep_table`, see configs/reproduce/mgk_table7.yaml.
+    """A table of `kind: sweep_table`; see configs/reproduce/mgk_table7.yaml.
 
     Args:
-        name, part, runs, command, root: as in SweepFigure; `part["sweeps"]` is the one sweep.
+        name, part, runs, command, root: see SweepFigure; `part["sweeps"]` has a single sweep.
         folder_of_tables: folder of published.csv.
     """
 
@@ -76,14 +76,14 @@ class SweepTable(SweepFigure):
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """Its rows, those of whole models."""
+        """Rows of the sweep with scope model."""
         (frame,) = self.frames.values()
         return frame[(frame["status"] == "ok") & (frame["scope"] == "model")]
 
-    # ---- ours ----------------------------------------------------------------------------------
+    # ---- measured numbers ----------------------------------------------------------------------
 
     def found(self, variant: str, metric: str, batch_size: int, source: str) -> Ours | None:
-        """Return a variant's number at one place; of several backends, the first of the grid."""
+        """Return a variant's number at one point, with the first backend of the grid."""
         rows = self.frame[(self.frame["variant"] == variant) & self.frame[metric].notna()]
         rows = rows[(rows["batch_size"] == batch_size) & (rows["source"] == source)]
         backend = self.config.variants[variant].backend or self.config.grid.backend[0]
@@ -98,13 +98,13 @@ class SweepTable(SweepFigure):
         return Ours(number, source, batch_size, *where)
 
     def value(self, variant: str, metric: str) -> Ours | None:
-        """Return a number at the printed batch size, measured or else predicted."""
+        """Return the measured, otherwise the predicted number at the printed batch size."""
         size = self.part["batch_size"]
         both = (self.found(variant, metric, size, source) for source in ("measured", "predicted"))
         return next((one for one in both if one is not None), None)
 
     def ratio(self, variant: str, metric: str) -> Ours | None:
-        """Return the ratio to the baseline, at the first batch size where both sides have one."""
+        """Return the ratio to the baseline at the first batch size with both numbers."""
         base = self.config.baseline_of(variant)
         sizes = dict.fromkeys([self.part["batch_size"], *self.config.grid.batch_size])
         for size in sizes if base is not None else ():
@@ -115,15 +115,14 @@ class SweepTable(SweepFigure):
                     return replace(own, estimate=own.estimate.over(other.estimate))
         return None
 
-    # ---- printed beside ours -------------------------------------------------------------------
+    # ---- comparison ----------------------------------------------------------------------------
 
     @cached_property
     def printed(self) -> dict[tuple[str, str], str]:
         """The printed numbers, by variant and number.
 
         Raises:
-            ConfigError: published.csv has a row or a number that the table does not name, or lacks
-                one that it names.
+            ConfigError: published.csv and the table differ in their rows or numbers.
         """
         names = {tuple(heads): variant for variant, heads in self.part["rows"].items()}
         found: dict[tuple[str, str], str] = {}
@@ -132,15 +131,15 @@ class SweepTable(SweepFigure):
                 continue
             key = (row["method"], row["heads"])
             if key not in names or row["metric"] not in self.part["numbers"]:
-                raise ConfigError(f"{self.name} does not name {', '.join(key)}, {row['metric']}")
+                raise ConfigError(f"{self.name}: missing {', '.join(key)}, {row['metric']}")
             found[names[key], row["metric"]] = row["value"]
         for variant in self.part["rows"]:
             if variant not in self.config.variants:
                 hint = nearest(variant, self.config.variants)
-                raise ConfigError(f"{self.name}: the sweep has no variant {variant!r}{hint}")
+                raise ConfigError(f"{self.name}: unknown variant {variant!r} of the sweep{hint}")
             for number in self.part["numbers"]:
                 if (variant, number) not in found:
-                    raise ConfigError(f"{self.name}: published.csv prints no {number} of {variant}")
+                    raise ConfigError(f"{self.name}: published.csv: missing {number} of {variant}")
         return found
 
     @cached_property
@@ -226,7 +225,7 @@ class SweepTable(SweepFigure):
         }
 
     def text(self) -> list[str]:
-        """Return what stands in the report: the table, its legend, the figure."""
+        """Return the section of the report: table, legend, figure."""
         size = self.part["batch_size"]
         others = [one for one in self.config.grid.batch_size if one != size]
         places = f"All are of batches of {size}"
@@ -296,7 +295,7 @@ class SweepTable(SweepFigure):
         return figure
 
     def numbers(self) -> list[Finding]:
-        """Return the printed numbers and ratios, judged."""
+        """Return the findings on printed numbers and ratios."""
         found = []
         for entry in self.table.to_dict("records"):
             what = f"{entry['words']}, {entry['variant']}"
@@ -308,7 +307,7 @@ class SweepTable(SweepFigure):
         return found
 
     def page(self) -> Page:
-        """Return the sweep's report with the table in it, `printed.csv` and the figure."""
+        """Return the sweep's report with the table, `printed.csv` and the figure."""
         (frame,) = self.frames.values()
         whole = page_of(self.config, frame, self.command, self.text())
         return replace(
@@ -319,7 +318,7 @@ class SweepTable(SweepFigure):
         )
 
     def write(self, folder: Path) -> str:
-        """Write the report; return its table."""
+        """Write the report and return its table."""
         self.page().write(folder)
         return "\n".join(self.lines)
 
@@ -336,14 +335,14 @@ def table_of(
     command: str = "",
     folder: Path = FOLDER,
 ) -> SweepTable:
-    """Return a table of `kind: sweep_table`, on the sweep of the accelerator.
+    """Return a table of `kind: sweep_table` with the sweep for the accelerator.
 
     Args:
-        name: its name.
+        name: name of the table.
         part: its entry.
         runs: folder of the runs.
         accelerator: `gpu` or `cuda` for the sweep on a GPU.
-        command: the command, for the report.
+        command: command in the report.
         folder: folder of published.csv.
     """
     sweep = part["sweep_on_gpu" if accelerator in ("gpu", "cuda") else "sweep"]
@@ -351,12 +350,12 @@ def table_of(
 
 
 def ratio_verdict(printed: Printed, ours: Ours | None, needed: str) -> Verdict:
-    """Judge a printed ratio; its order is its side of 1.
+    """Judge a printed ratio; its order is whether it is above or below 1.
 
     Args:
         printed: the ratio.
-        ours: that of the sweep.
-        needed: the device that it is about.
+        ours: ratio of the sweep.
+        needed: device of the printed ratio.
     """
     if ours is None or not tells_of(needed, ours.device, ours.source):
         return "cannot be told"

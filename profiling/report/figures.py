@@ -1,8 +1,8 @@
-"""Figures of a sweep: the paper's ratios, and operations beside time. The tables hold all values.
+"""Figures of a sweep: the paper's ratios, and operations beside time. The tables have all values.
 
 The first figure has a panel for each quantity that the paper's sentences are about: a heat map per
-variant over width and length, or lines over the axis that varies. The second is drawn where time
-was measured: the ratio of multiply-adds beside that of time at the same points.
+variant over width and length, or lines over the axis that varies. The second is drawn if time was
+measured: the ratio of multiply-adds beside that of time at the same points.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Quantity:
 
 
 def plain_names(frame: pd.DataFrame) -> dict[str, str]:
-    """Return the variants as the README names them, such as `softmax, 8 heads`."""
+    """Return the variants' names as in the README, such as `softmax, 8 heads`."""
     names = {}
     for variant, part in frame.groupby("variant", sort=False):
         options = json.loads(part["attention_args"].iloc[0])

@@ -1,8 +1,7 @@
-"""What all studies share: flags, timing of all sides in one run, table, figure, report.
+"""Shared code of all studies: flags, timing of all sides in one run, table, figure, report.
 
-A study is a file of this folder with a place in `STUDIES`, or one of `examples/studies/`. It says
-what is measured: `run` turns flags into a `Report`, and `main = command(...)` prints it and, with
-`--out`, writes it.
+A study is a file of this folder listed in `STUDIES`, or a file of `examples/studies/`. Its `run`
+measures and returns a `Report`, and `main = command(...)` prints it and, with `--out`, writes it.
 """
 
 from __future__ import annotations
@@ -37,16 +36,17 @@ STUDIES = (
     "ddp_overhead",
     "fish_memory",
     "layouts",
+    "packed_documents",
     "step_ratio",
     "talking_heads",
 )
 
 
 class OneLineParser(Parser):
-    """Errors are one line."""
+    """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the message and leave with status 2."""
+        """Print the message and exit with status 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -54,16 +54,16 @@ SEED = (Flag("seed", "seed of PyTorch's generator", 0),)
 TIMED = (
     *SEED,
     Flag("device", "torch device", "cpu"),
-    Flag("threads", "CPU threads, 0 for PyTorch's choice; 1 on a machine that is shared", 0),
+    Flag("threads", "CPU threads; 0: PyTorch's default; use 1 on a shared machine", 0),
     Flag("warmup", "untimed rounds", 1, least=0),
     Flag("repeats", "timed rounds", 5, least=1),
-    Flag("max_seconds", "no new round starts after this long; 3 rounds at least", math.inf),
+    Flag("max_seconds", "start no new round after this time; at least 3 rounds run", math.inf),
 )
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a study found.
+    """The result of a study.
 
     Args:
         tables: the tables to print, by caption.
@@ -84,7 +84,7 @@ class Report:
     finding: str = ""
 
     def page(self, facts: Mapping[str, str]) -> Page:
-        """Return the page of rows that were made as `provenance.facts` says."""
+        """Return the page with the provenance of its rows (`provenance.facts`)."""
         body = [*(f"- {note}" for note in self.notes), *([""] if self.notes else [])]
         body += [f"Finding: {self.finding}", ""] if self.finding else []
         for caption, table in self.tables.items():
@@ -196,13 +196,13 @@ def command(
     run: Run,
     flags: Sequence[Flag],
 ) -> Callable[..., int]:
-    """Return the `main` of a study, which takes arguments and returns the exit status.
+    """Return the `main` of a study, which accepts arguments and returns the exit status.
 
     Args:
-        module: `__name__` of the study; if that is the program, `main` runs now.
-        description: its help.
-        run: makes the report.
-        flags: its flags; of two with a name the later counts.
+        module: `__name__` of the study; if it is `__main__`, `main` runs now.
+        description: description in its help text.
+        run: function that returns the report.
+        flags: flags of the study; a later flag overrides an earlier one of the same name.
     """
     is_program = module == "__main__"
     name = Path(sys.argv[0]).stem if is_program else module.rpartition(".")[2]
@@ -218,7 +218,7 @@ def command(
         named = {flag.name: flag for flag in flags}
         for flag in named.values():
             flag.add_to(parser)
-        parser.add_argument("--out", type=Path, help="report folder; without it, only printed")
+        parser.add_argument("--out", type=Path, help="report folder (default: print the report)")
         options = parser.parse_args(arguments)
         for flag in named.values():
             flag.check(options, parser)
@@ -228,7 +228,7 @@ def command(
         torch.manual_seed(getattr(options, "seed", 0))
         try:
             if device.startswith("cuda") and not torch.cuda.is_available():
-                raise ConfigError(f"--device {device}: this machine has no CUDA device")
+                raise ConfigError(f"--device {device}: no CUDA device is available")
             if options.out is not None:
                 made = (options.out / f for f in ("report.md", "rows.csv", "ratios.csv"))
                 refuse_to_replace(made, options.out / "report.md")
@@ -254,18 +254,18 @@ def measure_sides(
     options: argparse.Namespace,
     over: Callable[[Side], Mapping[str, Side]],
 ) -> dict[Side, dict[str, Any]]:
-    """Time all sides in turns in one process, and take the peak memory of one call of each.
+    """Time all sides in turns in one process, and measure the peak memory of one call of each.
 
-    A side that runs out of the GPU's memory in its first warm-up is left out of the turns: it has
-    "failed", and NaN in the other columns, as have ratios to it.
+    A side that exceeds the GPU's memory in its first warm-up is excluded: its column "failed" is
+    set, and the others are NaN, as are ratios to it.
 
     Args:
-        options: with the flags `TIMED`.
-        over: the sides that a side is compared with, by label.
+        options: values of the flags `TIMED`.
+        over: returns the baselines of a side by label.
 
     Returns:
-        Columns by side: time, peak memory above what is resident, and for each label the ratios
-        of time, taken within a round, and of memory.
+        Columns by side: time, peak memory above resident memory, and for each label the ratios of
+        time (within rounds) and of memory.
     """
     device = torch.device(options.device)
     limits = {name: getattr(options, name) for name in ("warmup", "repeats", "max_seconds")}
@@ -290,32 +290,32 @@ def measure_sides(
 
 
 def _fits(side: Callable[[], object]) -> bool:
-    """Run a side once; return whether the GPU's memory held it."""
+    """Run a side once; return whether it fits into the GPU's memory."""
     try:
         side()
     except torch.OutOfMemoryError:
         pass
     else:
         return True
-    torch.cuda.empty_cache()  # only here are the tensors of the call gone
+    torch.cuda.empty_cache()  # the tensors of the call are released only here
     return False
 
 
 def backend_of(side: Callable[[], object]) -> str:
-    """Run a side once; return the backend that its last attention call took."""
+    """Run a side once; return the backend of its last attention call."""
     side()
     return list(recorded_choices().values())[-1]
 
 
 def heading(column: str) -> str:
-    """Return a column's name for display."""
+    """Return the displayed name of a column."""
     return column.replace("_over_", " / ").replace("_", " ")
 
 
 def shown(rows: pd.DataFrame, *cases: str) -> pd.DataFrame:
     """Format the rows for display: cases, median time, memory, ratios with quantiles.
 
-    What is not known is a dash.
+    Unknown values are dashes.
     """
     table = rows[list(cases)].rename(columns=heading)
     for name in rows:

@@ -113,7 +113,7 @@ def test_the_folder_has_the_parallel_text_several_times_and_the_new_pairs(
     assert (out / "valid.yot").read_text() == (text / "valid.yot").read_text()
     assert (out / "test.toy").read_text() == (text / "test.toy").read_text()
     assert main(command(text, reverse, out)) == 2
-    assert "is complete: name another folder" in capsys.readouterr().err
+    assert "is complete: choose another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Figures drawn of cells of published tables: learning curves, and studies of what was trained."""
+"""Figures from cells of published tables: learning curves, and studies of trained models."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class CellFigure(FigureReport):
     """A figure of configs/reproduce/cell_figures.bundle.yaml.
 
     Args:
-        table, cells, command, part, reduced: as in FigureReport.
-        is_short: whether studies take their short flags.
+        table, cells, command, part, reduced: see FigureReport.
+        is_short: whether studies use their flags for the reduced protocol.
     """
 
     is_short: bool = False
@@ -46,13 +46,13 @@ class CellFigure(FigureReport):
     def table_of(
         cls, name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
     ) -> Table:
-        """Return the rows that the entry names, of the tables that it names."""
+        """Return the rows and tables that the entry names."""
         tables = {key: read_table(key, folder) for key in part["cells"]}
         tasks, rows = {}, {}
         for key, only in part["cells"].items():
             for task, row in tables[key].select(only):
                 if row.name in rows:
-                    raise ConfigError(f"{name}: {row.name} is a row of two of its tables")
+                    raise ConfigError(f"{name}: {row.name} is in two of its tables")
                 tasks[task.name] = task
                 rows[row.name] = row
         first = next(iter(tables.values()))
@@ -67,11 +67,11 @@ class CellFigure(FigureReport):
             rows=kept,
         )
 
-    # ---- what is read --------------------------------------------------------------------------
+    # ---- values --------------------------------------------------------------------------------
 
     @cached_property
     def drawn_of_test(self) -> Mapping[str, str]:
-        """Return what stands in for logged metrics: the paper's, where all runs have logged it."""
+        """Return the test metrics that replace logged metrics, if all runs logged them."""
         named: Mapping[str, str] = self.part.get("test_curves", {})
         logged = all(setting(cell.config, SETTING) is not None for cell in self.cells)
         return named if logged else {}
@@ -85,7 +85,7 @@ class CellFigure(FigureReport):
 
     @cached_property
     def values(self) -> dict[str, tuple[CellStudy, Value]]:
-        """Numbers of studies by name."""
+        """Values of studies by name."""
         found = {}
         for name, entry in self.part.get("values", {}).items():
             entry = dict(entry)
@@ -97,10 +97,10 @@ class CellFigure(FigureReport):
         return [(cell, result) for cell, result in self.results if cell.row.name == row]
 
     def sample(self, row: str, value: str) -> Sample | None:
-        """Return a value of a row over seeds; None where nothing has it.
+        """Return a value of a row over seeds; None if it is missing.
 
         Raises:
-            ConfigError: there is no such value.
+            ConfigError: the value is unknown.
         """
         found: dict[int, float] = {}
         metrics = {name for task in self.table.tasks.values() for name in task.metrics}
@@ -122,7 +122,7 @@ class CellFigure(FigureReport):
         return {seed: curve for seed, curve in found.items() if curve is not None}
 
     def tables(self, row: str, study: str, file: str) -> pd.DataFrame:
-        """Return a table of a study of a row, all seeds below each other."""
+        """Return a table of a study of a row, concatenated over seeds."""
         done = [cell for cell, _ in self.cells_of(row) if self.studies[study].is_done(cell)]
         parts = [self.studies[study].table(cell, file).assign(seed=cell.seed) for cell in done]
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
@@ -134,10 +134,10 @@ class CellFigure(FigureReport):
             for name, (study, value) in self.values.items()
         }
 
-    # ---- what is said --------------------------------------------------------------------------
+    # ---- sentences -----------------------------------------------------------------------------
 
     def judges(self) -> Mapping[str, Judge]:
-        """Return what judges each sentence: its claims."""
+        """Return the function that judges the claims of each sentence."""
         rows = list(self.table.rows)
         claims = {
             key: [
@@ -156,11 +156,11 @@ class CellFigure(FigureReport):
         return judge
 
     def text(self) -> list[str]:
-        """Return the sentences with their verdicts, and what the figure has of ours."""
+        """Return the sentences with their verdicts, and notes on the figure."""
         note = _TEST_NOTE if self.drawn_of_test else self.part.get("note")
         return [*super().text(), *([note] if note else [])]
 
-    # ---- what is drawn -------------------------------------------------------------------------
+    # ---- figures -------------------------------------------------------------------------------
 
     def drawn(self) -> dict[str, Callable[[], Figure]]:
         """Return what draws the panels, and in a figure of its own what studies drew."""
@@ -206,16 +206,16 @@ class CellFigure(FigureReport):
                 return cell.seed, named[0]
         return 0, None
 
-    # ---- making --------------------------------------------------------------------------------
+    # ---- studies -------------------------------------------------------------------------------
 
     def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
-        """Make the studies of the trained cells."""
+        """Run the studies of the trained cells."""
         studies = [job for study in self.studies.values() for job in study.jobs(cells)]
         return run_studies(studies, jobs, devices)
 
 
 class StudyFigure(CellFigure):
-    """A figure with studies, which are made once all cells are trained."""
+    """A figure with studies, which run when all cells are trained."""
 
     after_every_cell = False
 

@@ -1,4 +1,4 @@
-"""Figure 2 of the paper on fixed head sizes: pre-trained models, fine-tuned.
+"""Figure 2 of the paper on fixed head sizes: fine-tuned pre-trained models.
 
 Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al., ICML 2020).
 """
@@ -30,8 +30,8 @@ _SCORES = {"f1": "F1", "exact_match": "exact match", "accuracy": "accuracy, %"}
 class FineTuned(FigureReport):
     """Scores of fine-tuned models against their parameters.
 
-    Each row is a model, pre-trained and fine-tuned as the tasks of `tasks.yaml` say. In the reduced
-    version all widths are divided, the numbers of heads stay.
+    Each row is a model that is pre-trained and fine-tuned with the tasks of `tasks.yaml`. The
+    reduced version divides all widths and keeps the numbers of heads.
     """
 
     @classmethod
@@ -47,7 +47,7 @@ class FineTuned(FigureReport):
         for width in baseline["widths"]:
             if width % (baseline["heads"] * factor):
                 raise ConfigError(
-                    f"{folder / name}.yaml: baseline: width {width} cannot be divided among "
+                    f"{folder / name}.yaml: baseline: width {width} is not divisible by "
                     f"{baseline['heads']} heads and by {factor}"
                 )
             head_dim = width // baseline["heads"]
@@ -78,7 +78,7 @@ class FineTuned(FigureReport):
         }
 
     def scores(self, metric: str) -> pd.DataFrame:
-        """Return the cells that have a score, whose column has its name."""
+        """Return the cells with a score, in a column of its name."""
         column = f"value {metric}"
         known = self.rows.reindex(columns=[*self.rows.columns.difference([column]), column])
         return known.dropna(subset=[column]).rename(columns={column: _SCORES[metric]})
@@ -112,7 +112,7 @@ class FineTuned(FigureReport):
         return cells[cells["rule"] == "fixed"], cells[cells["rule"] == "width"]
 
     def _smaller_width(self, metric: str) -> Finding:
-        """The fixed model with most heads against the widest baseline."""
+        """Compare the fixed model with most heads and the widest baseline."""
         fixed, widths = self._parts(metric)
         if fixed.empty or widths.empty:
             return missing()
@@ -143,7 +143,7 @@ def _model(
     layers: tuple[int, int],
     factor: int,
 ) -> Row:
-    """Return the row of a model, whose reduced version has all widths divided."""
+    """Return the row of a model, with the divided widths of its reduced version."""
     sizes = {"embed_dim": embed_dim, "head_dim": head_dim, "mlp_dim": mlp_dim}
     full = {f"model.init_args.{key}": value for key, value in sizes.items()}
     small = {key: value // factor for key, value in full.items()}

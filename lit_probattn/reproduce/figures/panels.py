@@ -1,4 +1,4 @@
-"""Panels of a figure that is drawn of runs: curves, histograms, lines and figures of studies."""
+"""Panels of a figure from cells: curves, histograms and lines of studies, images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
 from lit_probattn.records.figures import colour_of
 from lit_probattn.reproduce.figures.curves import Curves, smoothed
 
-# Rows of a study's table over all seeds, with a column `seed`; of a row, a study and a file.
+# Returns a study's table over all seeds, with a column `seed`, by row, study and file.
 Tables = Callable[[str, str, str], pd.DataFrame]
 
 
@@ -32,11 +32,11 @@ class Panel:
         study, file: whose table or figure.
         x: column of the horizontal axis, or the one whose values are counted.
         y: column of the vertical axis.
-        where: values that columns must have; a list allows several.
-        by: column with a line for each of its values.
-        log: which axes are logarithmic: `x`, `y` or `xy`.
-        steps: first and last step to show, of curves.
-        most: largest x to show.
+        where: required values of columns; a list allows several.
+        by: column with one line per value.
+        log: logarithmic axes: `x`, `y` or `xy`.
+        steps: first and last step of curves.
+        most: largest x.
     """
 
     draw: Literal["curves", "histogram", "lines", "figures"]
@@ -68,7 +68,7 @@ class Panel:
     def draw_study(
         self, axis: Axes, rows: Sequence[str], tables: Tables, label_of: Callable[[str], str]
     ) -> None:
-        """Draw a histogram, or lines with the range of one deviation over seeds."""
+        """Draw a histogram, or lines with a band of one deviation over seeds."""
         number = 0
         distinct = not self.by and _have_own_colours([label_of(row) for row in rows])
         found = {row: tables(row, self.study, self.file) for row in rows}
@@ -106,7 +106,7 @@ class Panel:
     def _chosen(self, table: pd.DataFrame) -> pd.DataFrame:
         for column, value in self.where.items():
             several = value if isinstance(value, list) else [value]
-            # Columns of numbers and words are read as words.
+            # Columns with numbers and words are read as strings.
             table = table[table[column].astype(str).isin([str(one) for one in several])]
         if self.most is not None and len(table):
             table = table[table[self.x] <= self.most]
@@ -122,7 +122,7 @@ class Panel:
 
 
 def show(axis: Axes, path: Path | None, title: str) -> None:
-    """Show a study's figure as it is, or that it is not made."""
+    """Show the image of a study, or a note that it is missing."""
     axis.set_axis_off()
     axis.set_title(title, fontsize=9)
     if path is None:

@@ -1,4 +1,4 @@
-"""Figures of costs: sweeps of `python -m profiling`, their figure, and the paper's sentences."""
+"""Figures of costs: sweeps of `python -m profiling`, the figure, and the paper's sentences."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class Panel:
     """One panel.
 
     Args:
-        title: above it.
-        metric: a column of the table of rows.
+        title: title of the panel.
+        metric: a column of the rows.
         x: the horizontal axis.
         mode: `eval` or `train`; None means the only one.
-        lines: a further axis, with a line for each of its values.
-        variants: which; all by default.
-        ratio: whether ratios to the baseline are drawn, or values.
-        sweep: the sweep, where there are several.
-        scope: of the rows.
+        lines: another axis, with one line per value.
+        variants: variants to draw; all by default.
+        ratio: draw ratios to the baseline instead of values.
+        sweep: the sweep, if there are several.
+        scope: scope of the rows.
     """
 
     title: str
@@ -70,7 +70,7 @@ class Panel:
     scope: Any = "model"
 
     def draw(self, axis: Axes, config: SweepConfig, frame: pd.DataFrame) -> None:
-        """Draw the lines that have numbers."""
+        """Draw the lines with values."""
         chosen = None if self.variants is None else list(self.variants)
         claim = Claim(
             metric=self.metric, mode=self.mode, variants=chosen, scope=self.scope, below=1.0
@@ -121,10 +121,10 @@ class SweepFigure:
     """A figure of `kind: sweep_figure` in configs/reproduce/sweep_figures.bundle.yaml.
 
     Args:
-        name: its name.
+        name: name of the figure.
         part: its entry.
-        runs: folder of the runs; results lie in `profiling/SWEEP` below it.
-        command: the command, for the report.
+        runs: folder of the runs; results are in its subfolders `profiling/SWEEP`.
+        command: command in the report.
     """
 
     name: str
@@ -135,7 +135,7 @@ class SweepFigure:
 
     @cached_property
     def sweeps(self) -> dict[str, SweepConfig]:
-        """The sweeps by name of their files."""
+        """The sweeps by file name."""
         return {name: load_sweep(name) for name in self.part["sweeps"]}
 
     def folder(self, name: str) -> Path:
@@ -144,26 +144,26 @@ class SweepFigure:
 
     @property
     def state(self) -> str:
-        """How many of its sweeps have rows."""
+        """Return the number of sweeps with rows."""
         done = sum(any(self.folder(name).glob("rows*.jsonl")) for name in self.part["sweeps"])
         return f"{done} of {len(self.part['sweeps'])} sweeps have results"
 
     def plan(self) -> str:
-        """Return what would be measured."""
+        """Return the plan of the measurements."""
         parts = []
         for name, config in self.sweeps.items():
             parts.append(f"{name}:\n{describe_plan(config, self.root, 0, 1)}")
         return "\n".join(parts)
 
     def run(self, stream: Callable[[str], None] | None = None) -> None:
-        """Measure what is missing."""
+        """Measure the missing points."""
         for name, config in self.sweeps.items():
             with as_command(self.command):
                 run_sweep(config, self.folder(name), self.root, stream=stream)
 
     @cached_property
     def frames(self) -> dict[str, pd.DataFrame]:
-        """The rows of every sweep.
+        """The rows of all sweeps.
 
         Raises:
             ConfigError: a sweep has no rows, or rows of several versions.
@@ -177,10 +177,10 @@ class SweepFigure:
 
     @cached_property
     def judged(self) -> list[Finding]:
-        """The paper's sentences on this figure, judged.
+        """Findings on the paper's sentences about this figure.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: there are no sentences.
         """
         found = [
             judge(sentence, config, self.frames[name])
@@ -190,8 +190,8 @@ class SweepFigure:
         ]
         if not found:
             raise ConfigError(
-                f"{self.name}: {', '.join(self.sweeps)} have no sentence of this figure that says "
-                "what must hold for it: add it to report.paper"
+                f"{self.name}: {', '.join(self.sweeps)}: missing sentence with `holds` for this "
+                "figure in report.paper"
             )
         return found
 
@@ -239,6 +239,6 @@ class SweepFigure:
         )
 
     def write(self, folder: Path) -> str:
-        """Write the report; return its table."""
+        """Write the report and return its table."""
         self.page().write(folder)
         return "\n".join(markdown_lines(findings_table(self.judged)))

@@ -1,4 +1,4 @@
-"""Perplexity against the number of heads, under both rules for the head size: the report."""
+"""Report of the head-size experiment: perplexity against the number of heads by rule."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MODULE = "lit_probattn.reproduce.head_size experiment"
 
 
 class HeadSizeReport(Report):
-    """The report with sizes, and perplexity drawn against heads and against parameters."""
+    """Report with sizes, and perplexity drawn against heads and parameters."""
 
     draws_scores: ClassVar[bool] = False
 
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-        """Return what `point_columns` says."""
+        """Return `point_columns`."""
         return point_columns(cell, result)
 
     def figures(self) -> dict[str, ReportFigure]:
@@ -59,7 +59,7 @@ class HeadSizeReport(Report):
         }
 
     def text(self) -> list[str]:
-        """Return what the rules are."""
+        """Return the description of the rules."""
         metric = self.rows["metric"].iloc[0]
         return [
             f"Metric {metric}, of the last checkpoint. Methods: rule: head size (width/MLP). "
@@ -70,7 +70,7 @@ class HeadSizeReport(Report):
 
 
 def point_columns(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-    """Return rule and sizes of a point, and its parameters without the token table."""
+    """Return rule and sizes of a point, and its parameters without the token embedding."""
     sizes = cell.config["model"]["init_args"]
     with torch.device("meta"):
         task: Any = build_task(cell, cell.data())
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the grid and write table, figures and text; see `lit_probattn.compare.command.run`.
+    """Run the grid and write its report; see `lit_probattn.compare.command.run`.
 
     Raises:
         ConfigError: the grid is malformed.
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def draw_heads(table: pd.DataFrame) -> Figure:
-    """Draw perplexity against the number of heads (LRB-F1), and against varied head sizes."""
+    """Draw perplexity against the number of heads (LRB-F1) and against the head size."""
     varied = table[table["rule"] == "head_size"]
     of_width = table[table["rule"].isin(["head_size", "width", "width_and_heads"])]
     figure, axes = panels(1, 1 if varied.empty else 2, 5.0, 3.8)
@@ -117,7 +117,7 @@ def draw_heads(table: pd.DataFrame) -> Figure:
 
 
 def draw_parameters(table: pd.DataFrame) -> Figure:
-    """Draw perplexity against all parameters and those beside the token table (LRB-F2)."""
+    """Draw perplexity against parameters, with and without the token embedding (LRB-F2)."""
     figure, axes = panels(1, 2, 4.4, 3.6, sharey=True)
     labels = {
         "num_parameters": "parameters",

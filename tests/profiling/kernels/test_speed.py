@@ -335,7 +335,7 @@ def test_flags_narrow_a_file():
     assert sorted(small.sides) == ["fused", "plain"]
     assert [c.name for c in small.comparisons] == ["a"]
     assert narrowed(some) == some
-    with pytest.raises(ConfigError, match="no comparison has 'c' in its name; there are: a; b"):
+    with pytest.raises(ConfigError, match="no comparison name contains 'c'; comparisons: a; b"):
         narrowed(some, cases="c")
     with pytest.raises(ConfigError, match="seq_lens: the file has no grid"):
         narrowed(config([]), seq_lens=[7])
