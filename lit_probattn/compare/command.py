@@ -1,7 +1,7 @@
-"""Commands that run a table's cells: their flags, dry runs, running, the report.
+"""Shared code of commands that run a table: flags, dry runs, execution, report.
 
-`compare`, `reproduce`, `reproduce.uea` and `reproduce.head_size experiment` make a table and
-call `run`.
+`compare`, `reproduce`, `reproduce.uea` and `reproduce.head_size experiment` build a table and call
+`run`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import add_data
 from lit_probattn.base.config_files import file_named, is_there, output_folder
 from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.base.progress import duration
@@ -71,69 +72,75 @@ def add_flags(
     runs: Path = Path("runs"),
     accelerator: str | None = "auto",
 ) -> None:
-    """Add the flags of every command that runs a table's cells.
+    """Add the flags of all commands that run a table.
 
     Args:
         parser: the command's parser.
-        out: default folder of the report; a text only describes it.
+        out: default folder of the report; a string is only shown in the help text.
         runs: default folder of the runs.
-        accelerator: default hardware; None leaves it to the configuration.
+        accelerator: default accelerator; None means that of the configuration.
     """
     cells = parser.add_argument_group("cells")
     add_shard_flags(cells.add_argument)
     add = cells.add_argument
-    add("--only", nargs="+", default=[], help="names of tasks and rows, `mgk_*` for several")
-    add("--seeds", nargs="+", type=int, help="default: the table's")
-    add("--attempts", type=int, default=2, help="how often a cell that fails is tried (default 2)")
+    add(
+        "--only",
+        nargs="+",
+        default=[],
+        help="names or patterns of tasks and rows, such as `mgk_*`",
+    )
+    add("--seeds", nargs="+", type=int, help="seeds (default: those of the table)")
+    add("--attempts", type=int, default=2, help="number of attempts per run (default 2)")
     add(
         "--tflops",
         type=float,
-        help="with --dry-run: also the time of training at this rate, TFLOP/s",
+        help="with --dry-run: predict training times at this speed (TFLOP/s)",
     )
-    add("--commands", action="store_true", help="with --dry-run: print the command of every cell")
-    add("--report", action="store_true", help="train nothing, write what is finished")
-    protocol = parser.add_argument_group("another protocol (flagged in the report)")
+    add("--commands", action="store_true", help="with --dry-run: print the command of each run")
+    add("--report", action="store_true", help="report the finished runs without training")
+    protocol = parser.add_argument_group("changes of the protocol (flagged in the report)")
     add = protocol.add_argument
-    add("--steps", type=int, help="optimiser steps; warm-up and schedule shrink with them")
+    add("--steps", type=int, help="number of optimiser steps; warm-up and schedule are scaled")
     add(
         "--set",
         nargs="+",
         default=[],
         metavar="KEY=VALUE",
-        help="settings of all runs; TASK:KEY=VALUE of those of a task, `bert_*:` for several",
+        help="settings of all runs, or TASK:KEY=VALUE for one task or a pattern such as `bert_*:`",
     )
+    add_data(protocol)
     add(
         "--start_seed",
         type=int,
-        help="runs of all seeds begin with the pre-training of this one (default: each its own)",
+        help="start all runs from the pre-training of this seed (default: the seed of each run)",
     )
     where = parser.add_argument_group("where")
     add = where.add_argument
     add("--trainer", help="name or file of configs/trainer")
-    shown = "the trainer file's" if accelerator is None else accelerator
+    shown = "that of the trainer file" if accelerator is None else accelerator
     add(
         "--accelerator",
         default=accelerator,
-        help=f"Lightning's name: auto, cpu, gpu; default: {shown}",
+        help=f"Lightning's accelerator: auto, cpu, gpu (default: {shown})",
     )
-    add("--jobs", type=int, default=1, help="cells at a time")
-    add("--devices", default="", help="CUDA devices of the jobs in turn, such as 0,1,2,3")
-    add("--launch", default="", help="words in place of `python`, such as torchrun with its flags")
-    add("--flags", default="", help="further flags of every run that decide no number")
+    add("--jobs", type=int, default=1, help="number of concurrent runs")
+    add("--devices", default="", help="CUDA devices to distribute runs over, such as 0,1,2,3")
+    add("--launch", default="", help="launcher instead of `python`, such as torchrun and its flags")
+    add("--flags", default="", help="extra flags of all runs that do not affect results")
     add_flag(parser)
     add("--data_dir", help="folder of the data (or LIT_PROBATTN_DATA)")
     add("--cache_dir", help="folder of the caches (or LIT_PROBATTN_CACHE)")
     add("--runs", type=Path, default=runs, help=f"folder of the runs (default {runs})")
     given = out if isinstance(out, Path) else None
     add("--out", type=Path, default=given, help=f"folder of the report (default {out})")
-    cluster = parser.add_argument_group("jobs through submitit")
+    cluster = parser.add_argument_group("jobs with submitit")
     add = cluster.add_argument
     add(
         "--executor",
         choices=("here", "slurm", "local", "debug"),
         default="here",
-        help="here: this process; slurm: an array job; local: processes that submitit starts on "
-        "this machine; debug: shards one after another in this process",
+        help="here: this process; slurm: an array job; local: processes on this machine; debug: "
+        "all shards in this process, one after another",
     )
     add("--shards", type=int, default=1, help="number of jobs of the executor")
     add(
@@ -141,12 +148,12 @@ def add_flags(
         nargs="*",
         default=[],
         metavar="KEY=VALUE",
-        help="parameters of submitit: partition=gpu timeout_min=720 gpus_per_node=1 …",
+        help="parameters of submitit, such as partition=gpu timeout_min=720 gpus_per_node=1",
     )
 
 
 def place_of(options: argparse.Namespace) -> Place:
-    """Return where the flags put data and results."""
+    """Return the folders and launcher that the flags set."""
     return Place(
         runs=options.runs,
         data_dir=options.data_dir,
@@ -158,7 +165,7 @@ def place_of(options: argparse.Namespace) -> Place:
 
 
 def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
-    """Return what the flags change for all cells.
+    """Return the changes of the protocol that the flags set for all cells.
 
     Raises:
         ConfigError: a number is below 1.
@@ -169,7 +176,8 @@ def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1, received {value}")
-    settings = parse_settings(options.set)
+    data = [f"data.init_args.{text}" for text in options.data]
+    settings = parse_settings([*data, *options.set])
     trainer = options.trainer and file_named("trainer", options.trainer)
     return Options(
         steps=options.steps,
@@ -183,12 +191,12 @@ def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
 def make_cells(
     table: Table, only: Sequence[str], seeds: Sequence[int], options: Options, place: Place
 ) -> list[Cell]:
-    """Return the cells of a table whose parts are there: all rows of a seed before the next.
+    """Return the selected cells of a table, ordered by seed.
 
-    Each comes after the cells that it begins with, which have the seed of `options.start_seed`.
+    Starts come first and have the seed `options.start_seed`.
 
     Raises:
-        ConfigError: `only` names nothing that the table has.
+        ConfigError: `only` selects no cell.
     """
     there = [p for p in table.select(only) if is_there(p[1].attention)]
     there = [p for p in there if is_there(p[0].config)]
@@ -212,34 +220,34 @@ def run(
     report: Callable[[Table, Sequence[Cell], str], Report] = Report,
     skipped: Mapping[str, str] | None = None,
 ) -> int:
-    """Do what the flags say with the cells of a table.
+    """Run, plan or report the cells of a table according to the flags.
 
     Args:
         table: the table.
         options: the parsed flags.
-        arguments: the command's arguments as given.
-        module: the command's module; further words of the command may follow.
-        protocol: what changes for all cells; None takes it from the flags.
-        report: makes the command's report, of table, cells and command.
-        skipped: tasks that cannot be made, and why.
+        arguments: the arguments of the command line.
+        module: the command's module, optionally followed by subcommands.
+        protocol: changes of the protocol; None means those of the flags.
+        report: builds the command's report from table, cells and command.
+        skipped: tasks that cannot be built, and the reasons.
 
     Returns:
-        0 if everything asked for is finished, and after a dry run; 1 if a cell failed, is missing
-        its data or runs elsewhere; 130 if it was interrupted.
+        0 if all selected runs are finished, and after a dry run; 1 if a run failed, lacks its data
+        or is running in another process; 130 after an interrupt.
 
     Raises:
-        ConfigError: a flag is wrong.
+        ConfigError: a flag is invalid.
     """
     protocol, skipped = protocol or protocol_of(options), skipped or {}
     if options.executor == "here" and (options.shards > 1 or options.slurm):
-        raise ConfigError("--shards and --slurm need --executor slurm, local or debug")
+        raise ConfigError("--shards and --slurm require --executor slurm, local or debug")
     place = place_of(options)
     seeds = options.seeds or table.seeds
     refuse_unknown_tasks((p.name for t in table.tasks.values() for p in t.chain()), protocol)
     cells = make_cells(table, options.only, seeds, protocol, place)
     check_cells(cells)
     if options.start_seed is not None and not any(cell.start for cell in cells):
-        raise ConfigError(f"--start_seed: no run of {table.name} begins with another one")
+        raise ConfigError(f"--start_seed: no run of {table.name} starts from another run")
     index, count = shard_of(options)
     mine = share_of(cells, index, count)
     command = shlex.join([*f"python -m {module}".split(), *portable(arguments)])
@@ -259,27 +267,27 @@ def run(
             return _run_cells(made, mine, options, out if count == 1 else None, skipped)
     except KeyboardInterrupt:
         done = sum(cell.result() is not None for cell in mine)
-        told = f"interrupted: {done} of {len(mine)} cells are finished; the same command goes on"
+        told = f"interrupted: {done} of {len(mine)} runs are finished; rerun the command to resume"
         if options.executor == "slurm":
-            told += "; its jobs go on too, and --report writes the report"
+            told += "; its jobs continue, and --report writes the report"
         print(told, file=sys.stderr)
         return INTERRUPTED
     if not made.has_numbers:
         changed = [unfinished_label(cell) for cell in cells if cell.changed_sources()]
         why = f"; {'; '.join(changed)}" if changed else ""
-        raise ConfigError(f"no cell of {table.name} is finished: nothing to report{why}")
+        raise ConfigError(f"no run of {table.name} is finished: nothing to report{why}")
     print(f"{made.write(out)}\n\nreport: {out}/report.md")
     return 0 if len(made.results) == len(cells) and not skipped else 1
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
-    """Check metrics, settings and flags before anything runs.
+    """Validate metrics, settings and flags before the first run.
 
-    Command lines are parsed once for each task and set of keys, where a user has set some.
+    Command lines with user settings are parsed once per task and set of keys.
 
     Raises:
-        ConfigError: a metric is not logged, or a key is unknown, set by the command, or decides
-            numbers where it may not.
+        ConfigError: a metric is not logged, or a key is unknown, set by the command, or affects
+            results although it must not.
     """
     if not cells:
         return
@@ -287,7 +295,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
     refuse_settings(options, place.settings)
     refuse_flags(place.flags, [cell.task for cell in cells])
     if place.launch and shutil.which(place.launch[0]) is None:
-        raise ConfigError(f"--launch: there is no program {place.launch[0]!r}")
+        raise ConfigError(f"--launch: program {place.launch[0]!r} not found")
     refuse_reserved_in_files([(cell.task, cell.row) for cell in cells], options)
     parsed = set()
     for cell in cells:
@@ -305,11 +313,17 @@ def check_cells(cells: Sequence[Cell]) -> None:
 
 
 def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) -> None:
-    """Run the command as an array of shards; their failures show in what is finished."""
+    """Run the command as an array of shards; failed ones leave unfinished runs."""
     if options.shard:
-        raise ConfigError("--executor makes its own shards: leave --shard out")
+        raise ConfigError("--executor creates the shards: remove --shard")
     name, *words = module.split()
-    here = ["--executor", "here", "--shards", "1", "--slurm"]  # the last of a flag counts
+    here = [
+        "--executor",
+        "here",
+        "--shards",
+        "1",
+        "--slurm",
+    ]  # the last of equal flags counts
     submit(
         name,
         [*words, *arguments, *here],
@@ -324,7 +338,7 @@ def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) 
 
 
 def missing_by_task(cells: Iterable[Cell]) -> dict[str, str]:
-    """Return why the data of a task cannot be read, by the task's name."""
+    """Return the reasons why data cannot be read, by task."""
     reasons: dict[str, str | None] = {}
     found: dict[str, str] = {}
     for cell in cells:
@@ -343,13 +357,13 @@ def missing_by_task(cells: Iterable[Cell]) -> dict[str, str]:
 def dry_run(
     cells: Sequence[Cell], tflops: float | None, commands: bool, skipped: Mapping[str, str]
 ) -> None:
-    """Print what would run, what it costs by formula, and what is missing; nothing is trained.
+    """Print the runs, their predicted cost, and missing data, without training.
 
     Args:
         cells: the cells.
-        tflops: rate of operations that training times follow from; None leaves times out.
+        tflops: speed for the prediction of training times; None omits times.
         commands: whether to print commands.
-        skipped: tasks that cannot be made, and why.
+        skipped: tasks that cannot be built, and the reasons.
     """
     missing = missing_by_task(cells)
     groups: dict[tuple[str, str], list[Cell]] = {}
@@ -359,7 +373,7 @@ def dry_run(
     for group in groups.values():
         try:
             plan.append(plan_of(group, tflops, missing))
-        except DataError as error:  # sizes that only the data tell
+        except DataError as error:  # sizes that are known only from the data
             missing.setdefault(group[0].task.name, str(error))
     if plan:
         print("\n".join([*markdown_lines(pd.DataFrame(plan)), "", _PLAN]))
@@ -377,15 +391,15 @@ def _named(task: str, reason: str) -> str:
 def plan_of(
     group: Sequence[Cell], tflops: float | None, missing: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return a row of the plan: the cells of one row of a task, which differ in their seeds.
+    """Return a row of the plan for cells that differ only in their seeds.
 
     Args:
         group: the cells.
-        tflops: rate of operations that the time follows from; None leaves it out.
-        missing: tasks whose data are missing.
+        tflops: speed for the prediction of the training time; None omits it.
+        missing: reasons for missing data, by task.
 
     Raises:
-        DataError: the model's sizes are known by the data only.
+        DataError: the model's sizes depend on data that are missing.
     """
     cell = group[0]
     counted, batch = counts(cell), rows_of_step(cell.config)
@@ -413,14 +427,14 @@ def plan_of(
 
 
 class Counted:
-    """Adds what is counted on model and data to a result; equal cells are counted once."""
+    """Adds counts of model and data to a result; equal cells are counted once."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
         self._tests: dict[str, int] = {}
 
     def prepare(self, cells: Sequence[Cell]) -> dict[str, str]:
-        """Build the caches of the cells' data; return why a task's cannot be, by task."""
+        """Build the caches of the cells' data; return the reasons of failures by task."""
         failed: dict[str, str] = {}
         for cell in with_starts(cells):
             key = cell.data_key
@@ -428,7 +442,7 @@ class Counted:
                 continue
             if cell.start is not None and cell.start.task.name in failed:
                 start = cell.start.task.name
-                failed[cell.task.name] = f"it begins with {start}, whose data cannot be read"
+                failed[cell.task.name] = f"it starts from {start}, whose data cannot be read"
                 continue
             try:
                 data = cell.data()
@@ -440,7 +454,7 @@ class Counted:
         return failed
 
     def __call__(self, cell: Cell) -> dict[str, Any]:
-        """Return parameters, multiply-adds here and at full length, size of the test split."""
+        """Return parameters, multiply-adds here and at published length, size of the test split."""
         named = settings_of(cell.task.name, cell.options).items()
         shorter = {*cell.task.length, *cell.task.shortened}
         reading = {k: v for k, v in named if k.startswith("data.") and k not in shorter}
@@ -465,18 +479,18 @@ def _run_cells(
     out: Path | None,
     skipped: Mapping[str, str],
 ) -> int:
-    """Run cells and write the report after each; in one shard of several it is not written.
+    """Run cells and write the report after each, except in one of several shards.
 
     Raises:
-        ConfigError: the flags name a GPU and this machine has none.
+        ConfigError: the flags require a GPU and none is available.
     """
     if options.accelerator in ("gpu", "cuda") and not torch.accelerator.is_available():
         raise ConfigError(
-            f"--accelerator {options.accelerator}, but there is no GPU here: use --accelerator "
-            "cpu, or look at `lit-probattn --version --verbose`"
+            f"--accelerator {options.accelerator}: no GPU is available; use --accelerator cpu, or "
+            "see `lit-probattn --version --verbose`"
         )
     if out is not None:
-        output_folder(out)  # before anything is trained
+        output_folder(out)  # before training starts
     counted = Counted()
     failed = counted.prepare([cell for cell in mine if cell.result() is None])
     without = {**skipped, **failed}
@@ -505,8 +519,8 @@ def _run_cells(
         print(f"failed: {label}: {reason}", file=sys.stderr)
     skips = f"{len(outcome.skipped)} skipped, " if outcome.skipped else ""
     print(
-        f"{len(outcome.finished)} of {len(mine)} cells finished, {outcome.ran} of them now; "
-        f"{len(outcome.failed)} failed, {len(outcome.elsewhere)} run elsewhere, {skips}"
+        f"{len(outcome.finished)} of {len(mine)} runs finished, {outcome.ran} of them now; "
+        f"{len(outcome.failed)} failed, {len(outcome.elsewhere)} in other processes, {skips}"
         f"{len(without)} tasks without data",
         flush=True,
     )

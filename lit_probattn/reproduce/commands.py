@@ -1,4 +1,4 @@
-"""What is known of every table: its state."""
+"""State of all tables and figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRAWING = "a drawing without data; there is nothing to train or to measure"
 
 
 def missing_parts(table: Table) -> list[str]:
-    """Return the files that a table needs and this package does not have."""
+    """Return the files that a table requires but this package lacks."""
     needed = [part.config for task in table.tasks.values() for part in task.chain()]
     needed += [row.attention for row in table.rows.values()]
     return sorted({name for name in needed if not is_there(name)})
@@ -41,7 +41,7 @@ def list_lines(place: Place, folder: Path = FOLDER) -> list[str]:
 
 
 def finished(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells with a result; a cell is composed only where a result has its task's name.
+    """Return the cells with a result; only cells of tasks with results are composed.
 
     Composing the cells of all tables takes seconds.
     """
@@ -57,13 +57,13 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
     if kind == "fits":
         table = read_table(name, folder)
         cells = make_cells(table, [], table.seeds, Options(), place)
-        text = f"{len(finished(cells))} of {len(cells)} cells finished (full protocol)"
+        text = f"{len(finished(cells))} of {len(cells)} runs finished (full protocol)"
         parts = missing_parts(table)
         return f"{text}; missing parts: {', '.join(parts)}" if parts else text
     if kind == "figure":
         table = figure_class(name, part).table_of(name, part, folder, place, False)
         cells = make_cells(table, [], table.seeds, Options(), place)
-        return f"{len(finished(cells))} of {len(cells)} cells finished (full protocol)"
+        return f"{len(finished(cells))} of {len(cells)} runs finished (full protocol)"
     if kind == "drawing":
         return DRAWING
     if kind == "sweep_figure":
@@ -78,6 +78,6 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
         done = finished(cells)
         studied = sum(analysis.study.is_done(cell) for cell in done)
         return (
-            f"{len(done)} of {len(cells)} cells finished, {studied} studied ({analysis.study.name})"
+            f"{len(done)} of {len(cells)} runs finished, {studied} studied ({analysis.study.name})"
         )
     raise ConfigError(f"{name}: unknown kind: {kind!r}{nearest(kind, get_args(Kind))}")

@@ -1,9 +1,9 @@
-"""Packed and padded documents: time and memory of an encoder's forward and backward pass.
+"""Time and memory of an encoder's forward and backward pass with packed and padded documents.
 
-A case D x N has D documents whose lengths are drawn uniformly from N · shortest to N; one has N.
-Padded, they are a batch (D, N) with a key mask. Packed, they are one row without padding, regrouped
-by length in each layer. Forward and backward of a Transformer, by default of the sizes of the
-ListOps task, with self-attention that is not causal.
+A case D x N has D documents with lengths drawn uniformly from N · shortest to N; the longest has N.
+Padded documents are a batch (D, N) with a key mask. Packed documents are one row without padding,
+regrouped by length in each layer. The model is a Transformer with bidirectional self-attention, by
+default with the sizes of the ListOps task.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ PADDED, PACKED = "padded", "packed"
 
 
 def lengths_of(case: str, shortest: float) -> Tensor:
-    """Return the lengths of the documents of a case `DxN`, (D,), the longest first.
+    """Return the lengths of the documents of a case `DxN`, (D,), in descending order.
 
     Raises:
-        ConfigError: it is not of this form.
+        ConfigError: the case has another form.
     """
     count, _, longest = case.partition("x")
     if not (count.isdecimal() and longest.isdecimal() and int(count) and int(longest)):
@@ -61,14 +61,14 @@ def step(model: Transformer, x: Tensor, mask: Tensor | None, bounds: Tensor | No
 
 
 def largest_difference(model: Transformer, x: Tensor, mask: Tensor, bounds: Tensor) -> float:
-    """Return the largest difference of both outputs at real tokens."""
+    """Return the largest difference between packed and padded outputs at real tokens."""
     with torch.no_grad():
         packed = model(x[mask][None], cu_seqlens=Packing(bounds))[0]
         return float((packed - model(x, key_mask=mask)[mask]).abs().max())
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Time both forms of every case and variant."""
+    """Time packed and padded documents for all cases and variants."""
     rows, worst = [], 0.0
     for case in options.cases:
         lengths = lengths_of(case, options.shortest)

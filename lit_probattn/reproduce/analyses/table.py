@@ -1,8 +1,8 @@
-"""What the file of an analysis table says: cells, study, numbers.
+"""The file of an analysis table: cells, study, numbers.
 
 A file of configs/reproduce of `kind: analysis` names its study, the models of its rows (rows of
-other tables, or attention files of its own), and where each printed number stands in the study's
-tables. Printed numbers themselves are those of published.csv.
+other tables, or attention files), and where the study's tables contain each printed number. The
+printed numbers are in published.csv.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _OPTIONAL = ("flags", "shortened", "baseline", "neutral", "notes", "computed")
 
 @dataclass(frozen=True)
 class Number:
-    """A printed number of every row.
+    """A number that is printed for each row.
 
     Args:
         metric: name, unit, and its metric and split in published.csv.
-        value: where it stands in the tables of the study.
-        bound: whether the paper prints a bound of it; None for the number itself.
+        value: where the tables of the study contain it.
+        bound: kind of bound, if the paper prints a bound; None for the number itself.
     """
 
     metric: Metric
@@ -50,15 +50,15 @@ class Analysis:
     """An analysis table.
 
     Args:
-        table: its cells; a row's `published` are its printed numbers.
-        study: the study of every cell.
-        shortened: the study under the shortened protocol.
-        numbers: what is compared, by name.
-        neutral: what numbers of a table without a baseline lie above or below.
-        notes: what the paper does not say of the study, and what we take.
-        digits: digits after the point, by number, as printed.
-        computed: printed numbers that no study gives, with the text that is printed.
-        wheres: lines of the study's tables that a row reads, beside those of its numbers, by row.
+        table: its cells; `published` of a row are its printed numbers.
+        study: study of each cell.
+        shortened: the study with the reduced protocol.
+        numbers: compared numbers, by name.
+        neutral: reference of the order in a table without a baseline.
+        notes: assumptions about the study that the paper does not specify.
+        digits: printed number of decimals, by number.
+        computed: printed numbers that do not come from a study, with the printed text.
+        wheres: additional conditions on the study's tables, by row.
         folder: folder of the tables.
     """
 
@@ -74,21 +74,21 @@ class Analysis:
     wheres: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def value(self, row: str, name: str) -> Value:
-        """Return where a number of a row stands in the tables of the study."""
+        """Return where the study's tables contain a number of a row."""
         found = self.numbers[name].value
         return replace(found, where={**found.where, **self.wheres.get(row, {})})
 
     @classmethod
     def read(cls, name: str, part: Mapping[str, Any], folder: Path = FOLDER) -> Analysis:
-        """Return the analysis of a file's content.
+        """Parse the content of a file.
 
         Args:
-            name: the table.
-            part: the content.
-            folder: folder of the tables whose rows it names, of tasks and printed numbers.
+            name: name of the table.
+            part: content of the file.
+            folder: folder of the referenced tables, of tasks and of printed numbers.
 
         Raises:
-            ConfigError: something is missing or unknown.
+            ConfigError: a key is missing or unknown.
         """
         _check(name, part, _REQUIRED, _OPTIONAL)
         tasks = read_tasks(folder)
@@ -143,12 +143,12 @@ class _Printed:
         self.texts = {tuple(row[key] for key in keys): row["value"] for row in rows}
 
     def of(self, method: str, heads: str, number: Number) -> float | None:
-        """Return what a row prints, or None."""
+        """Return the printed number of a row, or None."""
         text = self.texts.get((method, heads, *number.metric.printed))
         return None if text is None else float(text)
 
     def digits(self, number: Number) -> int:
-        """Return the most digits after the point that the number is printed with."""
+        """Return the largest number of decimals with which the number is printed."""
         texts = [t for key, t in self.texts.items() if key[2:] == tuple(number.metric.printed)]
         return max(map(digits_of, texts), default=2)
 
@@ -156,13 +156,13 @@ class _Printed:
 def _check(
     where: str, entry: Mapping[str, Any], required: Sequence[str], optional: Sequence[str]
 ) -> None:
-    """Refuse an entry that lacks a key, or has one that means nothing."""
+    """Reject an entry with a missing or unknown key."""
     for key in required:
         if key not in entry:
             raise ConfigError(f"{where} does not set {key}")
     for key in entry:
         if key not in (*required, *optional):
-            raise ConfigError(f"{where} sets {key!r}{nearest(key, (*required, *optional))}")
+            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, (*required, *optional))}")
 
 
 def _computed(name: str, entry: Mapping[str, Any], folder: Path) -> tuple[Computed, str]:
@@ -171,7 +171,7 @@ def _computed(name: str, entry: Mapping[str, Any], folder: Path) -> tuple[Comput
     for row in read_published(folder):
         if row["table"] == name and tuple(row[key] for key in keys) == found.printed:
             return found, row["value"]
-    raise ConfigError(f"{name}: published.csv does not print {', '.join(found.printed)}")
+    raise ConfigError(f"{name}: published.csv: missing {', '.join(found.printed)}")
 
 
 def _number(table: str, name: str, entry: Mapping[str, Any]) -> Number:
@@ -204,14 +204,14 @@ def _row(
     folder: Path,
 ) -> Row:
     if "cells" not in entry and "attention" not in entry:
-        raise ConfigError(f"{where} names no model: set cells or attention")
+        raise ConfigError(f"{where}: missing model; set cells or attention")
     own = ("where",) if "cells" in entry else ("set", "overrides", "where")
     _check(where, entry, ("printed", "cells" if "cells" in entry else "attention"), own)
     method, heads = entry["printed"]
     values = {key: printed.of(method, heads, number) for key, number in numbers.items()}
     found = {key: value for key, value in values.items() if value is not None}
     if not found:
-        raise ConfigError(f"{where}: published.csv prints nothing of {method}, {heads}")
+        raise ConfigError(f"{where}: published.csv: missing {method}, {heads}")
     published = {task: found}
     if "cells" not in entry:
         model = {k: v for k, v in entry.items() if k not in ("printed", "where")}

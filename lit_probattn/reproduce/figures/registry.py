@@ -1,4 +1,4 @@
-"""Which class makes which figure."""
+"""The classes of figures, by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_probattn.reproduce.figures.low_rank import (
 from lit_probattn.reproduce.figures.low_rank_bert import FineTuned
 from lit_probattn.reproduce.figures.report import FigureReport
 
-# Figures with a class of their own, and a file of their name in configs/reproduce.
+# Figures with a separate class and a file of their name in configs/reproduce.
 FIGURES: dict[str, type[FigureReport]] = {
     "low_rank_figure1": AgainstParameters,
     "low_rank_figure2": FineTuned,
@@ -25,5 +25,5 @@ FIGURES: dict[str, type[FigureReport]] = {
 
 
 def figure_class(name: str, part: Mapping[str, Any]) -> type[FigureReport]:
-    """Return what makes a figure of `kind: figure`."""
+    """Return the class of a figure of `kind: figure`."""
     return FIGURES.get(name) or (StudyFigure if "studies" in part else CellFigure)

@@ -360,7 +360,7 @@ HOSTS: dict[str, Callable[[], Host]] = {
     "by hand, two calls": lambda: by_hand(TwoCalls),
     "by hand, windows": lambda: by_hand(Windows),
     "by hand, heads as batch": lambda: by_hand(HeadsAsBatch, "heads into the batch"),
-    "by hand, own checkpoint": lambda: by_hand(Repeating, "inside of a checkpoint"),
+    "by hand, own checkpoint": lambda: by_hand(Repeating, "inside a checkpoint"),
 }  # fmt: skip
 
 
