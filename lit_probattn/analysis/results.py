@@ -81,7 +81,6 @@ def shown_command(words: Iterable[str]) -> str:
 
 
 def _variant(entry: Mapping[str, Any]) -> str:
-    """Return the class of an attention layer with its arguments."""
     options = ", ".join(f"{k}={v}" for k, v in (entry.get("init_args") or {}).items() if v)
     return f"{str(entry.get('class_path', '')).rpartition('.')[2]} ({escaped(options)})"
 

@@ -191,7 +191,6 @@ def _without_images(lines: Sequence[str]) -> list[str]:
 
 
 def _stripped(lines: Sequence[str]) -> list[str]:
-    """Return lines without trailing empty ones."""
     return "\n".join(lines).rstrip().split("\n")
 
 

@@ -128,7 +128,6 @@ def show(axis: Axes, path: Path | None, title: str) -> None:
 
 
 def _band(axis: Axes, wide: pd.DataFrame, colour: str, name: str, marker: str = "") -> None:
-    """Draw mean and deviation of columns over the index."""
     if wide.empty:
         return
     mean, spread = wide.mean(axis=1), wide.std(axis=1)
