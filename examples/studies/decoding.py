@@ -36,7 +36,8 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.encoder_decoder import EOS, PAD, EncoderDecoder
 from lit_probattn.models.search import Beam, Hypothesis, beam_search, greedy
 from lit_probattn.randomness import RandomKey
-from lit_probattn.records.tables import counted, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import counted
 from profiling.studies.study import TIMED, Report, command, heading, measure_sides, shown
 
 _FISH = partial(FiSHAttention, num_heads=4, num_global_heads=2, scale_position="before")

@@ -36,7 +36,8 @@ from datamodules.lra.listops_generator import TOKENS
 from lit_probattn.analysis.drawing import BLUE, spread_curve
 from lit_probattn.base.arguments import Flag
 from lit_probattn.interop.swap import swap
-from lit_probattn.records.tables import counted, panels, with_deviation
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import counted, with_deviation
 from profiling.studies.study import TIMED, Report, command, measure_sides, shown
 
 HEADS, WIDTH, LAYERS, BATCH, WARMUP = 4, 64, 2, 64, 50
@@ -212,8 +213,7 @@ class Curves(Report):
             axis.axhline(before, color="0.5", lw=0.8, ls=":")
             axis.set(xlabel="steps of training after the start", ylabel="accuracy, %")
             axis.set_title(f"{name} (dotted: the trained model)", fontsize=9)
-            axis.legend(fontsize=7, frameon=False, loc="lower right")
-            axis.spines[["top", "right"]].set_visible(False)
+            axis.legend(loc="lower right")
         return figure
 
 

@@ -18,7 +18,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lit_probattn.records.tables import panels
+from lit_probattn.records.figures import panels
 
 BLUE = "#3b6ea5"
 RATIO_LIMIT = 2.0
@@ -121,9 +121,9 @@ def label(
     if title:
         axis.set_title(title, fontsize=9)
     if grid:
-        axis.grid(color="0.9", lw=0.6)
+        axis.grid(visible=True)
     if legend:
-        axis.legend(fontsize=legend, frameon=False)
+        axis.legend(fontsize=legend)
 
 
 def spread_curve(axis: Axes, rows: pd.DataFrame, x: str, y: str, *, colour: str, name: str) -> None:

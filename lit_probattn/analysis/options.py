@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import DataFlag, Flag
 
 OUT = Flag("out", "folder of the results", type=Path, required=True)
 SPLITS = ("val", "test")
@@ -22,7 +22,7 @@ MODEL = (
         type=Path,
         action="append",
     ),
-    Flag("data", "arguments of the DataModule", [], metavar="KEY=VALUE"),
+    DataFlag(),
     Flag("device", "auto, cpu, cuda, cuda:1 …", "auto"),
     OUT,
 )

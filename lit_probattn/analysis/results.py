@@ -15,15 +15,15 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import refuse_to_replace, replace_text
 from lit_probattn.base.provenance import machine
 from lit_probattn.models.per_layer import attention_entries
+from lit_probattn.records.figures import save_figure
 from lit_probattn.records.markdown import code_span, escaped, one_line
-from lit_probattn.records.tables import save_png
 from lit_probattn.training.trained import Trained
 
 matplotlib.use("Agg")
 
 
 class Results:
-    """Writes `<study>.csv`, `<study>.png` and `<study>.md` to one folder, created if needed.
+    """Writes `<study>.csv`, `.png`, `.svg` and `.md` in one folder, which is made.
 
     Raises:
         ConfigError: the folder cannot be created, or contains an unrelated file of such a name.
@@ -31,12 +31,16 @@ class Results:
 
     def __init__(self, out: Path, study: str, command: str) -> None:
         self.out, self.study, self.command = out, study, command
-        self.pictures: list[Path] = []
+        self.figures: list[Path] = []
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot create --out {out}: {error.strerror}") from error
-        files = (path for ending in ("csv", "png", "md") for path in out.glob(f"{study}*.{ending}"))
+        files = (
+            path
+            for ending in ("csv", "png", "svg", "md")
+            for path in out.glob(f"{study}*.{ending}")
+        )
         refuse_to_replace(files, self.path("md"))
 
     def path(self, ending: str, part: str = "") -> Path:
@@ -48,16 +52,16 @@ class Results:
         replace_text(self.path("csv", part), frame.to_csv(index=False, float_format=f"%.{digits}g"))
 
     def figure(self, figure: Figure, part: str = "") -> None:
-        """Write a PNG file of at most 300 kB, with command and machine in its metadata."""
+        """Write a PNG and an SVG file of at most 300 kB, with command and machine in them."""
         note = f"{self.command} | {machine()}"
-        self.pictures.append(save_png(figure, self.path("png", part), note))
+        self.figures.append(save_figure(figure, self.path("png", part), note)[0])
 
     def text(self, title: str, facts: Sequence[str], body: str, appendix: str = "") -> None:
         """Write the Markdown file: title, command, facts, body, figures, appendix.
 
         The body is also printed.
         """
-        pictures = [f"![{path.stem}]({path.name})" for path in self.pictures]
+        figures = [f"![{path.stem}]({path.name})" for path in self.figures]
         lines = [
             f"# {one_line(title)}",
             "",
@@ -68,7 +72,7 @@ class Results:
             body,
             "",
         ]
-        whole = "\n".join([*lines, *pictures, "", appendix]).rstrip()
+        whole = "\n".join([*lines, *figures, "", appendix]).rstrip()
         replace_text(self.path("md"), whole + "\n")
         print(f"{body}\n\nresults: {self.path('md')}")
 

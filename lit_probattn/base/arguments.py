@@ -26,7 +26,8 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from itertools import takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
@@ -263,6 +264,40 @@ class Parser(argparse.ArgumentParser):
         own["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, **own | more)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words, also `--data.NAME VALUE` of a parser with `add_data`."""
+        words = sys.argv[1:] if args is None else list(args)
+        has_data = DATA in self._option_string_actions
+        return super().parse_known_args(_data_words(words) if has_data else words, namespace)
+
+
+DATA = "--data.KEY"
+
+
+def add_data(parser: argparse._ActionsContainer) -> None:
+    """Add `--data.KEY VALUE`, which sets an argument of the data as it does for `fit`.
+
+    The option `data` is a list of texts `KEY=VALUE`.
+    """
+    text = "argument of the data, such as --data.data_dir FOLDER; can be repeated"
+    more: dict[str, Any] = {"dest": "data", "action": "append", "default": [], "help": text}
+    parser.add_argument(DATA, metavar="VALUE", **more)
+
+
+def _data_words(words: Sequence[str]) -> list[str]:
+    """Write `--data.NAME VALUE` and `--data.NAME=VALUE` as argparse reads them."""
+    found: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--data.")
+        if name == flag or not name or flag == DATA:
+            found.append(word)
+            continue
+        value = value if equals else next(rest, "")
+        found.append(f"{DATA}={name.removeprefix('init_args.')}={value}")
+    return found
+
 
 class Flag:
     """A flag of a command.
@@ -305,3 +340,14 @@ class Flag:
             if parser is None:
                 raise ConfigError(text)
             parser.error(text)
+
+
+class DataFlag(Flag):
+    """`--data.KEY VALUE` (see `add_data`)."""
+
+    def __init__(self) -> None:
+        super().__init__("data", "arguments of the data")
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flag to a parser."""
+        add_data(parser)

@@ -40,6 +40,7 @@ from lit_probattn.cli.files import (
     run_name,
     with_initial_weights,
     with_named_files,
+    with_run_flags,
 )
 from lit_probattn.cli.jsonargparse_internals import failure_of_link
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
@@ -95,7 +96,9 @@ TRAINER_DEFAULTS = {
     "enable_model_summary": False,  # its FLOPs column does not count attention
 }
 NAMES = """--task NAME, --attention NAME and --trainer NAME abbreviate --config FILE with the file
-of that name; `lit-probattn list tasks` (attention, trainers) lists the names."""
+of that name; `lit-probattn list tasks` (attention, trainers) lists the names. --seed sets
+--seed_everything. fit: --lr sets --model.init_args.lr, and --steps sets --trainer.max_steps,
+with warm-up, schedule and intervals in proportion. --data.KEY sets an argument of the data."""
 
 
 class RunCLI(BareCLI):
@@ -110,6 +113,7 @@ class RunCLI(BareCLI):
         words = with_initial_weights(with_named_files(take_flags(self.arguments)))
         load_classes(words)
         self.files = read_config_files(config_files(words))
+        words = with_run_flags(words, self.files.values())
         for word in words:
             if word.startswith("--"):
                 reject_linked("the command line", word.partition("=")[0])

@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import add_data
 from lit_probattn.base.config_files import file_named, is_there, output_folder
 from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.base.progress import duration
@@ -107,6 +108,7 @@ def add_flags(
         metavar="KEY=VALUE",
         help="settings of all runs, or TASK:KEY=VALUE for one task or a pattern such as `bert_*:`",
     )
+    add_data(protocol)
     add(
         "--start_seed",
         type=int,
@@ -174,7 +176,8 @@ def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1, received {value}")
-    settings = parse_settings(options.set)
+    data = [f"data.init_args.{text}" for text in options.data]
+    settings = parse_settings([*data, *options.set])
     trainer = options.trainer and file_named("trainer", options.trainer)
     return Options(
         steps=options.steps,

@@ -21,7 +21,7 @@ from lit_probattn.compare.protocol import setting
 from lit_probattn.compare.report import Report
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import quantile, time_sides
-from lit_probattn.records.tables import panels
+from lit_probattn.records.figures import ReportFigure, colour_of, panels
 
 _RATIOS = {
     "parameters": "parameters",
@@ -142,9 +142,16 @@ class MeasuredReport(Report):
 
     # ---- learning curves -------------------------------------------------------------------------
 
-    def figures(self) -> dict[str, Callable[[], Figure]]:
+    def figures(self) -> dict[str, ReportFigure]:
         """Return the learning curves."""
-        return {"learning_curves": self.learning_curves}
+        seeds = sorted({cell.seed for cell, _ in self.results})
+        caption = (
+            f"Loss: mean of {_SMOOTH} logged values. Lines: means over seeds (n = {len(seeds)}); "
+            "bands: lowest to highest seed; dashed lines: test split, where runs scored it during "
+            "training."
+        )
+        claim = (self.curves_title or self.finding()).removesuffix(".")
+        return {"learning_curves": ReportFigure(claim, caption, self.learning_curves)}
 
     def learning_curves(self) -> Figure:
         """Draw training loss and validation score over optimiser steps, one row of panels per task.
@@ -162,17 +169,16 @@ class MeasuredReport(Report):
                     log = pd.read_csv(Path(result["run_folder"]) / "metrics.csv")
                     by_row.setdefault(cell.row.label, []).append((cell, log))
             for label, found in by_row.items():
-                seeds = ", ".join(str(cell.seed) for cell, _ in found)
+                style: dict[str, Any] = {"color": colour_of(label)}
                 logs = [log for _, log in found]
                 monitor = setting(found[0][0].config, "run.monitor") or "val/accuracy"
                 scale = 100 if "accuracy" in monitor else 1
-                named = textwrap.fill(f"{label}, seed {seeds}", _LABEL_WIDTH)
-                _curve(pane[0], logs, "train/loss", named, smooth=_SMOOTH)
-                _curve(pane[1], logs, monitor, label, scale=scale, marker="o")
+                named = textwrap.fill(label, _LABEL_WIDTH)
+                _curve(pane[0], logs, "train/loss", named, smooth=_SMOOTH, style=style)
+                _curve(pane[1], logs, monitor, label, scale=scale, marker="o", style=style)
                 tested = test_curve_of(monitor, logs)
                 if tested is not None:
-                    colour = pane[1].lines[-1].get_color()
-                    style: dict[str, Any] = {"color": colour, "linestyle": "--"}
+                    style = {**style, "linestyle": "--"}
                     _curve(pane[1], logs, tested, "", scale=scale, marker="o", style=style)
                     dashed = " (dashed: test)"
             unit = ", %" if "accuracy" in monitor else ""
@@ -180,16 +186,12 @@ class MeasuredReport(Report):
             pane[0].set(xlabel="optimiser step", ylabel="training loss, nats")
             pane[1].set(xlabel="optimiser step", ylabel=f"{name}{unit}")
             title = task if len(tasks) > 1 else None
-            pane[0].legend(frameon=False, title=title, fontsize=8)
-            for axis in pane:
-                axis.grid(color="0.9")
+            pane[0].legend(title=title)
             if self.chance is not None:
                 pane[1].axhline(self.chance, color="grey", linestyle="--", linewidth=1)
                 place = pane[1].get_yaxis_transform()
                 height = self.chance + 0.6
                 pane[1].text(0.02, height, "chance", color="grey", fontsize=9, transform=place)
-        default = f"{', '.join(tasks)} (loss: mean of {_SMOOTH} logged values; band: all seeds)"
-        figure.suptitle(self.curves_title or default)
         return figure
 
 

@@ -14,17 +14,11 @@ from lit_probattn.compare.tables import Row, TaskEntry
 from lit_probattn.configs import class_of, compose, default_argument, parameters_of, read_yaml
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.checkpoints import averaged_number
-from lit_probattn.training.run_folder import FREE_KEYS, flatten
+from lit_probattn.training.run_folder import FREE_KEYS, STEPS, flatten, shorter
 
 ATTENTION = "model.init_args.attention.init_args"
 
-STEPS, SCHEDULE = "trainer.max_steps", "model.init_args.schedule_steps"
-
-WARMUP = "model.init_args.warmup_steps"
-
-INTERVALS = ("trainer.val_check_interval", "run.checkpoint_every")
-
-# Settings that change results only by rounding: not a difference of protocol.
+# Results do not depend on these beyond rounding: no difference of protocol.
 ROUNDING = ("data.init_args.eval_batch_size", "data.init_args.pad_multiple")
 
 # Settings that do not affect results: folders, hardware; the number of steps does.
@@ -259,24 +253,8 @@ def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
             raise ConfigError(f"{task.name} does not support --max_seq_len")
         found |= {key: round(factor * options.max_seq_len) for key, factor in task.length.items()}
     if options.steps is not None:
-        found |= _shorter(compose([task.config], found), options.steps)
+        found |= shorter(compose([task.config], found), options.steps)
     return found | settings_of(task.name, options)
-
-
-def _shorter(config: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    flat = flatten(config)
-    before = flat[STEPS]
-    found: dict[str, Any] = {STEPS: steps}
-    if flat.get(SCHEDULE) is not None:
-        found[SCHEDULE] = steps
-    if flat.get(WARMUP):
-        found[WARMUP] = max(1, round(flat[WARMUP] * min(1.0, steps / before)))
-    # Validation intervals are in micro-batches, checkpoint intervals in steps.
-    most = {INTERVALS[0]: steps * int(flat.get("trainer.accumulate_grad_batches") or 1)}
-    found |= {
-        key: min(flat[key], most.get(key, steps)) for key in INTERVALS if flat.get(key) is not None
-    }
-    return found
 
 
 def cell_config(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import score_limits, set_score_limits
@@ -28,7 +29,7 @@ from lit_probattn.compare.protocol import (
 )
 from lit_probattn.compare.runner import minutes_of
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
-from lit_probattn.compare.trends import Agreement, agreements, draw_trends, trend_lines
+from lit_probattn.compare.trends import Agreement, agreements, trend_lines, trends_figure
 from lit_probattn.experiments.expectations import (
     Finding,
     Printed,
@@ -40,8 +41,9 @@ from lit_probattn.experiments.expectations import (
     half_width_of_test_set,
 )
 from lit_probattn.experiments.page import Made, Page, as_csv, image
+from lit_probattn.records.figures import PUBLISHED, ReportFigure, colour_of, panels, readable
 from lit_probattn.records.markdown import code_span, escaped, one_line
-from lit_probattn.records.tables import markdown_lines, panels, unequal_sides
+from lit_probattn.records.tables import markdown_lines, unequal_sides
 
 SHORTENED = "SHORTENED PROTOCOL"
 _PUBLISHED_LEGEND = (
@@ -76,7 +78,9 @@ class Report:
     table: Table
     cells: Sequence[Cell]
     command: str
-    # Whether the report is written after each cell, or only at the end.
+    # Whether scores are drawn by row; a report whose own figure shows them does not.
+    draws_scores: ClassVar[bool] = True
+    # Whether it is written whenever a cell is finished, or only at the end.
     after_every_cell: ClassVar[bool] = True
 
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
@@ -87,12 +91,12 @@ class Report:
         """Return additional columns of the table for an entry of the summary; None removes one."""
         return {}
 
-    def figures(self) -> dict[str, Callable[[], Figure]]:
-        """Return functions that draw additional figures, by name."""
+    def figures(self) -> dict[str, ReportFigure]:
+        """Return further figures, by name."""
         return {}
 
     def copies(self) -> dict[str, Path]:
-        """Return existing images to copy, by name; the text shows them."""
+        """Return PNG files that are there already, by name; the text shows them."""
         return {}
 
     def further_tables(self) -> dict[str, str]:
@@ -364,12 +368,12 @@ class Report:
         """
         if not self.has_numbers:
             raise ValueError("no finished cell: nothing to report")
-        pictures: dict[str, Callable[[], Figure]] = {}
-        if self.results:
-            pictures["results"] = self._draw
+        figures: dict[str, ReportFigure] = {}
+        if self.results and self.draws_scores:
+            figures["results"] = self._scores()
         if self.agreements:
-            pictures["trends"] = partial(draw_trends, self.agreements)
-        pictures |= self.figures()
+            figures["trends"] = trends_figure(self.agreements)
+        figures |= self.figures()
         found = (*map(one_line, (*self._noise_lines(), *self._start_lines())), *self.text())
         return Page(
             kind="runs",
@@ -379,7 +383,7 @@ class Report:
             body=[
                 *(self._finished_line(), "", *self._warning(), *self.lines, "", self.legend()),
                 *(line for part in found for line in ("", part)),
-                *("", *map(image, pictures)),
+                *(line for name in figures for line in ("", image(name))),
                 *trend_lines(self.agreements),
                 *(self._difference_lines() if self.table.published_runs else []),
                 *("", "## Runs", "", *self._run_lines()),
@@ -390,7 +394,7 @@ class Report:
                 "ratios": as_csv(self.summary, 6),
                 **self.further_tables(),
             },
-            pictures={**pictures, **self.copies()},
+            figures={**figures, **self.copies()},
         )
 
     def write(self, folder: Path) -> str:
@@ -402,10 +406,11 @@ class Report:
         self.page().write(folder)
         return "\n".join(self.lines)
 
-    def _draw(self) -> Figure:
+    def _scores(self) -> ReportFigure:
         measured = self.summary[self.summary["mean"].notna()]
-        compared = not self.shortened
-        return draw(measured, self.rows, self.title, self.table.baseline_of, compared=compared)
+        return scores_figure(
+            measured, self.rows, self.table.baseline_of, compared=not self.shortened
+        )
 
     def _made(self) -> Made:
         if not self.results:
@@ -646,26 +651,83 @@ def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def scores_figure(
+    summary: pd.DataFrame,
+    rows: pd.DataFrame,
+    baseline_of: Callable[[str], str],
+    *,
+    compared: bool,
+) -> ReportFigure:
+    """Return the figure of the scores: a panel per task and metric, rows from top to bottom.
+
+    Args:
+        summary: the report's summary.
+        rows: one row per finished cell.
+        baseline_of: names, for a task, the row whose spread over seeds sets the least width of
+            its axis.
+        compared: whether published numbers are of the same protocol.
+    """
+    summary = summary.assign(method=summary["method"].map(readable))
+    seeds = sorted({int(n) for n in summary["num_seeds"]})
+    several = max(seeds) > 1
+    error = (
+        "mean ± standard deviation over seeds (n − 1)" if several else "one seed, no error known"
+    )
+    bases = dict.fromkeys(
+        part["method"].iloc[0]
+        for task in summary["task"].unique()
+        if len(part := summary[(summary["task"] == task) & (summary["row"] == baseline_of(task))])
+    )
+    caption = (
+        f"Small dots: one seed each, n = {' or '.join(map(str, seeds))} per row; large dots: "
+        f"{error}. Baseline: {' or '.join(bases) or 'none'}."
+    )
+    if summary["published"].notna().any():
+        protocol = "the same protocol" if compared else "another protocol, longer training"
+        caption += f" Diamonds: published values, of {protocol}; far ones are named at the axis."
+    draw_panels = partial(draw, summary, rows, baseline_of, compared=compared)
+    return ReportFigure(claim_of(summary), caption, draw_panels)
+
+
+def claim_of(summary: pd.DataFrame) -> str:
+    """Return which rows differ from their baseline beyond the spread over seeds."""
+    first = summary.iloc[0]
+    about = f"{first['task']}, {first['metric']}, {first['unit']}"
+    beside_base = summary[~summary["difference_from_baseline"].isin(["", "baseline"])]
+    if summary["num_seeds"].max() < 2 or beside_base.empty:
+        part = summary[(summary["task"] == first["task"]) & (summary["metric"] == first["metric"])]
+        low, high = part["mean"].min(), part["mean"].max()
+        return f"{about}: {low:.1f} to {high:.1f}, {first['num_seeds']} seed a row"
+    marked = beside_base[beside_base["difference_from_baseline"].str.endswith("*")]
+    base = summary[summary["difference_from_baseline"] == "baseline"]["method"].unique()
+    against = " and ".join(map(str, base))
+    if marked.empty:
+        return (
+            f"None of {beside_base['row'].nunique()} variants differs from {against} beyond the "
+            f"spread over seeds ({summary['task'].nunique()} tasks)"
+            if summary["task"].nunique() > 1
+            else f"None of {beside_base['row'].nunique()} variants differs from {against} beyond "
+            f"the spread over seeds ({about})"
+        )
+    told = [
+        f"{e['method']} ({e['task']}, {e['metric']}: {e['difference_from_baseline'].split()[0]})"
+        for e in marked.head(_MOST_NAMED // 2).to_dict("records")
+    ]
+    more = f" and {len(marked) - len(told)} more" if len(marked) > len(told) else ""
+    return f"Beyond the spread over seeds, different from {against}: {'; '.join(told)}{more}"
+
+
 def draw(
     summary: pd.DataFrame,
     rows: pd.DataFrame,
-    title: str,
     baseline_of: Callable[[str], str],
     *,
     compared: bool,
 ) -> Figure:
     """Draw one panel per task and metric, with the rows of the table from top to bottom.
 
-    The range of an axis is at least that of `score_limits`.
-
-    Args:
-        summary: the report's summary.
-        rows: one row per finished cell.
-        title: title of the figure.
-        baseline_of: returns, for a task, the row whose spread over seeds sets the smallest range
-            of the axis.
-        compared: whether published numbers have the same protocol. Distant numbers of another
-            protocol are named below the axis instead of drawn.
+    An axis is at least as wide as `score_limits` asks for. Published numbers of another protocol
+    that are so far away that nothing of ours could be told apart are named below the axis.
     """
     found = [
         (key, part)
@@ -673,81 +735,66 @@ def draw(
         if f"value {key[1]}" in rows and key[0] in set(rows["task"])
     ]
     tallest = max(len(part) for _, part in found)
-    height = 1.9 + 0.33 * tallest
+    height = 1.9 + 0.36 * tallest
     columns = len(found) if len(found) <= _MOST_PANELS else _MOST_PANELS - 1
-    grid = panels(-(-len(found) // columns), columns, 4.2 + 1.5 / columns, height)
+    grid = panels(-(-len(found) // columns), columns, 4.2 + 2.0 / columns, height)
     figure, axes = grid[0], [axis for row in grid[1] for axis in row]
     for axis in axes[len(found) :]:
         axis.remove()
     axes = axes[: len(found)]
     methods = [list(part["method"]) for _, part in found]
-    known_spread = summary["std"].notna().any()
     for axis, ((task, metric), part) in zip(axes, found, strict=True):
         places = {name: -index for index, name in enumerate(part["row"])}
-        seeds = rows[(rows["task"] == task) & rows["row"].isin(places)]
-        axis.scatter(
-            seeds[f"value {metric}"],
-            [places[name] for name in seeds["row"]],
-            s=14,
-            color="tab:blue",
-            alpha=0.6,
-            label="one seed",
-            zorder=3,
-        )
-        heights = [places[name] + 0.22 for name in part["row"]]
-        spread = part["std"].astype(float)
-        axis.errorbar(
-            part["mean"],
-            heights,
-            xerr=spread if known_spread else None,
-            fmt="o",
-            color="black",
-            markersize=5,
-            capsize=3,
-            label="mean ± standard deviation" if known_spread else "mean (one seed: no spread)",
-        )
-        known = part[part["published"].notna()]
-        ends = [part["mean"] + sign * spread.fillna(0.0) for sign in (-1, 1)]
-        ours = [*seeds[f"value {metric}"], *ends[0], *ends[1]]
-        own = spread[part["row"] == baseline_of(task)]
+        shown = _draw_scores(axis, part, rows[rows["task"] == task], str(metric), places)
+        own = part["std"].astype(float)[part["row"] == baseline_of(str(task))]
         least_spread = None if own.empty else own.iloc[0]
-        about = f"{task}: {metric}, {part['unit'].iloc[0]}"
-        if not compared and _far(known["published"], *score_limits(ours, least_spread)):
+        about = _score_words(str(task), str(metric), str(part["unit"].iloc[0]))
+        known = part[part["published"].notna()]
+        if not compared and _far(known["published"], *score_limits(shown, least_spread)):
             least, most = known["published"].min(), known["published"].max()
-            about += f"\npublished (its own protocol): {least:g} to {most:g}, off this axis"
-            known = known[:0]
-        if len(known):
+            about += f"\npublished: {least:g} to {most:g}, off this axis"
+        elif len(known):
             axis.scatter(
                 known["published"],
                 [places[name] - 0.22 for name in known["row"]],
                 marker="D",
                 facecolors="none",
-                edgecolors="tab:red",
-                label="published (its own protocol)",
+                edgecolors=PUBLISHED,
             )
-        shown = [*ours, *known["published"]]
+            shown = [*shown, *known["published"]]
         set_score_limits(axis, "x", shown, least_spread)
         labels = [textwrap.fill(method, _LABEL_WIDTH) for method in part["method"]]
         axis.set_yticks(list(places.values()), labels)
         axis.set_ylim(-len(places) + 0.4, 0.6)
         axis.set_xlabel(about)
-        axis.grid(axis="x", color="0.85")
-        axis.set_axisbelow(True)
     for index, axis in enumerate(axes):
         if index % columns and methods[index] == methods[index - 1]:
             axis.tick_params(labelleft=False)
-    named = [axis.get_legend_handles_labels() for axis in axes]
-    marks = {label: mark for pair in named for mark, label in zip(*pair, strict=True)}
-    figure.legend(
-        list(marks.values()),
-        list(marks),
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-        fontsize=8,
-    )
-    figure.suptitle(textwrap.fill(title, 24 + 32 * columns), fontsize=10)
     return figure
+
+
+def _draw_scores(
+    axis: Axes, part: pd.DataFrame, rows: pd.DataFrame, metric: str, places: Mapping[str, int]
+) -> list[float]:
+    """Draw the seeds, means and deviations of the rows; return all ends."""
+    shown: list[float] = []
+    for entry in part.to_dict("records"):
+        colour, place = colour_of(str(entry["method"])), places[entry["row"]]
+        values = rows.loc[rows["row"] == entry["row"], f"value {metric}"]
+        axis.scatter(values, [place] * len(values), s=16, color=colour, alpha=0.55, zorder=3)
+        spread = 0.0 if pd.isna(entry["std"]) else float(entry["std"])
+        error = None if pd.isna(entry["std"]) else [spread]
+        style: dict[str, Any] = {"fmt": "o", "markersize": 6, "capsize": 3, "color": colour}
+        axis.errorbar([entry["mean"]], [place + 0.22], xerr=error, **style)
+        shown += [*values, entry["mean"] - spread, entry["mean"] + spread]
+    return shown
+
+
+def _score_words(task: str, metric: str, unit: str) -> str:
+    """Return the name of an axis, such as `test perplexity on wikitext_small`."""
+    split = metric in ("test", "valid")
+    what = f"{metric} {'score' if unit == '%' else unit}" if split else metric
+    return f"{what} on {task}" + (f", {unit}" if unit == "%" or not split else "")
 
 
 def _far(published: pd.Series, low: float, high: float) -> bool:

@@ -16,6 +16,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,8 @@ from scipy import stats
 from lit_probattn.analysis.drawing import score_limits
 from lit_probattn.compare.tables import Metric, Table, TaskEntry, Trend
 from lit_probattn.experiments.expectations import Finding, mean_of, missing
-from lit_probattn.records.tables import markdown_lines, panels
+from lit_probattn.records.figures import PUBLISHED, ReportFigure, panels
+from lit_probattn.records.tables import markdown_lines
 
 LEAST_ROWS = 3
 _HEADING = """\
@@ -169,7 +171,20 @@ def trend_lines(found: Sequence[Agreement]) -> list[str]:
     return ["", _HEADING, "", *table]
 
 
-# ---- figure ------------------------------------------------------------------------------------
+# ---- figure -----------------------------------------------------------------------------------
+
+
+def trends_figure(found: Sequence[Agreement]) -> ReportFigure:
+    """Return the figure of the trends: printed scores above ours."""
+    first = found[0].finding
+    seeds = sorted({len(one.ours) for one in found})
+    caption = (
+        "Above: published scores, with ± as printed where all have one. Below: ours, thin lines "
+        f"one seed each (n = {' or '.join(map(str, seeds))}), thick line their mean; slopes have "
+        "95 % intervals over seeds. Scales are their own."
+    )
+    claim = f"{first.says}: slope {first.measured}, {first.verdict}"
+    return ReportFigure(claim, caption, partial(draw_trends, found))
 
 
 def draw_trends(found: Sequence[Agreement]) -> Figure:
@@ -181,7 +196,7 @@ def draw_trends(found: Sequence[Agreement]) -> Figure:
         upper.errorbar(
             *(one.x, one.printed, one.spread if known else None),
             fmt="D-",
-            color="tab:red",
+            color=PUBLISHED,
             markerfacecolor="none",
             capsize=3,
             label="published, ± as printed" if known else "published",
@@ -201,8 +216,6 @@ def draw_trends(found: Sequence[Agreement]) -> Figure:
         upper.set_title(
             f"{one.task.name}: {one.metric.name}{unit}\n{one.finding.verdict}", fontsize=9
         )
-        for axis in (upper, lower):
-            axis.grid(color="0.9")
     axes[0][0].set_ylabel("published")
     axes[1][0].set_ylabel("reproduced")
     handles, labels = axes[1][0].get_legend_handles_labels()
@@ -221,7 +234,7 @@ def _draw_ours(axis: Axes, one: Agreement) -> None:
     for number, scores in enumerate(one.ours):
         axis.plot(
             *(one.x, scores, "o-"),
-            color="tab:blue",
+            color="0.45",
             alpha=0.45,
             lw=0.8,
             ms=3,

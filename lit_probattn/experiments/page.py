@@ -12,23 +12,23 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest, file_digest, replace_text
 from lit_probattn.base.provenance import git_revision, place, versions
 from lit_probattn.experiments.expectations import LEGEND, VERDICTS, Finding
+from lit_probattn.records.figures import PNG, SVG, ReportFigure, save_figure
 from lit_probattn.records.html import page_of
 from lit_probattn.records.markdown import code_span, escaped, one_line
-from lit_probattn.records.tables import markdown_lines, save_png
+from lit_probattn.records.tables import markdown_lines
 
 DATA, TEXT, HTML, FRONT = "report.json", "report.md", "report.html", "README.md"
 FIGURES = "figures"
@@ -114,8 +114,8 @@ class Page:
         before: Markdown lines above the head, such as warnings.
         findings: expectations with verdicts; the legend is added if there are any.
         tables: CSV files by name.
-        pictures: functions that draw figures, or existing PNG files, by name.
-        about: additional plain data, such as variants.
+        figures: by name; or PNG files that are there already.
+        about: further plain data, such as variants.
     """
 
     kind: str
@@ -126,7 +126,7 @@ class Page:
     before: Sequence[str] = ()
     findings: Sequence[Finding] = ()
     tables: Mapping[str, str] = field(default_factory=dict)
-    pictures: Mapping[str, Callable[[], Figure] | Path] = field(default_factory=dict)
+    figures: Mapping[str, ReportFigure | Path] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def data(self) -> dict[str, Any]:
@@ -141,20 +141,41 @@ class Page:
             "sha256": {f"{name}.csv": digest(text) for name, text in self.tables.items()},
         }
 
-    def text(self) -> str:
-        """Return the page as Markdown."""
+    def text(self, without_svg: Collection[str] = ()) -> str:
+        """Return the page in Markdown.
+
+        Args:
+            without_svg: figures that are shown as PNG files.
+        """
         lines = [f"# {escaped(self.title)}", "", *self.before, *self.made.lines]
         hashes = (f"`{name}.csv` {digest(text, 12)}" for name, text in self.tables.items())
         lines += [f"- SHA-256: {', '.join(hashes)}"] if self.tables else []
         legend = ["", LEGEND] if self.findings else []
-        return "\n".join([*lines, "", *_stripped(self.body), *legend]) + "\n"
+        shown = {
+            image(name): self._shown(one, f"{name}{PNG if name in without_svg else SVG}")
+            for name, one in self.figures.items()
+            if isinstance(one, ReportFigure)
+        }
+        body = [part for line in _stripped(self.body) for part in shown.get(line, [line])]
+        return "\n".join([*lines, "", *body, *legend]) + "\n"
+
+    def _shown(self, figure: ReportFigure, file: str) -> list[str]:
+        """Return a figure with its claim and its caption."""
+        claim, where = one_line(figure.claim), f"{self.made.machine}; revision {self.made.revision}"
+        words = claim.translate(str.maketrans("", "", "[]\\"))
+        source = f"Rows made on {one_line(where)}, by the command above."
+        return [
+            f"![{words}]({FIGURES}/{file})",
+            "",
+            f"**{claim}.** {one_line(figure.caption)} {source}",
+        ]
 
     def summary(self) -> str:
-        """Return the page for a terminal, without figures and files."""
-        return replace(self, tables={}, pictures={}, body=_without_images(self.body)).text()
+        """Return the page for a terminal, which shows no figures and has no files beside it."""
+        return replace(self, tables={}, figures={}, body=_without_images(self.body)).text()
 
     def write(self, folder: Path, *, html: bool = False) -> list[Path]:
-        """Write the report; figures of an earlier report are deleted.
+        """Write the report; figures of an earlier one go.
 
         Args:
             folder: the report folder, created if needed.
@@ -167,23 +188,29 @@ class Page:
             ConfigError: the folder is invalid, a figure is too large, or HTML cannot be written.
         """
         output_folder(folder)
-        pictures = {folder / FIGURES / f"{name}.png": one for name, one in self.pictures.items()}
-        for old in set((folder / FIGURES).glob("*.png")) - set(pictures):
-            old.unlink()
-        for path, picture in pictures.items():
-            if isinstance(picture, Path):
+        written: list[Path] = []
+        for name, one in self.figures.items():
+            path = folder / FIGURES / f"{name}{PNG}"
+            if isinstance(one, Path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(picture, path)
+                shutil.copyfile(one, path)
+                written.append(path)
             else:
-                save_png(picture(), path, f"{self.title} | {self.made.note}")
-        texts = {TEXT: self.text(), **{f"{name}.csv": text for name, text in self.tables.items()}}
+                note = f"{self.title} | {one.caption} | {self.made.note}"
+                written += save_figure(one.drawn(), path, note, one.claim)
+        for ending in (PNG, SVG):
+            for old in set((folder / FIGURES).glob(f"*{ending}")) - set(written):
+                old.unlink()
+        vectors = {path.stem for path in written if path.suffix == SVG}
+        texts = {TEXT: self.text(set(self.figures) - vectors)}
+        texts |= {f"{name}.csv": text for name, text in self.tables.items()}
         texts[DATA] = json.dumps(self.data(), indent=1, ensure_ascii=False) + "\n"
         if html:
-            carried = {f"{FIGURES}/{path.name}": path.read_bytes() for path in pictures}
+            carried = {f"{FIGURES}/{path.name}": path.read_bytes() for path in written}
             texts[HTML] = page_of(self.title, texts[TEXT], carried)
         for name, text in texts.items():
             replace_text(folder / name, text)
-        return [*(folder / name for name in texts), *pictures]
+        return [*(folder / name for name in texts), *written]
 
 
 def _without_images(lines: Sequence[str]) -> list[str]:
@@ -225,6 +252,14 @@ def how_many_agree(findings: Sequence[Finding]) -> str:
     """Return the number of sentences of a paper that agree, as the finding of a report."""
     held = sum(one.verdict == "agrees" for one in findings)
     return f"{held} of {len(findings)} sentences of the paper agree."
+
+
+def first_of(findings: Sequence[Finding]) -> str:
+    """Return the claim of a figure that a paper's sentences are about: the first, as measured."""
+    words = {"agrees": "agrees with the paper", "differs": "differs from the paper"}
+    first = findings[0]
+    measured = first.measured[:1].upper() + first.measured[1:]
+    return f"{measured} ({words.get(first.verdict, first.verdict)})"
 
 
 # ---- reading -------------------------------------------------------------------------------------

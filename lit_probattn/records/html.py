@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import GENERATOR
 
+_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto;
        padding: 0 1rem; }
@@ -38,12 +40,12 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
     )
 
 
-def body_of(text: str, pictures: Mapping[str, bytes] | None = None) -> str:
-    """Convert Markdown to HTML; HTML inside it is escaped.
+def body_of(text: str, figures: Mapping[str, bytes] | None = None) -> str:
+    """Return Markdown as HTML; HTML inside it stays text.
 
     Args:
         text: Markdown.
-        pictures: PNG files by their address in the text, which are embedded.
+        figures: PNG and SVG files by the addresses that the text has; they are carried in the page.
 
     Raises:
         ConfigError: markdown-it-py is not installed.
@@ -57,13 +59,14 @@ def body_of(text: str, pictures: Mapping[str, bytes] | None = None) -> str:
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = parser.parse(text)
     for token in (inner for outer in tokens for inner in outer.children or ()):
-        if token.type == "image" and (content := (pictures or {}).get(str(token.attrs["src"]))):
+        address = str(token.attrs.get("src", ""))
+        if token.type == "image" and (content := (figures or {}).get(address)):
             encoded = base64.b64encode(content).decode()
-            token.attrs["src"] = f"data:image/png;base64,{encoded}"
+            token.attrs["src"] = f"data:{_TYPES[PurePosixPath(address).suffix]};base64,{encoded}"
     rendered: str = parser.renderer.render(tokens, parser.options, {})
     return rendered
 
 
-def page_of(title: str, text: str, pictures: Mapping[str, bytes]) -> str:
-    """Convert Markdown to a whole page; see `body_of`."""
-    return page(title, body_of(text, pictures))
+def page_of(title: str, text: str, figures: Mapping[str, bytes]) -> str:
+    """Return a whole page of Markdown, see `body_of`."""
+    return page(title, body_of(text, figures))

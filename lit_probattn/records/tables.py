@@ -1,57 +1,13 @@
-"""Tables as Markdown, and figures of limited size."""
+"""Tables as Markdown, and sentences about comparisons."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
-from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.markdown import escaped, one_line
-
-MAX_BYTES = 300_000
-
-
-def save_png(figure: Figure, path: Path, note: str) -> Path:
-    """Write a figure of at most 300 kB and close it.
-
-    The note with the provenance of the figure is the file's text `Description`.
-
-    Raises:
-        ConfigError: the file would be larger.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_png_bytes(figure, note))
-    plt.close(figure)
-    return path
-
-
-def _png_bytes(figure: Figure, note: str) -> bytes:
-    """Draw a figure with fewer colours, then smaller, until it has at most 300 kB."""
-    text = PngInfo()
-    text.add_itxt("Description", note)
-    for dpi, colours in ((120, 0), (120, 256), (90, 128), (70, 64), (50, 64)):
-        drawn = _drawn(figure, dpi)
-        buffer = io.BytesIO()
-        kept = drawn.quantize(colours) if colours else drawn
-        kept.save(buffer, format="PNG", optimize=bool(colours), pnginfo=text)
-        if buffer.tell() <= MAX_BYTES:
-            return buffer.getvalue()
-    raise ConfigError("the figure is larger than 300 kB: show fewer layers, heads or samples")
-
-
-def _drawn(figure: Figure, dpi: int) -> Image.Image:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})  # read at once
-    return Image.open(buffer).convert("RGB")
 
 
 def counted(number: int, thing: str) -> str:
@@ -119,18 +75,3 @@ def unequal_sides(
         )
         for (baseline, key, value, other), names in found.items()
     ]
-
-
-def panels(
-    rows: int, columns: int, width: float, height: float, **options: Any
-) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure of rows x columns panels of the given size in inches."""
-    figure, axes = plt.subplots(
-        rows,
-        columns,
-        figsize=(width * columns, height * rows),
-        squeeze=False,
-        layout="constrained",
-        **options,
-    )
-    return figure, [list(row) for row in axes]

@@ -87,8 +87,8 @@ class CellStudy:
         words += ["--device", _DEVICES.get(place.accelerator, str(place.accelerator))]
         words += self.words
         folders = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
-        data = [f"{key}={path}" for key, path in folders.items() if path]
-        return [*words, *(["--data", *data] if data else [])]
+        data = [(f"--data.{key}", str(path)) for key, path in folders.items() if path]
+        return [*words, *(word for pair in data for word in pair)]
 
     @property
     def words(self) -> list[str]:
@@ -128,7 +128,7 @@ class CellStudy:
             raise ConfigError(f"study {self.name}: unknown table {file}; has {', '.join(there)}")
         return pd.read_csv(path)
 
-    def pictures(self, cell: Cell) -> list[Path]:
+    def figures(self, cell: Cell) -> list[Path]:
         """Return the figures of a finished study."""
         return sorted(self.folder(cell).glob("*.png"))
 

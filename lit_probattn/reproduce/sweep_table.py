@@ -15,8 +15,9 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from lit_probattn.analysis.drawing import label, ratio_axis, tiles
+from lit_probattn.analysis.drawing import CHEAPER, label, tiles
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.tables import FOLDER, Row, read_published
 from lit_probattn.experiments.expectations import (
@@ -28,9 +29,11 @@ from lit_probattn.experiments.expectations import (
     tells_of,
 )
 from lit_probattn.experiments.page import Page, as_csv, image
+from lit_probattn.records.figures import ReportFigure, colour_of
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
 from profiling.report.claims import device_of
+from profiling.report.figures import plain_names
 from profiling.report.page import page_of
 from profiling.sweep.config import SweepConfig
 
@@ -232,30 +235,63 @@ class SweepTable(SweepFigure):
         legend = _LEGEND.format(device=self.part["device"], places=f"{places}.")
         return [
             *("## Published beside ours", "", *self.lines, "", legend, ""),
-            *(image("printed", "printed and our ratios"), ""),
+            *(image("printed"), ""),
         ]
 
-    def picture(self) -> Figure:
-        """Draw printed and measured ratios to the baseline, one panel per number."""
-        figure, axes = tiles(len(self.part["numbers"]), 3, 4.6, 3.4)
+    def printed_figure(self) -> ReportFigure:
+        """Return the figure of printed and our ratios to the baseline."""
         known = self.table[self.table["baseline"].notna()]
-        for axis, name in zip(axes, self.part["numbers"], strict=True):
+        told, names = [], plain_names(self.frame)
+        for name in self.part["numbers"]:
+            part = known[known["number"] == name]
+            below = int((part["ratio"] < 1).sum())
+            printed = int((part["ratio_published"] < 1).sum())
+            what = part["words"].iloc[0].partition(",")[0].capitalize()
+            told.append(
+                f"{what}: {below} of {part['ratio'].count()} ratios below 1 (published: {printed} "
+                f"of {len(part)})"
+            )
+        ours = ", ".join(sorted(set(self.frame.loc[self.frame[_TIME].notna(), "device_name"])))
+        bases = " or ".join(dict.fromkeys(names[base] for base in known["baseline"]))
+        caption = (
+            f"Ratios to {bases}; below 1 is cheaper. Diamonds: as printed, one value each, on "
+            f"{self.part['device']}; dots: ours, on {ours or 'no device'}. The devices differ, so "
+            "agreement cannot be told. Ours are medians with error bars from 20 % to 80 % of the "
+            "repetitions; peaks of memory do not vary."
+        )
+        return ReportFigure(". ".join(told), caption, self.drawn)
+
+    def drawn(self) -> Figure:
+        """Draw printed and our ratios to the baseline, a panel per number."""
+        known = self.table[self.table["baseline"].notna()]
+        names = plain_names(self.frame)
+        height = 1.3 + 0.45 * known["variant"].nunique()
+        figure, axes = tiles(len(self.part["numbers"]), 3, 4.8, height, sharey=True)
+        for axis, (name, number) in zip(axes, self.part["numbers"].items(), strict=True):
             part = known[known["number"] == name].reset_index(drop=True)
-            names = [f"{e['variant']}\n/ {e['baseline']}" for e in part.to_dict("records")]
-            for shift, column, colour, words in (
-                (-0.2, "ratio_published", "tab:red", "published"),
-                (0.2, "ratio", "tab:blue", "ours"),
-            ):
-                values = part[column].astype(float)
-                bars = axis.bar(part.index + shift, values.fillna(0.0), 0.38, color=colour)
-                bars.set_label(words)
-                texts = ["–" if pd.isna(value) else f"{value:.3f}" for value in values]
-                axis.bar_label(bars, texts, fontsize=7)
-            axis.set_xticks(range(len(names)), names, fontsize=8)
-            axis.set_axisbelow(True)
-            ratio_axis(axis, [*part["ratio_published"], *part["ratio"].dropna().astype(float)])
-            label(axis, "", "ratio (below 1 = cheaper)", part["words"].iloc[0], legend=8)
-        figure.suptitle(self.part["title"], fontsize=10)
+            for place, entry in enumerate(part.to_dict("records")):
+                colour = colour_of(names[entry["variant"]])
+                hollow: dict[str, Any] = {"markerfacecolor": "white", "ls": "none"}
+                printed = [entry["ratio_published"]]
+                axis.plot(printed, [-place], marker="D", ms=7, color=colour, **hollow)
+                ours = self.ratio(entry["variant"], number["metric"])
+                if ours is not None:
+                    one = ours.estimate
+                    error = [[one.value - one.low], [one.high - one.value]]
+                    style: dict[str, Any] = {"fmt": "o", "ms": 7, "capsize": 3, "color": colour}
+                    axis.errorbar([one.value], [-place], xerr=error, **style)
+            rows = part.to_dict("records")
+            labels = [f"{names[e['variant']]}\nof {names[e['baseline']]}" for e in rows]
+            axis.set_yticks([-place for place in range(len(labels))], labels)
+            axis.set_ylim(-len(labels) + 0.4, 0.6)
+            axis.set_xlim(left=0.0)
+            axis.axvline(1.0, color="0.5", lw=0.8, ls=":")
+            label(axis, f"ratio to the baseline ({CHEAPER})", "", part["words"].iloc[0])
+        marks = [
+            Line2D([], [], marker="D", ls="none", color="0.3", mfc="white", label="published"),
+            Line2D([], [], marker="o", ls="none", color="0.3", label="ours"),
+        ]
+        figure.legend(handles=marks, loc="outside lower center", ncols=2)
         return figure
 
     def numbers(self) -> list[Finding]:
@@ -278,7 +314,7 @@ class SweepTable(SweepFigure):
             whole,
             findings=[*whole.findings, *self.numbers()],
             tables={**whole.tables, "printed": as_csv(self.table, 6)},
-            pictures={**whole.pictures, "printed": self.picture},
+            figures={"printed": self.printed_figure(), **whole.figures},
         )
 
     def write(self, folder: Path) -> str:

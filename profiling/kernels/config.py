@@ -142,9 +142,9 @@ class Comparison(Bounds):
 class KernelsConfig(Strict):
     """The file of `python -m profiling kernels`.
 
-    `picture` maps row label and colour label to the comparisons in the figure. Mode `train` is
-    forward and backward, `eval` forward, `decode` one query over `seq_len` keys. With scope `layer`
-    the sides include projections to and from width `layer_heads · head_dim`.
+    `figure` says which comparisons its figure shows: label of a row, label of a mark, name. Mode
+    `train` is forward and backward, `eval` forward, `decode` one query over `seq_len` keys. With
+    scope `layer` everything runs with its projections, to and from width `layer_heads · head_dim`.
     """
 
     device: str = "cpu"
@@ -164,15 +164,15 @@ class KernelsConfig(Strict):
     grid: Grid | list[Grid] | None = None
     sides: dict[str, Side]
     comparisons: list[Comparison]
-    picture: dict[str, dict[str, str]] = Field(default_factory=dict)
+    figure: dict[str, dict[str, str]] = Field(default_factory=dict)
     parity_tests: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _known_comparisons(self) -> KernelsConfig:
         names = [comparison.name for comparison in self.comparisons]
-        for name in (name for row in self.picture.values() for name in row.values()):
+        for name in (name for row in self.figure.values() for name in row.values()):
             if name not in names:
-                raise ValueError(f"picture: unknown comparison {name!r}{nearest(name, names)}")
+                raise ValueError(f"figure names comparison {name!r}{nearest(name, names)}")
         return self
 
     @model_validator(mode="after")

@@ -35,7 +35,7 @@ from lit_probattn.records.tables import counted, markdown_lines
 from profiling.kernels.bound import measured_rates
 from profiling.kernels.command import made_here
 from profiling.kernels.config import Comparison, KernelsConfig, points
-from profiling.kernels.picture import time_picture
+from profiling.kernels.figure import time_figure
 from profiling.kernels.sides import side_function, side_work
 from profiling.sweep.run import missing_device
 
@@ -191,7 +191,7 @@ _POINT = {"dtype", "head_dim", "seq_len", "batch_size", "is_causal", "mode", "sc
 def open_store(config: KernelsConfig, folder: Path, green: bool) -> RowStore[dict[str, Any]]:
     """Open the measured points of a folder; points of other sides or other code are dropped."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = config.model_dump(exclude={"grid", "parity_tests", "picture", *_POINT})
+    given = config.model_dump(exclude={"grid", "parity_tests", "figure", *_POINT})
     settings = {**given, "green": green, "revision": git_revision(), "versions": versions()}
     return RowStore(folder / "points.jsonl", dict[str, Any], ("place",), settings=settings)
 
@@ -344,10 +344,10 @@ def speed_report(
     facts += [f"MISSED: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in missed]
     facts += [f"Above 1: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in dearer]
     lines = [f"- {one_line(fact)}" for fact in facts]
-    found, pictures = finding(config, rows), {}
+    found, figures = finding(config, rows), {}
     lines += ["", f"Finding: {found}"] if found else []
     if found:
-        pictures["time_ratio"] = partial(time_picture, config, rows)
+        figures["time_ratio"] = time_figure(config, rows)
         lines += ["", image("time_ratio")]
     for place in dict.fromkeys(row["place"] for row in rows):
         here = [row for row in rows if row["place"] == place]
@@ -369,13 +369,13 @@ def speed_report(
         finding=found,
         body=lines,
         tables={"rows": as_csv(pd.DataFrame(rows))},
-        pictures=pictures,
+        figures=figures,
     )
 
 
 def finding(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the range of each comparison in the figure; empty without a figure."""
-    names = dict.fromkeys(name for row in config.picture.values() for name in row.values())
+    """Return the range of each comparison that the file's figure shows; empty if there is none."""
+    names = dict.fromkeys(name for row in config.figure.values() for name in row.values())
     told = []
     for name in names:
         found = [row["time_ratio"] for row in rows if row.get("comparison") == name]

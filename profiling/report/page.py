@@ -17,7 +17,7 @@ from lit_probattn.records.tables import markdown_lines, unequal_sides
 from profiling.cost.exact import layer_of_row
 from profiling.measure.rows import ProfileRow, read_rows, to_frame
 from profiling.report.claims import judge
-from profiling.report.figures import pictures_of
+from profiling.report.figures import figures_of
 from profiling.report.ratios import METRICS, crossovers, found_by, ratio_table, relative_errors
 from profiling.report.stored import is_report, stored_rows
 from profiling.report.tables import (
@@ -80,23 +80,18 @@ def page_of(
     ratios = ratio_table(frame)
     table, constants = compact(frame)
     findings = [judge(one, config, frame) for one in config.sentences]
-    pictures = pictures_of(frame, ratios)
+    figures = figures_of(config, frame, ratios, ratios_drawn=not printed)
     dearer, found = dearer_lines(frame, ratios), trends(ratios)
     before = [part for line in unequal_lines(frame) for part in (line, "")]
     before += [*(f"- {one_line(line)}" for line in dearer), ""] if dearer else []
     same = ", ".join(f"{k} {one_line(v)}" for k, v in constants.items() if k in _READABLE)
-    body = [f"Same in every row: {same}.", ""] if same else []
+    body = [part for name in figures for part in (image(name), "")]
+    body += [f"Same in every row: {same}.", ""] if same else []
     body += [*variants_table(frame), *printed, *_paper(config, findings, frame, ratios)]
     body += ["## Ratios", "", *extremes_table(ratios)]
     body += ["## Values", "", *quantity_tables(frame, ratios)]
     body += [*agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
     body += failures_table(frame, notes)
-    if pictures or not printed:
-        body += ["## Figures", ""]
-    if not pictures and not printed:
-        body += ["None: the tables hold every number.", ""]
-    for one in pictures:
-        body += [image(one.name, one.caption), "", f"{one_line(one.caption)}.", ""]
     return Page(
         kind="sweep",
         title=config.report.title if config.report else config.name,
@@ -106,7 +101,7 @@ def page_of(
         body=body,
         findings=findings,
         tables={"rows": as_csv(table), "ratios": as_csv(ratios.dropna(axis=1, how="all"), 8)},
-        pictures={one.name: one.draw for one in pictures},
+        figures=figures,
         about={"sweep": config.name, "variants": variants_of(frame)},
     )
 

@@ -174,8 +174,8 @@ def run(options: argparse.Namespace) -> Report:
         f"Largest relative difference of a step's loss to 1 process over {steps} steps, "
         f"{precision}, global batch 8, attention dropout 0.1"
     )
-    picture = ("variant", "difference", "layout")
-    return Report("One global batch, several layouts", rows, {caption: table}, picture=picture)
+    figure = ("variant", "difference", "layout")
+    return Report("One global batch, several layouts", rows, {caption: table}, figure=figure)
 
 
 main = command(

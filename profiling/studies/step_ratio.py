@@ -194,6 +194,16 @@ def measure(options: argparse.Namespace, dropout: float) -> tuple[list[dict[str,
     return rows, difference
 
 
+def finding(package: pd.DataFrame, *, trains: bool) -> str:
+    """Return the time of every variant beside softmax, over the rates of dropout."""
+    told = []
+    for name, part in package[package["variant"] != BASELINE].groupby("variant", sort=False):
+        low, high = part["time_over_softmax"].min(), part["time_over_softmax"].max()
+        told.append(f"{name}: {low:.2f}" + (f" to {high:.2f}" if high > low else ""))
+    what = "a training step" if trains else "inference"
+    return f"{'; '.join(told)} of the time of {what} with {BASELINE}"
+
+
 def run(options: argparse.Namespace) -> Report:
     """Measure all dropout rates."""
     measured = [measure(options, dropout) for dropout in options.dropout]
@@ -223,7 +233,9 @@ def run(options: argparse.Namespace) -> Report:
             f"{options.warmup} untimed rounds, then "
             f"{' and '.join(str(n) for n in rows['time_repeats'].dropna().astype(int).unique())}",
         ],
-        ("variant", "time_over_plain", "form", "attention_dropout"),
+        ("variant", "time_over_softmax", "attention_dropout"),
+        package,
+        finding=finding(package, trains=trains),
     )
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import pandas as pd
 import torch
+from matplotlib.lines import Line2D
 
 from lit_probattn.analysis.drawing import CHEAPER
 from lit_probattn.attention import recorded_choices
@@ -28,7 +28,8 @@ from lit_probattn.base.files import refuse_to_replace
 from lit_probattn.experiments.page import Made, Page, as_csv, image
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import Side, round_ratios, spread, time_sides
-from lit_probattn.records.tables import markdown_lines, panels
+from lit_probattn.records.figures import ReportFigure, colour_of, panels
+from lit_probattn.records.tables import markdown_lines
 
 STUDIES = (
     "cached_decoding",
@@ -65,17 +66,20 @@ class Report:
     """The result of a study.
 
     Args:
-        tables: tables by caption.
-        picture: columns (x, y, *groups) of a bar chart of `y` with its quantiles.
-        passed: False sets the exit status to 1.
-        finding: one sentence that summarises the result.
+        tables: the tables to print, by caption.
+        figure: columns (x, y, *groups) of a chart of `y` over `x`, with its quantiles; `x` are the
+            variants. Ratios of a side to itself are not drawn.
+        drawn_rows: the rows that are drawn; all by default.
+        passed: False makes the exit status 1.
+        finding: what was found, in a sentence.
     """
 
     title: str
     rows: pd.DataFrame
     tables: Mapping[str, pd.DataFrame]
     notes: Sequence[str] = ()
-    picture: tuple[str, ...] = ()
+    figure: tuple[str, ...] = ()
+    drawn_rows: pd.DataFrame | None = None
     passed: bool = True
     finding: str = ""
 
@@ -85,7 +89,7 @@ class Report:
         body += [f"Finding: {self.finding}", ""] if self.finding else []
         for caption, table in self.tables.items():
             body += [f"{caption}:", "", *markdown_lines(table), ""]
-        pictures = {self.picture[1]: self.drawn} if self.picture else {}
+        figures = self.figures()
         tables = {"rows": as_csv(self.rows.assign(**facts))}
         if any("_over_" in name for name in self.rows):
             kept = [n for n in self.rows if not n.endswith(("_s", "_bytes", "_repeats"))]
@@ -95,31 +99,92 @@ class Report:
             title=self.title,
             made=Made.by_facts(facts),
             finding=self.finding,
-            body=[*body, *(image(name, self.title) for name in pictures)],
+            body=[*body, *(line for name in figures for line in (image(name), ""))],
             tables=tables,
-            pictures=pictures,
+            figures=figures,
         )
 
+    def figures(self) -> dict[str, ReportFigure]:
+        """Return the figure, if there is one; a study that draws more overrides `drawn`."""
+        if not self.figure:
+            return {}
+        x, y, *groups = self.figure
+        claim = self.finding.removesuffix(".") or self._claim(x, y, groups)
+        caption = f"{heading(y).capitalize()} by {heading(x)}"
+        caption += f" and {' and '.join(map(heading, groups))}" if groups else ""
+        caption += f"; {CHEAPER}, the denominator has the same settings" if "_over_" in y else ""
+        repeats = self.rows.get("time_repeats", pd.Series(dtype=float)).dropna().astype(int)
+        if f"{y}_p20" in self.rows and len(repeats):
+            counts = " or ".join(map(str, sorted(repeats.unique())))
+            caption += f". Medians of n = {counts} rounds; error bars: 20 % and 80 % quantiles"
+        return {y: ReportFigure(claim, f"{caption}.", self.drawn)}
+
+    @property
+    def _shown(self) -> pd.DataFrame:
+        """The rows of the figure: without what is 1 because it is divided by itself."""
+        rows = self.rows if self.drawn_rows is None else self.drawn_rows
+        y = self.figure[1]
+        if "_over_" not in y or f"{y}_p20" not in rows:
+            return rows
+        is_one = (rows[[y, f"{y}_p20", f"{y}_p80"]] == 1.0).all(axis=1)
+        return rows[~is_one]
+
+    def _claim(self, x: str, y: str, groups: Sequence[str]) -> str:
+        """Return the smallest value of every `x`, from small to large."""
+        told = []
+        for name, part in self._shown.groupby(x, sort=False):
+            low, high = part[y].min(), part[y].max()
+            ends = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+            told.append(f"{name} {ends}")
+        what = heading(y) + (f" ({', '.join(map(heading, groups))})" if groups else "")
+        return f"{what.capitalize()}: {'; '.join(told)}"
+
     def drawn(self) -> Any:
-        """Return the figure."""
-        x, y, *groups = self.picture
-        wide = self.rows.pivot(index=x, columns=groups).reindex(self.rows[x].unique())
-        error = None
-        if f"{y}_p20" in self.rows:
-            sides = (wide[y] - wide[f"{y}_p20"], wide[f"{y}_p80"] - wide[y])
-            error = np.stack([side.to_numpy().T for side in sides], axis=1)
-        figure, [[axis]] = panels(1, 1, 9, 3.8)
-        wide[y].plot.bar(ax=axis, yerr=error, capsize=3, rot=0, logy="_over_" not in y)
-        words = [heading(y), CHEAPER if "_over_" in y else "", "error bars: 20 % to 80 % of rounds"]
-        words = [word for word in words[: 2 if error is None else 3] if word]
-        axis.set(xlabel=heading(x), ylabel="\n".join(words), title=self.title)
+        """Return the figure: a dot with its quantiles for every row, in the variant's colour."""
+        x, y, *groups = self.figure
+        rows = self._shown
+        names = list(dict.fromkeys(rows[x]))
+        keys = list(dict.fromkeys(rows[groups].itertuples(index=False, name=None)))
+        figure, [[axis]] = panels(1, 1, 7.0, 1.6 + 0.25 * len(names) * max(1, len(keys)))
+        for number, key in enumerate(keys):
+            part = rows[(rows[groups] == list(key)).all(axis=1)] if groups else rows
+            shift = 0.6 * ((number + 0.5) / len(keys) - 0.5)
+            for row in part.to_dict("records"):
+                value, place = row[y], -names.index(row[x]) - shift
+                ends = [row.get(f"{y}_p20", value), row.get(f"{y}_p80", value)]
+                error = [[value - ends[0]], [ends[1] - value]] if f"{y}_p20" in row else None
+                colour = colour_of(str(row[x]))
+                inside = colour if number == 0 else "white"
+                style: dict[str, Any] = {"fmt": "oDsv^<>"[number % 7], "ms": 6, "capsize": 3}
+                axis.errorbar([value], [place], xerr=error, color=colour, mfc=inside, **style)
         if "_over_" in y:
-            axis.axhline(1.0, color="0.5", lw=0.8, ls=":")
-        beside: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "title_fontsize": 8}
-        named = ", ".join(map(heading, groups))
-        axis.legend(title=named, fontsize=8, frameon=False, **beside)
-        axis.spines[["top", "right"]].set_visible(False)
+            axis.axvline(1.0, color="0.5", lw=0.8, ls=":")
+            axis.set_xlim(left=0.0)
+        else:
+            axis.set_xscale("log")
+        axis.set_yticks([-place for place in range(len(names))], list(map(str, names)))
+        axis.set_ylim(-len(names) + 0.4, 0.6)
+        axis.set_xlabel(heading(y) + (f" ({CHEAPER})" if "_over_" in y else ""))
+        if groups:
+            handles = [
+                Line2D(
+                    [],
+                    [],
+                    marker="oDsv^<>"[n % 7],
+                    ls="none",
+                    color="0.3",
+                    mfc="0.3" if n == 0 else "white",
+                    label=", ".join(map(_told, groups, key)),
+                )
+                for n, key in enumerate(keys)
+            ]
+            figure.legend(handles=handles, loc="outside lower center", ncols=2)
         return figure
+
+
+def _told(column: str, value: object) -> str:
+    """Return a value with the name of its column, unless it is a word."""
+    return str(value) if isinstance(value, str) else f"{heading(column)} {value:g}"
 
 
 Run = Callable[[argparse.Namespace], Report]

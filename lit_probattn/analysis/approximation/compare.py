@@ -22,7 +22,8 @@ from lit_probattn.analysis.studies.curves import read_run
 from lit_probattn.analysis.study import Study
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 _SHOWN = ("ovo", "ovo_reopt", "ova")
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
-from lit_probattn.records.tables import panels
+from lit_probattn.records.figures import panels
 
 # Okabe and Ito's colours, suitable for colour-blind readers.
 COLOURS = {

@@ -30,7 +30,8 @@ from lit_probattn.attention import HeadCall
 from lit_probattn.attention.numerics import masked_softmax
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 
 class LogitRanks(ModelStudy):

@@ -24,7 +24,8 @@ from lit_probattn.analysis.head_size.theorem import (
 from lit_probattn.analysis.options import OUT
 from lit_probattn.analysis.study import Study
 from lit_probattn.base.arguments import Flag
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 
 def conditioned_inputs(width: int, length: int, condition: float, seed: int) -> torch.Tensor:

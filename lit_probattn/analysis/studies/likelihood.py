@@ -21,7 +21,8 @@ from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.studies.mixtures import log_kernel, mixture
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 _COLUMNS = ("kernel_nll", "density_nll", "kernel_nll_per_dim", "density_nll_per_dim")
 

@@ -26,7 +26,8 @@ from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import counted, markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import counted, markdown_table
 
 _PIXELS = 256
 _WORDS = 32  # largest number of tokens that label a map

@@ -18,7 +18,8 @@ from lit_probattn.analysis.options import MODEL
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention.core import ParameterTable
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 _MOST_BARS = 24
 

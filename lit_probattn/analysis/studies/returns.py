@@ -29,7 +29,8 @@ from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.decision_transformer import DecisionTransformer
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 from lit_probattn.rollouts.environments import (
     Environment,
     check_sizes,

@@ -28,7 +28,8 @@ from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 TOP = 50
 SHARE = 0.95

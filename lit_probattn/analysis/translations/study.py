@@ -34,7 +34,7 @@ from lit_probattn.analysis.study import Study
 from lit_probattn.analysis.translations.decoded import common_pairs, decode, open_runs
 from lit_probattn.analysis.translations.report import Report, Row
 from lit_probattn.analysis.translations.scores import Bootstrap
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import DataFlag, Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.tasks.bleu import check_installed
 
@@ -55,7 +55,7 @@ class Translations(Study):
             required=True,
             metavar="[LABEL=]FOLDER",
         ),
-        Flag("data", "arguments of the DataModule of all runs", [], metavar="KEY=VALUE"),
+        DataFlag(),
         Flag("device", "auto, cpu, cuda, cuda:1 …", "auto"),
         Flag("split", "split of the data", "test", choices=SPLITS),
         Flag("resamples", "resampled test sets for the intervals", 1000, least=1),

@@ -150,7 +150,7 @@ class ApproximationTable(CellFigure):
         parts += super().text()
         for seed, folder in self._compared:
             command = f"python -m {MODULE} {shown_command(self.compare_arguments(seed))}"
-            images = [f"![{p.stem}](figures/seed{seed}_{p.name})" for p in _pictures(folder)]
+            images = [f"![{p.stem}](figures/seed{seed}_{p.name})" for p in _figures(folder)]
             parts += [f"Seed {seed}: {code_span(command)}", " ".join(images)]
         return parts
 
@@ -169,7 +169,7 @@ class ApproximationTable(CellFigure):
         return {
             f"seed{seed}_{path.stem}": path
             for seed, folder in self._compared
-            for path in _pictures(folder)
+            for path in _figures(folder)
         }
 
     def write(self, folder: Path) -> str:
@@ -217,7 +217,7 @@ class SeedJob(Job):
         return f"done: {self.table.compared_folder(self.seed)}"
 
 
-def _pictures(folder: Path) -> list[Path]:
+def _figures(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.png"))
 
 

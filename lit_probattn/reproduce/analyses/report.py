@@ -213,20 +213,22 @@ class AnalysisReport(Report):
         if self.study != self.analysis.study:
             whole = " ".join(self.analysis.study.words)
             how += f" **Shortened too: the table's own takes {whole or 'the defaults'}.**"
-        parts = [how, *self.analysis.notes, "## Pictures of the studies"]
-        for cell, paths in self._pictures:
+        parts = [how, *self.analysis.notes, "## Figures of the studies"]
+        for cell, paths in self._study_figures:
             images = " ".join(f"![{p.stem}](figures/{cell.row.name}_{p.name})" for p in paths)
             parts += [f"{cell.label}:", images]
         return parts
 
     @cached_property
-    def _pictures(self) -> list[tuple[Cell, list[Path]]]:
+    def _study_figures(self) -> list[tuple[Cell, list[Path]]]:
         firsts = {cell.row.name: cell for cell, _ in reversed(self.results)}
         chosen = [firsts[name] for name in self.table.rows if name in firsts]
-        return [(cell, self.study.pictures(cell)) for cell in chosen]
+        return [(cell, self.study.figures(cell)) for cell in chosen]
 
     def copies(self) -> dict[str, Path]:
         """Return the figures of the studies."""
         return {
-            f"{cell.row.name}_{path.stem}": path for cell, paths in self._pictures for path in paths
+            f"{cell.row.name}_{path.stem}": path
+            for cell, paths in self._study_figures
+            for path in paths
         }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -162,41 +162,46 @@ class CellFigure(FigureReport):
 
     # ---- figures -------------------------------------------------------------------------------
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return the panels, and the figures of studies as a separate figure."""
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return what draws the panels, and in a figure of its own what studies drew."""
         panels = [Panel(**entry) for entry in self.part["panels"]]
-        drawn = [panel for panel in panels if panel.draw != "pictures"]
-        found = {}
-        label = {name: row.label for name, row in self.table.rows.items()}.__getitem__
+        drawn = [panel for panel in panels if panel.draw != "figures"]
+        found: dict[str, Callable[[], Figure]] = {}
         if drawn:
-            figure, axes = tiles(len(drawn), 3 if len(drawn) != 4 else 2, 4.2, 3.4)
-            for panel, axis in zip(drawn, axes, strict=True):
-                rows = list(panel.rows or self.table.rows)
-                if panel.draw == "curves":
-                    panel = replace(
-                        panel, metric=self.drawn_of_test.get(panel.metric, panel.metric)
-                    )
-                    curves = {row: self.curves(row, panel.metric) for row in rows}
-                    panel.draw_curves(axis, curves, label)
-                else:
-                    panel.draw_study(axis, rows, self.tables, label)
-            figure.suptitle(self.part["title"], fontsize=10)
-            found["figure"] = figure
-        for number, panel in enumerate(p for p in panels if p.draw == "pictures"):
-            rows = list(panel.rows or self.table.rows)
-            figure, axes = tiles(len(rows), 3, 5.0, 4.4)
-            for row, axis in zip(rows, axes, strict=True):
-                seed, path = self._picture(row, panel)
-                show(axis, path, label(row) + (f", seed {seed}" if path else ""))
-            figure.suptitle(panel.title or self.part["title"], fontsize=10)
-            found[f"pictures{number + 1}" if drawn or number else "figure"] = figure
+            found["figure"] = partial(self._draw_panels, drawn)
+        for number, panel in enumerate(p for p in panels if p.draw == "figures"):
+            name = f"studies{number + 1}" if drawn or number else "figure"
+            found[name] = partial(self._draw_studies, panel)
         return found
 
-    def _picture(self, row: str, panel: Panel) -> tuple[int, Path | None]:
-        """Return the first studied seed and its figure."""
+    def _label_of(self, row: str) -> str:
+        return self.table.rows[row].label
+
+    def _draw_panels(self, drawn: Sequence[Panel]) -> Figure:
+        figure, axes = tiles(len(drawn), 3 if len(drawn) != 4 else 2, 4.2, 3.4)
+        for panel, axis in zip(drawn, axes, strict=True):
+            rows = list(panel.rows or self.table.rows)
+            if panel.draw == "curves":
+                panel = replace(panel, metric=self.drawn_of_test.get(panel.metric, panel.metric))
+                curves = {row: self.curves(row, panel.metric) for row in rows}
+                panel.draw_curves(axis, curves, self._label_of)
+            else:
+                panel.draw_study(axis, rows, self.tables, self._label_of)
+        return figure
+
+    def _draw_studies(self, panel: Panel) -> Figure:
+        rows = list(panel.rows or self.table.rows)
+        figure, axes = tiles(len(rows), 3, 5.0, 4.4)
+        for row, axis in zip(rows, axes, strict=True):
+            seed, path = self._study_figure(row, panel)
+            show(axis, path, self._label_of(row) + (f", seed {seed}" if path else ""))
+        return figure
+
+    def _study_figure(self, row: str, panel: Panel) -> tuple[int, Path | None]:
+        """Return the seed and the figure of the first seed that is studied."""
         study = self.studies[panel.study]
         for cell, _ in self.cells_of(row):
-            named = [path for path in study.pictures(cell) if path.name == panel.file]
+            named = [path for path in study.figures(cell) if path.name == panel.file]
             if study.is_done(cell) and named:
                 return cell.seed, named[0]
         return 0, None

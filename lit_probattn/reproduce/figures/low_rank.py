@@ -6,7 +6,7 @@ Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from lit_probattn.experiments.expectations import (
     sided,
     trend,
 )
-from lit_probattn.records.tables import panels
+from lit_probattn.records.figures import panels
 from lit_probattn.reproduce.figures.report import FigureReport, Judge
 from lit_probattn.reproduce.head_size.curves import (
     Series,
@@ -79,8 +79,11 @@ class AgainstParameters(_LowRank):
     of heads that results from the fixed size).
     """
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return both panels."""
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return what draws both panels."""
+        return {"figure": self._draw}
+
+    def _draw(self) -> Figure:
         figure, [[left, right]] = panels(1, 2, 4.6, 3.8, sharey=True)
         fixed, limits = self.of("fixed"), limits_of(self.rows)
         own = {_fixed_words(fixed): fixed} if len(fixed) else {}
@@ -91,7 +94,7 @@ class AgainstParameters(_LowRank):
         _draw_heads(right, fixed)
         right.set_xscale("linear")
         right.set_xlabel("embedding size")
-        return {"figure": figure}
+        return figure
 
     def _baselines(self) -> Series:
         of_heads = series_by(self.of("width"), "num_heads", "d / h, {} heads")
@@ -143,15 +146,18 @@ class AgainstParameters(_LowRank):
 class AgainstHeads(_LowRank):
     """Figure 3 (a): perplexity against the number of heads; the baseline has a wider MLP (M1)."""
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return the panel."""
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return what draws the panel."""
+        return {"figure": self._draw}
+
+    def _draw(self) -> Figure:
         figure, [[axis]] = panels(1, 1, 5.2, 3.9)
         fixed, baseline = self.of("fixed"), self.of("matched_mlp")
         words = {_fixed_words(fixed): fixed, "d / h, wider MLP": baseline}
         series = {name: part for name, part in words.items() if len(part)}
         draw_curves(axis, series, "num_heads", limits_of(self.rows))
         axis.set_xlabel("heads")
-        return {"figure": figure}
+        return figure
 
     def judges(self) -> Mapping[str, Judge]:
         """Return what judges each sentence."""
@@ -196,14 +202,17 @@ class AgainstHeads(_LowRank):
 class AgainstHeadSize(_LowRank):
     """Figure 3 (b): perplexity against the head size for several numbers of heads."""
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return the panel."""
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return what draws the panel."""
+        return {"figure": self._draw}
+
+    def _draw(self) -> Figure:
         figure, [[axis]] = panels(1, 1, 5.2, 3.9)
         draw_curves(
             axis, series_by(self.rows, "num_heads", "{} heads"), "head_dim", limits_of(self.rows)
         )
         axis.set_xlabel("head size")
-        return {"figure": figure}
+        return figure
 
     def judges(self) -> Mapping[str, Judge]:
         """Return what judges each sentence."""

@@ -5,7 +5,7 @@ Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.tables import Row, Table, read_tasks
 from lit_probattn.experiments.expectations import Finding, Sample, missing, sided
-from lit_probattn.records.tables import panels
+from lit_probattn.records.figures import panels
 from lit_probattn.reproduce.figures.low_rank import at_equal
 from lit_probattn.reproduce.figures.report import FigureReport, Judge
 from lit_probattn.reproduce.head_size.curves import draw_curves, in_millions, limits_of
@@ -83,8 +83,11 @@ class FineTuned(FigureReport):
         known = self.rows.reindex(columns=[*self.rows.columns.difference([column]), column])
         return known.dropna(subset=[column]).rename(columns={column: _SCORES[metric]})
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return one panel per score."""
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return what draws a panel for each score."""
+        return {"figure": self._draw}
+
+    def _draw(self) -> Figure:
         there = {key: cells for key in _SCORES if len(cells := self.scores(key))}
         figure, [axes] = panels(1, max(1, len(there)), 3.9, 3.6)
         for axis, (metric, cells) in zip(axes, there.items(), strict=False):
@@ -94,7 +97,7 @@ class FineTuned(FigureReport):
             draw_curves(axis, series, "num_parameters", limits, score=_SCORES[metric])
             in_millions(axis)
             axis.set_xlabel("parameters")
-        return {"figure": figure}
+        return figure
 
     def judges(self) -> Mapping[str, Judge]:
         """Return what judges each sentence."""

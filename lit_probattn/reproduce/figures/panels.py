@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
+from lit_probattn.records.figures import colour_of
 from lit_probattn.reproduce.figures.curves import Curves, smoothed
 
 # Returns a study's table over all seeds, with a column `seed`, by row, study and file.
@@ -21,15 +22,15 @@ Tables = Callable[[str, str, str], pd.DataFrame]
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel; `pictures` creates one per row.
+    """One panel; `figures` makes one of every row.
 
     Args:
-        draw: content: logged `curves`, a `histogram` or `lines` of a study's table, its `pictures`.
-        title: title of the panel.
+        draw: what: logged `curves`, a `histogram` or `lines` of a study's table, its `figures`.
+        title: above it.
         rows: rows of the table; all by default.
-        metric: metric of curves.
-        study, file: the study and its table or figure.
-        x: column of the horizontal axis, or of the counted values.
+        metric: of curves.
+        study, file: whose table or figure.
+        x: column of the horizontal axis, or the one whose values are counted.
         y: column of the vertical axis.
         where: required values of columns; a list allows several.
         by: column with one line per value.
@@ -38,7 +39,7 @@ class Panel:
         most: largest x.
     """
 
-    draw: Literal["curves", "histogram", "lines", "pictures"]
+    draw: Literal["curves", "histogram", "lines", "figures"]
     title: str = ""
     rows: Sequence[str] | None = None
     metric: str = ""
@@ -54,13 +55,14 @@ class Panel:
     def draw_curves(
         self, axis: Axes, curves: Mapping[str, Curves], label_of: Callable[[str], str]
     ) -> None:
-        """Draw the mean curve of each row, with a band of one deviation over its seeds."""
+        """Draw a curve of means for each row, and the range of one deviation over its seeds."""
+        distinct = _have_own_colours([label_of(row) for row in curves])
         for number, (row, seeds) in enumerate(curves.items()):
             if not seeds:
                 continue
             wide = pd.DataFrame({s: smoothed(c, self.metric) for s, c in seeds.items()}).dropna()
             name = f"{label_of(row)} ({len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
-            _band(axis, wide, f"C{number}", name)
+            _band(axis, wide, colour_of(label_of(row)) if distinct else f"C{number}", name)
         self._finish(axis, "optimiser step", self.metric)
 
     def draw_study(
@@ -68,11 +70,13 @@ class Panel:
     ) -> None:
         """Draw a histogram, or lines with a band of one deviation over seeds."""
         number = 0
+        distinct = not self.by and _have_own_colours([label_of(row) for row in rows])
         found = {row: tables(row, self.study, self.file) for row in rows}
         chosen = {row: self._chosen(table) for row, table in found.items() if len(table)}
         if self.draw == "histogram" and chosen:
             bins = np.histogram_bin_edges(pd.concat(chosen.values())[self.x], 25)
         for row, table in chosen.items():
+            colour = colour_of(label_of(row)) if distinct else f"C{number}"
             if self.draw == "histogram":
                 weights = np.full(len(table), 1 / table["seed"].nunique())
                 axis.hist(
@@ -82,19 +86,19 @@ class Panel:
                     histtype="step",
                     lw=1.4,
                     alpha=0.8,
-                    color=f"C{number}",
+                    color=colour,
                     label=label_of(row),
                 )
-                axis.axvline(table[self.x].mean(), color=f"C{number}", lw=1, ls="--")
+                axis.axvline(table[self.x].mean(), color=colour, lw=1, ls="--")
                 number += 1
                 continue
             groups = table.groupby(self.by, sort=False) if self.by else [("", table)]
             for value, part in groups:
                 wide = part.pivot_table(index=self.x, columns="seed", values=self.y).dropna()
                 name = ", ".join(n for n in (label_of(row) if len(rows) > 1 else "", value) if n)
-                _band(
-                    axis, wide, f"C{number}", name or label_of(row), "o" if len(wide) < 25 else ""
-                )
+                colour = colour if distinct else f"C{number}"
+                marker = "o" if len(wide) < 25 else ""
+                _band(axis, wide, colour, name or label_of(row), marker)
                 number += 1
         counts = "number of maps (dashed: mean)"
         self._finish(axis, self.x.replace("_", " "), self.y.replace("_", " ") or counts)
@@ -125,6 +129,11 @@ def show(axis: Axes, path: Path | None, title: str) -> None:
         axis.text(0.5, 0.5, "not studied yet", ha="center", fontsize=8)
     else:
         axis.imshow(imread(path), interpolation="antialiased")
+
+
+def _have_own_colours(labels: Sequence[str]) -> bool:
+    """Whether every row has another variant, so that colours of variants tell them apart."""
+    return len({colour_of(label) for label in labels}) == len(labels)
 
 
 def _band(axis: Axes, wide: pd.DataFrame, colour: str, name: str, marker: str = "") -> None:

@@ -16,7 +16,8 @@ from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import Table
 from lit_probattn.experiments.expectations import Finding
-from lit_probattn.experiments.page import as_csv, findings_table, how_many_agree
+from lit_probattn.experiments.page import as_csv, findings_table, first_of, how_many_agree
+from lit_probattn.records.figures import ReportFigure
 from lit_probattn.records.tables import markdown_lines
 
 Judge = Callable[[], Finding]
@@ -43,7 +44,8 @@ class FigureReport(Report):
 
     part: Mapping[str, Any] = field(default_factory=dict)
     reduced: bool = False
-    # Whether --shortened selects other cells; otherwise it reduces the protocol.
+    draws_scores: ClassVar[bool] = False
+    # Whether --shortened takes other cells; otherwise it shortens the protocol.
     has_reduced_cells: ClassVar[bool] = False
     # The reason why sentences are compared.
     compared: ClassVar[str] = (
@@ -65,9 +67,15 @@ class FigureReport(Report):
         """
         raise NotImplementedError(f"{cls.__name__} must implement table_of")
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return the figure with the paper's axes, by name."""
-        raise NotImplementedError(f"{type(self).__name__} must implement pictures")
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return what draws the figure, in the paper's axes, by name."""
+        raise NotImplementedError(f"{type(self).__name__} must implement drawn")
+
+    def caption(self) -> str:
+        """Return what is drawn, the number of seeds and the meaning of error bars."""
+        counts = sorted({int(n) for n in self.rows.groupby(["task", "row"])["seed"].nunique()})
+        known = "± standard deviation over seeds (n − 1)" if max(counts) > 1 else "no error known"
+        return f"Means over seeds, n = {' or '.join(map(str, counts))} per point; {known}."
 
     def judges(self) -> Mapping[str, Judge]:
         """Return the function that judges each sentence, by key."""
@@ -106,9 +114,10 @@ class FigureReport(Report):
         """Return the number of sentences that agree."""
         return how_many_agree(self.judged)
 
-    def figures(self) -> dict[str, Callable[[], Figure]]:
-        """Return functions that draw the figures."""
-        return {name: partial(_given, figure) for name, figure in self.pictures().items()}
+    def figures(self) -> dict[str, ReportFigure]:
+        """Return the figure; its claim is the paper's first sentence, as measured."""
+        claim, caption = first_of(self.judged), self.caption()
+        return {name: ReportFigure(claim, caption, draw) for name, draw in self.drawn().items()}
 
     def further_tables(self) -> dict[str, str]:
         """Return the sentences with their verdicts."""
@@ -127,7 +136,3 @@ class FigureReport(Report):
         """Write the report and return its tables."""
         table = super().write(folder)
         return "\n".join([table, "", *markdown_lines(self.findings)])
-
-
-def _given(figure: Figure) -> Figure:
-    return figure

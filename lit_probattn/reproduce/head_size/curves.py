@@ -52,11 +52,9 @@ def draw_curves(
         first: index of the first colour.
         score: column of the vertical axis.
     """
-    known_spread = False
     for number, (name, cells) in enumerate(series.items(), first):
         points = cells.groupby(column)[score]
         means, spread = points.mean(), points.std()
-        known_spread |= bool(spread.notna().any())
         axis.errorbar(
             *(means.index, means, spread if spread.notna().any() else None),
             marker="o",
@@ -67,9 +65,8 @@ def draw_curves(
             label=name,
         )
     powers_of_two(axis)
-    spread_words = "mean ± standard deviation" if known_spread else "one seed: no spread known"
     words = "test perplexity" if score == "perplexity" else score
-    label(axis, y=f"{words} ({spread_words})", legend=8)
+    label(axis, y=words, legend=8)
     axis.set_ylim(limits)
 
 

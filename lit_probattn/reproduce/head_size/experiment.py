@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -18,7 +17,7 @@ from lit_probattn.compare.command import add_flags, place_of
 from lit_probattn.compare.command import run as run_cells
 from lit_probattn.compare.model import build_task
 from lit_probattn.compare.report import Report
-from lit_probattn.records.tables import panels
+from lit_probattn.records.figures import ReportFigure, panels
 from lit_probattn.reproduce.head_size.curves import (
     draw_curves,
     in_millions,
@@ -34,14 +33,30 @@ MODULE = "lit_probattn.reproduce.head_size experiment"
 class HeadSizeReport(Report):
     """Report with sizes, and perplexity drawn against heads and parameters."""
 
+    draws_scores: ClassVar[bool] = False
+
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
         """Return `point_columns`."""
         return point_columns(cell, result)
 
-    def figures(self) -> dict[str, Callable[[], Figure]]:
-        """Return functions that draw perplexity against heads and against parameters."""
+    def figures(self) -> dict[str, ReportFigure]:
+        """Return perplexity against heads and against parameters."""
         draws = {"heads": draw_heads, "parameters": draw_parameters}
-        return {name: partial(draw, self.rows) for name, draw in draws.items()}
+        means = self.rows.groupby(["rule", "num_heads"], sort=False)["perplexity"].mean()
+        rule, heads = means.idxmin()
+        claim = (
+            f"Lowest test perplexity {means.min():.1f}, by rule {rule} with {heads} heads; highest "
+            f"{means.max():.1f}"
+        )
+        counts = sorted({int(n) for n in self.rows.groupby("row")["seed"].nunique()})
+        caption = (
+            f"Points are means over seeds, n = {' or '.join(map(str, counts))}; error bars are one "
+            "standard deviation (n − 1), none for a single seed."
+        )
+        return {
+            name: ReportFigure(claim, caption, partial(draw, self.rows))
+            for name, draw in draws.items()
+        }
 
     def text(self) -> list[str]:
         """Return the description of the rules."""

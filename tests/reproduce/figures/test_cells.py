@@ -43,7 +43,7 @@ STUDIED = {
 }
 RANK_PANELS = [
     {"draw": "histogram", "study": "rank", "file": "rank.csv", "x": "rank", "where": {"layer": 1}},
-    {"draw": "pictures", "study": "attention_maps", "file": "attention_maps.png"},
+    {"draw": "figures", "study": "attention_maps", "file": "attention_maps.png"},
 ]
 
 
@@ -112,7 +112,7 @@ def test_curves_of_the_test_split_stand_in_where_all_runs_have_logged_them(score
     assert list(made.findings["verdict"]) == ["agrees" if scored else "differs"]
     name = "test/accuracy" if scored else "val/accuracy"
     assert name in made.findings["we measure"][0]
-    assert [axis.get_ylabel() for axis in made.pictures()["figure"].axes[:2]] == [
+    assert [axis.get_ylabel() for axis in made.drawn()["figure"]().axes[:2]] == [
         "train/loss",
         name,
     ]
@@ -190,7 +190,7 @@ def test_verdicts_of_studies(tmp_path):
     sample = made.sample("mgk_1", "rank")
     assert sample is not None
     assert sample.values == (25.5, 26.0, 26.5)
-    axis = made.pictures()["figure"].axes[0]
+    axis = made.drawn()["figure"]().axes[0]
     assert sum(len(patch.get_xy()) > 2 for patch in axis.patches) == 2  # two rows, pooled seeds
 
 
