@@ -177,11 +177,13 @@ def _kernels(options: argparse.Namespace) -> int:
         out = Path(options.out)
         refuse_to_replace([out / "report.md", out / "rows.csv"], out / "report.md")
     if options.config:
+        names = options.dtypes and [str(dtype).removeprefix("torch.") for dtype in options.dtypes]
         config = narrowed(
             load_kernels(options.config),
             seq_lens=options.seq_lens,
             head_dims=options.head_dims,
             num_threads=options.threads,
+            dtypes=names,
             cases=options.cases,
         )
         folder = None if options.out is None else Path(options.out)

@@ -23,7 +23,7 @@ matplotlib.use("Agg")
 
 
 class Results:
-    """Writes `<study>.csv`, `.png`, `.svg` and `.md` in one folder, which is made.
+    """Writes `<study>.csv`, `.png`, `.svg` and `.md` to one folder, created if needed.
 
     Raises:
         ConfigError: the folder cannot be created, or contains an unrelated file of such a name.
@@ -52,7 +52,7 @@ class Results:
         replace_text(self.path("csv", part), frame.to_csv(index=False, float_format=f"%.{digits}g"))
 
     def figure(self, figure: Figure, part: str = "") -> None:
-        """Write a PNG and an SVG file of at most 300 kB, with command and machine in them."""
+        """Write a PNG and an SVG file of at most 300 kB with command and machine as metadata."""
         note = f"{self.command} | {machine()}"
         self.figures.append(save_figure(figure, self.path("png", part), note)[0])
 
@@ -85,7 +85,6 @@ def shown_command(words: Iterable[str]) -> str:
 
 
 def _variant(entry: Mapping[str, Any]) -> str:
-    """Return the class of an attention layer with its arguments."""
     options = ", ".join(f"{k}={v}" for k, v in (entry.get("init_args") or {}).items() if v)
     return f"{str(entry.get('class_path', '')).rpartition('.')[2]} ({escaped(options)})"
 

@@ -265,7 +265,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, description=description, **own | more)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse words, also `--data.NAME VALUE` of a parser with `add_data`."""
+        """Parse words, including `--data.NAME VALUE` for parsers with `add_data`."""
         words = sys.argv[1:] if args is None else list(args)
         has_data = DATA in self._option_string_actions
         return super().parse_known_args(_data_words(words) if has_data else words, namespace)
@@ -275,9 +275,9 @@ DATA = "--data.KEY"
 
 
 def add_data(parser: argparse._ActionsContainer) -> None:
-    """Add `--data.KEY VALUE`, which sets an argument of the data as it does for `fit`.
+    """Add `--data.KEY VALUE`, which sets an argument of the data as in `fit`.
 
-    The option `data` is a list of texts `KEY=VALUE`.
+    The option `data` is a list of strings `KEY=VALUE`.
     """
     text = "argument of the data, such as --data.data_dir FOLDER; can be repeated"
     more: dict[str, Any] = {"dest": "data", "action": "append", "default": [], "help": text}
@@ -285,7 +285,7 @@ def add_data(parser: argparse._ActionsContainer) -> None:
 
 
 def _data_words(words: Sequence[str]) -> list[str]:
-    """Write `--data.NAME VALUE` and `--data.NAME=VALUE` as argparse reads them."""
+    """Convert `--data.NAME VALUE` and `--data.NAME=VALUE` to a form that argparse supports."""
     found: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -343,7 +343,7 @@ class Flag:
 
 
 class DataFlag(Flag):
-    """`--data.KEY VALUE` (see `add_data`)."""
+    """The flag `--data.KEY VALUE` (see `add_data`)."""
 
     def __init__(self) -> None:
         super().__init__("data", "arguments of the data")

@@ -18,7 +18,7 @@ from lit_probattn.training.run_folder import FREE_KEYS, STEPS, flatten, shorter
 
 ATTENTION = "model.init_args.attention.init_args"
 
-# Results do not depend on these beyond rounding: no difference of protocol.
+# Settings that change results only by rounding: not a difference of protocol.
 ROUNDING = ("data.init_args.eval_batch_size", "data.init_args.pad_multiple")
 
 # Settings that do not affect results: folders, hardware; the number of steps does.

@@ -78,9 +78,9 @@ class Report:
     table: Table
     cells: Sequence[Cell]
     command: str
-    # Whether scores are drawn by row; a report whose own figure shows them does not.
+    # Whether scores are drawn by row; False if another figure of the report shows them.
     draws_scores: ClassVar[bool] = True
-    # Whether it is written whenever a cell is finished, or only at the end.
+    # Whether the report is written after each cell, or only at the end.
     after_every_cell: ClassVar[bool] = True
 
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
@@ -92,11 +92,11 @@ class Report:
         return {}
 
     def figures(self) -> dict[str, ReportFigure]:
-        """Return further figures, by name."""
+        """Return additional figures, by name."""
         return {}
 
     def copies(self) -> dict[str, Path]:
-        """Return PNG files that are there already, by name; the text shows them."""
+        """Return existing PNG files to copy, by name; the text shows them."""
         return {}
 
     def further_tables(self) -> dict[str, str]:
@@ -658,14 +658,14 @@ def scores_figure(
     *,
     compared: bool,
 ) -> ReportFigure:
-    """Return the figure of the scores: a panel per task and metric, rows from top to bottom.
+    """Return the figure of the scores, a panel per task and metric with rows from top to bottom.
 
     Args:
         summary: the report's summary.
         rows: one row per finished cell.
-        baseline_of: names, for a task, the row whose spread over seeds sets the least width of
-            its axis.
-        compared: whether published numbers are of the same protocol.
+        baseline_of: returns, for a task, the row whose spread over seeds sets the smallest range
+            of the axis.
+        compared: whether published numbers have the same protocol.
     """
     summary = summary.assign(method=summary["method"].map(readable))
     seeds = sorted({int(n) for n in summary["num_seeds"]})
@@ -690,7 +690,7 @@ def scores_figure(
 
 
 def claim_of(summary: pd.DataFrame) -> str:
-    """Return which rows differ from their baseline beyond the spread over seeds."""
+    """Return a sentence on rows that differ from their baseline beyond the spread over seeds."""
     first = summary.iloc[0]
     about = f"{first['task']}, {first['metric']}, {first['unit']}"
     beside_base = summary[~summary["difference_from_baseline"].isin(["", "baseline"])]
@@ -776,7 +776,7 @@ def draw(
 def _draw_scores(
     axis: Axes, part: pd.DataFrame, rows: pd.DataFrame, metric: str, places: Mapping[str, int]
 ) -> list[float]:
-    """Draw the seeds, means and deviations of the rows; return all ends."""
+    """Draw the seeds, means and deviations of the rows; return all drawn values."""
     shown: list[float] = []
     for entry in part.to_dict("records"):
         colour, place = colour_of(str(entry["method"])), places[entry["row"]]

@@ -175,7 +175,7 @@ def trend_lines(found: Sequence[Agreement]) -> list[str]:
 
 
 def trends_figure(found: Sequence[Agreement]) -> ReportFigure:
-    """Return the figure of the trends: printed scores above ours."""
+    """Return the figure of the trends: printed above reproduced scores."""
     first = found[0].finding
     seeds = sorted({len(one.ours) for one in found})
     caption = (

@@ -114,8 +114,8 @@ class Page:
         before: Markdown lines above the head, such as warnings.
         findings: expectations with verdicts; the legend is added if there are any.
         tables: CSV files by name.
-        figures: by name; or PNG files that are there already.
-        about: further plain data, such as variants.
+        figures: figures, or existing PNG files, by name.
+        about: additional plain data, such as variants.
     """
 
     kind: str
@@ -142,10 +142,10 @@ class Page:
         }
 
     def text(self, without_svg: Collection[str] = ()) -> str:
-        """Return the page in Markdown.
+        """Return the page as Markdown.
 
         Args:
-            without_svg: figures that are shown as PNG files.
+            without_svg: names of figures to show as PNG files.
         """
         lines = [f"# {escaped(self.title)}", "", *self.before, *self.made.lines]
         hashes = (f"`{name}.csv` {digest(text, 12)}" for name, text in self.tables.items())
@@ -160,7 +160,7 @@ class Page:
         return "\n".join([*lines, "", *body, *legend]) + "\n"
 
     def _shown(self, figure: ReportFigure, file: str) -> list[str]:
-        """Return a figure with its claim and its caption."""
+        """Return the Markdown lines of a figure with its claim and caption."""
         claim, where = one_line(figure.claim), f"{self.made.machine}; revision {self.made.revision}"
         words = claim.translate(str.maketrans("", "", "[]\\"))
         source = f"Rows made on {one_line(where)}, by the command above."
@@ -171,11 +171,11 @@ class Page:
         ]
 
     def summary(self) -> str:
-        """Return the page for a terminal, which shows no figures and has no files beside it."""
+        """Return the page for a terminal, without figures and files."""
         return replace(self, tables={}, figures={}, body=_without_images(self.body)).text()
 
     def write(self, folder: Path, *, html: bool = False) -> list[Path]:
-        """Write the report; figures of an earlier one go.
+        """Write the report; figures of an earlier report are deleted.
 
         Args:
             folder: the report folder, created if needed.
@@ -218,7 +218,6 @@ def _without_images(lines: Sequence[str]) -> list[str]:
 
 
 def _stripped(lines: Sequence[str]) -> list[str]:
-    """Return lines without trailing empty ones."""
     return "\n".join(lines).rstrip().split("\n")
 
 
@@ -256,7 +255,7 @@ def how_many_agree(findings: Sequence[Finding]) -> str:
 
 
 def first_of(findings: Sequence[Finding]) -> str:
-    """Return the claim of a figure that a paper's sentences are about: the first, as measured."""
+    """Return the claim of a figure: the result for the first of the paper's sentences."""
     words = {"agrees": "agrees with the paper", "differs": "differs from the paper"}
     first = findings[0]
     measured = first.measured[:1].upper() + first.measured[1:]

@@ -330,7 +330,6 @@ class Runner:
             time.sleep(_POLL_SECONDS)
 
     def _tell(self, note: str = "") -> None:
-        """Report the progress of all jobs."""
         slots = [slot for slot in self.slots if slot is not None]
         waiting = [job for _, job in self.waiting]
         steps = [f"{s.job.position()} of {s.job.size}" for s in slots if s.job.size > 1]

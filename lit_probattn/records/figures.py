@@ -1,8 +1,8 @@
 """Figures of reports: one style, one colour per variant, a claim as title, PNG and SVG files.
 
-A figure shows one claim, whose numbers are computed from the rows. What is drawn, the denominator,
-the number of values and the meaning of error bars are its caption; where the rows were made is in
-the caption and in the metadata of the files.
+A figure shows one claim, whose numbers are computed from the rows. Its caption describes the
+content, the denominator, the number of values and the error bars; caption and metadata of the files
+contain the provenance of the rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DPI = 120
 LEAST_PANEL = 200  # pixels
 PNG, SVG = ".png", ".svg"
 
-# The only declaration of colours: those of a family are shades of a hue, and baselines are grey.
+# The only declaration of colours: a family has shades of one hue, and baselines are grey.
 COLOURS = {
     "softmax": "#2b2b2b",
     "multi-query": "#6f6f6f",
@@ -52,25 +52,25 @@ COLOURS = {
     "MiSH": "#7a4a1e",
     "Hard MiSH": "#ca9161",
 }
-# Of variants that are not in the table, by a digest of the name.
+# Colours of variants that are not in the table, selected by a digest of the name.
 _OTHERS = ("#7b8b00", "#3c6e47", "#8a2be2", "#c23b80", "#4f6d7a", "#b5651d")
 _SPELLINGS = {
     **{"hardmgk": "MGK with hard E-step", "mgkharde": "MGK with hard E-step"},
     **{"hardsmgk": "sMGK with hard E-step", "smgkharde": "sMGK with hard E-step"},
     **{"multiquery": "multi-query"},
 }
-# Marks that are no variant: the published value, and one of several series without a variant.
+# Marks without a variant: the published value, and one of several series.
 PUBLISHED = "#c8102e"
 
 
 @cache
 def style() -> Any:
-    """Return matplotlib's settings of all figures: a theme of seaborn with a light grid."""
+    """Return matplotlib's settings for all figures: a seaborn theme with a light grid."""
     import seaborn
     from cycler import cycler
 
     return {
-        # Series that are no variants: grey, and the colours that no variant of the table has.
+        # Series without a variant: grey, and colours that no variant of the table uses.
         "axes.prop_cycle": cycler(color=[COLOURS["softmax"], *_OTHERS]),
         **seaborn.axes_style("whitegrid"),
         **seaborn.plotting_context("notebook", font_scale=0.85),
@@ -87,7 +87,7 @@ def colour_of(name: str) -> str:
     """Return the colour of a variant.
 
     Args:
-        name: a name such as `sMGK, 4 heads`, or of a preset or a point such as `smgk` or `smgk4`.
+        name: a name such as `sMGK, 4 heads`, or the name of a preset or point such as `smgk4`.
     """
     key = _spelling(re.split(r",| \(", name)[0])
     found = _by_spelling().get(key) or _by_spelling().get(key.rstrip("0123456789"))
@@ -95,7 +95,7 @@ def colour_of(name: str) -> str:
 
 
 def readable(label: str) -> str:
-    """Return the label of a row with the variant's name of the README.
+    """Return the label of a row with the variant's name as in the README.
 
     `Softmax, 8 heads` is `softmax, 8 heads`, `GFiSH, 4 of 8 heads` is `GFiSH, 8 heads from 4 score
     maps`, and a file's name such as `hard_fish_4` is `Hard FiSH (hard_fish_4)`.
@@ -118,7 +118,7 @@ def shades(name: str, count: int) -> list[str]:
 
 
 def palette_of(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name: of variants that differ in settings alone, shades of one."""
+    """Return a colour for each name; variants that differ only in settings get shades of one."""
     same: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         same.setdefault(colour_of(name), []).append(name)
@@ -161,9 +161,9 @@ class ReportFigure:
     """A figure of a report.
 
     Args:
-        claim: what it shows, with numbers computed from the rows; the title.
-        caption: what is drawn, the denominator, the number of values, the meaning of error bars.
-        draw: draws the panels.
+        claim: the title, a claim with numbers computed from the rows.
+        caption: content, denominator, number of values, and meaning of error bars.
+        draw: function that draws the panels.
     """
 
     claim: str
@@ -181,18 +181,18 @@ class ReportFigure:
 
 
 def save_figure(figure: Figure, path: Path, note: str, title: str = "") -> list[Path]:
-    """Write a figure as PNG, and as SVG unless that is larger than 300 kB; close it.
+    """Write a figure as PNG, and as SVG if that has at most 300 kB, and close it.
 
     Panels that are narrower or lower than 200 pixels are enlarged first.
 
     Args:
         figure: the figure.
-        path: of the PNG file; the SVG file lies beside it.
-        note: how the figure was made: the files' metadata `Description`.
-        title: the files' metadata `Title`.
+        path: path of the PNG file; the SVG file is in the same folder.
+        note: provenance of the figure, the metadata `Description` of the files.
+        title: the metadata `Title` of the files.
 
     Raises:
-        ConfigError: the figure cannot be made small enough.
+        ConfigError: the file would be larger than 300 kB.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context(style()):
@@ -209,7 +209,7 @@ def save_figure(figure: Figure, path: Path, note: str, title: str = "") -> list[
 
 
 def panel_pixels(figure: Figure) -> list[tuple[float, float]]:
-    """Return width and height of the panels, in pixels of the PNG file; not of colour bars."""
+    """Return width and height of the panels, without colour bars, in pixels of the PNG file."""
     figure.draw_without_rendering()
     boxes = [axis.get_window_extent() for axis in _panels_of(figure)]
     return [(box.width * DPI / figure.dpi, box.height * DPI / figure.dpi) for box in boxes]
@@ -220,7 +220,7 @@ def _panels_of(figure: Figure) -> list[Axes]:
 
 
 def _enlarge(figure: Figure) -> None:
-    """Enlarge a figure until its smallest panel has 200 pixels both ways."""
+    """Enlarge a figure until its smallest panel has 200 x 200 pixels."""
     for _ in range(4):
         sizes = panel_pixels(figure)
         grids = [spec.get_gridspec() for a in figure.axes if (spec := a.get_subplotspec())]
@@ -244,7 +244,7 @@ def _svg_bytes(figure: Figure, note: str, title: str) -> bytes:
 
 
 def _png_bytes(figure: Figure, note: str, title: str) -> bytes:
-    """Draw a figure; with fewer colours, then smaller, until it has at most 300 kB."""
+    """Draw a figure with fewer colours, then smaller, until it has at most 300 kB."""
     text = PngInfo()
     if title:
         text.add_itxt("Title", title)

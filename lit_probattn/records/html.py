@@ -41,11 +41,11 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
 
 
 def body_of(text: str, figures: Mapping[str, bytes] | None = None) -> str:
-    """Return Markdown as HTML; HTML inside it stays text.
+    """Convert Markdown to HTML; HTML inside it is escaped.
 
     Args:
         text: Markdown.
-        figures: PNG and SVG files by the addresses that the text has; they are carried in the page.
+        figures: PNG and SVG files by their address in the text, which are embedded.
 
     Raises:
         ConfigError: markdown-it-py is not installed.
@@ -68,5 +68,5 @@ def body_of(text: str, figures: Mapping[str, bytes] | None = None) -> str:
 
 
 def page_of(title: str, text: str, figures: Mapping[str, bytes]) -> str:
-    """Return a whole page of Markdown, see `body_of`."""
+    """Convert Markdown to a whole page; see `body_of`."""
     return page(title, body_of(text, figures))

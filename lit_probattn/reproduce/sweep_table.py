@@ -239,7 +239,7 @@ class SweepTable(SweepFigure):
         ]
 
     def printed_figure(self) -> ReportFigure:
-        """Return the figure of printed and our ratios to the baseline."""
+        """Return the figure of printed and measured ratios to the baseline."""
         known = self.table[self.table["baseline"].notna()]
         told, names = [], plain_names(self.frame)
         for name in self.part["numbers"]:
@@ -262,7 +262,7 @@ class SweepTable(SweepFigure):
         return ReportFigure(". ".join(told), caption, self.drawn)
 
     def drawn(self) -> Figure:
-        """Draw printed and our ratios to the baseline, a panel per number."""
+        """Draw printed and measured ratios to the baseline, one panel per number."""
         known = self.table[self.table["baseline"].notna()]
         names = plain_names(self.frame)
         height = 1.3 + 0.45 * known["variant"].nunique()

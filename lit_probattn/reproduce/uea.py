@@ -113,7 +113,6 @@ def archives_of(path: Path, only: Sequence[str]) -> list[str]:
 
 
 def _recipe(content: Mapping[str, Any], archive: str) -> dict[str, Any]:
-    """Return the recipe of an archive, or the default recipe."""
     known = {**content["archives"], **content.get("extra", {})}
     part = known.get(archive, content["others"])
     protocol = content["protocols"][part["protocol"]]
@@ -178,7 +177,6 @@ def _task(
 
 
 def _row(content: Mapping[str, Any], name: str, tasks: Mapping[str, TaskEntry]) -> Row:
-    """Return the row of a variant of the table or of an attention file."""
     part = content["variants"].get(name)
     if part is None:
         if Path(name).suffix != ".yaml" and name not in named_files("attention"):

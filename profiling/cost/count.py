@@ -254,7 +254,6 @@ def _measure(
 
 
 def _exact(setting: Setting, layer: Attention) -> dict[Scope, CostEntry]:
-    """Return the closed forms of every scope as analytic entries."""
     one = attention_cost(layer, setting.seq_len)
     run = backend_macs(
         layer, setting.seq_len, setting.backend, train=setting.train, dtype=setting.dtype

@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 # The flags that each mode supports.
 _READ = {
-    "config": {"seq_lens", "head_dims", "threads", "cases", "out"},
+    "config": {"dtypes", "seq_lens", "head_dims", "threads", "cases", "out"},
     "parity": {"device", "dtypes", "cases", "head_dims", "out"},
     "compile_table": {"dtypes", "cases", "head_dims", "passes", "capabilities", "out"},
     "model": {"head_dims", "out"},

@@ -220,30 +220,45 @@ def narrowed(
     seq_lens: list[int] | None = None,
     head_dims: list[int] | None = None,
     num_threads: list[int] | None = None,
+    dtypes: list[str] | None = None,
     cases: str | None = None,
 ) -> KernelsConfig:
     """Return the file with other points and the comparisons whose name contains one of `cases`.
 
+    Lengths, head sizes and threads replace those of the file; `dtypes` keeps the points that have
+    one of them.
+
     Raises:
-        ConfigError: points are given for a file without a grid, or no comparison matches.
+        ConfigError: points are given for a file without a grid, or no point or comparison matches.
     """
     points_given = {"seq_lens": seq_lens, "head_dims": head_dims, "num_threads": num_threads}
     update = {name: values for name, values in points_given.items() if values is not None}
-    if update and config.grid is None:
-        raise ConfigError(f"{', '.join(update)}: the file has no grid to override")
-    if update and config.grid is not None:
+    given = [*update, *(["dtypes"] if dtypes is not None else [])]
+    if given and config.grid is None:
+        raise ConfigError(f"{', '.join(given)}: the file has no grid to override")
+    if given and config.grid is not None:
         grids = config.grid if isinstance(config.grid, list) else [config.grid]
         changed = [grid.model_copy(update=update) for grid in grids]
+        if dtypes is not None:
+            in_file = [grid.dtypes or [config.dtype] for grid in changed]
+            kept = [[name for name in names if name in dtypes] for names in in_file]
+            changed = [
+                grid.model_copy(update={"dtypes": names})
+                for grid, names in zip(changed, kept, strict=True)
+                if names
+            ]
+        if not changed:
+            raise ConfigError(f"no point of the file is in {', '.join(dtypes or [])}")
         config = config.model_copy(update={"grid": changed})
     if cases is None:
         return config
-    kept = [c for c in config.comparisons if any(part in c.name for part in cases.split(","))]
-    if not kept:
+    chosen = [c for c in config.comparisons if any(part in c.name for part in cases.split(","))]
+    if not chosen:
         names = "; ".join(c.name for c in config.comparisons)
         raise ConfigError(f"no comparison name contains {cases!r}; comparisons: {names}")
-    used = {name for c in kept for name in (c.side, c.against)}
+    used = {name for c in chosen for name in (c.side, c.against)}
     sides = {name: side for name, side in config.sides.items() if name in used}
-    return config.model_copy(update={"comparisons": kept, "sides": sides})
+    return config.model_copy(update={"comparisons": chosen, "sides": sides})
 
 
 def load_kernels(path: str | Path) -> KernelsConfig:

@@ -1,4 +1,4 @@
-"""The figure of a speed report: how long each side takes beside another one."""
+"""The figure of a speed report: time ratios of the sides."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from profiling.report.names import variant_name
 _MOST_PANELS = 4
 _MARKS = "oDsv^"
 
-Rows = Mapping[tuple[str, str], Mapping[str, Any]]  # by place and comparison
+Rows = Mapping[tuple[str, str], Mapping[str, Any]]  # by point and comparison
 
 
 def time_figure(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> ReportFigure:
     """Return the figure of time ratios with their 20 % and 80 % quantiles, a panel per point.
 
     Args:
-        config: has the comparisons of the figure, by row and mark.
-        rows: of `measured_rows`; those without a comparison are left out; one is there.
+        config: the file, with the comparisons of the figure by row and mark.
+        rows: rows of `measured_rows`; at least one has a comparison, others are ignored.
     """
     names = {name for row in config.figure.values() for name in row.values()}
     found = {(r["place"], r["comparison"]): r for r in rows if r.get("comparison") in names}
@@ -47,7 +47,7 @@ def time_figure(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> Rep
 
 
 def side_words(config: KernelsConfig, name: str) -> str:
-    """Return a side in words, such as `PyTorch's softmax attention, 8 heads`."""
+    """Return the label of a side, such as `PyTorch's softmax attention, 8 heads`."""
     side = config.sides[name]
     if side.torch_sdpa is not None:
         return f"PyTorch's softmax attention, {side.torch_sdpa.num_heads} heads"
@@ -62,7 +62,7 @@ def side_words(config: KernelsConfig, name: str) -> str:
 
 
 def _claim(config: KernelsConfig, found: Rows, places: Sequence[str], mark: str, base: str) -> str:
-    """Return the ranges of the fastest and the slowest row under the first mark."""
+    """Return the ranges of the fastest and the slowest row for the first mark."""
     ranges = {}
     for label, row in config.figure.items():
         keys = [(place, row[mark]) for place in places if mark in row]
@@ -93,7 +93,7 @@ def _draw(
             marks,
         )
         axis.set_title(fill(place, 60))
-    # The axis is shared, and holds every point and every end of an error bar.
+    # The axis is shared, and includes all points and error bars.
     ends = [row["time_ratio_p80"] for (place, _), row in found.items() if place in places]
     axes[0].set_xlim(0.0, 1.05 * max(1.0, *ends))
     figure.supxlabel(f"time / time of the baseline ({CHEAPER})", fontsize=9)
@@ -107,7 +107,7 @@ def _draw(
 
 
 def _fill(place: int, colour: str) -> str:
-    """Return the inside of a mark: full for the first, white for the others."""
+    """Return the fill colour of a mark: `colour` for the first, white for the others."""
     return colour if place == 0 else "white"
 
 

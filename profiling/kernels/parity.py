@@ -42,7 +42,7 @@ BOUND = 1e-4
 
 @dataclass(frozen=True)
 class ParityRow:
-    """Errors of `out` or of a gradient, named by its tensor; `rms` is root mean square."""
+    """Errors of the output or of the gradient of `tensor`; `rms` is root mean square."""
 
     case: str
     dtype: str

@@ -1,4 +1,4 @@
-"""Remove unused work from Triton's interpreter, which is two thirds of its time.
+"""Remove unused work from Triton's interpreter, which saves two thirds of its time.
 
 This uses private members of Triton; if a version lacks them, nothing is changed.
 """

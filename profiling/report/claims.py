@@ -130,7 +130,6 @@ def _judge(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> Finding:
 
 
 def _chosen(claim: Claim, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the claim's variants."""
     return table if claim.variants is None else table[table["variant"].isin(claim.variants)]
 
 

@@ -1,8 +1,8 @@
-"""Figures of a sweep: the paper's ratios, and operations beside time. The tables have all values.
+"""Figures of a sweep: the paper's ratios, and operations compared with time.
 
-The first figure has a panel for each quantity that the paper's sentences are about: a heat map per
-variant over width and length, or lines over the axis that varies. The second is drawn if time was
-measured: the ratio of multiply-adds beside that of time at the same points.
+The first figure has a panel for each quantity in the paper's sentences: a heat map per variant over
+width and length, or lines over the axis that varies. The second shows the ratios of multiply-adds
+and of time at the same points, if time was measured. The tables contain all values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AXES = {
     "grid_heads": "heads of the baseline",
 }
 _LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
-# The metrics that are drawn, in words.
+# Labels of the drawn metrics.
 _DRAWN = {
     "macs": "multiply-adds",
     "num_parameters": "parameters",
@@ -56,7 +56,7 @@ _KEYS = ["variant", "baseline", "embed_dim", "seq_len", "grid_heads", "batch_siz
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a panel shows: a column of the rows, of a scope and a mode."""
+    """The content of a panel: a column of the rows for a scope and a mode."""
 
     metric: str
     scope: str
@@ -64,12 +64,12 @@ class Quantity:
 
     @property
     def is_size(self) -> bool:
-        """Whether it is a number of parameters, which no mode and no length changes."""
+        """Whether it is a number of parameters, which is independent of mode and length."""
         return self.metric.startswith("num_parameters")
 
     @property
     def words(self) -> str:
-        """The quantity in words."""
+        """Label of the quantity."""
         words = [f"{_DRAWN[self.metric]} of the {_SCOPES[self.scope]}"]
         words += [] if self.is_size else [_MODES[self.mode]]
         return ", ".join(words)
@@ -91,10 +91,10 @@ def figures_of(
     """Return the figures of a sweep, at most two.
 
     Args:
-        config: the sweep, whose sentences say what the paper's figure shows.
+        config: the sweep, whose sentences define the content of the paper's figure.
         frame: its rows.
         ratios: their ratios.
-        ratios_drawn: draw the paper's figure; false where another one stands for it.
+        ratios_drawn: draw the paper's figure; False if another figure replaces it.
     """
     names = plain_names(frame)
     varying = [c for c in _AXES if frame[c].nunique() > 1]
@@ -115,9 +115,9 @@ def figures_of(
 def _quantities(
     config: SweepConfig, ratios: pd.DataFrame, varying: Sequence[str]
 ) -> dict[Quantity, pd.DataFrame]:
-    """Return the ratios of each quantity of the paper's sentences; of a sweep without any, of all.
+    """Return the ratios of each quantity in the paper's sentences; without sentences, of all.
 
-    A training step whose counts have the ratios of the forward pass is drawn once.
+    A training step with the same ratios of counts as the forward pass is not drawn.
     """
     known = ratios[ratios["metric"].isin(_DRAWN) & ratios["ratio_measured"].notna()]
     claims = [claim for sentence in config.sentences for claim in sentence.holds]
@@ -150,7 +150,7 @@ def _quantities(
 
 
 def _alike(first: Quantity, one: pd.DataFrame, second: Quantity, other: pd.DataFrame) -> bool:
-    """Whether two quantities differ in nothing that a figure shows."""
+    """Return whether two quantities look identical in a figure."""
     if (first.metric, first.scope) != (second.metric, second.scope):
         return False
     columns = ["variant", "embed_dim", "seq_len", "grid_heads", "ratio_measured"]
@@ -159,7 +159,7 @@ def _alike(first: Quantity, one: pd.DataFrame, second: Quantity, other: pd.DataF
 
 
 def _axis(quantity: Quantity, varying: Sequence[str]) -> str | None:
-    """Return the horizontal axis of a quantity; None if it depends on nothing that varies."""
+    """Return the horizontal axis of a quantity; None if it does not vary along any axis."""
     order = (
         ("embed_dim", "grid_heads") if quantity.is_size else ("seq_len", "embed_dim", "grid_heads")
     )
@@ -171,7 +171,7 @@ def _is_grid(quantity: Quantity, part: pd.DataFrame) -> bool:
 
 
 def ratio_figure(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str]) -> ReportFigure:
-    """Return the figure of the ratios of some quantities."""
+    """Return the figure of the ratios of several quantities."""
     found = {found_by(q.metric, "measured") for q in parts}
     first, table = next(iter(parts.items()))
     points = sum(len(part) for part in parts.values())
@@ -196,7 +196,7 @@ def ratio_figure(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str
 
 
 def claim_of(quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str]) -> str:
-    """Return the range of each variant's ratio in a sentence; of many variants, the extremes."""
+    """Return the range of each variant's ratio as a sentence; the extremes of many variants."""
     ranges = part.groupby("variant", sort=False)["ratio_measured"].agg(["min", "max"])
     base = " or ".join(dict.fromkeys(names[b] for b in part["baseline"]))
     where = [_SCOPES[quantity.scope], *([] if quantity.is_size else [_MODES[quantity.mode]])]
@@ -214,7 +214,7 @@ def _range(low: float, high: float) -> str:
 
 
 def _draw_ratios(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str]) -> Figure:
-    """Draw heat maps over width and length, one per variant, and lines over one axis."""
+    """Draw heat maps over width and length, one per variant, or lines over one axis."""
     drawn: list[Callable[[Axes], Any]] = []
     for quantity, part in parts.items():
         if _is_grid(quantity, part):
@@ -268,9 +268,9 @@ def heat_map(
 def ratio_lines(
     quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str], axis: Axes
 ) -> None:
-    """Draw ratios over the axis that varies, a line per variant: expected and found.
+    """Draw expected and found ratios over the axis that varies, one line per variant.
 
-    Lines that lie on each other stay visible by the size of their dots.
+    Dots of different sizes keep overlapping lines visible.
     """
     varying = [c for c in _AXES if part[c].nunique() > 1]
     x = _axis(quantity, varying) or "seq_len"
@@ -304,11 +304,11 @@ def ratio_lines(
     axis.set_title(f"{quantity.words}\n{', '.join(ways)}")
 
 
-# ---- operations beside time -------------------------------------------------------------------
+# ---- operations and time ----------------------------------------------------------------------
 
 
 def _operations_and_time(config: SweepConfig, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return ratios of multiply-adds and of time at the points that have both."""
+    """Return ratios of multiply-adds and of time at the points with both."""
     if _TIME not in frame or not frame[_TIME].notna().any():
         return pd.DataFrame()
     tables = []
@@ -334,7 +334,7 @@ def _operations_and_time(config: SweepConfig, frame: pd.DataFrame) -> pd.DataFra
 
 
 def together_figure(both: pd.DataFrame, names: Mapping[str, str]) -> ReportFigure:
-    """Return the figure of operations beside time."""
+    """Return the figure of operations and time."""
     bases = " or ".join(dict.fromkeys(names[b] for b in both["baseline"]))
     told = []
     for variant, part in both.groupby("variant", sort=False):
@@ -356,7 +356,7 @@ def together_figure(both: pd.DataFrame, names: Mapping[str, str]) -> ReportFigur
 
 
 def _draw_together(both: pd.DataFrame, names: Mapping[str, str]) -> Figure:
-    """Draw a panel per mode and setting, a line per variant."""
+    """Draw one panel per mode and setting with one row per variant."""
     columns = [
         "mode",
         *(c for c in ("embed_dim", "seq_len", "batch_size") if both[c].nunique() > 1),

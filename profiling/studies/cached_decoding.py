@@ -57,7 +57,7 @@ def filled(layer: Attention, x: Tensor, spare: int) -> Cache:
 
 
 def decode(layer: Attention, cache: Cache, length: int, tokens: Tensor) -> None:
-    """Decode tokens one by one after the first `length` cached ones; a state of sums continues."""
+    """Decode tokens one by one after `length` cached tokens; MLK updates its state in place."""
     if isinstance(cache, KVCache):
         cache.truncate(length)
     with torch.no_grad():

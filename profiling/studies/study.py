@@ -67,11 +67,11 @@ class Report:
 
     Args:
         tables: the tables to print, by caption.
-        figure: columns (x, y, *groups) of a chart of `y` over `x`, with its quantiles; `x` are the
-            variants. Ratios of a side to itself are not drawn.
-        drawn_rows: the rows that are drawn; all by default.
+        figure: columns (x, y, *groups) of a chart of `y` over the variants `x`, with quantiles.
+            Ratios of a side to itself are not drawn.
+        drawn_rows: rows of the figure; all by default.
         passed: False makes the exit status 1.
-        finding: what was found, in a sentence.
+        finding: one sentence that summarises the result.
     """
 
     title: str
@@ -105,7 +105,7 @@ class Report:
         )
 
     def figures(self) -> dict[str, ReportFigure]:
-        """Return the figure, if there is one; a study that draws more overrides `drawn`."""
+        """Return the figure, if any; a study with another figure overrides `drawn`."""
         if not self.figure:
             return {}
         x, y, *groups = self.figure
@@ -121,7 +121,7 @@ class Report:
 
     @property
     def _shown(self) -> pd.DataFrame:
-        """The rows of the figure: without what is 1 because it is divided by itself."""
+        """The rows of the figure, without ratios of a side to itself."""
         rows = self.rows if self.drawn_rows is None else self.drawn_rows
         y = self.figure[1]
         if "_over_" not in y or f"{y}_p20" not in rows:
@@ -130,7 +130,7 @@ class Report:
         return rows[~is_one]
 
     def _claim(self, x: str, y: str, groups: Sequence[str]) -> str:
-        """Return the smallest value of every `x`, from small to large."""
+        """Return the smallest value per `x`, in ascending order."""
         told = []
         for name, part in self._shown.groupby(x, sort=False):
             low, high = part[y].min(), part[y].max()
@@ -140,7 +140,7 @@ class Report:
         return f"{what.capitalize()}: {'; '.join(told)}"
 
     def drawn(self) -> Any:
-        """Return the figure: a dot with its quantiles for every row, in the variant's colour."""
+        """Return the figure: a dot with quantiles for each row, in the variant's colour."""
         x, y, *groups = self.figure
         rows = self._shown
         names = list(dict.fromkeys(rows[x]))
@@ -183,7 +183,7 @@ class Report:
 
 
 def _told(column: str, value: object) -> str:
-    """Return a value with the name of its column, unless it is a word."""
+    """Return a value with the name of its column, unless it is a string."""
     return str(value) if isinstance(value, str) else f"{heading(column)} {value:g}"
 
 

@@ -147,7 +147,7 @@ def test_a_measured_table_takes_the_sweep_of_its_accelerator(tmp_path, capsys):
     assert main([*words, "--accelerator", "gpu"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: device cuda is not available")
-    assert "run mgk_table7_cuda where there is one" in told
+    assert "run mgk_table7_cuda on another machine" in told
     assert main([*words, "--report"]) == 2
     assert f"no results in {tmp_path}/profiling/mgk_table7 " in capsys.readouterr().err
 

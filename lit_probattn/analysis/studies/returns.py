@@ -142,7 +142,6 @@ class Returns(ModelStudy):
                 environment.close()
 
     def _play(self, target: float) -> list[dict[str, float]]:
-        """Return a row per episode of a target."""
         start = time.monotonic()
         played = self._episodes(self._player(), target, range(self.options.episodes))
         rows = [self._row(episode) for episode in played]

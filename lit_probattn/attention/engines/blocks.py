@@ -126,7 +126,7 @@ class _Plan:
     def weights(self, scores: Tensor, inputs: Sequence[Tensor], block: Block) -> Tensor:
         """Return the weights of each row over allowed keys; fully masked rows are zero.
 
-        The softmax path writes in place and is not for autograd.
+        The softmax path writes in place and does not support autograd.
         """
         allowed = self.allowed(scores, block)
         if self.normaliser is not None:

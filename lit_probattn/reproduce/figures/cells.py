@@ -163,7 +163,7 @@ class CellFigure(FigureReport):
     # ---- figures -------------------------------------------------------------------------------
 
     def drawn(self) -> dict[str, Callable[[], Figure]]:
-        """Return what draws the panels, and in a figure of its own what studies drew."""
+        """Return functions that draw the panels and, as a separate figure, those of studies."""
         panels = [Panel(**entry) for entry in self.part["panels"]]
         drawn = [panel for panel in panels if panel.draw != "figures"]
         found: dict[str, Callable[[], Figure]] = {}

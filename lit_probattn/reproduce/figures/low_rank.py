@@ -80,7 +80,7 @@ class AgainstParameters(_LowRank):
     """
 
     def drawn(self) -> dict[str, Callable[[], Figure]]:
-        """Return what draws both panels."""
+        """Return the function that draws both panels."""
         return {"figure": self._draw}
 
     def _draw(self) -> Figure:
@@ -147,7 +147,7 @@ class AgainstHeads(_LowRank):
     """Figure 3 (a): perplexity against the number of heads; the baseline has a wider MLP (M1)."""
 
     def drawn(self) -> dict[str, Callable[[], Figure]]:
-        """Return what draws the panel."""
+        """Return the function that draws the panel."""
         return {"figure": self._draw}
 
     def _draw(self) -> Figure:
@@ -203,7 +203,7 @@ class AgainstHeadSize(_LowRank):
     """Figure 3 (b): perplexity against the head size for several numbers of heads."""
 
     def drawn(self) -> dict[str, Callable[[], Figure]]:
-        """Return what draws the panel."""
+        """Return the function that draws the panel."""
         return {"figure": self._draw}
 
     def _draw(self) -> Figure:

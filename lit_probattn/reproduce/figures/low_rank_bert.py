@@ -84,7 +84,7 @@ class FineTuned(FigureReport):
         return known.dropna(subset=[column]).rename(columns={column: _SCORES[metric]})
 
     def drawn(self) -> dict[str, Callable[[], Figure]]:
-        """Return what draws a panel for each score."""
+        """Return the function that draws a panel per score."""
         return {"figure": self._draw}
 
     def _draw(self) -> Figure:

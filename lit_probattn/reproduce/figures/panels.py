@@ -22,15 +22,15 @@ Tables = Callable[[str, str, str], pd.DataFrame]
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel; `figures` makes one of every row.
+    """One panel; `figures` creates one per row.
 
     Args:
-        draw: what: logged `curves`, a `histogram` or `lines` of a study's table, its `figures`.
-        title: above it.
+        draw: content: logged `curves`, a `histogram` or `lines` of a study's table, its `figures`.
+        title: title of the panel.
         rows: rows of the table; all by default.
-        metric: of curves.
-        study, file: whose table or figure.
-        x: column of the horizontal axis, or the one whose values are counted.
+        metric: metric of curves.
+        study, file: the study and its table or figure.
+        x: column of the horizontal axis, or of the counted values.
         y: column of the vertical axis.
         where: required values of columns; a list allows several.
         by: column with one line per value.
@@ -55,7 +55,7 @@ class Panel:
     def draw_curves(
         self, axis: Axes, curves: Mapping[str, Curves], label_of: Callable[[str], str]
     ) -> None:
-        """Draw a curve of means for each row, and the range of one deviation over its seeds."""
+        """Draw the mean curve of each row, with a band of one deviation over its seeds."""
         distinct = _have_own_colours([label_of(row) for row in curves])
         for number, (row, seeds) in enumerate(curves.items()):
             if not seeds:
@@ -132,12 +132,11 @@ def show(axis: Axes, path: Path | None, title: str) -> None:
 
 
 def _have_own_colours(labels: Sequence[str]) -> bool:
-    """Whether every row has another variant, so that colours of variants tell them apart."""
+    """Return whether the variants of all rows differ, so that colours identify them."""
     return len({colour_of(label) for label in labels}) == len(labels)
 
 
 def _band(axis: Axes, wide: pd.DataFrame, colour: str, name: str, marker: str = "") -> None:
-    """Draw mean and deviation of columns over the index."""
     if wide.empty:
         return
     mean, spread = wide.mean(axis=1), wide.std(axis=1)

@@ -45,7 +45,7 @@ class FigureReport(Report):
     part: Mapping[str, Any] = field(default_factory=dict)
     reduced: bool = False
     draws_scores: ClassVar[bool] = False
-    # Whether --shortened takes other cells; otherwise it shortens the protocol.
+    # Whether --shortened selects other cells; otherwise it reduces the protocol.
     has_reduced_cells: ClassVar[bool] = False
     # The reason why sentences are compared.
     compared: ClassVar[str] = (
@@ -68,11 +68,11 @@ class FigureReport(Report):
         raise NotImplementedError(f"{cls.__name__} must implement table_of")
 
     def drawn(self) -> dict[str, Callable[[], Figure]]:
-        """Return what draws the figure, in the paper's axes, by name."""
+        """Return functions that draw the figure with the paper's axes, by name."""
         raise NotImplementedError(f"{type(self).__name__} must implement drawn")
 
     def caption(self) -> str:
-        """Return what is drawn, the number of seeds and the meaning of error bars."""
+        """Return the content, the number of seeds and the meaning of error bars."""
         counts = sorted({int(n) for n in self.rows.groupby(["task", "row"])["seed"].nunique()})
         known = "± standard deviation over seeds (n − 1)" if max(counts) > 1 else "no error known"
         return f"Means over seeds, n = {' or '.join(map(str, counts))} per point; {known}."

@@ -40,7 +40,7 @@ class HeadSizeReport(Report):
         return point_columns(cell, result)
 
     def figures(self) -> dict[str, ReportFigure]:
-        """Return perplexity against heads and against parameters."""
+        """Return the figures of perplexity against heads and against parameters."""
         draws = {"heads": draw_heads, "parameters": draw_parameters}
         means = self.rows.groupby(["rule", "num_heads"], sort=False)["perplexity"].mean()
         rule, heads = means.idxmin()

@@ -191,7 +191,6 @@ class Grid:
             raise ConfigError(str(error)) from error
 
     def _widths(self) -> Iterator[Point]:
-        """Yield the baselines of several widths."""
         f, size = self.mlp_dim, self.width_head_dim
         for width in self.widths:
             for heads in self.width_heads:

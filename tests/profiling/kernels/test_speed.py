@@ -341,6 +341,18 @@ def test_flags_narrow_a_file():
         narrowed(config([]), seq_lens=[7])
 
 
+def test_dtypes_keep_the_points_that_have_them():
+    grid = [
+        {"tokens": 64, "seq_lens": [32], "head_dims": [8]},
+        {"tokens": 64, "seq_lens": [32], "head_dims": [8], "dtypes": ["bfloat16", "float16"]},
+    ]
+    some = config([], grid=grid)
+    assert [p.dtype for p in points(narrowed(some, dtypes=["float32"]))] == ["float32"]
+    assert [p.dtype for p in points(narrowed(some, dtypes=["float16", "float64"]))] == ["float16"]
+    with pytest.raises(ConfigError, match="float64"):
+        narrowed(some, dtypes=["float64"])
+
+
 def test_flags_narrow_every_grid_and_no_point_is_there_twice():
     grid = [
         {"tokens": 64, "seq_lens": [32], "head_dims": [8]},

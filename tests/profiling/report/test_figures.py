@@ -52,7 +52,7 @@ def test_colours_of_ratios_are_centred_on_one_whatever_else_is_there(largest):
     place = [float(image.norm(value)) for value in (0.5, 0.95, 1.0, 1.17, 2.0)]
     assert place == pytest.approx([0.0, 0.463, 0.5, 0.6133, 1.0], abs=1e-3)
     assert "← cheaper" in bar.get_ylabel()
-    assert "dearer →" in bar.get_ylabel()
+    assert "more expensive →" in bar.get_ylabel()
     assert "1" in [text.get_text() for text in bar.get_yticklabels()]
     assert (panel.get_xlabel(), panel.get_ylabel()) == (
         *("sequence length N (tokens)", "model width D"),

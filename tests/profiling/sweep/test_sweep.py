@@ -142,7 +142,7 @@ def test_attention_that_cannot_be_built(tmp_path):
 def test_a_device_that_is_gone(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     config = sweep(device="cuda", measure=["cost", "time"], grid={"embed_dim": [8], "seq_len": [8]})
-    with pytest.raises(ConfigError, match=r"device cuda is not available: .*: run .* where there"):
+    with pytest.raises(ConfigError, match=r"device cuda is not available: .*: run .* on another"):
         run(config, tmp_path)
     counted = sweep(device="cuda", grid={"embed_dim": [8], "seq_len": [8]})
     assert {row.status for row in run(counted, tmp_path / "counted")} == {"ok"}

@@ -226,7 +226,7 @@ def test_two_real_cells_are_trained_studied_drawn_and_judged(tmp_path, capsys):
     verdicts = pd.read_csv(out / "verdicts.csv")
     assert len(verdicts) == 1
     assert verdicts["verdict"][0] in ("same direction", "cannot be told")
-    for name in ("figure", "pictures1"):
+    for name in ("figure", "studies1"):
         assert (out / f"figures/{name}.png").stat().st_size > 10_000
     rows = pd.read_csv(out / "rows.csv")
     assert rows["rank"].notna().all()
