@@ -126,12 +126,6 @@ class SweepFigure:
         """Return the folder of a sweep's rows."""
         return self.runs / "profiling" / Path(name).stem
 
-    @property
-    def state(self) -> str:
-        """How many of its sweeps have rows."""
-        done = sum(any(self.folder(name).glob("rows*.jsonl")) for name in self.part["sweeps"])
-        return f"{done} of {len(self.part['sweeps'])} sweeps have results"
-
     def plan(self) -> str:
         """Return what would be measured."""
         parts = []
