@@ -499,8 +499,12 @@ def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> Attentio
     """
     from lit_probattn.attention import AttentionFactory
 
+    def declare(attention: Any) -> None:
+        """Declare the attention argument for the parser; never called."""
+
+    declare.__annotations__["attention"] = AttentionFactory
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--attention", type=AttentionFactory)
+    parser.add_function_arguments(declare, fail_untyped=False)  # as on the command line
     entry = {"class_path": class_path, "init_args": dict(init_args)}
     try:
         factory: AttentionFactory = _instantiate(parser, {"attention": entry}).attention

@@ -41,6 +41,7 @@ from lit_probattn.training.trained import open_translator
 MODULE = "lit_probattn.reproduce.backtranslation"
 _MARK = "@@"
 _TAB = "\t"
+_FILLER = "<unk>"
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,16 @@ class Noise:
 
     Args:
         deletion: probability that a word is left out.
-        filler: probability that a word that stays is replaced by `filler_token`.
+        filler: probability that a word that stays is replaced by `<unk>`.
         swap: words move by at most so many places; 0 leaves them.
 
     Raises:
         ConfigError: a number is out of range.
     """
 
-    deletion: float = 0.1
-    filler: float = 0.1
-    swap: int = 3
-    filler_token: str = "<unk>"
+    deletion: float
+    filler: float
+    swap: int
 
     def __post_init__(self) -> None:
         for name in ("deletion", "filler"):
@@ -80,8 +80,7 @@ class Noise:
         kept = [word for word, u in zip(words, draws[0], strict=True) if u >= self.deletion]
         kept = kept or list(words[:1])
         filled = [
-            self.filler_token if u < self.filler else word
-            for word, u in zip(kept, draws[1], strict=False)
+            _FILLER if u < self.filler else word for word, u in zip(kept, draws[1], strict=False)
         ]
         places = np.arange(len(filled)) + draws[2][: len(filled)] * (self.swap + 1)
         order = np.argsort(places, kind="stable") if self.swap else np.arange(len(filled))
@@ -105,8 +104,8 @@ def whole_words(line: str) -> list[str]:
 class Filter:
     """Which pairs are kept: words of each side, and their ratio."""
 
-    most: int = 250
-    ratio: float = 1.5
+    most: int
+    ratio: float
 
     def __call__(self, source: Sequence[str], target: Sequence[str]) -> bool:
         """Whether a pair is kept."""
@@ -117,18 +116,17 @@ class Filter:
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser."""
     parser = Parser(f"python -m {MODULE}", __doc__)
-    add, noise, kept = parser.add_argument, Noise(), Filter()
+    add = parser.add_argument
     add("--reverse", type=Path, required=True, help="run of the reverse model, or a checkpoint")
     add("--monolingual", type=Path, required=True, help="lines of the target language, plain text")
     add("--parallel", type=Path, required=True, help="folder with train.*, valid.*, test.*")
     add("--out", type=Path, required=True, help="folder that is made")
     add("--upsample", type=int, default=16, help="how often the parallel text stands (default 16)")
-    add("--deletion", type=float, default=noise.deletion, help="share of words left out (0.1)")
-    add("--filler", type=float, default=noise.filler, help="share of words replaced (0.1)")
-    add("--swap", type=int, default=noise.swap, help="places that a word moves at most (3)")
-    add("--filler_token", default=noise.filler_token, help="what replaces a word (<unk>)")
-    add("--max_words", type=int, default=kept.most, help="longer pairs are left out (250)")
-    add("--max_ratio", type=float, default=kept.ratio, help="and such of unlike lengths (1.5)")
+    add("--deletion", type=float, default=0.1, help="share of words left out (0.1)")
+    add("--filler", type=float, default=0.1, help="share of words replaced by <unk> (0.1)")
+    add("--swap", type=int, default=3, help="places that a word moves at most (3)")
+    add("--max_words", type=int, default=250, help="longer pairs are left out (250)")
+    add("--max_ratio", type=float, default=1.5, help="and such of unlike lengths (1.5)")
     add("--seed", type=int, default=0, help="of noise and draws (default 0)")
     add_search(parser, sizes=False)
     add("--max_tokens", type=int, default=4096, help="tokens of a batch (default 4096)")
@@ -149,7 +147,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: a flag is wrong, or languages or forms of text do not go together.
     """
-    noise = Noise(options.deletion, options.filler, options.swap, options.filler_token)
+    noise = Noise(options.deletion, options.filler, options.swap)
     if options.upsample < 0:
         raise ConfigError(f"--upsample must be at least 0, received {options.upsample}")
     if (options.out / "train.done").is_file():

@@ -228,7 +228,9 @@ def test_the_early_check_accepts_what_the_parser_accepts(command, tmp_path, monk
     with pytest.raises(SystemExit):
         RunCLI(words)
     assert len(options) > 60
-    for name in set(options) - {"config", "trainer"} - ({"run.init_from"} if command != "fit" else set()):
+    for name in (
+        set(options) - {"config", "trainer"} - ({"run.init_from"} if command != "fit" else set())
+    ):
         check_early([*words, f"--{name}=x"], text)
     inside = ["--trainer.callbacks+=x", "--trainer.logger.init_args.save_dir=x", "--model.x=1"]
     check_early([*words, *inside], text)

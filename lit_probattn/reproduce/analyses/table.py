@@ -8,7 +8,7 @@ tables. Printed numbers themselves are those of published.csv.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Number:
 
     metric: Metric
     value: Value
-    bound: Bound | None = None
+    bound: Bound | None
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Analysis:
     study: CellStudy
     shortened: CellStudy
     numbers: Mapping[str, Number]
-    neutral: float | None = None
-    notes: Sequence[str] = ()
-    digits: Mapping[str, int] = field(default_factory=dict)
-    computed: Sequence[tuple[Computed, str]] = ()
-    folder: Path = FOLDER
-    wheres: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    neutral: float | None
+    notes: Sequence[str]
+    digits: Mapping[str, int]
+    computed: Sequence[tuple[Computed, str]]
+    folder: Path
+    wheres: Mapping[str, Mapping[str, Any]]
 
     def value(self, row: str, name: str) -> Value:
         """Return where a number of a row stands in the tables of the study."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -113,9 +113,8 @@ class SweepFigure:
 
     name: str
     part: Mapping[str, Any]
-    runs: Path = Path("runs")
-    command: str = ""
-    root: Path = field(default_factory=Path.cwd)
+    runs: Path
+    command: str
 
     @cached_property
     def sweeps(self) -> dict[str, SweepConfig]:
@@ -130,14 +129,14 @@ class SweepFigure:
         """Return what would be measured."""
         parts = []
         for name, config in self.sweeps.items():
-            parts.append(f"{name}:\n{describe_plan(config, self.root, 0, 1)}")
+            parts.append(f"{name}:\n{describe_plan(config, Path.cwd(), 0, 1)}")
         return "\n".join(parts)
 
     def run(self, stream: Callable[[str], None] | None = None) -> None:
         """Measure what is missing."""
         for name, config in self.sweeps.items():
             with as_command(self.command):
-                run_sweep(config, self.folder(name), self.root, stream=stream)
+                run_sweep(config, self.folder(name), Path.cwd(), stream=stream)
 
     @cached_property
     def frames(self) -> dict[str, pd.DataFrame]:

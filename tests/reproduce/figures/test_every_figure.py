@@ -41,7 +41,7 @@ def test_the_list_knows_every_figure():
 def test_every_figure_has_something_to_measure_and_to_judge(name):
     part = kinds()[name]
     if part["kind"] == "sweep_figure":
-        figure = SweepFigure(name, part)
+        figure = SweepFigure(name, part, Path("runs"), "")
         sentences = [
             (config, sentence)
             for stem, config in figure.sweeps.items()
