@@ -10,13 +10,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from datamodules.images.folder import ImageFolder
+    from datamodules.images.imagenet import ImageNet
     from datamodules.lra.image import Image
     from datamodules.lra.listops import ListOps
     from datamodules.lra.pathfinder import Pathfinder
     from datamodules.lra.retrieval import Retrieval
     from datamodules.lra.text import Text
-    from datamodules.pictures.folder import PictureFolder
-    from datamodules.pictures.imagenet import ImageNet
     from datamodules.series.own import OwnSeries
     from datamodules.series.uea import UEA
     from datamodules.synthetic import Synthetic
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IWSLT14", "LM1B", "REGISTRY", "UEA", "WMT14", "Image", "ImageNet"]
 __all__ += ["LabelledTexts", "ListOps", "MaskedText", "OwnSeries", "OwnText", "Pathfinder"]
-__all__ += ["PictureFolder", "PretrainingText", "QuestionAnswering", "Retrieval", "Synthetic"]
+__all__ += ["ImageFolder", "PretrainingText", "QuestionAnswering", "Retrieval", "Synthetic"]
 __all__ += [
     "Text",
     "TextPairs",
@@ -51,12 +51,12 @@ __all__ += [
 # Name on the command line -> module and class.
 REGISTRY = {
     "image": ("datamodules.lra.image", "Image"),
-    "imagenet": ("datamodules.pictures.imagenet", "ImageNet"),
+    "imagenet": ("datamodules.images.imagenet", "ImageNet"),
     "iwslt14": ("datamodules.text.translation.published.iwslt14", "IWSLT14"),
     "listops": ("datamodules.lra.listops", "ListOps"),
     "lm1b": ("datamodules.text.sentences.data", "LM1B"),
     "masked_text": ("datamodules.text.masked_text", "MaskedText"),
-    "own_pictures": ("datamodules.pictures.folder", "PictureFolder"),
+    "own_images": ("datamodules.images.folder", "ImageFolder"),
     "own_series": ("datamodules.series.own", "OwnSeries"),
     "own_text": ("datamodules.text.running", "OwnText"),
     "own_texts": ("datamodules.text.table", "LabelledTexts"),

@@ -104,8 +104,8 @@ def _check_path(path: str, options: list[str]) -> int:
             break
     task = KINDS[kind_of(path, given)]
     status = _run("check", task, [f"--path={path}", *options])
-    more = " ".join(f"--data.init_args.{option.lstrip('-')}" for option in _joined(options))
-    words = f"lit-probattn fit --task {task} --attention smgk --data.init_args.path {path} {more}"
+    more = " ".join(f"--data.{option.lstrip('-')}" for option in _joined(options))
+    words = f"lit-probattn fit --task {task} --attention smgk --data.path {path} {more}"
     print(f"train on it: {words.rstrip()}")
     return status
 

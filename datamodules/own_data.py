@@ -14,8 +14,8 @@ __all__ = ["KINDS", "kind_of"]
 
 # Kind on the command line -> name in the registry.
 KINDS = {"texts": "own_texts", "text": "own_text", "series": "own_series"}
-KINDS["pictures"], KINDS["translation"] = "own_pictures", "translation"
-_PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
+KINDS["images"], KINDS["translation"] = "own_images", "translation"
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
 _SERIES = (".ts", ".npz")
 _LANGUAGE = re.compile(r"train\.(?!ts|md)[a-z]{2}")
 
@@ -42,8 +42,8 @@ def kind_of(path: str, given: str | None = None) -> str:
         suffix = file.suffix.lower()
         if suffix in _SERIES:
             return "series"
-        if suffix in _PICTURES:
-            return "pictures"
+        if suffix in _IMAGES:
+            return "images"
         if suffix in TABLES:
             return _kind_of_table(file)
     from datamodules.text.running import SUFFIXES

@@ -47,7 +47,7 @@ def drawn(equation: str) -> str:
 
 
 def page(text: str) -> str:
-    """Return a page of `docs/` as the site shows it."""
+    """Return a page of `docs/` with includes and equations for the site."""
     text = INCLUDED.sub(lambda found: (ROOT / found[1]).read_text("utf-8").rstrip(), text)
     text = _FIGURE.sub(r"](\1)", text)
     return EQUATION.sub(lambda found: drawn(found[1]), text)

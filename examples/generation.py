@@ -1,4 +1,4 @@
-"""Train a small language model with MGK attention on a sentence, then generate from its cache."""
+"""Train a small language model with MGK attention on a sentence, then generate with a cache."""
 
 from functools import partial
 

@@ -1,6 +1,6 @@
-"""Half the heads of a Hugging Face BERT, two keys in each: swap, train on, generate with a GPT-2.
+"""Swap a Hugging Face BERT to half the heads with two keys each, train it; generate with a GPT-2.
 
-Models are made from small configurations here; `from_pretrained` models are swapped the same way.
+The models are built from small configurations; `from_pretrained` models are swapped likewise.
 """
 
 import torch
@@ -17,7 +17,7 @@ print(report)
 
 tokens = torch.randint(5, 100, (64, 12))
 labels = (tokens[:, 0] > tokens[:, 1]).long()
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)  # made after the swap
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)  # created after the swap
 for step in range(41):
     loss = model(input_ids=tokens, labels=labels).loss
     if step % 20 == 0:

@@ -1,6 +1,6 @@
-"""A table of texts of your own: what is in it, and a classifier trained on it.
+"""Inspect your own table of texts and train a classifier on it.
 
-The table is made here; yours goes in its place. On the command line the same is
+The table is generated here; replace it by yours. The same on the command line:
 
     lit-probattn data check reviews.csv --tokens words
     lit-probattn fit --task own_texts --attention smgk --data.init_args.path reviews.csv

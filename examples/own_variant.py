@@ -1,4 +1,4 @@
-"""An attention of your own: give the scores, and everything else follows from them.
+"""Your own attention variant: define the scores, and inherit everything else.
 
 python own_variant.py
 lit-probattn check own_variant.CosineAttention --allow_code own_variant
@@ -12,7 +12,7 @@ from lit_probattn.attention import Attention
 
 
 class CosineAttention(Attention):
-    """Scores are cosines, times a sharpness that every head learns."""
+    """Scores are cosines times a learned sharpness per head."""
 
     def __init__(self, embed_dim: int, num_heads: int, *, sharpness: float = 10.0, **common):
         super().__init__(embed_dim, num_heads, **common)

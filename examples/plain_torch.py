@@ -1,4 +1,4 @@
-"""Train one attention layer in plain PyTorch: each token finds its pair and copies its colour."""
+"""Train an attention layer in plain PyTorch: each token finds its pair and copies its colour."""
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ NUM_THINGS, NUM_COLOURS, WIDTH = 8, 4, 32
 
 
 def batch(size=64):
-    """Return things with colours, then the same things in another order, without."""
+    """Return things with colours, followed by the same things in another order without colours."""
     things = torch.stack([torch.randperm(NUM_THINGS) for _ in range(size)])
     colours = torch.randint(NUM_COLOURS, (size, NUM_THINGS))
     order = torch.stack([torch.randperm(NUM_THINGS) for _ in range(size)])

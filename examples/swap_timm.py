@@ -1,6 +1,6 @@
-"""Half the attention heads of a timm ViT, two keys in each: swap, fine-tune, save, load again.
+"""Swap a timm ViT to half the attention heads with two keys each, fine-tune, save and load it.
 
-The new model learns from the outputs of the old one; your own data go in their place.
+The new model is trained on the outputs of the old one; use your own data instead.
 """
 
 import copy
@@ -21,7 +21,7 @@ print(report)
 pictures = torch.randn(32, 3, 64, 64)
 with torch.no_grad():
     target = teacher(pictures)
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-5)  # made after the swap
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-5)  # created after the swap
 for step in range(21):
     loss = (model(pictures) - target).square().mean() / target.square().mean()
     if step % 10 == 0:

@@ -3,8 +3,8 @@
 from importlib import import_module
 from typing import Any
 
-# What is imported when it is first used, so that `import lit_probattn` is cheap; `__init__.pyi` has
-# the types.
+# Names that are imported on first use, so that `import lit_probattn` is cheap; `__init__.pyi` has
+# their types.
 _LAZY = {
     "create": "lit_probattn.configs",
     "list_attention": "lit_probattn.base.config_files",
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
     try:
         return version("lit-probattn")
     except PackageNotFoundError:
-        return "0+unknown"  # a folder on the path, not installed
+        return "0+unknown"  # on the path, but not installed
 
 
 def __dir__() -> list[str]:

@@ -32,8 +32,8 @@ _NUM_ROUNDS = 10
 _CHUNK_COUNTERS = 1 << 16  # counters per chunk: the int64 temporaries fit the cache
 
 # One stream per purpose, so that no number is used for two of them.
-STREAM_DROPOUT = 1  # of attention weights
-STREAM_NOISE = 2  # of FiSH's scores
+STREAM_DROPOUT = 1  # dropout of attention weights
+STREAM_NOISE = 2  # noise of FiSH's scores
 STREAM_FEATURES = 3  # random features
 STREAM_MASKING = 4  # tokens masked in masked language modelling
 STREAM_SAMPLING = 5  # tokens sampled from a language model

@@ -1,1 +1,1 @@
-"""Measure FLOPs, parameters, peak memory and time of attention variants beside the formulas."""
+"""Measure FLOPs, parameters, peak memory and time of attention variants; compare with formulas."""

@@ -6,7 +6,7 @@ from lit_probattn.__main__ import stored_help
 
 
 def main() -> int:
-    """Run a command; the help of all of them is stored, so that it is there at once."""
+    """Run a command; help texts are stored, so that printing them imports no command."""
     text = stored_help("profiling") if sys.argv[1:] in (["-h"], ["--help"]) else None
     if text is not None:
         print(text, end="")

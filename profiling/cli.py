@@ -1,4 +1,4 @@
-"""Command line of `python -m profiling`; flags are never matched by prefix."""
+"""Command line of `python -m profiling`; flags must be spelled out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from profiling.kernels.command import add_arguments as add_kernels_arguments
 from profiling.studies.study import STUDIES, OneLineParser
 
 REPORT_FILES = ("report.md", "report.json", "rows.csv", "ratios.csv", "report.html")
-REPORTS = ("reports", "runs")  # committed ones; what commands have just written
+REPORTS = ("reports", "runs")  # committed reports, new results
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -26,7 +26,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="python -m profiling",
         description="FLOPs, parameters, peak memory and time of attention variants, measured "
-        "beside the papers' formulas.",
+        "and compared with the papers' formulas.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     sweep = commands.add_parser(
@@ -39,28 +39,28 @@ def make_parser() -> argparse.ArgumentParser:
         "report", prog="lit-probattn report", help="tables and figures of a sweep, or --index"
     )
     which = report.add_mutually_exclusive_group(required=True)
-    which.add_argument("--config", help="the sweep's file")
+    which.add_argument("--config", help="sweep file")
     which.add_argument(
         "--index",
         nargs="*",
         metavar="FOLDER",
-        help="instead, write README.md of folders: what their reports found (default: reports and "
-        "runs)",
+        help="write README.md of these folders instead: the findings of their reports (default: "
+        "reports and runs)",
     )
     report.add_argument(
         "--results",
-        help="results folder (default runs/profiling/NAME), or a report's, whose rows are taken",
+        help="results folder (default runs/profiling/NAME), or a report folder, to read its rows",
     )
     report.add_argument("--out", help="report folder (default reports/NAME)")
     report.add_argument("--html", action="store_true", help="also write one self-contained page")
     report.add_argument(
         "--compare", nargs=2, metavar=("A", "B"), help="compare two results folders instead"
     )
-    memory = commands.add_parser("memory", help="predicted beside measured peak memory")
-    memory.add_argument("--config", required=True, help="a sweep file; its memory points are run")
-    kernels = commands.add_parser("kernels", help="backends side by side, behind parity tests")
+    memory = commands.add_parser("memory", help="compare predicted and measured peak memory")
+    memory.add_argument("--config", required=True, help="sweep file whose memory points are run")
+    kernels = commands.add_parser("kernels", help="compare backends after parity tests")
     add_kernels_arguments(kernels)
-    study = commands.add_parser("study", help="one of the stand-alone measurements")
+    study = commands.add_parser("study", help="run one of the stand-alone measurements")
     study.add_argument("name", choices=STUDIES)
     study.add_argument("arguments", nargs=argparse.REMAINDER, help="see `study NAME --help`")
     for command, run in (
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {place}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command continues where it stopped", file=sys.stderr)
+        print("interrupted; rerun the command to resume", file=sys.stderr)
         return 130
 
 
@@ -146,7 +146,7 @@ def _index(options: argparse.Namespace) -> int:
 
     for name in ("results", "out", "html", "compare"):
         if getattr(options, name):
-            raise ConfigError(f"--index takes no --{name}, which belongs to a sweep")
+            raise ConfigError(f"--index does not support --{name}, which applies to one sweep")
     folders = [Path(name) for name in options.index or REPORTS]
     there = [folder for folder in folders if folder.is_dir()]
     refuse_to_replace(folder / FRONT for folder in there)
@@ -177,11 +177,13 @@ def _kernels(options: argparse.Namespace) -> int:
         out = Path(options.out)
         refuse_to_replace([out / "report.md", out / "rows.csv"], out / "report.md")
     if options.config:
+        names = options.dtypes and [str(dtype).removeprefix("torch.") for dtype in options.dtypes]
         config = narrowed(
             load_kernels(options.config),
             seq_lens=options.seq_lens,
             head_dims=options.head_dims,
             num_threads=options.threads,
+            dtypes=names,
             cases=options.cases,
         )
         folder = None if options.out is None else Path(options.out)

@@ -104,14 +104,16 @@ def kernels_on_cpu(monkeypatch) -> None:
 
 @pytest.fixture
 def sketches(monkeypatch) -> None:
-    """Spare the drawing, which takes most of a report's time: pictures of the right size, white."""
+    """Spare the drawing, which takes most of a report's time: figures of the right size, white."""
     from PIL import Image
 
     def blank(figure, dpi):
         width, height = (int(dpi * inches) for inches in figure.get_size_inches())
         return Image.new("RGB", (width, height), "white")
 
-    monkeypatch.setattr("lit_probattn.records.tables._drawn", blank)
+    monkeypatch.setattr("lit_probattn.records.figures._drawn", blank)
+    monkeypatch.setattr("lit_probattn.records.figures._enlarge", lambda figure: None)
+    monkeypatch.setattr("lit_probattn.records.figures._svg_bytes", lambda *_: b"<svg/>")
 
 
 @pytest.fixture

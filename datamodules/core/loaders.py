@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.core.order import EvaluationOrder, TrainingOrder
+from datamodules.core.packed_order import PackedOrder
 from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder
 from lit_probattn.base.errors import DataError
 
 __all__ = ["Batch", "EvaluationLoader", "EvaluationOrders", "TrainingLoader", "TrainingOrders"]
 
 Batch = dict[str, Tensor]
-TrainingOrders = TrainingOrder | TokenBatchOrder
+TrainingOrders = TrainingOrder | TokenBatchOrder | PackedOrder
 EvaluationOrders = EvaluationOrder | TokenEvaluationOrder
 
 

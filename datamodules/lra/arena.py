@@ -27,7 +27,7 @@ from datamodules.core.sequences import (
 from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["RELEASE", "ArenaData", "ArenaPixels", "ArenaTokens", "PixelCollate", "find_tables"]
-__all__ += ["pixel_split", "write_pictures"]
+__all__ += ["pixel_split", "write_images"]
 
 RELEASE = (
     "the Long Range Arena release (github.com/google-research/long-range-arena, lra_release.gz)"
@@ -159,7 +159,7 @@ class ArenaTokens(ArenaData):
 KeyMask = Literal["non_zero", "all"]
 
 
-def write_pictures(
+def write_images(
     writer: CacheWriter, name: str, pictures: Iterable[tuple[npt.NDArray[np.uint8], int]]
 ) -> None:
     """Write grey images of one size and their classes to a cache, one at a time."""
@@ -174,7 +174,7 @@ def write_pictures(
 def pixel_split(
     cache: Cache, name: str, num_pixels: int, rows: npt.NDArray[np.int64] | None = None
 ) -> TokenSplit:
-    """Open images stored by `write_pictures`; a sequence is `num_pixels` in row-major order.
+    """Open images stored by `write_images`; a sequence is `num_pixels` in row-major order.
 
     `rows` are the indices of the images in the split; default: all.
     """

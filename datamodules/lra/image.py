@@ -11,7 +11,7 @@ import numpy.typing as npt
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.lra import cifar
-from datamodules.lra.arena import ArenaPixels, pixel_split, write_pictures
+from datamodules.lra.arena import ArenaPixels, pixel_split, write_images
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.progress import progress
 
@@ -76,7 +76,7 @@ class Image(ArenaPixels):
         with progress("Image: reading the release", _NUM_PICTURES, "images") as advance:
             batches = cifar.read_release(release, advance)
         for split, names in cifar.SPLIT_FILES.items():
-            write_pictures(
+            write_images(
                 writer,
                 split,
                 (

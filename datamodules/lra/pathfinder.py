@@ -13,7 +13,7 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.files import expand
 from datamodules.core.order import permutation
 from datamodules.lra import pathfinder_release as release
-from datamodules.lra.arena import ArenaPixels, pixel_split, write_pictures
+from datamodules.lra.arena import ArenaPixels, pixel_split, write_images
 from datamodules.lra.pathfinder_contours import GENERATOR_VERSION, GeneratorSettings
 from lit_probattn.base.errors import DataError, require_at_least, require_one_of
 from lit_probattn.base.processes import num_useful
@@ -127,7 +127,7 @@ class Pathfinder(ArenaPixels):
         entries = release.read_entries(folder, release.list_metadata(folder))
         with progress("Pathfinder: reading the images", len(entries), "images") as advance:
             pictures = release.pictures(entries, self.resolution, advance)
-            write_pictures(writer, "all", pictures)
+            write_images(writer, "all", pictures)
         writer.add("num_listed", np.array([len(entries)]))
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
@@ -164,7 +164,7 @@ class Pathfinder(ArenaPixels):
             self._num_processes, -(-self.num_images // generator.PICTURES_PER_FILE)
         )
         with progress("Pathfinder: generating", self.num_images, "images") as advance:
-            generator.write_pictures(folder, self.generator, self.num_images, processes, advance)
+            generator.write_images(folder, self.generator, self.num_images, processes, advance)
 
 
 def _cut(count: int) -> dict[str, range]:

@@ -34,7 +34,7 @@ from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import replace_text
 from lit_probattn.base.processes import job_of_worker, workers
 
-__all__ = ["PICTURES_PER_FILE", "Picture", "draw_picture", "serve", "write_pictures"]
+__all__ = ["PICTURES_PER_FILE", "Picture", "draw_picture", "serve", "write_images"]
 
 _CONTOUR_RETRIALS = 4  # per distractor
 _LEAST_ROOM = 0.01  # fraction of the image that must be free for another distractor
@@ -120,7 +120,7 @@ def _add_distractor(canvas: Canvas) -> Canvas:
     return canvas
 
 
-def write_pictures(
+def write_images(
     folder: Path,
     settings: GeneratorSettings,
     num_pictures: int,

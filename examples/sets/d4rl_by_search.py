@@ -1,20 +1,20 @@
-"""Make offline trajectories in D4RL's layout, where its releases cannot be had.
+"""Generate offline trajectories in D4RL's layout, if its releases are not available.
 
     python examples/sets/d4rl_by_search.py --env Hopper --quality medium --out DATA_DIR
 
 Policies are linear in standardised observations and found by augmented random search in gymnasium's
 v5 environments. Source: Mania, Guy and Recht, "Simple random search of static linear policies is
 competitive for reinforcement learning", NeurIPS 2018, algorithm 2, V2-t. An iteration plays weights
-M + ν δ and M − ν δ for random directions δ; those with the best returns move the weights:
+M + ν δ and M − ν δ for random directions δ; directions with the best returns update the weights:
 
     M ← M + α / (b σ) Σ_k (r(M + ν δ_k) − r(M − ν δ_k)) δ_k.
 
-random is uniform actions; medium the first policy that scores a third of D4RL's expert, expert the
-first above 95, both with Gaussian noise of 0.1; medium-replay every episode of the search until
-medium; medium-expert both. A run is a function of its flags. On one CPU thread Hopper's medium
-takes 93,059 steps of search, its expert 1,041,648 (two minutes), HalfCheetah's medium 5,360,000.
-Walker2d and HalfCheetah's expert are beyond a linear policy within an hour: --accept takes the
-best one found.
+The qualities are: random, uniform actions; medium, the first policy with a third of the score of
+D4RL's expert, and expert, the first above 95, both with Gaussian noise of 0.1; medium-replay, all
+episodes of the search up to medium; medium-expert, both. The result is a function of the flags. On
+one CPU thread Hopper's medium takes 93,059 steps of search, its expert 1,041,648 (two minutes),
+HalfCheetah's medium 5,360,000. Linear policies do not reach the expert of Walker2d and HalfCheetah
+within an hour: --accept uses the best one found.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from datamodules.trajectories.files import file_name
 from datamodules.trajectories.toy_environment import TOY
 from lit_probattn.rollouts.environments import make_environment
 
-TARGETS = {"medium": 100 / 3, "expert": 95.0}  # scores at which a policy is taken
-NOISE = 0.1  # of the actions of medium and expert
+TARGETS = {"medium": 100 / 3, "expert": 95.0}  # scores at which a policy is accepted
+NOISE = 0.1  # action noise of medium and expert
 DIRECTIONS, SEARCHING, JUDGING, RANDOM, PLAYING = range(5)  # streams of keys
 KEYS = ("observations", "actions", "rewards", "terminals", "timeouts")
 
 
 class Settings(NamedTuple):
-    """How to search: α, directions, directions that move the weights, ν, bonus for being alive."""
+    """Settings of the search: α, directions, used directions, ν, bonus for being alive."""
 
     step_size: float
     num_directions: int
     num_best: int
     noise: float
-    alive_bonus: float  # taken off the reward of each step
+    alive_bonus: float  # subtracted from the reward of each step
     judge_every: int
     budget: int  # steps of the whole search
 
@@ -74,7 +74,7 @@ class Simulator:
         self.environment, self._env = environment, make_environment(environment.name)
 
     def play(self, policy: Policy, key: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """Return arrays by D4RL's names; observations as the simulator gives them."""
+        """Return arrays by D4RL's names, with the observations of the simulator."""
         rng = np.random.default_rng(key)
         seen, _ = self._env.reset(seed=int(rng.integers(2**31)))
         rows: list[tuple[Any, ...]] = []
@@ -98,7 +98,7 @@ class Simulator:
 
 
 class Search:
-    """A policy that is moved, and what its episodes have shown so far."""
+    """The current policy and the statistics of its episodes."""
 
     def __init__(self, simulator: Simulator, seed: int) -> None:
         environment = simulator.environment
@@ -108,13 +108,13 @@ class Search:
         self.mean, self.squares = np.zeros(environment.obs_dim), np.zeros(environment.obs_dim)
 
     def policy(self, noise: float = 0.0) -> Policy:
-        """Return the policy as it is now."""
+        """Return the current policy."""
         ones = np.ones_like(self.mean)
         std = np.sqrt(self.squares / self.count) + 1e-6 if self.count else ones
         return Policy(self.weights, self.mean, std, noise)
 
     def iterate(self) -> list[dict[str, np.ndarray]]:
-        """Play one iteration, move the weights; return its episodes."""
+        """Play one iteration and update the weights; return its episodes."""
         settings, centre = self.settings, self.policy()
         rng = np.random.default_rng((self.seed, DIRECTIONS, self.iteration))
         deltas = rng.standard_normal((settings.num_directions, *self.weights.shape))
@@ -143,7 +143,7 @@ class Search:
         self.mean, self.count = self.mean + shift * len(new) / total, total
 
     def judge(self) -> float:
-        """Return the score of the policy as it is now."""
+        """Return the score of the current policy."""
         keys = ((self.seed, JUDGING, self.iteration, number) for number in range(4))
         totals = [self.simulator.play(self.policy(), key)["rewards"].sum() for key in keys]
         return self.simulator.environment.score(float(np.mean(totals)))
@@ -152,10 +152,10 @@ class Search:
 def found(
     search: Search, target: float, budget: int, accept: bool, keep: bool
 ) -> tuple[Policy, list[Any]]:
-    """Search until a score is reached; return the policy, and with `keep` the search's episodes.
+    """Search until a score is reached; return the policy, and with `keep` the episodes.
 
     Raises:
-        SystemExit: the budget is spent, and the best policy is not accepted.
+        SystemExit: the budget is exhausted, and the best policy is not accepted.
     """
     seen: list[Any] = []
     best = (-np.inf, search.policy(NOISE))
@@ -172,7 +172,7 @@ def found(
     if not accept:
         raise SystemExit(
             f"error: score {target:.1f} was not reached in {search.count} steps, best "
-            f"{best[0]:.1f}: raise --budget, or take the best policy with --accept"
+            f"{best[0]:.1f}: increase --budget, or accept the best policy with --accept"
         )
     return best[1], seen
 
@@ -202,18 +202,18 @@ def episodes(options: argparse.Namespace, environment: Environment, quality: str
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the file of one environment and quality."""
+    """Write the file for one environment and quality."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     environments = {each.name: each for each in (*ENVIRONMENTS.values(), TOY)}
     parser.add_argument("--env", choices=environments, required=True)
     parser.add_argument("--quality", choices=QUALITIES, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="the data folder")
-    parser.add_argument("--num_steps", type=int, default=1_000_000, help="steps to write at least")
-    parser.add_argument("--budget", type=int, help="most steps of a search")
-    parser.add_argument("--seed", type=int, default=0, help="of search and episodes")
-    parser.add_argument("--accept", action="store_true", help="take the best policy found")
+    parser.add_argument("--out", type=Path, required=True, help="data folder")
+    parser.add_argument("--num_steps", type=int, default=1_000_000, help="minimum number of steps")
+    parser.add_argument("--budget", type=int, help="maximum number of search steps")
+    parser.add_argument("--seed", type=int, default=0, help="seed of search and episodes")
+    parser.add_argument("--accept", action="store_true", help="accept the best policy found")
     options = parser.parse_args(arguments)
     import h5py
 
@@ -223,7 +223,7 @@ def main(arguments: list[str] | None = None) -> None:
     parts = ("medium", "expert") if both else (options.quality,)
     made = [episode for part in parts for episode in episodes(options, environment, part)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "x") as file:  # fails where the file exists
+    with h5py.File(path, "x") as file:  # fails if the file exists
         for key in KEYS:
             rows = np.concatenate([episode[key] for episode in made])
             kind = np.bool_ if key in ("terminals", "timeouts") else np.float32

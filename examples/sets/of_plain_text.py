@@ -1,8 +1,8 @@
-"""Sets that plain text gives: cloze questions with known answers, and sentences in or out of order.
+"""Data sets from plain text: cloze questions with known answers, and sentence order.
 
 A paragraph is a line; headings of WikiText (`= Title =`) and lines of fewer than three sentences
-are left out. Which split a paragraph belongs to, and every choice, follows from a hash of its text:
-the same text gives the same sets, and no paragraph is in two splits.
+are skipped. The split of a paragraph and all random choices are determined by a hash of its text,
+so the same text gives the same sets, and no paragraph is in two splits.
 
     python examples/sets/of_plain_text.py cloze_questions --text PATH --out FOLDER
 """
@@ -29,21 +29,21 @@ from lit_probattn.base.files import replace_text
 BLANK = "_____"
 _HEADING = re.compile(r"\s*(=|#)")
 _LEAST_SENTENCES = 3
-# What may be asked for: names inside a sentence, numbers, long words.
+# Possible answers: names inside a sentence, numbers, long words.
 _NAMES = re.compile(r"(?<=[\w,;] )[A-Z][\w’'-]+(?: [A-Z][\w’'-]+)*")
 _NUMBERS = re.compile(r"(?<!\w)\d[\d,.]*\d(?!\w)")
 _LONG_WORDS = re.compile(r"(?<!\w)[a-z]{8,}(?!\w)")
 
 
 class MadeSet:
-    """A set made of plain text; base of both kinds.
+    """Base of data sets from plain text.
 
     Args:
-        text: A text file in UTF-8, or a folder of them (.txt, .text, .tokens, .md).
-        out: Folder for the files of train and dev.
-        dev_fraction: Share of the paragraphs that make up dev.
-        max_paragraphs: Most paragraphs that are used, by their hash. None uses all.
-        max_sentences: Sentences of a paragraph that are used, its first. None uses all.
+        text: A UTF-8 text file, or a folder of text files (.txt, .text, .tokens, .md).
+        out: Folder for the train and dev files.
+        dev_fraction: Share of the paragraphs in dev.
+        max_paragraphs: Largest number of paragraphs, selected by hash. None means all.
+        max_sentences: Number of leading sentences per paragraph. None means all.
     """
 
     names: tuple[str, str]
@@ -68,10 +68,10 @@ class MadeSet:
         """Return the file of a split, and its number of samples; paragraphs are sentences."""
 
     def make(self) -> Iterator[str]:
-        """Write the files; yield what they hold, one line each.
+        """Write the files; yield a one-line description of each.
 
         Raises:
-            DataError: There is too little text, or a file exists.
+            DataError: The text is too short, or a file exists.
         """
         paths = [self.out / name for name in self.names]
         for path in paths:
@@ -87,7 +87,7 @@ class MadeSet:
             content, count = self.content(part)
             if not count:
                 raise DataError(
-                    f"{self.text}: its {len(part)} paragraphs of {wanted} give no sample; give "
+                    f"{self.text}: its {len(part)} paragraphs of {wanted} yield no sample; add "
                     f"more text"
                 )
             made.append((path, content, count, len(part)))
@@ -110,20 +110,20 @@ class MadeSet:
                 f"least 2 are needed; a paragraph is a line"
             )
         if self.max_paragraphs is not None:
-            # Not by the hash that divides, which would make dev of most of them.
+            # Not the hash that divides, which would select mostly dev paragraphs.
             kept.sort(key=lambda sentences: _hash("chosen " + " ".join(sentences)))
             kept = kept[: self.max_paragraphs]
         return sorted(kept, key=lambda sentences: _hash(" ".join(sentences)))
 
 
 class ClozeQuestions(MadeSet):
-    """Sentences with a blank as questions, in the JSON of SQuAD 1.1.
+    """Cloze questions in the JSON format of SQuAD 1.1.
 
-    A question is a sentence of a paragraph, a name, number or long word of which is blanked out
-    that stands in the rest of the paragraph exactly once. The text that it is about is that rest.
+    A question is a sentence of a paragraph without one of its names, numbers or long words, which
+    is the answer and occurs exactly once in the rest of the paragraph. That rest is the context.
 
     Args:
-        per_paragraph: Most questions of a paragraph.
+        per_paragraph: Largest number of questions per paragraph.
         **kwargs: Arguments of MadeSet.
     """
 
@@ -138,7 +138,7 @@ class ClozeQuestions(MadeSet):
         """Return the JSON of a split."""
         found = []
         for sentences in paragraphs:
-            # A sentence that stands twice in a paragraph is one question.
+            # A sentence that occurs twice in a paragraph is one question.
             named = {item["qas"][0]["id"]: item for item in _cloze(sentences)}
             asked = sorted(named.values(), key=lambda item: _hash(item["qas"][0]["question"]))
             found += asked[: self.per_paragraph]
@@ -147,11 +147,10 @@ class ClozeQuestions(MadeSet):
 
 
 class ShuffledSentences(MadeSet):
-    """Pairs of sentences: the second follows on the first (`next`), or is from elsewhere (`other`).
+    """Sentence pairs: the second follows the first (`next`) or is from another paragraph (`other`).
 
-    JSON lines with `sentence1`, `sentence2` and `label`, as many of either; no sentence is first in
-    two pairs. The sentence from elsewhere is of another paragraph of the same split, where it is a
-    second one too.
+    JSON lines with `sentence1`, `sentence2` and `label`, balanced; no sentence is first in two
+    pairs. A sentence of another paragraph belongs to the same split and also follows a sentence.
 
     Args:
         **kwargs: Arguments of MadeSet.
@@ -185,7 +184,7 @@ class ShuffledSentences(MadeSet):
 
 
 def _cloze(sentences: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a paragraph with one question for each sentence that gives one."""
+    """Yield a paragraph with one question for each suitable sentence."""
     for place, sentence in enumerate(sentences):
         rest = " ".join([*sentences[:place], *sentences[place + 1 :]])
         for phrase in _phrases(sentence):
@@ -203,7 +202,7 @@ def _cloze(sentences: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _phrases(sentence: str) -> list[str]:
-    """Return what may be asked for in a sentence: names first, each kind by its hash."""
+    """Return the possible answers in a sentence: names first, each kind sorted by hash."""
     kinds = (_NAMES, _NUMBERS, _LONG_WORDS)
     return [phrase for kind in kinds for phrase in sorted(set(kind.findall(sentence)), key=_hash)]
 
@@ -213,7 +212,7 @@ def _whole(phrase: str) -> re.Pattern[str]:
 
 
 def _elsewhere(paragraphs: Sequence[list[str]], number: int, second: str) -> str | None:
-    """Return a second sentence of another paragraph that is not `second`; None if all are."""
+    """Return a second sentence of another paragraph that differs from `second`, or None."""
     key, count = _hash(second), len(paragraphs)
     for step in range(count - 1):
         other = (number + 1 + (key + step) % (count - 1)) % count
@@ -228,9 +227,9 @@ def _hash(text: str) -> int:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Make a set; return the exit status: 0, or 1 for wrong data."""
+    """Write a data set; return the exit status, 1 for invalid data."""
     kinds = {"cloze_questions": ClozeQuestions, "shuffled_sentences": ShuffledSentences}
-    parser = ArgumentParser(description="Make a set for fine-tuning of plain text.")
+    parser = ArgumentParser(description="Generate a data set for fine-tuning from plain text.")
     commands = parser.add_subcommands()
     for name, kind in kinds.items():
         own = ArgumentParser()

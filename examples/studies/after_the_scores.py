@@ -1,4 +1,4 @@
-"""Attention that changes what comes after the scores: two papers by the hooks of own variants.
+"""Two variants from papers that change the steps after the scores, by hooks of own variants.
 
 python examples/studies/after_the_scores.py
 lit-probattn check after_the_scores.MultiToken --allow_code after_the_scores
@@ -17,7 +17,7 @@ class MultiToken(Attention):
 
     Source: multi-token attention, Golovneva et al., 2025 (arXiv 2504.00927).
     Departs from the source: the convolution is over keys and heads, not over queries, so that
-    blocks of queries stay apart; hidden pairs count as zero.
+    blocks of queries stay independent; masked pairs count as zero.
     """
 
     mixes_heads = True
@@ -33,7 +33,7 @@ class MultiToken(Attention):
         return query @ key.mT / query.shape[-1] ** 0.5
 
     def normalise(self, scores: Tensor) -> Tensor:
-        """Convolve what may be seen, then take the softmax over it."""
+        """Convolve unmasked scores, then apply the softmax."""
         lowest = torch.finfo(scores.dtype).min
         hidden, pad = scores == lowest, self.kernel.shape[-1] // 2
         kernel = self.kernel.to(scores.dtype)
@@ -42,11 +42,11 @@ class MultiToken(Attention):
 
 
 class Interleaved(Attention):
-    """A head has P pseudo queries, keys and values, mixtures of all heads', under one softmax.
+    """A head has P pseudo queries, keys and values, mixed from all heads, in one softmax.
 
     Source: interleaved head attention, Duvvuri et al., 2026 (arXiv 2602.21371).
-    Departs from the source: the value projection mixes heads by itself; outputs of a head's P
-    pseudo queries are averaged by learned weights.
+    Departs from the source: the value projection mixes heads; outputs of a head's P pseudo queries
+    are averaged with learned weights.
     """
 
     mixes_heads = True
@@ -61,7 +61,7 @@ class Interleaved(Attention):
         self.collapse = nn.Parameter(torch.full((num_heads, num_pseudo, 1, 1), 1 / num_pseudo))
 
     def head_layout(self) -> HeadLayout:
-        """Return P² maps and P values of every head."""
+        """Return a layout with P² maps and P values per head."""
         plain, pseudo = super().head_layout(), self.num_pseudo
         out = plain.out * pseudo**2
         return replace(plain, value=plain.out * pseudo, out=out, gated=plain.out)
@@ -75,7 +75,7 @@ class Interleaved(Attention):
         return (q[:, :, None] @ k[:, :, :, None].mT / query.shape[-1] ** 0.5).flatten(1, 3)
 
     def normalise(self, scores: Tensor) -> Tensor:
-        """Return one softmax over the keys of all pseudo keys."""
+        """Apply one softmax over the keys of all pseudo keys."""
         pseudo = self.num_pseudo
         parts = scores.unflatten(1, (-1, pseudo, pseudo)).movedim(2, -2)  # (B, H, P, n, P, L)
         weights = parts.flatten(-2).softmax(-1).unflatten(-1, (pseudo, -1))

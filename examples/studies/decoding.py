@@ -2,13 +2,13 @@
 
     python examples/studies/decoding.py --threads 1 --out FOLDER
 
-cache  greedy decoding of N tokens from caches, beside a full pass over all tokens for each
-beam   beam search with 5 partial translations of N tokens, beside greedy decoding
-step   forward and backward of a batch, beside softmax with 4 heads
+cache  greedy decoding of N tokens with caches, compared with a full pass per token
+beam   beam search with 5 hypotheses of N tokens, compared with greedy decoding
+step   forward and backward of a batch, compared with softmax with 4 heads
 
-Random sentences and weights; every translation has N tokens, because EOS is barred until then. Head
-sizes are alike; MGK, sMGK and MLK have half the heads, FiSH 2 global of 4 local ones, in all three
-attentions. All sides of a part run in turns in one process.
+Sentences and weights are random; every translation has N tokens, since EOS is masked until then.
+Head sizes are equal; MGK, sMGK and MLK have half the heads, FiSH 4 local heads from 2 global heads,
+in all three kinds of attention. All sides of a part run in turns in one process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.encoder_decoder import EOS, PAD, EncoderDecoder
 from lit_probattn.models.search import Beam, Hypothesis, beam_search, greedy
 from lit_probattn.randomness import RandomKey
-from lit_probattn.records.tables import counted, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import counted
 from profiling.studies.study import TIMED, Report, command, heading, measure_sides, shown
 
 _FISH = partial(FiSHAttention, num_heads=4, num_global_heads=2, scale_position="before")
@@ -57,7 +58,7 @@ BEAM_SIZE = 5
 
 
 def build(name: str, options: argparse.Namespace) -> EncoderDecoder:
-    """Build the model of a variant; all variants from one seed."""
+    """Build the model of a variant from a common seed."""
     torch.manual_seed(options.seed)
     model = EncoderDecoder(
         VARIANTS[name],
@@ -75,20 +76,20 @@ def build(name: str, options: argparse.Namespace) -> EncoderDecoder:
 
 
 def sentences(options: argparse.Namespace, batch: int, length: int) -> Tensor:
-    """Return random tokens, each row ended by EOS, (batch, length)."""
+    """Return random tokens with a final EOS, (batch, length)."""
     tokens = torch.randint(4, options.vocab, (batch, length), device=options.device)
     tokens[:, -1] = EOS
     return tokens
 
 
 def of_length(length: int, size: int = 1) -> Beam:
-    """Return a search whose translations have just this many tokens."""
+    """Return a search whose translations have exactly this number of tokens."""
     return Beam(size, max_length_a=0.0, max_length_b=length, min_length=length)
 
 
 @torch.inference_mode()
 def without_caches(model: EncoderDecoder, source: Tensor, length: int) -> list[Hypothesis]:
-    """Decode greedily by a full pass of the decoder for every token; the encoder runs once."""
+    """Decode greedily with a full decoder pass per token; the encoder runs once."""
     beam, memory = of_length(length), model.encode(source)
     tokens = torch.full((len(source), 1), EOS, device=source.device)
     scores = memory.new_zeros(len(source), 0)
@@ -105,18 +106,18 @@ def without_caches(model: EncoderDecoder, source: Tensor, length: int) -> list[H
 
 
 def require_same(name: str, found: list[Hypothesis], expected: list[Hypothesis]) -> None:
-    """Refuse to time two ways of decoding that do not translate alike; by a RuntimeError.
+    """Raise a RuntimeError if two decoding methods produce different translations.
 
-    Words may differ from a first near tie on: their scores then do not.
+    Words may differ after a near tie if the scores are equal.
     """
     for a, b in zip(found, expected, strict=True):
         near = abs(a.score - b.score) < 1e-3
         if a.tokens != b.tokens and not near:
-            raise RuntimeError(f"{name}: {CACHED} and {UNCACHED} give other translations")
+            raise RuntimeError(f"{name}: translations by {CACHED} and {UNCACHED} differ")
 
 
 def measure_cache(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time greedy decoding with and without caches at every length."""
+    """Time greedy decoding with and without caches at each length."""
     rows = []
     for name in options.variants:
         model = build(name, options).eval()
@@ -135,7 +136,7 @@ def measure_cache(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_beam(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time beam search beside greedy decoding."""
+    """Time beam search and greedy decoding."""
     rows = []
     for name in options.variants:
         model = build(name, options).eval()
@@ -174,10 +175,10 @@ def measure_step(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 class Speeds(Report):
-    """The report of all three parts, with a panel for each."""
+    """The report of all three parts, with one panel each."""
 
     def drawn(self) -> Any:
-        """Return tokens per second over the length, and the ratios of the other two parts."""
+        """Return the figure of tokens per second over length, and of the other ratios."""
         figure, [axes] = panels(1, 3, 4.6, 3.8)
         cache, beam, step = (self.rows[self.rows["part"] == p] for p in ("cache", "beam", "step"))
         for number, (name, part) in enumerate(cache.groupby("variant", sort=False)):
@@ -205,7 +206,7 @@ class Speeds(Report):
 
 
 def finding(rows: pd.DataFrame, longest: int) -> str:
-    """Return what was found, in one line."""
+    """Return a one-line summary."""
 
     def span(values: pd.Series[float]) -> str:
         low, high = float(values.min()), float(values.max())
@@ -268,12 +269,16 @@ main = command(
         *TIMED,
         Flag("lengths", "tokens of a translation, with and without caches", [16, 32, 64, 128]),
         Flag("tokens", "tokens of beam search and of a side of the training step", 64, least=2),
-        Flag("source", "tokens of a source", 32, least=2),
-        Flag("batch", "sentences that are translated at a time", 16, least=1),
+        Flag("source", "tokens of a source sentence", 32, least=2),
+        Flag("batch", "sentences per batch", 16, least=1),
         Flag("train_batch", "pairs of a training step", 16, least=1),
         Flag("embed_dim", "width, 4 times the head size", 256, least=4),
         Flag("layers", "blocks of encoder and of decoder", 3, least=1),
-        Flag("vocab", "words of either side", 8000, least=6),
-        Flag("variants", "that decode", ["softmax 4", "sMGK 2", "Hard GFiSH 2/4", "linear 4"]),
+        Flag("vocab", "words of each side", 8000, least=6),
+        Flag(
+            "variants",
+            "variants",
+            ["softmax 4", "sMGK 2", "Hard GFiSH 2/4", "linear 4"],
+        ),
     ),
 )

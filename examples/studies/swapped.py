@@ -1,17 +1,16 @@
-"""Is swapping useful? A trained model with half the attention heads, beside a fresh start.
+"""Compare a trained model, swapped to half the attention heads, with training from scratch.
 
     python examples/studies/swapped.py --threads 1 --out FOLDER
 
-A small encoder of PyTorch's own layers (`nn.TransformerEncoder`, softmax, 4 heads) learns nested
-MIN and MAX of digits, made on the spot. Then, for every seed, with half the heads and two keys in
-each (MGK),
+A small `nn.TransformerEncoder` (softmax, 4 heads) is trained on generated nested MIN and MAX
+expressions of digits. Then, for each seed and with half the heads and two keys per head (MGK),
 
-swapped     the trained model after `lit_probattn.swap`, and what it learns from there
-fresh       the same model from new weights, on the same batches
-trained on  the trained model as it is, trained on as long, for comparison
+swapped     the trained model after `lit_probattn.swap`, trained further
+fresh       the same model with new weights, trained on the same batches
+trained on  the trained model without a swap, trained further for the same number of steps
 
-Accuracy is that of 400 unseen expressions. Parameters and bytes of the cache are those of the
-attention layers; the time of a training step is measured in turns.
+Accuracy is measured on 400 unseen expressions. Parameters and cache bytes are those of the
+attention layers; training steps are timed in turns.
 """
 
 from __future__ import annotations
@@ -37,19 +36,20 @@ from datamodules.lra.listops_generator import TOKENS
 from lit_probattn.analysis.drawing import BLUE, spread_curve
 from lit_probattn.base.arguments import Flag
 from lit_probattn.interop.swap import swap
-from lit_probattn.records.tables import counted, panels, with_deviation
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import counted, with_deviation
 from profiling.studies.study import TIMED, Report, command, measure_sides, shown
 
 HEADS, WIDTH, LAYERS, BATCH, WARMUP = 4, 64, 2, 64, 50
 UNSWAPPED = "softmax, 4 heads"
-VARIANTS = {"MGK, 2 heads": "mgk"}  # that can take the place of twice the heads
+VARIANTS = {"MGK, 2 heads": "mgk"}  # replacing twice the number of heads
 START = {True: "swapped", False: "fresh"}
 TRAINED_ON = "trained on"
 COLOURS = ("0.4", BLUE, "#b5651d")
 
 
 class Host(nn.Module):
-    """Classifier of expressions from PyTorch's own layers."""
+    """Classifier of expressions built from PyTorch's layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Host(nn.Module):
         self.head = nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map token ids (B, N), 0 is padding, to logits (B, 10)."""
+        """Map token ids (B, N), where 0 is padding, to logits (B, 10)."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
         x = self.encoder(x, src_key_padding_mask=tokens == 0)
         real = (tokens > 0)[..., None]
@@ -70,13 +70,13 @@ class Host(nn.Module):
 
 
 def fresh(seed: int) -> Host:
-    """Return a host with new weights."""
+    """Return a model with new weights."""
     torch.manual_seed(seed)
     return Host()
 
 
 def exchanged(model: Host, variant: str, seed: int) -> tuple[Host, Any]:
-    """Return a copy with half the heads of a variant, and the report of the swap."""
+    """Return a copy swapped to a variant with half the heads, and the report of the swap."""
     torch.manual_seed(seed)
     return swap(copy.deepcopy(model), VARIANTS[variant], heads=0.5, seed=seed)
 
@@ -84,7 +84,7 @@ def exchanged(model: Host, variant: str, seed: int) -> tuple[Host, Any]:
 def train(
     model: nn.Module, stream: Iterator[Expressions], steps: int, lr: float
 ) -> Iterator[tuple[int, nn.Module]]:
-    """Train; yield the number of steps taken, before the first one and after each."""
+    """Train; yield the number of steps before the first step and after each."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     yield 0, model
     for step in range(1, steps + 1):
@@ -100,7 +100,7 @@ def train(
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test: Expressions) -> float:
-    """Return the percentage of values that are right."""
+    """Return the percentage of correct values."""
     model.eval()
     right = (model(test.tokens).argmax(-1) == test.values).float().mean()
     model.train()
@@ -108,7 +108,7 @@ def accuracy(model: nn.Module, test: Expressions) -> float:
 
 
 def curves(options: argparse.Namespace) -> pd.DataFrame:
-    """Return accuracy by variant, start, seed and steps; the host's is `before`."""
+    """Return accuracy by variant, start, seed and steps; `before` is that of the trained model."""
     rows: list[dict[str, Any]] = []
     marks = sorted({0, *options.at, options.tune_steps})
     for seed in options.seeds:
@@ -166,13 +166,13 @@ def costs(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return mean ± std over seeds, a row for each variant and start, a column for each step."""
+    """Return mean ± std over seeds with a row per variant and start and a column per step."""
     wide = with_deviation(rows, ["variant", "start"], "steps", "accuracy", 1)
     return wide.rename(columns={n: f"{n} steps" for n in wide if isinstance(n, int)})
 
 
 def finding(rows: pd.DataFrame) -> str:
-    """Say what is reached from both starts, and with how many steps a swap makes up for itself."""
+    """Return the accuracies from both starts, and the steps to recover the loss of the swap."""
     parts = []
     first = rows.drop_duplicates("seed")["before"]
     last = rows[rows["steps"] == rows["steps"].max()]
@@ -196,7 +196,7 @@ def finding(rows: pd.DataFrame) -> str:
 
 
 class Curves(Report):
-    """The study's report; its picture has the curves with their deviations."""
+    """The report of the study; its figure shows the curves with deviations."""
 
     def drawn(self) -> Any:
         """Return the figure."""
@@ -213,13 +213,12 @@ class Curves(Report):
             axis.axhline(before, color="0.5", lw=0.8, ls=":")
             axis.set(xlabel="steps of training after the start", ylabel="accuracy, %")
             axis.set_title(f"{name} (dotted: the trained model)", fontsize=9)
-            axis.legend(fontsize=7, frameon=False, loc="lower right")
-            axis.spines[["top", "right"]].set_visible(False)
+            axis.legend(loc="lower right")
         return figure
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Train, swap, train on; count and measure."""
+    """Train, swap and train further; count and measure."""
     learned = curves(options)
     cost = pd.DataFrame(costs(options))
     return Curves(
@@ -248,11 +247,11 @@ main = command(
     run,
     (
         *(flag for flag in TIMED if flag.name not in ("seed", "device")),
-        Flag("seeds", "of weights, data and batches", [0, 1, 2], least=0),
-        Flag("steps", "steps of the model that is swapped", 1500, least=1),
-        Flag("tune_steps", "steps after the swap, and of a fresh start", 400, least=1),
-        Flag("at", "steps at which accuracy is taken too", [0, 25, 50, 100, 200], least=0),
+        Flag("seeds", "seeds of weights, data and batches", [0, 1, 2], least=0),
+        Flag("steps", "training steps before the swap", 1500, least=1),
+        Flag("tune_steps", "training steps after the swap, and from scratch", 400, least=1),
+        Flag("at", "further steps at which accuracy is measured", [0, 25, 50, 100, 200], least=0),
         Flag("lr", "learning rate of the trained model", 3e-3),
-        Flag("tune_lr", "learning rate afterwards, and of a fresh start", 1e-3),
+        Flag("tune_lr", "learning rate after the swap, and from scratch", 1e-3),
     ),
 )

@@ -2,5 +2,5 @@
 
 A study reads a checkpoint and data, and writes `<study>.csv`, `<study>.png` and `<study>.md`.
 `registry.STUDIES` lists them; `trained.open_trained` rebuilds model and data; `recording.record`
-shows a study what every attention layer of a model sees.
+records the inputs of all attention layers of a model.
 """

@@ -1,9 +1,9 @@
-"""Studies of trained models: each writes a table (CSV), a picture (PNG) and a paragraph (Markdown).
+"""Studies of trained models: each writes a table (CSV), a figure (PNG) and a text (Markdown).
 
     lit-probattn analyse STUDY --checkpoint runs/NAME/0/checkpoints/best-00000600.ckpt \\
         --out reports/NAME
 
-Data and model come from the run's config.yaml, which lies beside the checkpoints (or --config).
+Data and model are built from config.yaml in the run folder of the checkpoint, or from --config.
 `lit-probattn analyse STUDY --help` lists the flags of one study.
 """
 
@@ -20,7 +20,7 @@ PROGRAM = "lit-probattn analyse"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a study; returns the exit status: 2 for what a user got wrong, with one line."""
+    """Run a study; return the exit status, 2 with one line for user errors."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def overview() -> str:
-    """Return the help of the whole command."""
+    """Return the help text of the command."""
     width = max((len(study.name) for study in STUDIES), default=0)
     lines = [f"  {study.name:{width}}  {study.summary}" for study in STUDIES]
     return "\n".join([f"usage: {PROGRAM} STUDY [flags]", "", str(__doc__).strip(), "", *lines])
@@ -43,7 +43,7 @@ def overview() -> str:
 
 def run_study(entry: Entry, arguments: list[str]) -> int:
     """Parse the flags of a study and run it."""
-    # The list of studies needs none of this.
+    # Not imported for the list of studies.
     from lit_probattn.analysis.results import shown_command
     from lit_probattn.base.allowed_code import add_flag
     from lit_probattn.cli.errors import explain

@@ -1,9 +1,9 @@
-"""What all figures share: scales of ratios and scores, panels by layer, logarithmic axes, labels.
+"""Shared style of all figures: scales of ratios and scores, panels, logarithmic axes, labels.
 
-A ratio has one meaning of each colour everywhere: white is 1, blue is cheaper, red is dearer, and
-the darkest shades are a factor of 2 or more. Its axis begins at zero, or is logarithmic where
-ratios go beyond that factor, and always shows 1. An axis of scores is at least as wide as ten
-standard deviations of the baseline, so that noise does not look like an effect.
+All figures use one colour scale for ratios: white is 1, blue is cheaper, red is more expensive, and
+it saturates at a factor of 2. The axis of ratios starts at zero, or is logarithmic if ratios exceed
+that factor, and includes 1. The range of an axis of scores is at least ten standard deviations of
+the baseline, so that noise does not look like an effect.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lit_probattn.records.tables import panels
+from lit_probattn.records.figures import panels
 
 BLUE = "#3b6ea5"
 RATIO_LIMIT = 2.0
 CHEAPER = "below 1 = cheaper"
 _RATIO_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.11, 1.25, 1.43, 1.67, 2.0)
-# Least width of an axis of scores: in deviations of the baseline, or of the values where no
-# deviation is known.
+# Smallest range of an axis of scores: in deviations of the baseline, or as a share of the values if
+# the deviation is unknown.
 _DEVIATIONS, _SHARE = 10.0, 0.1
 
 
 def ratio_colours() -> dict[str, Any]:
-    """Return colour map and scale of ratios, for `imshow` and the like."""
+    """Return colour map and scale of ratios, for functions such as `imshow`."""
     return {"cmap": "RdBu_r", "norm": LogNorm(1 / RATIO_LIMIT, RATIO_LIMIT)}
 
 
 def ratio_bar(figure: Figure, image: Any, axes: Sequence[Axes]) -> None:
-    """Draw the colour bar of ratios beside the axes; its ends go on beyond the scale."""
+    """Draw the colour bar of ratios next to the axes, with open ends."""
     bar = figure.colorbar(image, ax=axes, extend="both", shrink=0.9, pad=0.02)
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.set_ticks(_RATIO_TICKS, labels=[f"{tick:g}" for tick in _RATIO_TICKS])
     bar.ax.tick_params(labelsize=7)
-    bar.set_label("← cheaper        ratio        dearer →", fontsize=8)
+    bar.set_label("← cheaper        ratio        more expensive →", fontsize=8)
 
 
 def ratio_axis(axis: Axes, values: Iterable[float]) -> None:
-    """Scale the vertical axis of ratios: from zero, or logarithmic where they exceed a factor 2."""
+    """Scale the vertical axis of ratios from zero, or logarithmically above a factor of 2."""
     shown = [value for value in values if np.isfinite(value) and value > 0.0] or [1.0]
     low, high = min(*shown, 1.0), max(*shown, 1.0)
     if high > RATIO_LIMIT:
@@ -56,10 +56,10 @@ def ratio_axis(axis: Axes, values: Iterable[float]) -> None:
 
 
 def score_limits(values: Iterable[float], deviation: float | None) -> tuple[float, float]:
-    """Return limits of an axis of scores that all values fit in.
+    """Return limits of an axis of scores that include all values.
 
-    They are at least ten times the baseline's standard deviation apart; where that is None, a tenth
-    of the values' size.
+    Their distance is at least ten standard deviations of the baseline, or a tenth of the values if
+    `deviation` is None.
     """
     shown = [value for value in values if np.isfinite(value)]
     low, high = min(shown), max(shown)
@@ -80,7 +80,7 @@ def set_score_limits(
 def tiles(
     count: int, most: int, width: float, height: float, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of `count` panels, at most `most` beside each other."""
+    """Return a figure of `count` panels, at most `most` per row."""
     columns = min(most, count)
     figure, axes = panels(-(-count // columns), columns, width, height, **options)
     flat = [axis for row in axes for axis in row]
@@ -96,10 +96,10 @@ def each_head(
     heading: Callable[[int], str] = lambda place: f"head {place + 1}",
     size: int = 9,
 ) -> Iterator[tuple[Axes, int, int]]:
-    """Yield the panels of a figure with a row per layer, headed and labelled; remove the others.
+    """Yield the labelled panels of a figure with a row per layer, and remove the others.
 
-    `exists` says whether a layer, by its number, has something at a place of its row; `heading`
-    heads the column at a place.
+    `exists` returns whether a layer, by its number, has a panel in a column; `heading` returns the
+    title of a column.
     """
     for row, layer in zip(axes, layers, strict=True):
         for place, axis in enumerate(row):
@@ -116,18 +116,18 @@ def each_head(
 def label(
     axis: Axes, x: str = "", y: str = "", title: str = "", *, grid: bool = True, legend: int = 0
 ) -> None:
-    """Name the axes of a panel, and draw its grid and legend (of that font size)."""
+    """Label the axes of a panel, and draw its grid and its legend (with this font size)."""
     axis.set(xlabel=x, ylabel=y)
     if title:
         axis.set_title(title, fontsize=9)
     if grid:
-        axis.grid(color="0.9", lw=0.6)
+        axis.grid(visible=True)
     if legend:
-        axis.legend(fontsize=legend, frameon=False)
+        axis.legend(fontsize=legend)
 
 
 def spread_curve(axis: Axes, rows: pd.DataFrame, x: str, y: str, *, colour: str, name: str) -> None:
-    """Draw the mean of column `y` at every value of column `x`, and its standard deviation."""
+    """Draw mean and standard deviation of column `y` at each value of column `x`."""
     groups = rows.groupby(x)[y]
     mean, std = groups.mean(), groups.std(ddof=1).fillna(0.0)
     axis.plot(mean.index, mean, color=colour, marker="o", ms=3, label=name)
@@ -135,13 +135,13 @@ def spread_curve(axis: Axes, rows: pd.DataFrame, x: str, y: str, *, colour: str,
 
 
 def powers_of_two(axis: Axes) -> None:
-    """Make the horizontal axis logarithmic, with plain numbers at the powers of two."""
+    """Set the horizontal axis to logarithmic, with plain numbers at the powers of two."""
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def plain_log(axis: Axes) -> None:
-    """Make the vertical axis logarithmic, with plain numbers: over a decade or more 1, 2, 5 …"""
+    """Set the vertical axis to logarithmic with plain numbers, over a decade or more 1, 2, 5 …"""
 
     def minor(value: float, _: object) -> str:
         low, high = axis.get_ylim()

@@ -1,10 +1,10 @@
-"""Flags that studies share: model, data, where results go."""
+"""Common flags of studies: model, data, output folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import DataFlag, Flag
 
 OUT = Flag("out", "folder of the results", type=Path, required=True)
 SPLITS = ("val", "test")
@@ -12,28 +12,28 @@ SPLITS = ("val", "test")
 MODEL = (
     Flag(
         "checkpoint",
-        "a file in runs/NAME/VERSION/checkpoints, or runs/NAME/VERSION",
+        "checkpoint file, or run folder runs/NAME/VERSION",
         type=Path,
         required=True,
     ),
     Flag(
         "config",
-        "configuration; default: config.yaml of the run folder. Later files add to earlier ones",
+        "configuration; default: config.yaml of the run folder. Later files override earlier ones",
         type=Path,
         action="append",
     ),
-    Flag("data", "arguments of the DataModule", [], metavar="KEY=VALUE"),
+    DataFlag(),
     Flag("device", "auto, cpu, cuda, cuda:1 …", "auto"),
     OUT,
 )
 
 
 def samples(num_samples: int, max_len: int) -> tuple[Flag, ...]:
-    """Return the flags that choose sequences, with the defaults of a study."""
+    """Return the flags that select sequences, with the defaults of a study."""
     return (
         Flag("split", "split of the data", "val", choices=SPLITS),
         Flag("num_samples", "samples", num_samples, least=1),
-        Flag("batch_size", "samples of a batch; default: the run's", type=int, least=1),
-        Flag("max_len", "cut sequences to this many positions, 0 for none", max_len, least=0),
-        Flag("seed", "decides which samples are drawn", 0, least=0),
+        Flag("batch_size", "samples per batch; default: that of the run", type=int, least=1),
+        Flag("max_len", "truncate sequences to this length, 0 for no limit", max_len, least=0),
+        Flag("seed", "seed of the drawn samples", 0, least=0),
     )

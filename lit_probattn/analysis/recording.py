@@ -1,4 +1,4 @@
-"""What the attention layers of a model see, recorded without changing what the model computes."""
+"""Record the inputs of a model's attention layers without changing its computation."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class LayerCall:
 
     name: str
     layer: Attention
-    query: Tensor  # (S, N, C); S sequences: samples, texts of pairs, or windows of pictures
+    query: Tensor  # (S, N, C); S sequences: samples, texts of pairs, or windows of images
     key: Tensor | None = None  # (S, L, C_k); None for self-attention
     value: Tensor | None = None  # (S, L, C_k); None for `key`
     key_mask: Tensor | None = None  # real keys, (S, L) bool; None means all
     attn_mask: Tensor | None = None  # allowed pairs
     is_causal: bool = False
     bias: Tensor | None = None  # added to scores
-    rng: RandomKey | None = None  # names what the layer draws
+    rng: RandomKey | None = None  # key of the layer's random draws
 
     @classmethod
     def of(
@@ -44,12 +44,10 @@ class LayerCall:
         """Read the arguments of a call.
 
         Raises:
-            ValueError: it has a cache (decoding), whose keys are not in the call.
+            ValueError: the call uses a cache (decoding), so it does not contain all keys.
         """
         if kwargs.get("cache") is not None:
-            raise ValueError(
-                f"{name}: a call with a cache does not say what it attends to: run whole sequences"
-            )
+            raise ValueError(f"{name}: calls with a cache cannot be recorded: run whole sequences")
         given = dict(zip(_POSITIONAL, args, strict=False)) | dict(kwargs)
         kept: dict[str, Any] = {k: given[k] for k in (*_POSITIONAL, *_OPTIONS) if k in given}
         kept = {k: v.detach() if isinstance(v, Tensor) else v for k, v in kept.items()}
@@ -62,22 +60,22 @@ class LayerCall:
 
     @property
     def real(self) -> Tensor:
-        """Queries that are real tokens, (S, N) bool."""
+        """Whether queries are real tokens, (S, N) bool."""
         if self.key is None and self.key_mask is not None:
             return self.key_mask
         return torch.ones(self.query.shape[:2], dtype=torch.bool, device=self.query.device)
 
     def one(self, index: int, *, padded: bool = False) -> LayerCall:
-        """Return the call for one sequence alone.
+        """Return the call restricted to one sequence.
 
         Args:
-            padded: keep padding at the end. Otherwise self-attention ends with the last real token;
-                weights among the tokens that stay do not change.
+            padded: keep padding at the end. Otherwise self-attention ends with the last real token,
+                which does not change the weights of the remaining tokens.
         """
 
         names = ("query", "key", "value", "key_mask", "attn_mask", "bias")
         given = {name: x for name in names if (x := getattr(self, name)) is not None}
-        of_pairs = ("attn_mask", "bias")  # all sequences may share one
+        of_pairs = ("attn_mask", "bias")  # may be shared by all sequences
         shared = [n for n in of_pairs if n in given and (given[n].dim() < 4 or len(given[n]) == 1)]
         here = slice(index, index + 1)
         call = replace(self, **{n: x[here] for n, x in given.items() if n not in shared})
@@ -90,7 +88,7 @@ class LayerCall:
         return call.first(int(real[-1]) + 1 if len(real) else 0)
 
     def first(self, length: int) -> LayerCall:
-        """Return the self-attention of the first `length` positions among themselves."""
+        """Return the self-attention call restricted to the first `length` positions."""
 
         def pairs(value: Tensor | None) -> Tensor | None:
             return None if value is None else slice_block(value, range(length), range(length))
@@ -104,20 +102,20 @@ class LayerCall:
         )
 
     def double(self, layer: Attention) -> LayerCall:
-        """Return the call in float64, of a layer from `in_double`."""
+        """Return the call in float64 for a layer of `in_double`."""
         given = {name: getattr(self, name) for name in ("query", "key", "value", "bias")}
         changed = {name: x.double() for name, x in given.items() if x is not None}
         return replace(self, layer=layer, **changed)
 
     @torch.no_grad()
     def weights(self) -> Tensor:
-        """Return the maps by the equation, (S, H, N, L), without dropout."""
+        """Return the maps by the reference, (S, H, N, L), without dropout."""
         options = {name: getattr(self, name) for name in _OPTIONS}
         return self.layer.weights(self.query, self.key, **options).to(self.query.dtype)
 
     @torch.no_grad()
     def project(self) -> tuple[Tensor, Tensor, Masks]:
-        """Return queries (S, H_q, N, E), the keys that scores see, and masks."""
+        """Return queries (S, H_q, N, E), the keys of the scores, and masks."""
         call = self.call()
         dtype = compute_dtype(call.query)
         key = self.layer.core.components(call.key)
@@ -130,7 +128,7 @@ class LayerCall:
 
     @torch.no_grad()
     def scores(self) -> Tensor:
-        """Return scores before the softmax, (S, H, N, L), with the bias; zero where masked."""
+        """Return scores before the softmax, (S, H, N, L), with bias; zero for masked pairs."""
         call = self.call()
         found, masks = self.layer.core.scores(call), call.masks
         bias = masks.bias_block(masks.all_rows, range(masks.num_keys))
@@ -140,7 +138,7 @@ class LayerCall:
 
     @torch.no_grad()
     def allowed(self) -> Tensor:
-        """Return pairs that are not masked and whose query is real, (S, 1 or H, N, L) bool."""
+        """Return unmasked pairs with a real query, (S, 1 or H, N, L) bool."""
         call = self.call()
         pairs = visible(call)
         if pairs is None:
@@ -151,21 +149,21 @@ class LayerCall:
 
 
 def visible(call: HeadCall) -> Tensor | None:
-    """Return the pairs that masks allow, bool broadcastable to (S, H, N, L); None means all."""
+    """Return unmasked pairs, bool broadcastable to (S, H, N, L); None means all."""
     masks = call.masks
     return masks.allowed(masks.all_rows, range(masks.num_keys), call.query.device)
 
 
 def in_double(layer: Attention) -> Attention:
-    """Return a copy of a layer in float64; its weights are those of the layer."""
+    """Return a copy of a layer in float64 with the same weights."""
     return copy.deepcopy(layer).double()
 
 
 @contextmanager
 def record(model: nn.Module) -> Iterator[list[LayerCall]]:
-    """Collect the calls of every attention layer of a model while the block lasts.
+    """Collect the calls of all attention layers of a model inside the block.
 
-    The layers compute what they always do; only references to their inputs are kept.
+    The computation is unchanged; only references to the inputs are stored.
 
     Raises:
         ValueError: a layer is called with a cache (decoding).

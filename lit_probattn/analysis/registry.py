@@ -1,4 +1,4 @@
-"""The list of studies. A new one is a module and a line here."""
+"""The list of studies. A new study is a module and a line here."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HERE = "lit_probattn.analysis"
 class Entry:
     """One study of the command."""
 
-    name: str  # what a user types
-    module: str  # full name of its module, imported when it is chosen
-    study: str  # name of its class there
+    name: str  # name on the command line
+    module: str  # full name of its module, imported when selected
+    study: str  # name of its class
     summary: str  # one line for the list of studies
 
     def load(self) -> type[Study]:
@@ -35,14 +35,19 @@ STUDIES = tuple(
         ("spectrum", "studies.spectrum", "Spectrum", "spectrum of vectorised maps"),
         ("query_likelihood", "studies.likelihood", "Likelihood", "likelihood of queries"),
         ("priors", "studies.priors", "Priors", "learned priors, variances, mixing weights, noise"),
-        ("keys", "studies.keys", "Keys", "pictures of key weights and keys"),
+        ("keys", "studies.keys", "Keys", "images of key weights and keys"),
         ("responsibilities", "studies.responsibilities", "Responsibilities", "usage of components"),
         ("returns", "studies.returns", "Returns", "returns of a policy against target returns"),
         ("learning_curves", "studies.curves", "Curves", "learning curves of several runs"),
-        ("translations", "translations.study", "Translations", "translation models side by side"),
-        ("report", "studies.collect", "Report", "one report of a folder of studies"),
+        ("translations", "translations.study", "Translations", "comparison of translation models"),
+        ("report", "studies.collect", "Report", "report of a folder of studies"),
         ("approximate", "approximation.study", "Approximate", "sparse and random approximations"),
-        ("approximate_compare", "approximation.compare", "Compare", "the same for several models"),
+        (
+            "approximate_compare",
+            "approximation.compare",
+            "Compare",
+            "compare `approximate` results",
+        ),
         ("logit_ranks", "head_size.rank_study", "LogitRanks", "ranks of logits, demand curve"),
     )
 )

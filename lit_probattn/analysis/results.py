@@ -1,4 +1,4 @@
-"""What a study leaves: a table, pictures, and a text that says how they were made."""
+"""Output of a study: a table, figures, and a text with their provenance."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import refuse_to_replace, replace_text
 from lit_probattn.base.provenance import machine
 from lit_probattn.models.per_layer import attention_entries
+from lit_probattn.records.figures import save_figure
 from lit_probattn.records.markdown import code_span, escaped, one_line
-from lit_probattn.records.tables import save_png
 from lit_probattn.training.trained import Trained
 
 matplotlib.use("Agg")
 
 
 class Results:
-    """Writes `<study>.csv`, `<study>.png` and `<study>.md` in one folder, which is made.
+    """Writes `<study>.csv`, `.png`, `.svg` and `.md` to one folder, created if needed.
 
     Raises:
-        ConfigError: the folder cannot be created, or a file there is not one of ours.
+        ConfigError: the folder cannot be created, or contains an unrelated file of such a name.
     """
 
     def __init__(self, out: Path, study: str, command: str) -> None:
         self.out, self.study, self.command = out, study, command
-        self.pictures: list[Path] = []
+        self.figures: list[Path] = []
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot create --out {out}: {error.strerror}") from error
-        files = (path for ending in ("csv", "png", "md") for path in out.glob(f"{study}*.{ending}"))
+        files = (
+            path
+            for ending in ("csv", "png", "svg", "md")
+            for path in out.glob(f"{study}*.{ending}")
+        )
         refuse_to_replace(files, self.path("md"))
 
     def path(self, ending: str, part: str = "") -> Path:
@@ -48,16 +52,16 @@ class Results:
         replace_text(self.path("csv", part), frame.to_csv(index=False, float_format=f"%.{digits}g"))
 
     def figure(self, figure: Figure, part: str = "") -> None:
-        """Write a PNG file of at most 300 kB, with command and machine below it."""
+        """Write a PNG and an SVG file of at most 300 kB with command and machine as metadata."""
         note = f"{self.command} | {machine()}"
-        self.pictures.append(save_png(figure, self.path("png", part), note))
+        self.figures.append(save_figure(figure, self.path("png", part), note)[0])
 
     def text(self, title: str, facts: Sequence[str], body: str, appendix: str = "") -> None:
-        """Write the Markdown file: title, command, facts, body, pictures, appendix.
+        """Write the Markdown file: title, command, facts, body, figures, appendix.
 
-        The body is printed too.
+        The body is also printed.
         """
-        pictures = [f"![{path.stem}]({path.name})" for path in self.pictures]
+        figures = [f"![{path.stem}]({path.name})" for path in self.figures]
         lines = [
             f"# {one_line(title)}",
             "",
@@ -68,26 +72,25 @@ class Results:
             body,
             "",
         ]
-        whole = "\n".join([*lines, *pictures, "", appendix]).rstrip()
+        whole = "\n".join([*lines, *figures, "", appendix]).rstrip()
         replace_text(self.path("md"), whole + "\n")
         print(f"{body}\n\nresults: {self.path('md')}")
 
 
 def shown_command(words: Iterable[str]) -> str:
-    """Return a command as one would type it; absolute paths are cut to their last part."""
+    """Return a command as typed in a shell, with absolute paths reduced to their last part."""
     parts = [word.rpartition("=") for word in words]  # also LABEL=/absolute/path
     cut = [(*p[:2], Path(p[2]).name if Path(p[2]).is_absolute() else p[2]) for p in parts]
     return shlex.join("".join(p) for p in cut)
 
 
 def _variant(entry: Mapping[str, Any]) -> str:
-    """Return the class of an attention with its arguments."""
     options = ", ".join(f"{k}={v}" for k, v in (entry.get("init_args") or {}).items() if v)
     return f"{str(entry.get('class_path', '')).rpartition('.')[2]} ({escaped(options)})"
 
 
 def describe(trained: Trained) -> list[str]:
-    """Return a sentence about model, checkpoint and data."""
+    """Return a sentence on model, checkpoint and data."""
     attention = trained.config["model"]["init_args"].get("attention", {})
     variants = "; ".join(_variant(entry) for entry in attention_entries(attention))
     data = trained.config["data"]["class_path"].rpartition(".")[2]

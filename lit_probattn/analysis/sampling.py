@@ -1,4 +1,4 @@
-"""Which sequences, and which of their maps, a study looks at: random, but the same every time."""
+"""Reproducible random selection of the sequences and maps of a study."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lit_probattn.training.trained import Trained
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sequence as one layer saw it."""
+    """One sequence in one layer."""
 
-    sample_id: int  # number of its sample in the split
-    part: int  # its number within the sample: text of a pair, window of a picture; else 0
-    call: LayerCall  # for this sequence alone
-    tokens: list[int] | None = None  # ids at its positions, if the model reads tokens
+    sample_id: int  # index of its sample in the split
+    part: int  # index within the sample: text of a pair, window of an image; otherwise 0
+    call: LayerCall  # restricted to this sequence
+    tokens: list[int] | None = None  # token ids, if the model has any
 
     @property
     def layer(self) -> str:
@@ -40,15 +40,15 @@ def sequences(
     padded: bool = False,
     min_len: int = 1,
 ) -> Iterator[list[Sequence]]:
-    """Run the model on random samples; yield, batch by batch, what its layers saw.
+    """Run the model on random samples; yield the recorded sequences by batch.
 
     Args:
-        options: the flags `options.samples`.
-        parts: at most this many sequences of each sample and layer, drawn at random.
-        min_len: shorter sequences are left out.
+        options: values of the flags `options.samples`.
+        parts: largest number of sequences per sample and layer, drawn at random.
+        min_len: skip shorter sequences.
 
     Raises:
-        ConfigError: the model has no attention layer of ours, or no sequence is long enough.
+        ConfigError: the model has no attention layers of this package, or all sequences are short.
     """
     if not trained.layers:
         raise ConfigError("the model has no attention layers of lit_probattn")
@@ -71,7 +71,7 @@ def sequences(
         yield chosen
     if not found:
         raise ConfigError(
-            f"no sequence of {options.split} has {min_len} positions: lower the length asked for"
+            f"no sequence of {options.split} has {min_len} positions: reduce the length"
         )
 
 
@@ -96,7 +96,7 @@ def _pick(
 
 
 def longest(found: list[Sequence]) -> list[Sequence]:
-    """Return those, one per layer, of the sample with the most positions; ties: the first."""
+    """Return the sequences, one per layer, of the longest sample; the first of equal length."""
     if not found:
         return []
     best = max(found, key=lambda one: one.call.query.shape[1]).sample_id
@@ -104,17 +104,17 @@ def longest(found: list[Sequence]) -> list[Sequence]:
 
 
 def token_words(data: Any, tokens: list[int]) -> list[str]:
-    """Return the words of tokens, if the DataModule can decode them; else nothing."""
+    """Return the words of tokens; empty if the DataModule cannot decode them."""
     decode = getattr(data, "decode", None)
     return [] if decode is None else [str(decode([token])).strip() for token in tokens]
 
 
 def generator(seed: int, *words: Any) -> np.random.Generator:
-    """Return a generator that depends on the seed and the words only."""
+    """Return a generator that depends only on the seed and the words."""
     text = "/".join(str(word) for word in words)
     return np.random.default_rng([seed, zlib.crc32(text.encode())])
 
 
 def layer_numbers(names: list[str]) -> dict[str, int]:
-    """Number the layers from 1, in the order in which they come."""
+    """Number the layers from 1 in the given order."""
     return {name: number for number, name in enumerate(dict.fromkeys(names), 1)}

@@ -1,4 +1,4 @@
-"""What a study of trained models is: declared flags, something to compute, files to write."""
+"""Base classes of studies of trained models: flags, computation, output."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from lit_probattn.training.trained import identity, open_trained
 class Study(ABC):
     """A study writes `<name>.csv`, `<name>.png` and `<name>.md`.
 
-    A subclass declares `name`, `title` (heading of its text) and `flags`, and answers `_compute`.
-    The docstring of its module is the `--help`.
+    A subclass declares `name`, `title` (heading of its text) and `flags`, and implements
+    `_compute`. The docstring of its module is the help text.
     """
 
     name: ClassVar[str]
@@ -40,10 +40,10 @@ class Study(ABC):
 
     @classmethod
     def run(cls, options: argparse.Namespace) -> None:
-        """Make the study; `command` among its flags is the command line, for the text.
+        """Run the study; the option `command` is the command line for the text.
 
         Raises:
-            ValueError: what a user got wrong (ConfigError, for example).
+            ValueError: a user error, for example a ConfigError.
         """
         for flag in cls.flags:
             flag.check(options)
@@ -52,16 +52,16 @@ class Study(ABC):
         study.results.text(cls.title, study._facts(), body, study._appendix())
 
     def _facts(self) -> list[str]:
-        """Return sentences that stand above the text."""
+        """Return sentences to print above the text."""
         return []
 
     def _appendix(self) -> str:
-        """Return what stands below the pictures and is not printed."""
+        """Return the text below the figures, which is not printed on the terminal."""
         return ""
 
     @abstractmethod
     def _compute(self) -> str:
-        """Write tables and figures to `results`; return the text."""
+        """Write tables and figures to `results` and return the text."""
 
 
 class ModelStudy(Study):
@@ -74,7 +74,7 @@ class ModelStudy(Study):
         super().__init__(options)
         self.layers = self.trained.layers
         self.numbers = layer_numbers(list(self.layers))
-        # The longest sample drawn so far, a sequence per layer.
+        # The longest sample so far, one sequence per layer.
         self.longest: list[Sequence] = []
 
     def _facts(self) -> list[str]:
@@ -88,12 +88,12 @@ class ModelStudy(Study):
         padded: bool = False,
         min_len: int = 1,
     ) -> Iterator[Sequence]:
-        """Yield what layers saw of random samples, and keep the longest sample.
+        """Yield recorded sequences of random samples, and keep the longest sample.
 
         Args:
-            of: which layers.
-            double: give calls and layers in float64.
-            min_len: shorter sequences are left out.
+            of: selects layers.
+            double: convert calls and layers to float64.
+            min_len: skip shorter sequences.
         """
         copies = {name: in_double(layer) for name, layer in self.layers.items() if double}
         batches = sequences(self.trained, self.options, padded=padded, min_len=min_len)
@@ -106,13 +106,13 @@ class ModelStudy(Study):
                 yield one
 
     def place(self, one: Sequence) -> dict[str, Any]:
-        """Return the columns that say where a sequence comes from."""
+        """Return the columns that identify a sequence."""
         return {"layer": self.numbers[one.layer], "sample": one.sample_id, "part": one.part}
 
     def store(self, key: tuple[str, ...], *flags: str) -> RowStore[dict[str, Any]]:
-        """Return rows that outlive an interruption.
+        """Open a row store that survives interruptions.
 
-        `key` are the columns that tell rows apart; rows depend on these `flags` and on the model.
+        `key` are the columns that identify rows; rows depend on these `flags` and on the model.
         """
         settings = {name: getattr(self.options, name) for name in flags}
         settings |= {"study": self.name, "model": identity(self.trained)}

@@ -1,6 +1,6 @@
-"""Attention variants: each wraps its equation, exact reductions, blockwise form and cost.
+"""Attention variants: equation, normal form, parameters and cost of each.
 
-Names are imported when they are first used; `__init__.pyi` lists them, a line for each.
+Names are imported on first use; `__init__.pyi` lists them, one per line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The public names of this package and where they are defined; a variant is one line here."""
+"""The public names of this package and their modules, one line per variant."""
 
 from lit_probattn.attention.ast import ASTAttention as ASTAttention
 from lit_probattn.attention.backends import attend as attend

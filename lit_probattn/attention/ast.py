@@ -1,6 +1,6 @@
-"""Adaptively sparse attention (AST): α-entmax in place of the softmax, α learned per head.
+"""Adaptively sparse attention (AST): α-entmax instead of the softmax, α learned per head.
 
-The mapping itself is the package `entmax` (`pip install 'lit-probattn[entmax]'`).
+The package `entmax` computes the mapping (`pip install 'lit-probattn[entmax]'`).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from lit_probattn.attention.variant import Normaliser, Scores, Variant
 from lit_probattn.base.arguments import by_name
 from lit_probattn.base.graphs import is_transformed, written
 
-# Range of α: at 1 the mapping is the softmax, which its formula reaches only in the limit.
+# Range of α: 1 is the softmax, which the formula reaches only in the limit.
 ALPHA_RANGE = (1.01, 2.0)
 _BISECTIONS = 50
 
 
 def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
-    """Return α-entmax of each row over what it may see; zeros where it sees nothing.
+    """Return α-entmax of each row over allowed keys; fully masked rows are zero.
 
     Source: Peters et al., 2019, Eq. (10):
         p_j = [(α − 1) s_j − τ]₊^(1 / (α − 1)),  τ such that Σ_j p_j = 1
-    Departs from the source: nothing; τ by 50 bisections of the package `entmax`. Exported programs
-    and transforms of `torch.func` get the same mapping in PyTorch's operations.
+    Departs from the source: nothing; the package `entmax` finds τ in 50 bisections. Exported
+    programs and transforms of `torch.func` use the same mapping in PyTorch operations.
 
     Args:
         scores: (B, H, N, L); entries may be -inf.
@@ -68,7 +68,7 @@ def _bisected(scores: Tensor, alpha: Tensor) -> Tensor:
 def _entmax_gradients(
     weights: Tensor, alpha: Tensor, grad: Tensor, needs_alpha: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of scores and α, which can be differentiated again.
+    """Return the gradients of scores and α, which are differentiable again.
 
     Source: Correia et al., 2019, Eq. (10) and Proposition 1; r_j = p_j^(2 − α) where p_j > 0:
         ds = r ∘ (g − Σ_j r_j g_j / Σ_j r_j)
@@ -90,7 +90,7 @@ def _entmax_gradients(
 
 
 class _Entmax(torch.autograd.Function):
-    """The package's bisection, with gradients that have a second derivative in scores and α."""
+    """The package's bisection, with second derivatives in scores and α."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, alpha: Tensor) -> Tensor:
@@ -122,10 +122,9 @@ _entmax_operator.register_autograd(_Entmax.backward, setup_context=_save)
 
 
 def entmax_in_operations(scores: Tensor, alpha: Tensor) -> Tensor:
-    """Return α-entmax of each row in PyTorch's operations only, for graphs and `torch.func`.
+    """Return α-entmax of each row in PyTorch operations only, for graphs and `torch.func`.
 
-    τ is bisected without gradients; each of the two Newton steps that follow gives it one more
-    derivative.
+    τ is bisected without gradients; each of the two Newton steps after it adds one derivative.
 
     Args:
         scores: (B, H, N, L); entries may be -inf, but not a whole row.
@@ -152,7 +151,7 @@ def entmax_in_operations(scores: Tensor, alpha: Tensor) -> Tensor:
 
 
 def _inner(scaled: Tensor, tau: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bases of the powers, 1 where the weight is zero, and these places."""
+    """Return the bases of the powers, 1 for zero weights, and the mask of zero weights."""
     outside = hidden | (scaled <= tau)
     return (scaled - tau).masked_fill(outside, 1.0), outside
 
@@ -166,12 +165,12 @@ class AST(Variant):
     """
 
     name = "ast"
-    score_maps = 4  # bisection keeps about four tensors of the scores' size
+    score_maps = 4  # bisection stores about four tensors of the scores' size
 
     alpha: Tensor
 
     def scores(self, call: HeadCall) -> Tensor:
-        """Return query · key / √E, (B, H, N, L); α does not enter here."""
+        """Return query · key / √E, (B, H, N, L), independent of α."""
         query, key = call.query, repeat_heads(call.key, call.query.shape[1])
         return query @ key.mT / (query.shape[-1] ** 0.5 / call.scale_ratio())
 
@@ -180,13 +179,13 @@ class AST(Variant):
         return entmax(scores, allowed, self.alpha)
 
     def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
-        """Return softmax attention's scores, normalised by α-entmax."""
+        """Return the scores of softmax attention, normalised by α-entmax."""
         scale = call.query.shape[-1] ** -0.5 * call.scale_ratio()
         normaliser = Normaliser(entmax, (self.alpha,), self.score_maps)
         return Scores(call.query, call.key[:, :, None], scale, normaliser=normaliser)
 
     def needs(self) -> dict[str, str]:
-        """Rows are not normalised by a softmax."""
+        """Return the feature that α-entmax requires."""
         return {"normaliser": "entmax"}
 
 
@@ -195,8 +194,8 @@ class ASTOptions:
     """Options of adaptively sparse attention.
 
     Args:
-        alpha: `learned` per head, with a ~ N(0, 1) at the start, or a number in [1.01, 2] for all
-            heads: 1.5, or 2 for sparsemax.
+        alpha: `learned` per head, with initial a ~ N(0, 1), or a number in [1.01, 2] for all heads:
+            1.5, or 2 for sparsemax.
     """
 
     alpha: Literal["learned"] | float = "learned"
@@ -214,7 +213,7 @@ class ASTCore(Core):
     options_class = ASTOptions
 
     def make_parameters(self, options: ASTOptions) -> None:
-        """Make α of every head, if it is learned."""
+        """Create α of every head, if it is learned."""
         layout, alpha = self.layout, options.alpha
         _require_entmax()
         self.pre_alpha: nn.Parameter | None = None
@@ -230,11 +229,11 @@ class ASTCore(Core):
             return torch.full(
                 (self.layout.out,), self.fixed_alpha, dtype=compute_dtype(like), device=like.device
             )
-        raw = self.pre_alpha.to(compute_dtype(like))  # near 1, low precision has steps of 1/128
+        raw = self.pre_alpha.to(compute_dtype(like))  # near 1, bfloat16 has steps of 1/128
         return (1.0 + torch.sigmoid(raw)).clamp(*ALPHA_RANGE)
 
     def variant(self, call: HeadCall) -> AST:
-        """Return α."""
+        """Return the variant with α of every head."""
         return AST(self.alphas(call.query))
 
     def learned(self) -> dict[str, ParameterTable]:
@@ -244,20 +243,20 @@ class ASTCore(Core):
         return {"alpha": ParameterTable(self.alphas(self.pre_alpha)[:, None], "α of entmax", "α")}
 
     def extra_repr(self) -> str:
-        """α, for printing."""
+        """Return α for `repr`."""
         return f"alpha={'learned' if self.pre_alpha is not None else f'{self.fixed_alpha:g}'}"
 
 
 class ASTAttention(Attention):
-    """Adaptively sparse attention, which FiSH is compared with.
+    """Adaptively sparse attention, a baseline of FiSH.
 
     Source: FiSH, NeurIPS 2022, section 3.6, by Correia et al., 2019 (AST):
         attn_weights[i] = α-entmax(query[i] · key / √E),  α = 1 + sigmoid(a), a per head and layer
-    Departs from the source: α is kept at 1.01 or more, as AST's authors do in their code, because
-    its gradient is undetermined at 1; below, a gets no gradient. FiSH does not say which α its
-    comparison used; AST learns it.
+    Departs from the source: α is at least 1.01, as in the code of AST's authors, because its
+    gradient is undetermined at 1; below 1.01, a gets no gradient. FiSH does not state the α of its
+    comparison; AST learns it.
 
-    Its arguments are the fields of `ASTOptions` and `LayerOptions`.
+    The arguments are the fields of `ASTOptions` and `LayerOptions`.
 
     Raises:
         ValueError: α is out of range, or the package `entmax` is not installed; see also
@@ -279,7 +278,7 @@ class ASTAttention(Attention):
 
 
 def check_alpha(alpha: str | float) -> float:
-    """Return α of all heads; a ValueError where it is out of range, or entmax is missing."""
+    """Return a fixed α; raise a ValueError if it is out of range or entmax is missing."""
     _require_entmax()
     low, high = ALPHA_RANGE
     if isinstance(alpha, str) or not low <= alpha <= high:

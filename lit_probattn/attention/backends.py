@@ -1,12 +1,12 @@
-"""Which engine computes a call, and `attend`, which everybody calls.
+"""Backend selection, and `attend`, the entry point of attention on heads.
 
-A variant says what it needs (`Variant.needs`, `Variant.sizes`), a call what it brings
-(`HeadCall.features`), an engine what it lacks (`Engine.lacks`, `Engine.limits`); who serves what
-follows from these.
+A variant lists its needs (`Variant.needs`, `Variant.sizes`), a call its features
+(`HeadCall.features`), and an engine the features it lacks and its limits (`Engine.lacks`,
+`Engine.limits`); support follows from these.
 
-An explicit name never falls back: it raises and says what would work. `auto` chooses by the table
-below among the engines that serve the call. `python -m profiling kernels` measures the table's
-numbers again.
+An explicit name never falls back: it raises, and the message lists the backends that support the
+call. `auto` selects by the table below among the engines that support the call.
+`python -m profiling kernels` repeats the measurements behind the table.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ logger = logging.getLogger("lit_probattn")
 
 
 def attend(call: HeadCall, variant: Variant, backend: str = "auto", kind: str = "") -> Tensor:
-    """Attend; (B, H, N, E_v) in the dtype of the queries.
+    """Compute attention; (B, H, N, E_v) in the dtype of the queries.
 
     Args:
         call: heads, masks, draws.
-        variant: how scores come about, with its numbers.
+        variant: the variant with its tensors.
         backend: implementation to use; one of `BACKENDS`.
-        kind: row of `AUTO`. Empty means the variant's own.
+        kind: row of `AUTO`. Empty means the row of the variant.
 
     Raises:
-        ValueError: the variant has no place for the call's bias, scale or cache.
-        NotImplementedError: the requested backend cannot serve the call.
+        ValueError: the variant does not support the call's bias, scale or cache.
+        NotImplementedError: the requested backend does not support the call.
     """
     variant.check(call)
     with autocast_off(call.query):
@@ -50,7 +50,7 @@ def attend(call: HeadCall, variant: Variant, backend: str = "auto", kind: str = 
 
 
 def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:
-    """Return the engines of a variant by name, whether or not they serve what it needs."""
+    """Return all engines of a variant by name, whether or not they support its needs."""
     kind = variant if isinstance(variant, type) else type(variant)
     if not kind.has_scores:
         return variant.own_engines
@@ -59,22 +59,22 @@ def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:
     return {**NORMAL_FORM, **variant.own_engines}
 
 
-# What `auto` takes: the first from the left that the variant has and that serves the call.
-# `name>n` is for n queries and keys or more. `store` is the reference, up to STORE_UP_TO scores.
+# `auto` selects the first from the left that the variant has and that supports the call.
+# `name>n` requires n or more queries and keys. `store` is the reference, up to STORE_UP_TO scores.
 #
 # CPU, forward and backward of a layer, one thread, head sizes 8 to 64, N from 128 to 1024: the C
-# library took 0.5 to 0.9 of the time of PyTorch's fused attention for soft MGK from 128 tokens on,
-# in float32 and bfloat16, and 0.6 to 0.95 for softmax from 512 on (up to 1.1 in bfloat16, heads of
-# 64); for one query beside a cache it was slower. Of everything else it was the fastest. Of
-# what neither serves the reference was the fastest up to about 4 million scores, and two to three
-# times slower than blocks from 16 million on. Where one product serves all components (shifted)
-# the library needs fewer products than the fused reduction over K·N keys. Concatenated heads
-# (maps, by sdpa) cost G times the products of the global maps; the library takes less than blocks
-# from 256 keys on. Maps of windows take memory linear in the picture, so nothing needs blocks, and
-# the position bias wants a gradient in training.
-# CUDA: not measured here. Kernels come first: by count of products and exponentials they beat the
+# library took 0.5 to 0.9 of the time of PyTorch's fused attention for soft MGK from 128 tokens, in
+# float32 and bfloat16, and 0.6 to 0.95 for softmax from 512 (up to 1.1 in bfloat16, heads of 64);
+# it was slower for one query with a cache, and the fastest for everything else that it supports.
+# For calls that neither supports, the reference was the fastest up to about 4 million scores, and
+# two to three times slower than blocks from 16 million. If all components share one product
+# (shifted), the library needs fewer products than the fused reduction over K·N keys. Concatenated
+# heads (maps, by sdpa) cost G times the products of the global maps; the library is faster than
+# blocks from 256 keys. Maps of windows need memory linear in the image size, so blocks are not
+# needed, and the position bias needs a gradient in training.
+# CUDA: not measured. Kernels come first: by count of products and exponentials they beat the
 # reductions (kernels/README.md); softmax prefers PyTorch's fused attention if that supports the
-# call. The reference is left out of short calls too, for its memory.
+# call. The reference is last also for short calls, because of its memory.
 AUTO: dict[str, tuple[str, str, str]] = {
     # kind:    CPU without dropout, CPU with dropout, CUDA
     "softmax": (
@@ -104,17 +104,17 @@ AUTO: dict[str, tuple[str, str, str]] = {
     ),
     "chunks": ("blockwise reference", "blockwise reference", "triton blockwise reference"),
 }
-# Counting, on the meta device: no kernel would run.
+# On the meta device, for counting: no kernel would run.
 COUNTED = "sdpa blockwise reference"
-# Up to this many scores nothing has to be recomputed; and the same for a graph that is recorded,
-# where every block is a copy of its operations.
+# Up to this many scores nothing is recomputed, in eager mode and in a recorded graph, where every
+# block is a copy of its operations.
 STORE_UP_TO, TRACE_UP_TO = 1 << 22, 1 << 26
 
 _choices: dict[str, str] = {}
 
 
 def recorded_choices() -> dict[str, str]:
-    """Return every backend used in this process so far, the latest last: kind of call -> name."""
+    """Return the backends used in this process, the latest last: kind of call -> name."""
     return dict(_choices)
 
 
@@ -125,12 +125,12 @@ def choose(variant: Variant, requested: str, call: HeadCall, kind: str = "") -> 
         variant: the variant with its numbers.
         requested: one of `BACKENDS`.
         call: the call.
-        kind: row of `AUTO`. Empty means the variant's own.
+        kind: row of `AUTO`. Empty means the row of the variant.
 
     Raises:
         ValueError: the name is unknown.
-        NotImplementedError: the named backend does not exist for the variant or cannot serve the
-            call; the message names the ones that can.
+        NotImplementedError: the named backend does not exist for the variant or does not support
+            the call; the message names the backends that do.
     """
     name, engines = variant.name, engines_of(variant)
     if requested not in BACKENDS:
@@ -155,25 +155,25 @@ def choose(variant: Variant, requested: str, call: HeadCall, kind: str = "") -> 
     label += ", dropout)" if call.dropout is not None else ")"
     if call.graph is None:
         if _choices.pop(label, None) != chosen:
-            logger.info("attention backend: %s -> %s (asked for %s)", label, chosen, requested)
+            logger.info("attention backend: %s -> %s (requested %s)", label, chosen, requested)
         _choices[label] = chosen
     return chosen
 
 
 def reason_against(engine: Engine, call: HeadCall, variant: Variant) -> str | None:
-    """Return why an engine cannot serve a call of a variant ("cannot …"), or None if it can."""
+    """Return why an engine does not support a call of a variant ("cannot …"), or None."""
     needs = variant.needs() | dict.fromkeys(call.features(), "")
     reason = first_lack(needs, engine.lacks)
     if reason is not None:
         return reason
     for name, size in variant.sizes(call).items():
         if size > engine.limits.get(name, size):
-            return f"cannot hold {size} {name}: at most {engine.limits[name]}"
+            return f"supports at most {engine.limits[name]} {name}, received {size}"
     return engine.missing(call, variant)
 
 
 def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> str:
-    """Return the first name in the row's order that serves the call; others are not asked."""
+    """Return the first name in the row's order that supports the call; later ones are unchecked."""
     engines = engines_of(variant)
     order = row[2] if call.device != "cpu" else row[0 if call.dropout is None else 1]
     reasons = {}
@@ -194,9 +194,9 @@ def _automatic(variant: Variant, call: HeadCall, row: tuple[str, str, str]) -> s
         else:
             return name
     told = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
-    raise NotImplementedError(f"{variant.name}: no backend serves this call: {told}")
+    raise NotImplementedError(f"{variant.name}: no backend supports this call: {told}")
 
 
 def _is_shorter(call: HeadCall, least: int) -> bool:
-    """Whether a call has fewer queries or keys; never where their number is dynamic."""
+    """Whether a call has fewer queries or keys; False if their number is dynamic."""
     return not call.is_dynamic and min(call.query.shape[2], call.num_keys) < least

@@ -1,6 +1,6 @@
-"""What decoding keeps of earlier tokens: explicit objects that the caller holds, one per layer.
+"""Decoding caches: explicit objects, one per layer, that the caller holds.
 
-`engines/cached.py` attends to those of keys and values.
+`engines/cached.py` attends to cached keys and values.
 """
 
 from __future__ import annotations
@@ -11,75 +11,73 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Cached positions that a decoding step reads at once: bounds the scores it stores.
+# Cached positions that a decoding step reads at once, which bounds its scores in memory.
 DEFAULT_PART_LEN = 8192
 
 
 class Cache(ABC):
-    """Memory of one layer over the tokens seen so far; made by `layer.new_cache()`.
+    """Decoding cache of one layer, from `layer.new_cache()`.
 
     Attributes:
-        length: positions held, masked ones included.
+        length: positions in the cache, including masked ones.
     """
 
     length: int = 0
 
     @property
     def next_position(self) -> int:
-        """Position of the next token among all that were appended."""
+        """Position of the next token, counted over all appended tokens."""
         return self.length
 
     @abstractmethod
     def append(
         self, key: Tensor, value: Tensor, key_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add tokens; return the keys, values and key mask that the new queries attend to."""
+        """Add tokens; return the keys, values and key mask to which the new queries attend."""
 
     def after_call(self, call: Any, variant: Any) -> None:  # noqa: B027
-        """Change what is held once a `HeadCall` has read it; most caches keep everything."""
+        """Update the cache after a `HeadCall` has read it; most caches do nothing."""
 
     @abstractmethod
     def read(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return what `append` does, without adding tokens."""
+        """Return the same as `append`, without adding tokens."""
 
     @abstractmethod
     def reorder(self, rows: Tensor) -> None:
-        """Take rows of the batch, (B',) int64, in place of its own; a row may come again."""
+        """Replace the batch by these rows, (B',) int64, which may repeat."""
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Bytes of the tensors held (reserved space not counted)."""
+        """Bytes of the tensors, without reserved space."""
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the storage, reserved space included."""
+        """Bytes of the storage, including reserved space."""
         return self.num_bytes
 
 
 class KVCache(Cache):
-    """Keys and values of one layer for the tokens seen so far.
+    """Cached keys and values of one layer.
 
-    What is stored is what the layer projects: for shifted keys the key before its shifts, for a
-    mixture every component; with rotary positions, rotated. Storage grows by doubling, so appending
-    one token at a time costs O(1) per token on average. The cache holds no graph: it is for use
-    without gradients.
+    The cache stores projections: keys before their shifts for shifted keys, all components of a
+    mixture, and rotated keys with rotary positions. Storage grows by doubling, so appending one
+    token costs O(1) on average. The cache stores no graph: it is for use without gradients.
 
-    Terms are what a key adds to its scores in the variant's normal form, β: of MGK
-    log π − ‖k‖² / (2σ²). They are stored so that a step does not compute the norms of all keys
-    again. Bytes per token of one sequence, for element size s (terms are float32, float64 if keys
-    are):
+    Terms are the summand β of a key in the variant's normal form, for MGK log π − ‖k‖² / (2σ²).
+    They are stored so that a step does not recompute the norms of all keys. Bytes per token of one
+    sequence, for element size s (terms are float32, or float64 if the keys are):
 
         softmax   s H_kv (E + E_v)
         MGK       s H_kv (K E + E_v) + 4 H_prior K
         sMGK      s H_kv (E + E_v)   + 4 H_prior K
 
     Args:
-        capacity: positions to reserve at the first use.
+        capacity: positions to reserve on first use.
         part_len: positions that a decoding step reads at once.
 
     Attributes:
-        num_terms: positions, from the first on, whose terms are stored.
+        num_terms: number of leading positions whose terms are stored.
 
     Raises:
         ValueError: `part_len` is not positive.
@@ -101,12 +99,12 @@ class KVCache(Cache):
         """Add tokens and return all keys, values and the key mask so far.
 
         Args:
-            key: (B, …, n, E), the sequence in the second last dimension.
+            key: (B, …, n, E), with the sequence in the second last dimension.
             value: (B, H_kv, n, E_v).
             key_mask: real tokens among the new ones, (B, n). None means all.
 
         Raises:
-            ValueError: batch or head sizes differ from what the cache holds.
+            ValueError: batch or head sizes differ from the cached tensors.
         """
         new = key.shape[-2]
         if self._mask is None and key_mask is not None:
@@ -123,12 +121,12 @@ class KVCache(Cache):
         return self.read()
 
     def append_terms(self, terms: Tensor) -> None:
-        """Store the terms of the first keys that have none yet, (B, …, n)."""
+        """Store the terms (B, …, n) of the first keys without terms."""
         self._terms = self._store(self._terms, terms.detach(), -1, self.num_terms)
         self.num_terms += terms.shape[-1]
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` positions, so that others can be appended in place of the rest.
+        """Keep the first `length` positions, so that the next tokens replace the rest.
 
         Raises:
             ValueError: the cache is shorter.
@@ -147,19 +145,19 @@ class KVCache(Cache):
         return key, value, None if self._mask is None else self._mask[:, : self.length]
 
     def reorder(self, rows: Tensor) -> None:
-        """Take these rows of what is stored; reserved space stays."""
+        """Select rows of the stored tensors; reserved space is kept."""
         self._key = _taken(self._key, rows, -2, self.length)
         self._value = _taken(self._value, rows, -2, self.length)
         self._mask = _taken(self._mask, rows, -1, self.length)
         self._terms = _taken(self._terms, rows, -1, self.num_terms)
 
     def parts(self) -> list[range]:
-        """Return the ranges of positions that a step reads one after the other."""
+        """Return the ranges of positions that a step reads one after another."""
         starts = range(0, self.length, self.part_len)
         return [range(i, min(i + self.part_len, self.length)) for i in starts]
 
     def part(self, cols: range) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys, values and terms of some positions; no terms where one of them has none.
+        """Return keys, values and terms of a range; terms are None if one of them is missing.
 
         Raises:
             ValueError: the cache is empty.
@@ -191,13 +189,13 @@ class KVCache(Cache):
         held[dim] = given[dim] = -1
         if held != given:
             raise ValueError(
-                f"cache holds tensors of shape {held} (-1: positions), received {given}: "
+                f"cache contains tensors of shape {held} (-1: positions), received {given}: "
                 "a cache belongs to one layer and one batch"
             )
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors held (reserved space not counted)."""
+        """Bytes of the tensors, without reserved space."""
         held = [None if x is None else x[..., : self.length, :] for x in (self._key, self._value)]
         held += [None if self._mask is None else self._mask[:, : self.length]]
         held += [None if self._terms is None else self._terms[..., : self.num_terms]]
@@ -205,17 +203,17 @@ class KVCache(Cache):
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the storage, reserved space included."""
+        """Bytes of the storage, including reserved space."""
         return tensor_bytes(self._key, self._value, self._mask, self._terms)
 
 
 def tensor_bytes(*tensors: Tensor | None) -> int:
-    """Return the bytes of those that exist."""
+    """Return the total bytes of tensors that are not None."""
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
 def _taken(store: Tensor | None, rows: Tensor, dim: int, length: int) -> Tensor | None:
-    """Take rows of the first `length` positions; reserved space stays."""
+    """Select rows of the first `length` positions; reserved space is kept."""
     if store is None:
         return None
     taken = store.new_empty(len(rows), *store.shape[1:])
@@ -229,51 +227,51 @@ def _rows_of(tensor: Tensor | None, rows: Tensor) -> Tensor | None:
 
 
 class Memory:
-    """Keys and values that cross-attention projects once; the queries of every step read them.
+    """Encoder memory: keys and values that cross-attention projects once and every step reads.
 
-    Made by `layer.remember(key)`, read by `layer(query, memory=...)`.
+    `layer.remember(key)` returns one, and `layer(query, memory=...)` reads it.
 
     Args:
-        cache: what the layer keeps of the keys and values.
+        cache: the projected keys and values.
 
     Attributes:
-        num_read: queries that have read it: the position of the next one.
+        num_read: number of queries that have read it, which is the position of the next one.
     """
 
     def __init__(self, cache: Cache) -> None:
         self.cache, self.num_read = cache, 0
 
     def reorder(self, rows: Tensor) -> None:
-        """Take rows of the batch in place of its own."""
+        """Select rows of the batch."""
         self.cache.reorder(rows)
 
 
 class LinearState(Cache):
-    """Sums Σ_j f_j [v_j, 1]ᵀ of one layer over the tokens seen so far.
+    """Sums Σ_j f_j [v_j, 1]ᵀ of one layer over all tokens so far.
 
-    It holds H_kv · F · (E_v + 1) numbers per sequence in at least float32 (H_kv · F · E_v without
-    a sum in the denominator), whatever the length and the number of components; random features
-    add the logarithm of their common factor, H_kv numbers. No graph is kept.
+    Per sequence it stores H_kv · F · (E_v + 1) numbers in at least float32 (H_kv · F · E_v without
+    a sum in the denominator), independent of length and number of components; random features add
+    the logarithm of their common factor, H_kv numbers. It stores no graph.
     """
 
     def __init__(self) -> None:
         self.length = 0
         self.sums: Tensor | None = None
         self.log_scale: Tensor | None = None
-        # Keys and values of no position, for calls that add none.
+        # Keys and values with zero positions, for calls that add none.
         self._nothing: tuple[Tensor, Tensor] | None = None
 
     def append(
         self, key: Tensor, value: Tensor, key_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Count the tokens and return them: earlier ones are in the sums.
+        """Count the tokens and return them; earlier tokens are in the sums.
 
         Raises:
             ValueError: the batch differs from the state's.
         """
         if self.sums is not None and self.sums.shape[0] != key.shape[0]:
             raise ValueError(
-                f"state holds a batch of {self.sums.shape[0]}, received {key.shape[0]}: "
+                f"state contains a batch of {self.sums.shape[0]}, received {key.shape[0]}: "
                 "a state belongs to one layer and one batch"
             )
         self.length += value.shape[-2]
@@ -282,7 +280,7 @@ class LinearState(Cache):
         return key, value, key_mask
 
     def read(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys and values of no position: all are in the sums.
+        """Return keys and values with zero positions: all are in the sums.
 
         Raises:
             ValueError: the state is empty.
@@ -292,17 +290,17 @@ class LinearState(Cache):
         return *self._nothing, None
 
     def reorder(self, rows: Tensor) -> None:
-        """Take these rows of the sums."""
+        """Select rows of the sums."""
         self.sums, self.log_scale = (_rows_of(x, rows) for x in (self.sums, self.log_scale))
         if self._nothing is not None:
             key, value = self._nothing
             self._nothing = key.index_select(0, rows), value.index_select(0, rows)
 
     def common_scale(self, log_scale: Tensor | None) -> Tensor | None:
-        """Return the factor that old and new features are divided by, bringing the sums to it.
+        """Return the common divisor of old and new features, and rescale the sums to it.
 
         Args:
-            log_scale: logarithm of the factor that suits the new keys, (B, H_kv, 1, 1).
+            log_scale: logarithm of the divisor for the new keys, (B, H_kv, 1, 1).
         """
         if log_scale is None or self.log_scale is None or self.sums is None:
             return log_scale
@@ -311,11 +309,11 @@ class LinearState(Cache):
         return common
 
     def replace(self, sums: Tensor, log_scale: Tensor | None) -> None:
-        """Keep the sums over all tokens so far, and the factor that they were divided by."""
+        """Store the sums over all tokens so far, and their divisor."""
         self.sums = sums.detach()
         self.log_scale = None if log_scale is None else log_scale.detach()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the tensors."""
         return tensor_bytes(self.sums, self.log_scale)

@@ -19,16 +19,16 @@ from lit_probattn.randomness import AttentionDropout, RandomKey
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """How many heads the projections make, and of which size.
+    """Number and size of the heads that the projections produce.
 
     Args:
         query: query heads: H; G in FiSH.
         key: key heads: H_kv; G in FiSH.
-        value: value heads: H_kv; H in FiSH, G where its linear form has global values.
+        value: value heads: H_kv; H in FiSH, G in its linear form with global values.
         out: heads of masks, bias and output: H.
         head_dim: E, size of a query or key head.
         value_head_dim: E_v, size of a value head.
-        keys_per_head: keys of a position in each key head: K in MGK and MLK; 1 with shifted keys.
+        keys_per_head: keys per position and key head: K in MGK and MLK; 1 with shifted keys.
         gated: heads after the layer's `gate`, which the output projection reads. None means `out`.
     """
 
@@ -52,25 +52,26 @@ class HeadCall:
     """One call of attention, projected and split into heads.
 
     Args:
-        query: (B, H_q, N, E), rotated if positions are.
-        key: as it is stored: (B, H_k, L, E), or (B, H_k, K, L, E) with K keys per head. The K keys
-            may also come as further heads, (B, H_k·K, L, E), the keys of one head side by side.
+        query: (B, H_q, N, E), rotated if the layer has rotary positions.
+        key: keys as stored: (B, H_k, L, E), or (B, H_k, K, L, E) with K keys per head. The K keys
+            may also be heads, (B, H_k·K, L, E), with the keys of one head adjacent.
         value: (B, H_v, L, E_v).
-        masks: what each query may see, over all L keys.
+        masks: allowed pairs of all L keys.
         scale: factor on the products of queries and keys. None means 1/√E.
         dropout: attention dropout of this call.
-        rng: names the draw of a variant's noise. None leaves the choice to the variant.
-        cache: memory that query, key and value come from, the new tokens included.
+        rng: identifies the draw of a variant's noise. With None the variant chooses.
+        cache: decoding cache that key and value come from, including the new tokens.
         query_mask: real queries, (B, N) bool, for the M-step. None means all.
-        first_query: position of the first query, where it does not follow from the cache.
-        first_key: position of the first key, where the keys are a part of those that the masks are
-            for. None means they are all.
-        num_terms: how many of these keys, the first, have their terms β in the cache.
-        fused: whether the engine is kernels of ours, so that the normal form may be one, too.
-        packing: documents of the tokens, each of which attends to itself alone. None means that a
-            row is one. Other masks than `key_mask` and `is_causal` are refused beside it.
-        side: what a variant's hooks read of each query beside its heads, (B, …, N, S).
-        on: type of device that the call is an outline for; None means that of the tensors.
+        first_query: position of the first query, if it does not follow from the cache.
+        first_key: position of the first key, if the keys are a part of the keys of the masks. None
+            means all keys.
+        num_terms: number of leading keys whose terms β are in the cache.
+        fused: whether the engine is one of this package's kernels, so that the normal form may use
+            kernels as well.
+        packing: documents of the tokens, each of which attends only to itself. None means that each
+            row is one document. Only the masks `key_mask` and `is_causal` are supported with it.
+        side: features of each query for the hooks of a variant, (B, …, N, S).
+        on: device type of an outline; None means the device of the tensors.
     """
 
     query: Tensor
@@ -96,7 +97,7 @@ class HeadCall:
         return self.query, self.key, self.value, self.masks, self.dropout
 
     def precise(self) -> HeadCall:
-        """Return it with the heads in the dtype of scores and sums, at least float32."""
+        """Return the call with heads in the dtype of scores and sums, at least float32."""
         dtype = compute_dtype(self.query)
         query, key, value = (x.to(dtype) for x in (self.query, self.key, self.value))
         side = None if self.side is None else self.side.to(dtype)
@@ -104,30 +105,30 @@ class HeadCall:
 
     @property
     def first_row(self) -> int:
-        """Position of the first query among all tokens, which noise is keyed by."""
+        """Position of the first query among all tokens, which identifies its noise."""
         if self.first_query is not None:
             return self.first_query
         return 0 if self.cache is None else self.masks.num_keys - self.masks.num_queries
 
     def refuse_documents(self, what: str) -> None:
-        """Refuse packed documents where only one row at a time can be looked at.
+        """Raise if the call is packed, for functions that process one row at a time.
 
         Raises:
-            NotImplementedError: the call is packed; the message begins with `what`.
+            NotImplementedError: the call is packed; the message starts with `what`.
         """
         if self.packing is not None:
             raise NotImplementedError(
-                f"{what} of packed documents are not computed: ask for those of each document"
+                f"{what} of packed documents are not computed: call it for each document"
             )
 
     def scale_ratio(self) -> float:
-        """Return `scale` in units of 1/√E; 1 where it is not given."""
+        """Return `scale` in units of 1/√E; 1 if it is None."""
         return 1.0 if self.scale is None else self.scale * self.query.shape[-1] ** 0.5
 
-    # ------------------------------------------------------------------ what the choice depends on
+    # ------------------------------------------------------------------ inputs of backend selection
     @property
     def device(self) -> str:
-        """Type of device, `cpu` or `cuda`."""
+        """Device type, `cpu` or `cuda`."""
         return self.on or device_type(self.query.device)
 
     @property
@@ -137,7 +138,7 @@ class HeadCall:
 
     @property
     def num_scores(self) -> int:
-        """Entries of one map per head, B · H · N · L."""
+        """Number of scores, B · H · N · L."""
         heads = max(self.query.shape[1], self.value.shape[1])
         return self.query.shape[0] * heads * self.query.shape[2] * self.num_keys
 
@@ -149,16 +150,16 @@ class HeadCall:
 
     @property
     def graph(self) -> Graph | None:
-        """Who records the call into a graph, if anybody does."""
+        """The kind of graph that records the call, or None."""
         return written()
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether a graph of the call is for any number of positions: nothing can be counted."""
+        """Whether a graph of the call is for a dynamic number of positions."""
         return is_symbol(self.masks.num_queries) or is_symbol(self.masks.num_keys)
 
     def features(self) -> list[str]:
-        """Return what the call needs that not every engine has; see `backends.Engine.lacks`."""
+        """Return the needed features that not every engine has; see `Engine.lacks`."""
         cache = self.cache
         found = {
             "transform": is_transformed(),
@@ -182,7 +183,7 @@ def outline(
     dtype: torch.dtype = torch.float32,
     dropout: bool = False,
 ) -> HeadCall:
-    """Return a call that has sizes and no numbers, for a choice of backend on some device."""
+    """Return a call with sizes and without data, for the choice of a backend."""
     components = (layout.keys_per_head,) if layout.keys_per_head > 1 else ()
 
     def empty(*shape: int) -> Tensor:
@@ -200,16 +201,16 @@ def outline(
 
 
 def check_heads(call: HeadCall, layout: HeadLayout, name: str, has_components: bool) -> None:
-    """Refuse a call whose heads are not those of a layout.
+    """Raise if the heads of a call do not match a layout.
 
     Args:
         call: the call.
         layout: number and sizes of heads.
-        name: of the variant, for messages.
-        has_components: whether K keys of a head may come in a dimension of their own where K = 1.
+        name: name of the variant, for messages.
+        has_components: whether keys may have a separate dimension of K components if K = 1.
 
     Raises:
-        ValueError: it says what is expected instead.
+        ValueError: the heads do not match; the message contains the expected heads.
     """
     keys = layout.keys_per_head
     for kind, tensor, count, size in (
@@ -218,7 +219,7 @@ def check_heads(call: HeadCall, layout: HeadLayout, name: str, has_components: b
         ("value", call.value, layout.value, layout.value_head_dim),
     ):
         found = tuple(tensor.shape[1:-2])
-        if kind == "key":  # with several keys per head, side by side or in a dimension
+        if kind == "key":  # several keys per head are adjacent heads, or a separate dimension
             whole = keys > 1 or has_components
             right = found == (count * keys,) or (whole and found == (count, keys))
             wanted = f"{count} x {keys}" if len(found) > 1 else f"{count * keys}"
@@ -227,7 +228,7 @@ def check_heads(call: HeadCall, layout: HeadLayout, name: str, has_components: b
         if not right:
             given = " x ".join(map(str, found))
             raise ValueError(
-                f"{kind} has {given} heads, expected {wanted}: {name} attention here takes "
+                f"{kind} has {given} heads, expected {wanted}: this {name} attention has "
                 f"{layout.query} query, {layout.key} key with {keys} keys each, {layout.value} "
                 "value heads"
             )
@@ -236,10 +237,10 @@ def check_heads(call: HeadCall, layout: HeadLayout, name: str, has_components: b
 
 
 def check_components(layout: HeadLayout, num_components: int, shifted: bool) -> None:
-    """Check that a layout has K keys per head, or one that is shifted K times.
+    """Check that a layout has K keys per head, or one key that is shifted K times.
 
     Raises:
-        ValueError: it has another number.
+        ValueError: `keys_per_head` has another value.
     """
     expected = 1 if shifted else num_components
     if layout.keys_per_head != expected:
@@ -250,14 +251,14 @@ def check_components(layout: HeadLayout, num_components: int, shifted: bool) -> 
 
 
 def key_or_fresh(rng: RandomKey | None) -> RandomKey:
-    """Return the key, or one from torch's generator where a call names none."""
+    """Return the key, or a new one from torch's generator if a call has none."""
     return fresh_key() if rng is None else rng
 
 
 def with_dropout(call: HeadCall, p: float) -> HeadCall:
-    """Return the call with every weight dropped with probability `p`.
+    """Return the call with attention dropout of probability `p`.
 
-    The draw is the call's, or from torch's generator, so that checkpointing repeats it.
+    The draw uses the call's key, or one from torch's generator, so that checkpointing repeats it.
     """
     if not p:
         return call

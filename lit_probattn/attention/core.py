@@ -1,6 +1,6 @@
-"""What a variant learns: its parameters, and the variant of a call that is made from them.
+"""The parameters of a variant, and the variant of a call that is built from them.
 
-Projections, rotations and caches are the caller's: `Attention` here, or any other model.
+Projections, rotations and caches belong to the caller: `Attention`, or any other model.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class ParameterTable:
 
     Args:
         values: (rows, components); a row is a head, or the layer.
-        title: what the numbers are.
-        component: what a column stands for.
-        is_matrix: shown as a matrix, however small.
-        is_share: comparable after division by the sum of a row.
-        of_layer: the only row belongs to the layer.
+        title: describes the numbers.
+        component: describes a column.
+        is_matrix: whether to show it as a matrix, whatever its size.
+        is_share: whether values are comparable after division by the sum of their row.
+        of_layer: whether the only row belongs to the layer.
     """
 
     values: Tensor
@@ -51,34 +51,34 @@ class Gaussians(NamedTuple):
 
 
 class Core(nn.Module):
-    """Parameters of a variant; base of every core.
+    """Parameters of a variant; base class of every core.
 
     Args:
         layout: heads and their sizes.
         backend: implementation to use; see `lit_probattn.attention.backends`.
-        options: the variant's, an instance of `options_class`. None means its defaults.
-        rotary: turns keys, for variants that change them before.
+        options: options of the variant, an instance of `options_class`. None means the defaults.
+        rotary: rotates keys, for variants that change keys before rotation.
 
     Raises:
         ValueError: `backend` is unknown, or see `make_parameters`.
-        TypeError: a part of the core is missing, or the options are another variant's; the message
-            names it.
+        TypeError: a part of the core is missing, or the options belong to another variant; the
+            message names it.
     """
 
-    # The class of the variants that it makes.
+    # The class of the variants that `variant` returns.
     makes: ClassVar[type[Variant]]
-    # The record of its options.
+    # The dataclass of the options.
     options_class: ClassVar[type[Any]] = object
-    # Row of `backends.AUTO` in place of the variant's own.
+    # Row of `backends.AUTO` instead of the variant's row.
     auto_kind: str = ""
-    # Whether scores depend on positions, so that a query by itself gives something else.
+    # Whether scores depend on positions, so that a query alone has other scores.
     knows_positions: bool = False
-    # Whether training calls go to `accumulate_m_step` first.
+    # Whether training calls run `accumulate_m_step` first.
     has_m_step: bool = False
     # Whether `gaussians` and `posterior` exist.
     has_gaussians: ClassVar[bool] = False
     has_components: bool = False
-    # Whether padded keys behind a mask change nothing, so that packed documents may be padded.
+    # Whether masked padding keys do not affect the output, so that packed documents may be padded.
     takes_padding: bool = True
 
     def __init__(
@@ -102,31 +102,34 @@ class Core(nn.Module):
         lacking += [] if type(self).variant is not Core.variant else ["variant"]
         if lacking:
             raise TypeError(
-                f"{type(self).__name__} lacks {', '.join(lacking)}, which a core gives; a layer "
-                f"that defines reference_scores(self, query, key) needs no core"
+                f"{type(self).__name__} lacks {', '.join(lacking)}, which a core must define; a "
+                f"layer that defines reference_scores(self, query, key) needs no core"
             )
         self.layout, self.backend, self.rotary = layout, backend, rotary
         self.make_parameters(options)
 
     def make_parameters(self, options: Any) -> None:
-        """Make what the variant learns; `options` is an instance of `options_class`.
+        """Create the parameters; `options` is an instance of `options_class`.
 
         Raises:
             ValueError: options contradict each other or the layout.
         """
 
     def forward(self, call: HeadCall) -> Tensor:
-        """Attend; (B, H, N, E_v) in the dtype of the queries.
+        """Compute attention; (B, H, N, E_v) in the dtype of the queries.
 
         Raises:
-            ValueError: the heads are not those of the layout, or the variant has no place for the
+            ValueError: the heads do not match the layout, or the variant does not support the
                 call's bias, scale or cache.
-            NotImplementedError: the requested backend cannot serve the call.
+            NotImplementedError: the requested backend does not support the call.
         """
         self.admit(call)
         if call.packing is not None:
             form = {"pads": self.takes_padding, "has_scores": self.makes.has_scores}
             return attend_to_documents(self, call, self.layout.out, **form)
+        batch, _, num_queries, _ = call.query.shape
+        if num_queries == 0:  # no engine divides zero rows into blocks
+            return call.query.new_zeros(batch, self.layout.out, 0, call.value.shape[-1])
         with autocast_off(call.query):
             if self.training and self.has_m_step:
                 self.accumulate_m_step(call)
@@ -141,55 +144,55 @@ class Core(nn.Module):
 
     @abstractmethod
     def variant(self, call: HeadCall) -> Variant:
-        """Return the variant of a call: the parameters' present values, draws, the call's scale."""
+        """Return the variant of a call: current parameters, draws and the call's scale."""
 
     # ------------------------------------------------------------------ the variant's part
     def components(self, key: Tensor) -> Tensor:
-        """Turn stored keys into those that scores see."""
+        """Return the keys of all components from the stored keys."""
         return key
 
     def accumulate_m_step(self, call: HeadCall) -> None:
         """Add a training call to the sums of setting B's M-step, before its output is computed."""
 
     def check(self, bias: Tensor | None, cache: Cache) -> None:
-        """Refuse, before tokens are appended to a cache, what the variant has no place for.
+        """Raise if the variant does not support a bias or cache, before tokens are appended.
 
         Raises:
-            ValueError: it says what the variant takes instead.
+            ValueError: it is not supported; the message names an alternative.
         """
 
     def admit(self, call: HeadCall) -> None:
-        """Refuse a call whose heads are not the layout's.
+        """Raise if the heads of a call do not match the layout.
 
         Raises:
-            ValueError: it says what is expected instead.
+            ValueError: they do not match; the message contains the expected heads.
         """
         check_heads(call, self.layout, self.name, self.has_components)
 
     # ------------------------------------------------------------------ choosing
     def needs(self) -> dict[str, str]:
-        """Return what the variant needs in its present mode; see `Variant.needs`."""
+        """Return the features that the variant needs in its current mode; see `Variant.needs`."""
         return self._outlined.needs()
 
     @property
     def _outlined(self) -> Variant:
-        """The variant of a call that has sizes and no numbers."""
+        """The variant of a call with sizes and without data."""
         return self.variant(outline(self.layout, 1, 1, 1))
 
     @property
     def name(self) -> str:
-        """Name of the variant."""
+        """The name of the variant."""
         return self.makes.name
 
     @property
     def backends(self) -> Mapping[str, Engine]:
-        """The engines, by name, that serve the variant in its present mode, if not every call."""
+        """Engines, by name, that support the variant in its current mode, if not every call."""
         variant = self._outlined
         needs, engines = variant.needs().keys(), engines_of(variant)
         return {name: engine for name, engine in engines.items() if not needs & engine.lacks}
 
     def unambiguous_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """Return the pairs whose winning component leads by more than rounding, (B, H, N, L).
+        """Return the pairs whose largest component leads by more than rounding, (B, H, N, L).
 
         None means all.
         """
@@ -206,12 +209,12 @@ class Core(nn.Module):
         return self.variant(call).scores(call.precise())
 
     def weights(self, call: HeadCall) -> Tensor:
-        """Return the maps (B, H, N, L) of the call by the equation, without dropout.
+        """Return the attention weights (B, H, N, L) of a call by the equation, without dropout.
 
         Raises:
-            ValueError: the heads are not those of the layout, or the variant has no place for the
+            ValueError: the heads do not match the layout, or the variant does not support the
                 call's bias, scale or cache.
-            NotImplementedError: the variant has no maps.
+            NotImplementedError: the variant has no attention weights.
         """
         self.admit(call)
         if call.packing is not None:
@@ -222,25 +225,25 @@ class Core(nn.Module):
             return variant.weights(call)
 
     def gaussians(self, call: HeadCall) -> Gaussians:
-        """Return the Gaussians whose densities the scores are; where `has_gaussians`."""
+        """Return the Gaussians whose densities are the scores, if `has_gaussians`."""
         raise NotImplementedError(f"{self.name} is not a mixture of Gaussians")
 
     def posterior(self, call: HeadCall) -> tuple[Tensor, Tensor]:
         """Return weights P_ij (B, H, N, L) and responsibilities γ_ijr of a key's components.
 
-        γ is (B, H, K, N, L); P_ij γ_ijr is the joint posterior of key and component. Where
+        γ is (B, H, K, N, L); P_ij γ_ijr is the joint posterior of key and component. Requires
         `has_components`.
         """
         raise NotImplementedError(f"{self.name} has no components with responsibilities")
 
     def learned(self) -> dict[str, ParameterTable]:
-        """Return what was learned beside the projections, by name."""
+        """Return the learned parameters other than projections, by name."""
         return {}
 
     # ------------------------------------------------------------------ decoding
     def new_cache(self, capacity: int = 0) -> Cache:
-        """Return an empty memory for decoding, with room for `capacity` positions."""
+        """Return an empty decoding cache that reserves space for `capacity` positions."""
         return KVCache(capacity)
 
     def absorb(self, call: HeadCall) -> None:
-        """Take keys without queries into the call's cache, where it keeps sums of them."""
+        """Add keys without queries to the call's cache, if it stores sums of keys."""

@@ -1,8 +1,8 @@
-"""Draws for attention: by the C library of the CPU where its self-test passes, else by torch.
+"""Random draws for attention, by the C library on a CPU if its self-test passes, else by torch.
 
-Both give the same bits, so nothing depends on which of them drew. Under a compiler a key whose seed
-is a tensor draws by operators of this file, which a graph holds whole; other keys break it. An
-exported program draws by PyTorch's own operations, with the same bits.
+Both give the same bits, so results do not depend on the choice. Under a compiler, a key whose seed
+is a tensor draws by operators of this module, which become part of the graph; other keys break the
+graph. An exported program draws by PyTorch operations, with the same bits.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lit_probattn.randomness import AttentionDropout, RandomKey
 
 
 def fresh_key() -> RandomKey:
-    """Return a key from torch's generator on the CPU."""
+    """Return a new key from torch's generator on the CPU."""
     seed = torch.randint(2**62, (1,), device="cpu")
     return RandomKey(int(seed) if written() is None else seed)
 
 
 def is_traced(key: RandomKey) -> bool:
-    """Whether a graph of `torch.compile` holds the draws of a key, as operators."""
+    """Whether a graph of `torch.compile` contains the draws of a key as operators."""
     return isinstance(key.seed, Tensor) and written() == "compiled"
 
 
@@ -74,7 +74,7 @@ def normal_noise(
 
 
 def philox_words(key: RandomKey, stream: int, batch_size: int, device: torch.device) -> Tensor:
-    """Return what kernels draw a stream from, (2 + B,) int64; see `kernels.runtime.draw_tensor`."""
+    """Return the words that kernels draw from, (2 + B,) int64; see `runtime.draw_tensor`."""
     if not is_traced(key):
         return _philox_words(key, stream, batch_size, device)
     assert isinstance(key.seed, Tensor)
@@ -84,7 +84,7 @@ def philox_words(key: RandomKey, stream: int, batch_size: int, device: torch.dev
     return words
 
 
-# ---- now, outside of a graph -------------------------------------------------------------------
+# ---- eager draws -----------------------------------------------------------------------------
 
 
 @outside_graphs
@@ -155,9 +155,9 @@ def _plain(device: torch.device) -> bool:
 
 
 def _fake() -> bool:
-    """Whether new tensors carry shapes only, as predictions of memory have them.
+    """Whether new tensors have shapes only, as in predictions of memory.
 
-    Then a draw is one operator, which holds what the C library's draw holds: its result.
+    A draw is then one operator, which allocates the same as the C library: its result.
     """
     return only_shapes(torch.empty(0))
 
@@ -168,13 +168,13 @@ def _fake() -> bool:
 def _operator(
     name: str, arguments: str, draw: Callable[..., Tensor], empty: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
-    """Define `lit_probattn::<name>`, whose draw is named by the parts of a key.
+    """Define `lit_probattn::<name>`, whose draw is identified by the parts of a key.
 
     Args:
-        name: of the operator.
-        arguments: its schema, after that of the key.
+        name: name of the operator.
+        arguments: its schema, after the schema of the key.
         draw: (key, *arguments) -> the draw.
-        empty: (*arguments) -> a tensor of its shape, for graphs and predictions.
+        empty: (*arguments) -> an empty tensor of its shape, for graphs and predictions.
     """
 
     def run(seed: Tensor, sample_ids: Tensor | None, step: int, layer: int, *rest: Any) -> Tensor:

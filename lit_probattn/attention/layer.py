@@ -48,14 +48,14 @@ class LayerOptions:
         embed_dim: C, input and output width.
         num_heads: H, query heads.
         head_dim: E, size of one head. None means C / H.
-        num_kv_heads: key/value heads; consecutive groups of query heads share one. None means H,
-            1 is multi-query attention.
+        num_kv_heads: key/value heads, each shared by a group of consecutive query heads. None means
+            H, 1 is multi-query attention.
         key_embed_dim: width of `key` and `value` in cross-attention. None means C.
         value_head_dim: size of a value head. None means E.
         bias: whether the four projections have biases.
         dropout: probability of dropping an attention weight in training, in [0, 1).
-        backend: who computes it; see `lit_probattn.attention.backends`.
-        rotary_dim: entries of a head that rotary positions turn; 0 for no rotary positions.
+        backend: implementation to use; see `lit_probattn.attention.backends`.
+        rotary_dim: dimensions of a head that rotary positions rotate; 0 disables rotary positions.
     """
 
     embed_dim: int
@@ -72,39 +72,39 @@ class LayerOptions:
 
 
 class Attention(RenamingModule):
-    """Multi-head attention with a head size of its own; base of every variant.
+    """Multi-head attention with an independent head size; base class of every variant.
 
-    Calling it: `attention(query, key=None, value=None, *, key_mask, attn_mask, is_causal, bias,
-    cache, rng, memory, query_mask, cu_seqlens, cu_seqlens_k)` maps (B, N, C) to (B, N, C).
+    `attention(query, key=None, value=None, *, key_mask, attn_mask, is_causal, bias, cache, rng,
+    memory, query_mask, cu_seqlens, cu_seqlens_k)` maps (B, N, C) to (B, N, C).
     `key=None` means self-attention, `value=None` means value = key. Masks follow
     `lit_probattn.attention.masks`.
 
-    A variant either gives `reference_scores`, from which everything else follows, and where it has
-    more than a softmax of them `normalise`, `mix_weights` and `query_side`; or names the class of
-    its core in `core_class` and gives its heads in `head_layout` and its `cost`. Any variant may
-    change its heads' outputs in `gate`. Arguments of its own are fields of a record, a subclass of
-    `LayerOptions` (`base/arguments.py`, `by_name`), or its constructor names them and passes the
-    common ones on.
+    A variant either defines `reference_scores`, from which everything else is derived, and
+    optionally `normalise`, `mix_weights` and `query_side` if it is more than a softmax of scores;
+    or it sets `core_class` and defines `head_layout` and `cost`. Any variant may transform its head
+    outputs in `gate`. Additional arguments are fields of a subclass of `LayerOptions`
+    (`base/arguments.py`, `by_name`), or the constructor declares them and passes on the common
+    arguments.
 
-    Rows of `query_proj`, `key_proj` and `value_proj` go by head, then by component (keys of a
-    mixture that projects them all), then by entry; columns of `out_proj` by head, then by entry.
-    State dicts of layers elsewhere: `lit_probattn.convert.layer_names`.
+    Rows of `query_proj`, `key_proj` and `value_proj` are ordered by head, then by component (if a
+    mixture projects K keys), then by dimension; columns of `out_proj` by head, then by dimension.
+    State dicts of other libraries: `lit_probattn.convert.layer_names`.
 
-    Its arguments are the fields of `LayerOptions`, its record in `options`.
+    The arguments are the fields of `LayerOptions`; `options` contains their values.
 
     Raises:
-        ValueError: a size is not positive, `head_dim` is not given and H does not divide C,
+        ValueError: a size is not positive, `head_dim` is None and H does not divide C,
             `num_kv_heads` does not divide `num_heads`, `dropout` is outside [0, 1), or `backend` is
             unknown.
-        TypeError: the variant has no such argument; the message names the nearest.
+        TypeError: the argument is unknown; the message names the most similar one.
     """
 
     core: Core
     options: LayerOptions
-    # What holds the variant's parameters; None where scores or a constructor give the core.
+    # The class that holds the variant's parameters; None if the core is derived or built elsewhere.
     core_class: ClassVar[type[Core] | None] = None
-    # Whether each of the `reference_scores` depends on its query, key and positions alone, and a
-    # row of weights on its own query alone.
+    # Whether each of the `reference_scores` depends only on its query, key and positions, and a row
+    # of weights only on its query.
     pairwise: ClassVar[bool] = True
     # Whether `normalise` reads scores of other heads; `mix_weights` does.
     mixes_heads: ClassVar[bool] = False
@@ -114,7 +114,7 @@ class Attention(RenamingModule):
         self.build(options)
 
     def build(self, options: LayerOptions) -> None:
-        """Make projections and core; constructors call it with their record."""
+        """Create projections and core; constructors call it with their options."""
         super().__init__()
         self.options = options
         embed_dim, num_heads, head_dim = options.embed_dim, options.num_heads, options.head_dim
@@ -122,7 +122,7 @@ class Attention(RenamingModule):
         if head_dim is None:
             if num_heads < 1 or embed_dim % num_heads:
                 raise ValueError(
-                    f"num_heads must divide embed_dim where head_dim is not given, received "
+                    f"num_heads must divide embed_dim if head_dim is not set, received "
                     f"embed_dim={embed_dim} and num_heads={num_heads}"
                 )
             head_dim = embed_dim // num_heads
@@ -157,14 +157,14 @@ class Attention(RenamingModule):
             alone = [name for name in self.hooks() if name != "gate"]
             if alone:
                 raise TypeError(
-                    f"{type(self).__name__} defines {', '.join(alone)} beside a core, which has no "
-                    f"place for them: define reference_scores too"
+                    f"{type(self).__name__} defines {', '.join(alone)} and a core, which does "
+                    f"not use hooks: define reference_scores too"
                 )
             self.core = self.make_core(self.core_class)
 
     # ------------------------------------------------------------------ the variant's part
     def head_layout(self) -> HeadLayout:
-        """Return the heads that the projections make; called before they are made."""
+        """Return the heads of the projections; called before these are created."""
         h, h_kv = self.num_heads, self.num_kv_heads
         return HeadLayout(h, h_kv, h_kv, h, self.head_dim, self.value_head_dim)
 
@@ -175,44 +175,44 @@ class Attention(RenamingModule):
     def reference_scores(self, query: Tensor, key: Tensor, *positions: Tensor) -> Tensor:
         """Return the scores before mask and softmax, (B, H, N, L), of a variant without a core.
 
-        A variant that knows positions defines it with two more arguments: `reference_scores(self,
-        query, key, query_positions, key_positions)`. Decoding goes on from the cached positions.
+        If scores depend on positions, define it with two more arguments: `reference_scores(self,
+        query, key, query_positions, key_positions)`. Decoding continues after the cached positions.
 
         Args:
             query: (B, H, N, E), in at least float32.
-            key: (B, H, L, E), likewise; keys that heads share are repeated.
-            positions: of the queries, (N,), and of the keys, (L,), where the variant takes them.
+            key: (B, H, L, E), in at least float32; shared key heads are repeated.
+            positions: positions of the queries, (N,), and of the keys, (L,), if declared.
         """
         raise NotImplementedError(_what_is_missing(type(self)))
 
     def normalise(self, scores: Tensor, *beside: Any, **named: Any) -> Tensor:
         """Return the weights of scores, (B, M, N, L), of a variant without a core.
 
-        A subclass defines it as `normalise(self, scores, query, key, side)`; the last arguments
-        may be left out. Weights of hidden pairs are set to zero after it.
+        A subclass defines it as `normalise(self, scores, query, key, side)`; trailing arguments may
+        be omitted. Weights of masked pairs are set to zero afterwards.
 
         Args:
-            scores: (B, M, N, L) with the bias, in at least float32. Hidden pairs have the lowest
-                number, `torch.finfo(scores.dtype).min`; rows that see nothing are zeros.
-            beside: query and key as in `reference_scores`, and what `query_side` returns, where it
-                is defined.
-            named: nothing.
+            scores: (B, M, N, L) with the bias, in at least float32. Masked pairs have the lowest
+                number, `torch.finfo(scores.dtype).min`; fully masked rows are zeros.
+            beside: query and key as in `reference_scores`, and the output of `query_side`, if it is
+                defined.
+            named: unused.
         """
         return torch.softmax(scores, -1)
 
     def mix_weights(self, weights: Tensor, *beside: Any, **named: Any) -> Tensor:
         """Return weights mixed over heads, (B, M, N, L) -> (B, H, N, L), of a variant without core.
 
-        H is `head_layout().out`. The other arguments are those of `normalise`. Weights of pairs
-        that are hidden in all heads are set to zero after it.
+        H is `head_layout().out`. The other arguments are the same as in `normalise`. Weights of
+        pairs that are masked in all heads are set to zero afterwards.
         """
         return weights
 
     def query_side(self, x: Tensor) -> Tensor | None:
-        """Return what hooks read of each query's token beside its heads, (B, …, N, S).
+        """Return features of each query's token for hooks, (B, …, N, S).
 
         Args:
-            x: the layer's queries, (B, N, C).
+            x: the input of the layer, (B, N, C).
         """
         return None
 
@@ -221,13 +221,13 @@ class Attention(RenamingModule):
 
         Args:
             out: outputs of all heads, (B, H, N, E_v).
-            x: the layer's queries, (B, N, C).
+            x: the input of the layer, (B, N, C).
         """
         return out
 
     @classmethod
     def hooks(cls) -> tuple[str, ...]:
-        """Return the names of the hooks that the class defines beside `reference_scores`."""
+        """Return the names of the hooks that the class defines, without `reference_scores`."""
         names = "normalise", "mix_weights", "query_side", "gate"
         return tuple(name for name in names if getattr(cls, name) is not getattr(Attention, name))
 
@@ -252,36 +252,36 @@ class Attention(RenamingModule):
     def cost(self, seq_len: int) -> Cost:
         """Return the analytic cost of self-attention over `seq_len` tokens.
 
-        From `reference_scores` it is derived; else the variant gives it, by a formula of
-        `lit_probattn.attention.cost` or one of its own.
+        Derived from `reference_scores` if that is defined; otherwise the variant defines it with a
+        formula, for example of `lit_probattn.attention.cost`.
 
         Raises:
-            NotImplementedError: there is neither, or the heads are not plain.
+            NotImplementedError: neither is defined, or the heads are not plain.
         """
         if not hasattr(self, "core"):
             raise NotImplementedError(_what_is_missing(type(self)))
         if not self._gives_scores():
             raise NotImplementedError(
-                f"{type(self).__name__} has a core of its own: give cost(seq_len) too, which "
-                f"returns lit_probattn.attention.Cost"
+                f"{type(self).__name__} has its own core: also define cost(seq_len), which returns "
+                f"lit_probattn.attention.Cost"
             )
         return of_scores(self.sizes(seq_len), self)
 
     def __getattr__(self, name: str) -> Any:
-        """Say what a variant lacks where its core is asked for."""
+        """Raise an error that names the missing definition if there is no core."""
         if name == "core" and "core" not in vars(self).get("_modules", {}):
             raise AttributeError(_what_is_missing(type(self)))
         return super().__getattr__(name)
 
     def sizes(self, seq_len: int) -> Sizes:
-        """Return what formulas of cost depend on, for self-attention over `seq_len` tokens."""
+        """Return the sizes that cost formulas depend on, for `seq_len` tokens of self-attention."""
         widths = self.embed_dim, self.key_embed_dim
         return Sizes(seq_len, *widths, self.layout, self.count_parameters())
 
-    # ------------------------------------------------------------------ what a caller may ask
+    # ------------------------------------------------------------------ properties
     @property
     def backend(self) -> Backend:
-        """Who computes it; may be set."""
+        """The selected implementation; can be set."""
         return self.core.backend if hasattr(self, "core") else self._backend
 
     @backend.setter
@@ -298,13 +298,13 @@ class Attention(RenamingModule):
         return sum(p.numel() for p in self.parameters())
 
     def new_cache(self, capacity: int = 0) -> Cache:
-        """Return an empty memory for decoding, with space reserved for `capacity` positions."""
+        """Return an empty decoding cache that reserves space for `capacity` positions."""
         return self.core.new_cache(capacity)
 
     def needs(self) -> dict[str, str]:
-        """Return what the layer needs in its present mode, with the option that asks for it.
+        """Return the features that the layer needs in its current mode, with their options.
 
-        Rotary positions, and what the variant needs; see `Variant.needs`.
+        Rotary positions, and the needs of the variant; see `Variant.needs`.
         """
         turned = {} if self.rotary is None else {"rotary": f"rotary_dim={self.rotary.rotary_dim}"}
         return turned | self.core.needs()
@@ -327,34 +327,34 @@ class Attention(RenamingModule):
         cu_seqlens: Tensor | Packing | None = None,
         cu_seqlens_k: Tensor | None = None,
     ) -> Tensor:
-        """Attend.
+        """Compute attention.
 
         Args:
             query: (B, N, C).
-            key: (B, L, C_k). None means self-attention, or what `memory` holds.
+            key: (B, L, C_k). None means self-attention, or the keys of `memory`.
             value: (B, L, C_k). None means `key`.
             key_mask: real keys, (B, L) bool; with a cache, of the new tokens.
             attn_mask: allowed pairs, bool, (N, L) or broadcastable to (B, H, N, L).
             is_causal: bottom-right aligned causal mask.
             bias: added to the scores, (N, L) or broadcastable to (B, H, N, L).
-            cache: memory of earlier tokens, from `new_cache`; the new ones are appended.
-            rng: names the draw of attention dropout and of a variant's noise. None draws a fresh
-                one from torch's generator.
+            cache: decoding cache from `new_cache`; the new tokens are appended.
+            rng: identifies the draws of attention dropout and of a variant's noise. None draws a
+                new key from torch's generator.
             memory: keys, values and their mask, from `remember`.
             query_mask: real queries, (B, N) bool, which an M-step counts. None means `key_mask` in
                 self-attention, else all.
             cu_seqlens: bounds of packed documents over the B · N tokens, (D + 1,) integers, or a
-                `Packing` of them, made once per batch for all layers. Each document attends to
-                itself alone, and its positions begin at 0; `rng.sample_ids` are the documents',
-                (D,). Nested (jagged) tensors are packed documents too.
+                `Packing` of them, built once per batch for all layers. Each document attends only
+                to itself, and its positions start at 0; `rng.sample_ids` contains one id per
+                document, (D,). Nested (jagged) tensors are also packed documents.
             cu_seqlens_k: bounds of the documents' keys in cross-attention.
 
         Returns:
-            (B, N, C); nested where `query` is.
+            (B, N, C); nested if `query` is.
 
         Raises:
-            ValueError: sizes do not fit; the message gives both.
-            NotImplementedError: the requested backend cannot serve the call.
+            ValueError: sizes do not match; the message contains both.
+            NotImplementedError: the requested backend does not support the call.
         """
         if query.is_nested:
             given: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask, "cache": cache}
@@ -397,16 +397,16 @@ class Attention(RenamingModule):
         packing: Packing | None = None,
         **pairs: Any,
     ) -> HeadCall:
-        """Return what the core computes from these inputs, without dropout; for analysis too.
+        """Return the projected call that the core computes, without dropout; also for analysis.
 
         Inputs are checked, projected, split into heads, rotated, and appended to the cache. The
-        arguments are those of `forward`; `pairs` are attn_mask, is_causal and bias.
+        arguments have the same meaning as in `forward`; `pairs` are attn_mask, is_causal and bias.
         """
         if cache is not None:
-            self.core.check(pairs.get("bias"), cache)  # before anything is appended
+            self.core.check(pairs.get("bias"), cache)  # before tokens are appended
         if key is None and value is not None:
-            raise ValueError("value is given without key; pass both, or neither for self-attention")
-        # Keys of self-attention are the queries' tokens; a cache holds others too.
+            raise ValueError("received value without key; pass both, or neither for self-attention")
+        # Keys of self-attention are the queries' tokens; a cache contains earlier keys as well.
         of_self = key is None
         query_mask = key_mask if of_self and cache is None else None
         key = query if key is None else key
@@ -427,7 +427,7 @@ class Attention(RenamingModule):
         v = split_heads(self.project_values(value, of_self=of_self), self.layout.value)
         if packing is not None:
             if of_self and not packing.is_self:
-                raise ValueError("cu_seqlens_k is given without key: bounds of keys need keys")
+                raise ValueError("received cu_seqlens_k without key: bounds of keys need keys")
             packing.check(q.shape[0], q.shape[2], v.shape[2])
         first = 0 if cache is None else cache.next_position
         if self.rotary is not None:
@@ -449,14 +449,14 @@ class Attention(RenamingModule):
         return HeadCall(q, k, v, masks, rng=rng, side=self.query_side(query), **said)
 
     def project_values(self, value: Tensor, *, of_self: bool) -> Tensor:
-        """Return values before they are split; `of_self` says whether they are the queries' own."""
+        """Return values before they are split; `of_self`: the values are the queries' tokens."""
         projected: Tensor = self.value_proj(value)
         return projected
 
     def remember(
         self, key: Tensor, value: Tensor | None = None, *, key_mask: Tensor | None = None
     ) -> Memory:
-        """Project keys and values once, for queries of many calls; without gradients.
+        """Project keys and values once for many calls; without gradients.
 
         Args:
             key: (B, L, C_k).
@@ -464,7 +464,7 @@ class Attention(RenamingModule):
             key_mask: real keys, (B, L) bool.
 
         Raises:
-            ValueError: sizes do not fit, or the layer needs what `LACKS_OF_CROSS_ATTENTION` names.
+            ValueError: sizes do not match, or the layer needs one of `LACKS_OF_CROSS_ATTENTION`.
         """
         reason = first_lack(self.needs(), LACKS_OF_CROSS_ATTENTION)
         if reason is not None:
@@ -484,11 +484,11 @@ class Attention(RenamingModule):
         rng: RandomKey | None,
         **pairs: Any,
     ) -> HeadCall:
-        """Return the call of queries that read a memory, and count them."""
+        """Return the call of queries that read an encoder memory, and count them."""
         named = [name for name, item in given.items() if item is not None]
         named += ["is_causal"] if pairs["is_causal"] else []
         if named:
-            raise ValueError(f"memory holds all keys to attend to; received {named[0]} beside it")
+            raise ValueError(f"memory contains all keys to attend to; received also {named[0]}")
         self.core.check(pairs["bias"], memory.cache)
         _check_input("query", query, self.embed_dim)
         k, v, key_mask = memory.cache.read()
@@ -505,10 +505,10 @@ class Attention(RenamingModule):
         return HeadCall(q, k, v, masks, rng=rng, cache=cache, first_query=first, side=side)
 
     def weights(self, query: Tensor, key: Tensor | None = None, **masks: Any) -> Tensor:
-        """Return the maps (B, H, N, L) of a call by the equation, without dropout; for analysis.
+        """Return the attention weights (B, H, N, L) by the equation, without dropout; for analysis.
 
-        What the layer draws in its present mode (noise, random features) is that of the call with
-        the same `rng`.
+        Draws in the current mode (noise, random features) are the same as in a call with the same
+        `rng`.
         """
         packing = packing_of(masks.pop("cu_seqlens", None), masks.pop("cu_seqlens_k", None))
         if packing is not None:
@@ -523,20 +523,20 @@ class Attention(RenamingModule):
         )
 
 
-# Names of the projections in a layer's state dict.
+# Names of the projections in the state dict of a layer.
 PROJECTIONS = ("query_proj", "key_proj", "value_proj", "out_proj")
 
 
 class AttentionFactory(Protocol):
-    """Makes one attention layer: a variant whose other arguments are fixed.
+    """Creates one attention layer: a variant whose other arguments are fixed.
 
-    The arguments named here are the caller's, so a configuration of a variant cannot set them.
+    The caller sets the arguments named here, so the configuration of a variant cannot.
     """
 
     def __call__(
         self, embed_dim: int, *, head_dim: int | None = None, **overrides: Any
     ) -> Attention:
-        """Return a layer; `overrides` may set `num_heads` where stages have heads of their own."""
+        """Return a layer; `overrides` may set `num_heads` if stages have different heads."""
 
 
 def _given(size: int | None, otherwise: int) -> int:

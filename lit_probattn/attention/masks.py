@@ -1,9 +1,9 @@
-"""The mask convention, written once.
+"""The mask convention.
 
 A mask is boolean and True means *may attend* (pairs) or *is a real token* (keys). `is_causal` is
-aligned bottom-right: with N queries and L keys, query i sees the keys j <= i + L - N, so that the
-last query sees all. `bias` is added to the scores before the softmax. A row that may attend to
-nothing gets a zero output and zero gradients.
+aligned bottom-right: with N queries and L keys, query i attends to the keys j <= i + L - N, so that
+the last query attends to all keys. `bias` is added to the scores before the softmax. Fully masked
+rows have zero output and zero gradients.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from lit_probattn.base.graphs import is_symbol
 def span(start: int, stop: int) -> range:
     """Return the positions from `start` to `stop`.
 
-    Where these are dynamic in an exported program the result is a slice, with the same `start` and
-    `stop`: a range would turn them into numbers. Only code that makes no blocks meets it.
+    If these are dynamic in an exported program, the result is a slice with the same `start` and
+    `stop`, because a range would turn them into numbers. Only code without blocks receives it.
     """
     if is_symbol(start) or is_symbol(stop):
         return cast(range, slice(start, stop))
@@ -30,7 +30,7 @@ def span(start: int, stop: int) -> range:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of scores: the queries and the prefix of keys that it covers."""
+    """A block of scores: its queries and a prefix of the keys."""
 
     rows: range
     cols: range
@@ -38,14 +38,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Masks:
-    """What each query may see, for N queries and L keys.
+    """The allowed pairs of N queries and L keys.
 
     Args:
         num_queries: N.
         num_keys: L.
         key_mask: real keys, (B, L) bool. None means all.
         attn_mask: allowed pairs, 4-dimensional bool broadcastable to (B, H, N, L). None means all.
-        is_causal: bottom-right aligned causal mask on top of the others.
+        is_causal: bottom-right aligned causal mask, in addition to the others.
         bias: additive scores, 4-dimensional, broadcastable to (B, H, N, L).
     """
 
@@ -58,26 +58,26 @@ class Masks:
 
     @property
     def causal_offset(self) -> int:
-        """Query i sees keys up to i + causal_offset."""
+        """Query i attends to keys up to i + causal_offset."""
         return self.num_keys - self.num_queries
 
     @property
     def has_pair_mask(self) -> bool:
-        """Whether something other than `bias` hides pairs."""
+        """Whether pairs are masked, by anything other than `bias`."""
         return self.is_causal or self.key_mask is not None or self.attn_mask is not None
 
     @property
     def all_rows(self) -> range:
-        """Every query."""
+        """All queries."""
         return span(0, self.num_queries)
 
     @property
     def all_cols(self) -> range:
-        """Every key."""
+        """All keys."""
         return span(0, self.num_keys)
 
     def visible_keys(self, rows: range) -> range:
-        """Return the smallest prefix of keys that holds all that these queries may see."""
+        """Return the shortest prefix of keys with all keys that these queries may attend to."""
         if not self.is_causal:
             return self.all_cols
         if is_symbol(rows.stop):  # all rows
@@ -87,7 +87,7 @@ class Masks:
     def allowed(self, rows: range, cols: range, device: torch.device) -> Tensor | None:
         """Return a block's allowed pairs, bool broadcastable to (B, H, rows, cols), or None."""
         allowed: Tensor | None = None
-        # The first row sees the fewest keys: a token that is decoded sees all of them.
+        # The first row attends to the fewest keys: a decoded token attends to all of them.
         if self.is_causal and rows.start + self.causal_offset < cols.stop - 1:
             last_key = torch.arange(rows.start, rows.stop, device=device) + self.causal_offset
             index = torch.arange(cols.start, cols.stop, device=device)
@@ -125,7 +125,7 @@ def make_masks(
     is_causal: bool = False,
     bias: Tensor | None = None,
 ) -> Masks:
-    """Check the masks of a call and bring them to four dimensions.
+    """Check the masks of a call and reshape them to four dimensions.
 
     Fewer dimensions are aligned on the right, as PyTorch broadcasts: (N, L) or (H, N, L).
 

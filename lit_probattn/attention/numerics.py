@@ -1,4 +1,4 @@
-"""Mathematics that two or more variants use unchanged."""
+"""Mathematical functions that at least two variants share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def autocast_off(tensor: Tensor) -> AbstractContextManager[object]:
-    """Switch autocast off where the tensor lives; the meta device has none to switch off."""
+    """Disable autocast on the device of a tensor; the meta device has no autocast."""
     kind = tensor.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return nullcontext()
@@ -29,7 +29,7 @@ def autocast_off(tensor: Tensor) -> AbstractContextManager[object]:
 
 
 def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
-    """Repeat key/value heads for grouped queries: (B, H_kv, …) -> (B, H, …), each H/H_kv times."""
+    """Repeat key/value heads for grouped queries, (B, H_kv, …) -> (B, H, …), H/H_kv times each."""
     groups = num_heads // tensor.shape[1]
     return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
 
@@ -59,7 +59,7 @@ def map_heads(weight: Tensor, maps: Tensor) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None, row_eps: float = 0.0) -> Tensor:
-    """Softmax over the last dimension; rows with nothing allowed give zeros with zero gradients.
+    """Return the softmax over the last dimension; fully masked rows have zeros and zero gradients.
 
     Args:
         scores: (B, H, N, L); entries may be -inf.
@@ -80,8 +80,8 @@ def masked_softmax(scores: Tensor, allowed: Tensor | None, row_eps: float = 0.0)
 def squared_distance(query: Tensor, key: Tensor) -> Tensor:
     """Return ‖query_i − key_j‖² for all pairs by one matrix product, clamped at zero.
 
-    The vectors are first moved by the mean key: distances do not change, and the cancellation in
-    ‖q‖² − 2 q·k + ‖k‖² loses fewer digits.
+    The mean key is subtracted from all vectors first: distances do not change, and the cancellation
+    in ‖q‖² − 2 q·k + ‖k‖² loses fewer digits.
 
     Shapes are (…, N, E) and (…, L, E) -> (…, N, L).
     """
@@ -94,11 +94,11 @@ def squared_distance(query: Tensor, key: Tensor) -> Tensor:
 def first_maximum(scores: Sequence[Tensor]) -> Tensor:
     """Return the elementwise maximum; the gradient goes to the first largest entry only.
 
-    NaN in any of them gives NaN.
+    NaN in any argument gives NaN.
     """
     largest, *rest = scores
     for candidate in rest:
-        if is_transformed():  # torch.func does not enter _Larger
+        if is_transformed():  # torch.func does not support _Larger
             first = (largest >= candidate) | largest.isnan()
             largest = torch.where(first, largest, candidate)
         else:
@@ -107,7 +107,7 @@ def first_maximum(scores: Sequence[Tensor]) -> Tensor:
 
 
 class _Larger(torch.autograd.Function):
-    """The larger of two, several times faster than `torch.where` on scores; saves which it was."""
+    """The larger of two tensors, faster than `torch.where`; saves which one was larger."""
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class _Larger(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         (is_second,) = ctx.saved_tensors
         to_second = is_second.to(grad.dtype)
-        # A second derivative needs the factor as it is.
+        # A second derivative needs the unchanged factor.
         to_second = to_second * grad if torch.is_grad_enabled() else to_second.mul_(grad)
         return grad - to_second, to_second
 
@@ -149,7 +149,7 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def biased(scores: Tensor, masks: Masks, rows: range, cols: range) -> Tensor:
-    """Add the bias of a block, if there is one."""
+    """Add the bias of a block, if any."""
     bias = masks.bias_block(rows, cols)
     return scores if bias is None else scores + bias
 
@@ -159,7 +159,7 @@ def reference_weights(
     masks: Masks,
     normalise: Callable[[Tensor, Tensor | None], Tensor] = masked_softmax,
 ) -> Tensor:
-    """Return weights of scores + bias over what the masks allow, (B, H, N, L)."""
+    """Return weights of scores + bias over allowed pairs, (B, H, N, L)."""
     rows, cols = masks.all_rows, masks.all_cols
     scores = biased(scores, masks, rows, cols)
     return normalise(scores, masks.allowed(rows, cols, scores.device))
@@ -172,7 +172,7 @@ def reference_output(
     dropout: AttentionDropout | None,
     normalise: Callable[[Tensor, Tensor | None], Tensor] = masked_softmax,
 ) -> Tensor:
-    """Return dropout(softmax(scores)) @ value, (B, H, N, E_v), materialising the maps."""
+    """Return dropout(softmax(scores)) @ value, (B, H, N, E_v), storing the attention weights."""
     weights = reference_weights(scores, masks, normalise)
     if dropout is not None:
         batch, heads = weights.shape[:2]
@@ -183,15 +183,15 @@ def reference_output(
 
 
 def repeat_rows(parameter: Tensor, num_heads: int) -> Tensor:
-    """Repeat a parameter of key heads: (H_prior, …) -> (num_heads, …)."""
+    """Repeat a parameter of key heads, (H_prior, …) -> (num_heads, …)."""
     groups = num_heads // parameter.shape[0]
     return parameter if groups == 1 else parameter.repeat_interleave(groups, 0)
 
 
 def split_precision(tensor: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Split a tensor into summands that `dtype` holds: one if it is as precise, else three.
+    """Split a tensor into summands in `dtype`: one if the dtypes are equal, else three.
 
-    All are finite; together they reach three times as far as the dtype.
+    All are finite; their sum has three times the range of the dtype.
     """
     if tensor.dtype == dtype:
         return [tensor]
@@ -203,6 +203,6 @@ def split_precision(tensor: Tensor, dtype: torch.dtype) -> list[Tensor]:
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise a ValueError that lists the choices if `value` is none of them."""
+    """Raise a ValueError that lists the choices if `value` is not one of them."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, received {value!r}")

@@ -1,7 +1,7 @@
-"""Attention with a polynomial kernel: an even power of the dot product in place of its exponential.
+"""Attention with a polynomial kernel: an even power of the dot product instead of its exponential.
 
-The kernel runs as a softmax of its logarithm, so that masks, blocks, dropout and the cache are
-those of every other variant.
+The kernel is computed as a softmax of its logarithm, so that masks, blocks, dropout and the cache
+are the same as for other variants.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lit_probattn.attention.numerics import repeat_heads
 from lit_probattn.attention.variant import MapFunction, Scores, Variant
 from lit_probattn.base.arguments import by_name
 
-# Added to the square of every dot product: rows whose products all vanish get equal weights.
+# Added to the square of every dot product: rows whose products are all zero get equal weights.
 FLOOR = 1e-12
 
 
@@ -41,7 +41,7 @@ def polynomial_scores(query: Tensor, key: Tensor, *, degree: int) -> Tensor:
     Args:
         query: (B, H, N, E).
         key: (B, H_kv, L, E).
-        degree: C, even. A factor on query or key would cancel.
+        degree: C, even; a constant factor on query or key cancels.
 
     Returns:
         (B, H, N, L).
@@ -54,7 +54,7 @@ class Polynomial(Variant):
     """Attention with the kernel (query · key)^degree; any scale cancels."""
 
     name = "polynomial"
-    # The logarithm stays torch's: the C library gains little but the dropout.
+    # PyTorch computes the logarithm: the C library is faster only with dropout.
     kind = "maps"
 
     degree: int = 2
@@ -67,7 +67,7 @@ class Polynomial(Variant):
             )
 
     def needs(self) -> dict[str, str]:
-        """A power is no sum of products."""
+        """Return the features that a function of products requires."""
         return dict.fromkeys(("function", "function without layers"), f"degree={self.degree}")
 
     def scores(self, call: HeadCall) -> Tensor:
@@ -88,7 +88,7 @@ class PolynomialOptions:
     """Options of the polynomial kernel.
 
     Args:
-        degree: the even power; an odd one would make negative weights.
+        degree: the even power; an odd power would give negative weights.
     """
 
     degree: int = 2
@@ -102,17 +102,17 @@ class PolynomialArguments(PolynomialOptions, LayerOptions):
 
 
 class PolynomialCore(Core):
-    """The power; there are no parameters."""
+    """Holds the degree; it has no parameters."""
 
     makes = Polynomial
     options_class = PolynomialOptions
 
     def make_parameters(self, options: PolynomialOptions) -> None:
-        """Check and keep the power."""
+        """Check and store the degree."""
         self.degree = Polynomial(options.degree).degree
 
     def variant(self, call: HeadCall) -> Polynomial:
-        """Return the power."""
+        """Return the variant with this degree."""
         return Polynomial(self.degree)
 
 
@@ -121,10 +121,10 @@ class PolynomialAttention(Attention):
 
     Source: value-aware attention (Gupta and Berant, 2021), sections 2 and 3.2, degree 2.
         attn_weights[i, j] ∝ (query[i] · key[j])^degree
-    Departs from the source: 1e-12 is added to the square of every product, in place of 1e-6 in the
-    denominator: weights sum to one, and rows without any product are uniform.
+    Departs from the source: 1e-12 is added to the square of every product, instead of 1e-6 to the
+    denominator: weights sum to one, and rows whose products are all zero are uniform.
 
-    Its arguments are the fields of `PolynomialOptions` and of `LayerOptions`, without rotary
+    The arguments are the fields of `PolynomialOptions` and of `LayerOptions`, without rotary
     positions.
 
     Raises:
@@ -139,10 +139,10 @@ class PolynomialAttention(Attention):
         self.build(options)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost: softmax attention's, with degree − 1 more products per pair.
+        """Return the cost of softmax attention plus degree − 1 products per pair.
 
-        The paper gives no count. Per pair 2E − 1 for the product, 1 for the power of degree 2, and
-        2E for the values, as in MGK appendix B for softmax attention.
+        The paper has no count. Per pair 2E − 1 for the product, 1 for the power of degree 2, and 2E
+        for the values, as in MGK appendix B for softmax attention.
         """
         powers = seq_len * seq_len * self.num_heads * (self.core.degree - 1)
         return softmax_like(self.sizes(seq_len), powers)

@@ -1,4 +1,4 @@
-"""Rotary positions: R_i q and R_j k, whose products depend on j − i only."""
+"""Rotary positions: the products of R_i q and R_j k depend only on j − i."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-# Where the shifts of shifted keys enter: R_j (k_j + b), R_j k_j + b, or b in unrotated dimensions
-# only, where the two are the same.
+# Position of the shifts of shifted keys: R_j (k_j + b), R_j k_j + b, or b in unrotated dimensions
+# only, for which both are equal.
 RotaryShift = Literal["before", "after", "unrotated"]
-BASE = 10000.0  # of the angles, as in RoFormer
+BASE = 10000.0  # base of the angles, as in RoFormer
 
 
 class Rotary(nn.Module):
-    """Rotate the first `rotary_dim` entries of head vectors by their position.
+    """Rotates the first `rotary_dim` dimensions of head vectors by their position.
 
-    Source: Su et al., 2021 (RoFormer), Eq. (15): entries 2m and 2m + 1 at position i turn by the
-    angle i · base^(−2m / rotary_dim).
+    Source: Su et al., 2021 (RoFormer), Eq. (15): dimensions 2m and 2m + 1 at position i are rotated
+    by the angle i · base^(−2m / rotary_dim).
     Departs from the source: the rest of a head may stay unrotated (`rotary_dim` < E).
 
     Args:
-        rotary_dim: rotated entries of a head, even.
+        rotary_dim: number of rotated dimensions of a head, even.
         head_dim: E.
 
     Raises:
@@ -37,15 +37,15 @@ class Rotary(nn.Module):
         self.rotary_dim = rotary_dim
 
     def forward(self, x: Tensor, positions: int | Tensor) -> Tensor:
-        """Rotate (B, …, L, E); `positions` are the first of consecutive ones, or all, (B, L)."""
+        """Rotate (B, …, L, E); `positions` is the first position, or all positions (B, L)."""
         length, size = x.shape[-2], self.rotary_dim
-        # In float64: at position 100 000 a float32 angle is off by 0.004.
+        # In float64: at position 100 000, a float32 angle is off by 0.004.
         powers = torch.arange(0, size, 2, dtype=torch.float64, device=x.device) / size
         if isinstance(positions, Tensor):
             steps = positions.view(-1, *(1,) * (x.dim() - 3), length)
         else:
             steps = torch.arange(positions, positions + length, device=x.device)
-        angles = steps[..., None].to(torch.float64) * BASE**-powers  # (L, size / 2) of a row
+        angles = steps[..., None].to(torch.float64) * BASE**-powers  # (L, size / 2) per row
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
         even, odd = x[..., :size].to(dtype).unflatten(-1, (-1, 2)).unbind(-1)
@@ -53,5 +53,5 @@ class Rotary(nn.Module):
         return torch.cat([turned.to(x.dtype), x[..., size:]], -1)
 
     def extra_repr(self) -> str:
-        """Sizes, for printing."""
+        """Return the rotated size for `repr`."""
         return f"rotary_dim={self.rotary_dim}"

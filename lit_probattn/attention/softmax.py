@@ -1,6 +1,6 @@
 """Softmax attention: scaled dot products, or one Gaussian per key; any head size, grouped heads.
 
-Fixed head size attention (Bhojanapalli et al., 2020) is this class with a `head_dim` that is not
+Fixed head size attention (Bhojanapalli et al., 2020) is this class with a `head_dim` other than
 embed_dim / num_heads.
 """
 
@@ -31,7 +31,7 @@ Score = Literal["dot", "gaussian"]
 
 @dataclass(frozen=True)
 class Softmax(Variant):
-    """Softmax attention, by the kind of its scores."""
+    """Softmax attention with dot-product or Gaussian scores."""
 
     name = "softmax"
     kind = "softmax"
@@ -54,7 +54,7 @@ class Softmax(Variant):
         return -squared_distance(query, key) / (2.0 * root)
 
     def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
-        """Return the scores in normal form; Gaussian ones are MGK's of one component, σ² = √E."""
+        """Return the scores in normal form; Gaussian ones as MGK with one component, σ² = √E."""
         query, key = call.query, call.key
         scale = query.shape[-1] ** -0.5 * call.scale_ratio()
         if self.score == "dot":
@@ -89,22 +89,22 @@ class SoftmaxArguments(SoftmaxOptions, LayerOptions):
 
 
 class SoftmaxCore(Core):
-    """The kind of score; there are no parameters."""
+    """Holds the kind of score; it has no parameters."""
 
     makes = Softmax
     options_class = SoftmaxOptions
     has_gaussians: ClassVar[bool] = True
 
     def make_parameters(self, options: SoftmaxOptions) -> None:
-        """Keep the kind of score."""
+        """Store the kind of score."""
         self.score: Score = options.score
 
     def variant(self, call: HeadCall) -> Softmax:
-        """Return the kind of score."""
+        """Return the variant with this kind of score."""
         return Softmax(self.score)
 
     def gaussians(self, call: HeadCall) -> Gaussians:
-        """Return one Gaussian per key with σ² = √E, whichever score."""
+        """Return one Gaussian per key with σ² = √E, for both kinds of score."""
         call.refuse_documents("Gaussians")
         heads = call.query.shape[1]
         ones = torch.ones(heads, 1, dtype=compute_dtype(call.query), device=call.query.device)
@@ -120,7 +120,7 @@ class SoftmaxAttention(Attention):
         attn_weights[i, j] ∝ exp(−‖query[i] − key[j]‖² / (2 √E))         score = gaussian
     Departs from the source: nothing.
 
-    Its arguments are the fields of `SoftmaxOptions` and `LayerOptions`.
+    The arguments are the fields of `SoftmaxOptions` and `LayerOptions`.
 
     Raises:
         ValueError: unknown score; see also `Attention`.
@@ -134,5 +134,5 @@ class SoftmaxAttention(Attention):
         self.build(options)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost by MGK appendix B; multiply-adds are those of grouped heads."""
+        """Return the cost by MGK appendix B; multiply-adds count grouped heads."""
         return costs.softmax(self.sizes(seq_len), gaussian=self.core.score == "gaussian")

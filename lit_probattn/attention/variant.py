@@ -1,6 +1,6 @@
-"""What a variant of attention and the engines say to each other.
+"""The interface between attention variants and engines.
 
-A variant gives its equation, and the same scores in one normal form:
+A variant defines its equation, and the same scores in one normal form:
 
     t_ijr = c query[i] · key[j, r]                     products of R pairs of vectors
     l_ij = log Σ_r exp(c_r t_ijr + a_ir + β_jr)        reduce = soft
@@ -9,8 +9,8 @@ A variant gives its equation, and the same scores in one normal form:
            f(t_ij1 … t_ijR)                            reduce = a function of such maps
     attn_weights[i, j] ∝ exp(l_ij)
 
-No engine knows a variant. A variant says what it needs, an engine what it lacks: two tables, from
-which `backends` computes who serves what, and what a refusal says.
+Engines do not depend on variants. A variant lists the features it needs, and an engine those it
+lacks; from these two tables `backends` derives support and error messages.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from lit_probattn.randomness import STREAM_NOISE, RandomKey
 Backend = Literal["auto", "reference", "sdpa", "blockwise", "native", "flex", "triton"]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
-# Those that are for CUDA alone.
+# Backends for CUDA only.
 GPU_BACKENDS = ("flex", "triton")
 
-# Widest value head of PyTorch's kernels on CUDA: values of heads that share a map are split to fit.
+# Widest value head of PyTorch's CUDA kernels: wider values of heads that share a map are split.
 WIDEST_VALUE = 256
 
 
 @dataclass(frozen=True)
 class Engine:
-    """One implementation of attention, for every variant that has it, and what it cannot do.
+    """One implementation of attention for all variants that it supports, with its limits.
 
     Args:
         compute: returns (B, H, N, E_v) of a call and a variant, in at least the queries' dtype.
-        lacks: features of variants and calls that it cannot serve, each with what it cannot do
-            ("cannot …"); `{}` stands for the option that asks for the feature.
+        lacks: unsupported features of variants and calls, each with a reason ("cannot …"); `{}` is
+            replaced by the option that requires the feature.
         limits: largest sizes, by the names of `Variant.sizes`.
-        missing: says why it cannot run here ("cannot …"): device, compiler, self-test.
+        missing: returns why the engine cannot run here ("cannot …"): device, compiler, self-test.
     """
 
     compute: Callable[[HeadCall, Any], Tensor]
@@ -66,44 +66,44 @@ class Engine:
 
 
 def first_lack(needs: Mapping[str, str], lacks: Mapping[str, str]) -> str | None:
-    """Return what is said of the first feature that is needed and lacking, or None.
+    """Return the reason for the first feature that is needed and lacking, or None.
 
     Args:
-        needs: features, each with the option that asks for it.
-        lacks: features, each with what cannot be done without; `{}` stands for the option.
+        needs: features, each with the option that requires it.
+        lacks: features, each with a reason; `{}` is replaced by the option.
     """
     found = (reason.format(needs[name]) for name, reason in lacks.items() if name in needs)
     return next(found, None)
 
 
 class Variant:
-    """Base of every variant: a frozen value of its tensors and switches; it owns no parameters.
+    """Base of every variant: an immutable record of tensors and switches, without parameters.
 
-    One gives a `name`, its equation in `scores`, and its normal form in `lower`: then all engines
-    serve it that do not lack what it `needs`. Without a normal form the reference serves it, or the
-    `own_engines` that it names.
+    A variant defines `name`, its equation in `scores`, and its normal form in `lower`; all engines
+    that lack none of its `needs` then support it. Without a normal form, only the reference and the
+    variant's `own_engines` do.
     """
 
     name: ClassVar[str]
-    # Engines of its own, or in the place of the common ones; `backends.engines_of` has all.
+    # Additional engines, or replacements of common ones; `backends.engines_of` returns all.
     own_engines: ClassVar[Mapping[str, Engine]] = {}
     # Row of `backends.AUTO`.
     kind: str = "mixture"
-    # Score tensors per head that the reference stores; for the choice of backend.
+    # Score tensors per head that the reference stores; used to choose a backend.
     score_maps: int = 1
     # Added to the sum of exponentials of every row, by the reference only.
     row_eps: float = 0.0
-    # Families of fused kernels, as folder/family below `kernels/`; the defaults' first.
+    # Families of fused kernels, as folder/family of `kernels/`; the default options' family first.
     kernels: ClassVar[tuple[str, ...]] = ()
     # Whether there are scores before a softmax.
     has_scores: ClassVar[bool] = True
-    # Whether a factor other than 1/√E has a place in them.
+    # Whether the scores support a factor other than 1/√E.
     takes_scale: ClassVar[bool] = True
-    # The implementation whose products `cost` states.
+    # The implementation whose products `cost` counts.
     stated_backend: ClassVar[Backend] = "reference"
 
     def __init_subclass__(cls) -> None:
-        """Keep a subclass with scores of its own from the normal form and engines of its parent."""
+        """Drop the parent's normal form and engines in a subclass that redefines the scores."""
         own = vars(cls).keys()
         if own & {"scores", "normalise"} and "lower" not in own:
             cls.lower = Variant.lower  # type: ignore[method-assign]
@@ -118,49 +118,49 @@ class Variant:
         raise NotImplementedError(f"{self.name} has no scores")
 
     def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
-        """Return the scores in normal form, up to what is constant in a row.
+        """Return the scores in normal form, up to constants per row.
 
-        Query and key have the dtype of the call's, and terms are those of the rounded vectors in at
-        least float32. With `own_keys` every component has its key, and there are no coefficients.
+        Query and key have the call's dtype; terms are computed from the rounded vectors in at least
+        float32. With `own_keys`, every component has a separate key, and there are no coefficients.
 
-        Of a part of the keys (`call.first_key`) no key's term may depend on another key, and what
-        is left out of a row is the same for all parts, nothing with `row_eps`. β is not read of the
-        first `call.num_terms` keys, and may be that of the others alone.
+        If the call has a part of the keys (`call.first_key`), the term of a key must not depend on
+        other keys, and the omitted constant of a row must be the same for all parts, or zero with
+        `row_eps`. β of the first `call.num_terms` keys is not read, and may be omitted.
         """
         raise NotImplementedError(f"{self.name} has no normal form")
 
     def needs(self) -> dict[str, str]:
-        """Return what not every engine or use of attention has, with the option that asks for it.
+        """Return the needed features that not all engines have, with the option that requires each.
 
-        Names are those of `Engine.lacks`: `maximum`, `function` and `function without
-        layers` of several maps, `map noise`, `head noise`, `row_eps`, `normaliser`, `own scores`,
-        `own weights`; `positions`, if keys count by their positions, and those of
+        Names are keys of `Engine.lacks`: `maximum`, `function` and `function without layers` of
+        several maps, `map noise`, `head noise`, `row_eps`, `normaliser`, `own scores`,
+        `own weights`; `positions`, if the scores depend on positions of keys; and the keys of
         `engines.table.LACKS_OF_CROSS_ATTENTION`.
         """
         return {}
 
     def sizes(self, call: HeadCall) -> dict[str, int]:
-        """Return what an engine may have limits for, by the names of `Engine.limits`."""
+        """Return the sizes that engines may limit, by the names of `Engine.limits`."""
         return {}
 
     def normalise(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
-        """Return weights of scores (B, H, N, L) over what is allowed, zeros in empty rows."""
+        """Return weights of scores (B, H, N, L) over allowed pairs; fully masked rows are zero."""
         return masked_softmax(scores, allowed, self.row_eps)
 
     def check(self, call: HeadCall) -> None:
-        """Refuse what the variant has no place for.
+        """Raise if the variant does not support the call.
 
         Raises:
-            ValueError: it says what the variant takes instead.
+            ValueError: the bias, scale or cache is not supported; the message names an alternative.
         """
 
     def weights(self, call: HeadCall) -> Tensor:
-        """Return the maps (B, H, N, L) by the equation, without dropout."""
+        """Return the attention weights (B, H, N, L) by the equation, without dropout."""
         return reference_weights(self.scores(call.precise()), call.masks, self.normalise)
 
     @property
     def kernel(self) -> str:
-        """The family of `kernels` that serves these numbers."""
+        """The family of `kernels` for these options."""
         return self.kernels[0] if self.kernels else ""
 
 
@@ -168,7 +168,7 @@ class Variant:
 
 NoiseKind = Literal["none", "global", "local", "local_global"]
 
-# Where nothing is drawn, no block has to be named.
+# The block of a call without noise, which reads no positions.
 NO_BLOCK = Block(range(0), range(0))
 
 
@@ -179,10 +179,10 @@ class ScoreNoise:
     Args:
         kind: `global` (one map per global head, shared by the local heads), `local` (one per
             local head, or per unit of the first mixing layer) or `local_global`.
-        key: names the draw.
+        key: identifies the draw.
         num_maps: maps of the local kinds.
-        first_row: position of query 0 among all tokens, so that a cached step sees the noise of
-            the full pass.
+        first_row: position of query 0 among all tokens, so that a cached step has the noise of the
+            full pass.
     """
 
     kind: NoiseKind
@@ -191,14 +191,14 @@ class ScoreNoise:
     first_row: int = 0
 
     def draw(self, like: Tensor, block: Block, num_maps: int) -> Tensor:
-        """Return (B, num_maps, n, l) of a block, in the dtype of `like`."""
+        """Return the noise of a block, (B, num_maps, n, l), in the dtype of `like`."""
         rows = span(block.rows.start + self.first_row, block.rows.stop + self.first_row)
         return normal_noise(
             self.key, like.shape[0], num_maps, rows, block.cols, like.device, like.dtype
         )
 
     def words(self, like: Tensor) -> Tensor:
-        """Return what a kernel draws the noise of a batch from, (2 + B,) int64."""
+        """Return the words from which a kernel draws the noise of a batch, (2 + B,) int64."""
         return philox_words(self.key, STREAM_NOISE, like.shape[0], like.device)
 
 
@@ -212,7 +212,7 @@ class Noise:
     per_head: bool = False
 
     def added(self, maps: Tensor, block: Block) -> Tensor:
-        """Return maps (B, …, n, l) with the noise of a block."""
+        """Return maps (B, …, n, l) plus the noise of a block."""
         draw = self.draws.draw(maps, block, self.num_maps)
         return torch.addcmul(maps, self.scale[:, None, None], draw)
 
@@ -223,9 +223,9 @@ class MapFunction:
 
     Args:
         function: (maps (B, R, n, l), block, *tensors) -> (B, H or 1, n, l).
-        tensors: what it reads beside the maps.
-        layers: the same as two layers with a ReLU between them, for kernels. None means it is
-            something else.
+        tensors: other inputs of the function.
+        layers: the same function as two layers with a ReLU between them, for kernels. None means
+            that it has another form.
     """
 
     function: Callable[..., Tensor]
@@ -244,12 +244,12 @@ class Layers(NamedTuple):
 
 @dataclass(frozen=True)
 class Normaliser:
-    """What makes weights of scores in the place of the softmax, differentiable and pure.
+    """Replaces the softmax; differentiable and pure.
 
     Args:
-        function: (scores (B, H, n, l), allowed or None, *tensors) -> weights, zeros in rows that
-            see nothing.
-        tensors: what it reads beside the scores.
+        function: (scores (B, H, n, l), allowed or None, *tensors) -> weights, zeros in fully masked
+            rows.
+        tensors: other inputs of the function.
         score_maps: tensors of a block's size that it keeps.
     """
 
@@ -260,20 +260,20 @@ class Normaliser:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of a call in normal form; what is constant in a row may be left out.
+    """Scores of a call in normal form; constants per row may be omitted.
 
     Args:
-        query: (B, H, N, E); (B, R, N, E) where all heads share the maps.
-        key: (B, H_key, R, L, E): one for each component, R = K, or one for all, R = 1;
-            (B, R, 1, L, E) where all heads share the maps.
+        query: (B, H, N, E); (B, R, N, E) if all heads share the maps.
+        key: (B, H_key, R, L, E): one per component, R = K, or one for all, R = 1; (B, R, 1, L, E)
+            if all heads share the maps.
         scale: c.
-        coef: c_r, (H_key, K), or of a `fused` call (H_key, 1). None means 1. Of a sum (H, R), or
-            (1, R) for all heads alike.
-        row: a, (B, H, N, K), its first component 0 if R = K. None means 0.
+        coef: c_r, (H_key, K), or (H_key, 1) in a `fused` call. None means 1. For `sum`, (H, R), or
+            (1, R) if all heads are equal.
+        row: a, (B, H, N, K), whose first component is 0 if R = K. None means 0.
         col: β, (B, H_key, K, L). None means 0.
-        reduce: how components become scores.
-        noise: of a sum.
-        normaliser: in place of the softmax.
+        reduce: how components are reduced to scores.
+        noise: noise of a sum.
+        normaliser: replaces the softmax.
     """
 
     query: Tensor
@@ -288,7 +288,7 @@ class Scores:
 
     @property
     def shares_maps(self) -> bool:
-        """Whether all heads read the same R maps."""
+        """Whether all heads use the same R maps."""
         return self.reduce not in ("soft", "hard")
 
     @property
@@ -305,9 +305,9 @@ class Scores:
         return max(x.shape[dim] for x, dim in given if x is not None)
 
     def reduced(self, block: Block = NO_BLOCK) -> Tensor:
-        """Return l of a block that query, key and terms are cut to; (B, H, n, l).
+        """Return l of a block for which query, key and terms are sliced; (B, H, n, l).
 
-        (B, 1, n, l) where all heads have one map.
+        (B, 1, n, l) if all heads have one map.
         """
         query = self.query if self.scale == 1.0 else self.query * self.scale
         if isinstance(self.reduce, MapFunction):
@@ -334,11 +334,11 @@ class Scores:
         return first_maximum(found) if self.reduce == "hard" else log_sum_exp(found)
 
     def as_dots(self) -> tuple[Tensor, Tensor]:
-        """Return vectors whose plain products are l_ij / c of a sum, or t_ijr / c for R = K.
+        """Return vectors whose plain products are l_ij / c for `sum`, or t_ijr / c for R = K.
 
-        Of a sum the query becomes [c_1 q_1 | … | c_R q_R] and the key [k_1 | … | k_R], one for all
-        heads. Else, without coefficients, [q, 1, a_2 …] and key r [k_r, β_r, one-hot r]; in low
-        precision each further coordinate is split into parts.
+        For `sum`, the query becomes [c_1 q_1 | … | c_R q_R] and the key [k_1 | … | k_R], one for
+        all heads. Otherwise, without coefficients, [q, 1, a_2 …] and key r [k_r, β_r, one-hot r];
+        in low precision each additional coordinate is split into parts.
 
         Returns:
             query (B, H, N, E') and key (B, H_key, K, L, E').
@@ -369,7 +369,7 @@ class Scores:
 def concatenate_heads(query: Tensor, key: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return queries and one shared key whose products are Σ_k p_kj Q_k · K_k.
 
-    With keys [K_1 | … | K_G] and queries [p_1j Q_1 | … | p_Gj Q_G].
+    Keys become [K_1 | … | K_G] and queries [p_1j Q_1 | … | p_Gj Q_G].
 
     Args:
         query: (B, G, N, E).
@@ -387,9 +387,10 @@ def concatenate_heads(query: Tensor, key: Tensor, weight: Tensor) -> tuple[Tenso
 
 
 def wide_heads(scores: Scores, call: HeadCall, widest: int | None = None) -> int:
-    """Return how many heads may share one map and one softmax: 1 unless all are alike.
+    """Return how many heads may share one map and one softmax: 1 unless all have the same map.
 
-    Their values side by side are at most `widest` wide; None means what PyTorch's kernels take.
+    Their concatenated values have at most `widest` dimensions; None means the limit of PyTorch's
+    kernels.
     """
     own_maps = not scores.heads_are_alike or call.dropout is not None
     for pairs in (call.masks.bias, call.masks.attn_mask):
@@ -426,12 +427,13 @@ def lowered(
     fused: bool = False,
     widest: int | None = None,
 ) -> Callable[[HeadCall, Any], Tensor]:
-    """Return an engine's `compute` from a function of what a variant lowers to.
+    """Return an engine's `compute` from a function of the normal form.
 
     Args:
-        compute: attends by scores in normal form.
-        precise: heads come in the dtype of scores and sums; of calls that it says this of.
-        own_keys: every component has its key, and there are no coefficients.
+        compute: computes attention from scores in normal form.
+        precise: whether heads are converted to the dtype of scores and sums, or a function of the
+            call that decides it.
+        own_keys: every component has a separate key, and there are no coefficients.
         fused: see `HeadCall`.
         widest: see `wide_heads`.
     """

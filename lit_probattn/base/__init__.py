@@ -1,1 +1,1 @@
-"""What every room stands on: names of files, whose code may run, PyTorch's private members."""
+"""Basis of all packages: files, locks, errors, processes, allowed code, internals of PyTorch."""

@@ -1,8 +1,8 @@
-"""Whose code a configuration may name: that of installed packages, and what the user allows.
+"""Restrict the code that a configuration can run to installed packages and allowed modules.
 
-A configuration names classes, and naming a class imports its module, which runs it. So modules
-that merely lie in the working folder, beside a configuration that came with them, are not imported
-unless `--allow_code MODULE` says so. Child processes read the same from LIT_PROBATTN_ALLOW_CODE.
+A configuration names classes, whose modules are imported and thereby run. Modules in the working
+folder, for example next to a downloaded configuration, are therefore not imported without
+`--allow_code MODULE`. Child processes read the allowed modules from LIT_PROBATTN_ALLOW_CODE.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ HELP = "module outside installed packages that configurations may name; may be r
 class RefusedCodeError(BaseException):
     """A module was not imported; the message is one line.
 
-    Not an Exception, which parsers would take for a value of the wrong type.
+    It is not an Exception, which parsers would report as a value of the wrong type.
     """
 
 
 def allow(module: str) -> None:
-    """Let configurations name a module, in this process and those that it starts."""
+    """Allow configurations to name a module, in this process and its child processes."""
     names = [*_allowed(), module]
     os.environ[VARIABLE] = ",".join(dict.fromkeys(names))
 
 
 def take_flags(arguments: Sequence[str]) -> list[str]:
-    """Return arguments without `--allow_code MODULE`, and allow those modules."""
+    """Remove `--allow_code MODULE` from arguments, and allow these modules."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, prefix_chars="-")
     add_flag(parser)
     return parser.parse_known_args(arguments)[1]
@@ -61,12 +61,12 @@ class _Allow(argparse.Action):
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Refuse to import what is neither installed nor allowed.
+    """Reject imports of modules that are neither installed nor allowed.
 
     Raises:
-        RefusedCodeError: something tried to, or an allowed module cannot be imported.
+        RefusedCodeError: such an import was attempted, or an allowed module cannot be imported.
     """
-    for name in _allowed():  # outside the guard: what it imports is its own affair
+    for name in _allowed():  # outside the guard, which does not apply to their imports
         _import_allowed(name)
     guard = _Guard()
     sys.meta_path.insert(0, guard)
@@ -77,9 +77,9 @@ def guarded() -> Iterator[None]:
 
 
 def _import_allowed(name: str) -> None:
-    """Import a module that is allowed, from the working folder too, as `python -m` does.
+    """Import an allowed module, also from the working folder, like `python -m`.
 
-    That folder comes last on the path, so that nothing in it hides another module.
+    The working folder is last on the path, so it cannot shadow other modules.
     """
     if name in sys.modules:
         return
@@ -92,7 +92,7 @@ def _import_allowed(name: str) -> None:
 
 
 def import_failure(error: BaseException) -> str:
-    """Say in one line what an import raised."""
+    """Return the error of an import in one line."""
     kind = "" if isinstance(error, ImportError) else f"importing it raised {type(error).__name__}: "
     return " ".join(f"{kind}{error}".split())
 
@@ -102,7 +102,7 @@ def _allowed() -> list[str]:
 
 
 class _Guard:
-    """Stands before Python's own finders; parts of a package follow the package."""
+    """Import hook before Python's finders; submodules are treated like their package."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if path is not None:
@@ -119,7 +119,7 @@ class _Guard:
 
 
 def _place(spec: ModuleSpec) -> Path | None:
-    """Where a module lies; None if it is built in."""
+    """Return the path of a module; None if it is built in."""
     if spec.has_location and spec.origin:
         return Path(spec.origin).resolve()
     folders = list(spec.submodule_search_locations or ())
@@ -137,7 +137,7 @@ def _is_installed(name: str, place: Path) -> bool:
 
 
 def _roots_of(name: str) -> Iterator[Path]:
-    """Folders from which the distributions that have a module of this name are used."""
+    """Yield the folders of the distributions that contain a module of this name."""
     for title in (*metadata.packages_distributions().get(name, ()), name):
         try:
             distribution = metadata.distribution(title)

@@ -1,4 +1,4 @@
-"""Constructors that pass arguments on to their parts: each is declared and documented by its part.
+"""Constructors that forward arguments to their parts, which declare and document them.
 
     class LanguageModeling(Task):
         @takes(LanguageModel, Task, lr=5e-4)
@@ -6,11 +6,11 @@
             super().__init__(**arguments_of(Task, options))
             self.model = LanguageModel(**arguments_of(LanguageModel, options))
 
-The signature has every argument with its type and default, so parsers, `help` and configurations
-show them; the constructor receives a value for each. A type checker sees the bodies of the parts,
-not the arguments at calls of the whole: these are checked when it is called.
+The signature contains all arguments with types and defaults, so parsers, `help` and configurations
+show them; the constructor receives a value for each. Type checkers do not check these arguments at
+calls; they are checked at run time.
 
-Arguments that are the fields of a frozen dataclass are declared there alone:
+Arguments that are the fields of a frozen dataclass are declared only there:
 
     class MGKAttention(Attention):
         @by_name(MGKArguments)
@@ -18,7 +18,7 @@ Arguments that are the fields of a frozen dataclass are declared there alone:
             self.build(options)
 
 `MGKAttention(64, 4, e_step="hard")` receives `MGKArguments(64, 4, e_step="hard")`. Parsers, `help`
-and type checkers see the fields by name, with their types.
+and type checkers use the names and types of the fields.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from itertools import takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
@@ -44,17 +45,16 @@ _Class = TypeVar("_Class")
 def takes(
     *parts: type, without: tuple[str, ...] = (), **defaults: Any
 ) -> Callable[[Constructor], Constructor]:
-    """Give a constructor the arguments of its parts, as `**options`.
+    """Decorate a constructor with the arguments of its parts, which it receives as `**options`.
 
     Args:
-        parts: classes whose arguments it passes on. Of two that share an argument, the first
-            documents it.
-        without: arguments of the parts that the constructor sets by itself.
-        defaults: defaults that are not those of the part.
+        parts: classes to which it forwards arguments. The first one with an argument documents it.
+        without: arguments of the parts that the constructor sets itself.
+        defaults: defaults that differ from the parts.
 
     Raises:
-        TypeError: parts declare an argument differently, a part does not name its arguments, or no
-            part has one that is named here.
+        TypeError: parts declare an argument differently, a part does not name its arguments, or
+            `without` or `defaults` has an unknown argument.
     """
 
     def decorate(init: Constructor) -> Constructor:
@@ -81,14 +81,13 @@ def takes(
 def by_name(
     record: Callable[_Fields, _Record],
 ) -> Callable[[Callable[[_Self, _Record], None]], Callable[Concatenate[_Self, _Fields], None]]:
-    """Let callers give a constructor's only argument, a record, by the names of its fields.
+    """Decorate a constructor with one argument, a record, so that callers pass its fields by name.
 
     Args:
-        record: a dataclass. Fields that its constructor does not take (`init=False`) are no
-            arguments.
+        record: a dataclass. Fields with `init=False` are not arguments.
 
     Raises:
-        TypeError: when called, an argument is unknown (the message has the nearest) or missing.
+        TypeError: at the call, an argument is unknown (the message has the nearest) or missing.
     """
     kind = cast(type, record)
     taken = _typed(kind, inspect.signature(kind).parameters)
@@ -115,16 +114,16 @@ def by_name(
 
 
 def with_defaults(**defaults: Any) -> Callable[[type[_Class]], type[_Class]]:
-    """Give a class other defaults of arguments that it takes from its bases (`**kwargs`).
+    """Decorate a class with other defaults for arguments of its bases (`**kwargs`).
 
         @with_defaults(merges=10000, lower=True)
         class IWSLT14(Translation): ...
 
-    Parsers and `help` show them. Arguments that a class in between sets by itself are named in its
-    `sets`, and are not shown.
+    Parsers and `help` show them. Arguments that an intermediate class sets itself are listed in its
+    `sets` and not shown.
 
     Raises:
-        TypeError: no base has an argument that is named here.
+        TypeError: an argument is unknown to all bases.
     """
 
     def decorate(cls: type[_Class]) -> type[_Class]:
@@ -143,7 +142,7 @@ def with_defaults(**defaults: Any) -> Callable[[type[_Class]], type[_Class]]:
 
 
 def _whole_signature(cls: type, defaults: Mapping[str, Any]) -> Signature:
-    """Return the arguments of a class and of the bases that it hands arguments on to."""
+    """Return the arguments of a class and of the bases to which it forwards arguments."""
     found: dict[str, Parameter] = {}
     hidden: set[str] = set()
     for base in cls.__mro__[:-1]:
@@ -158,7 +157,7 @@ def _whole_signature(cls: type, defaults: Mapping[str, Any]) -> Signature:
         if not handed_on:
             break
     if absent := defaults.keys() - found.keys():
-        raise TypeError(f"{cls.__name__}: no base takes {', '.join(sorted(absent))}")
+        raise TypeError(f"{cls.__name__}: no base accepts {', '.join(sorted(absent))}")
     changed = {name: p.replace(default=defaults.get(name, p.default)) for name, p in found.items()}
     own = {n for n in changed if n == "self"}
     ordered = [p if name in own else p.replace(kind=p.KEYWORD_ONLY) for name, p in changed.items()]
@@ -172,7 +171,7 @@ def _no_such_argument(cls: type, name: str) -> str:
         parameters = inspect.signature(init).parameters.values() if init else ()
         keywords += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         if init and all(p.kind is not p.VAR_KEYWORD for p in parameters):
-            break  # nothing is handed on
+            break  # arguments are not forwarded
     return f"{cls.__name__} received an unexpected keyword argument {name!r}" + (
         nearest(name, keywords, lists=False) or f"; expected {', '.join(keywords)}"
     )
@@ -191,7 +190,7 @@ def _shown(
 
 
 def arguments_of(part: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a part takes."""
+    """Return the options that a part accepts."""
     names = inspect.signature(part).parameters
     return {name: value for name, value in options.items() if name in names}
 
@@ -202,7 +201,7 @@ def _signature(
     without: tuple[str, ...],
     defaults: Mapping[str, Any],
 ) -> Signature:
-    """Return the signature of a constructor that takes the arguments of its parts."""
+    """Return the signature of a constructor with the arguments of its parts."""
     own = inspect.signature(init).parameters
     shown = {name: p for name, p in _typed(init, own).items() if p.kind is not p.VAR_KEYWORD}
     taken: dict[str, Parameter] = {}
@@ -232,15 +231,15 @@ def _signature(
 
 
 def _typed(init: Any, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Return parameters with their types in place of the names of these."""
+    """Return parameters with evaluated annotations."""
     hints = get_type_hints(init)
     return {n: p.replace(annotation=hints.get(n, p.annotation)) for n, p in parameters.items()}
 
 
 def _described(parts: tuple[type, ...]) -> str:
-    """Return the descriptions of the parts' arguments, as a section of a docstring."""
+    """Return the descriptions of the parts' arguments as a docstring section."""
     blocks: list[str] = []
-    for part in reversed(parts):  # of two descriptions a parser takes the last
+    for part in reversed(parts):  # parsers use the last of two descriptions
         for cls in reversed(part.__mro__[:-1]):
             for text in (getattr(vars(cls).get("__init__"), "__doc__", None), cls.__doc__):
                 lines = inspect.cleandoc(text or "").partition("Args:\n")[2].splitlines()
@@ -252,11 +251,11 @@ def _described(parts: tuple[type, ...]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A command's parser: flags are written out, and its description keeps its lines.
+    """Parser of a command: flags must be spelled out, and line breaks of the description are kept.
 
     Args:
         prog: the command.
-        description: what it does.
+        description: description in the help text.
         more: further arguments of `argparse.ArgumentParser`.
     """
 
@@ -265,15 +264,49 @@ class Parser(argparse.ArgumentParser):
         own["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, **own | more)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words, including `--data.NAME VALUE` for parsers with `add_data`."""
+        words = sys.argv[1:] if args is None else list(args)
+        has_data = DATA in self._option_string_actions
+        return super().parse_known_args(_data_words(words) if has_data else words, namespace)
+
+
+DATA = "--data.KEY"
+
+
+def add_data(parser: argparse._ActionsContainer) -> None:
+    """Add `--data.KEY VALUE`, which sets an argument of the data as in `fit`.
+
+    The option `data` is a list of strings `KEY=VALUE`.
+    """
+    text = "argument of the data, such as --data.data_dir FOLDER; can be repeated"
+    more: dict[str, Any] = {"dest": "data", "action": "append", "default": [], "help": text}
+    parser.add_argument(DATA, metavar="VALUE", **more)
+
+
+def _data_words(words: Sequence[str]) -> list[str]:
+    """Convert `--data.NAME VALUE` and `--data.NAME=VALUE` to a form that argparse supports."""
+    found: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--data.")
+        if name == flag or not name or flag == DATA:
+            found.append(word)
+            continue
+        value = value if equals else next(rest, "")
+        found.append(f"{DATA}={name.removeprefix('init_args.')}={value}")
+    return found
+
 
 class Flag:
-    """One flag of a command.
+    """A flag of a command.
 
     Args:
-        name: without dashes.
-        text: its help; the default is added.
-        default: gives the type too. False makes a switch, a list takes several values.
-        least: the smallest number accepted.
+        name: name without dashes.
+        text: help text, to which the default is added.
+        default: default, which also sets the type. False means a switch, a list several values.
+        least: the smallest accepted number.
         more: further arguments of `ArgumentParser.add_argument`.
     """
 
@@ -297,7 +330,7 @@ class Flag:
         parser.add_argument(f"--{self.name}", **self.arguments)
 
     def check(self, options: argparse.Namespace, parser: Parser | None = None) -> None:
-        """Refuse numbers smaller than `least`: end as the parser does, or raise a ConfigError."""
+        """Reject numbers below `least` by exiting like the parser, or by a ConfigError."""
         given = getattr(options, self.name)
         if self.least is None or given is None:
             return
@@ -307,3 +340,14 @@ class Flag:
             if parser is None:
                 raise ConfigError(text)
             parser.error(text)
+
+
+class DataFlag(Flag):
+    """The flag `--data.KEY VALUE` (see `add_data`)."""
+
+    def __init__(self) -> None:
+        super().__init__("data", "arguments of the data")
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flag to a parser."""
+        add_data(parser)

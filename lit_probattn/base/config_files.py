@@ -1,22 +1,20 @@
-"""Where configuration files lie, and their names: `smgk` is `attention/smgk.yaml` of a folder.
+"""Locations and names of configuration files: `smgk` is `attention/smgk.yaml` of a folder.
 
-A path is looked for as it is given, from the working folder; then in the folders that
-LIT_PROBATTN_CONFIGS lists; then in those that come with the package: `configs/` of a checkout,
-`lit_probattn/_configs/` of an installed wheel. A leading `configs/` stands for any of these
-folders. Names are looked for in the folders only.
+A path is resolved relative to the working folder, then in the folders of LIT_PROBATTN_CONFIGS, then
+in the shipped folder: `configs/` of a checkout, `lit_probattn/_configs/` of an installed wheel. A
+leading `configs/` means any of these folders. Names are resolved only in the folders.
 
-A bundle, `NAME.bundle.yaml`, holds several small files of its folder. Each is an entry whose key is
-the file's path in that folder without the suffix, and the comment above the key is the file's:
-`tiny/uea:` in `tasks/tiny.bundle.yaml` is the file `tasks/tiny/uea.yaml`, and is found, named and
-read as that. A file stands in one place: beside a file of the same path, or in two bundles, it is
-refused. Two keys are no entries:
+A bundle, `NAME.bundle.yaml`, contains several small files of its folder. The key of an entry is the
+file's path in that folder without the suffix, and the comment above the key is the file's comment:
+`tiny/uea:` in `tasks/tiny.bundle.yaml` is the file `tasks/tiny/uea.yaml`. A file that also exists
+with the same path, or in two bundles, raises an error. Two keys are not entries:
 
-    under: model.init_args.attention  # where in each file what its entry says belongs
-    shared: {sizes: &sizes {…}}       # anchors, to which all entries may refer
+    under: model.init_args.attention  # key of each file that contains its entry
+    shared: {sizes: &sizes {…}}       # anchors for all entries
 
-and `base: tiny/uea` in an entry makes it that entry with changes, merged key by key.
+and `base: tiny/uea` in an entry means that entry with changes, merged key by key.
 
-Only the standard library is imported, so that names are listed at once.
+Only the standard library is imported, so that names are listed quickly.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from typing import Any
 from lit_probattn.base.errors import ConfigError, nearest
 
 VARIABLE = "LIT_PROBATTN_CONFIGS"
-# Kind of a file -> its folder, and what `lit-probattn list` calls its files.
+# Kind of a file -> its folder, and its name in `lit-probattn list`.
 KINDS = {
     "task": ("tasks", "tasks"),
     "attention": ("attention", "attention"),
@@ -46,14 +44,14 @@ _KEY = re.compile(r"^([\w./-]+):", re.MULTILINE)
 _ANCHOR, _ALIAS = re.compile(r"&(\w+)"), re.compile(r"\*(\w+)")
 _BASED = re.compile(r"\bbase:\s*([\w./-]+)")
 _UNDER, _SHARED, _BASE = "under", "shared", "base"
-_DEEPEST = 3  # a bundle lies at most so many folders above the files that it stands for
+_DEEPEST = 3  # a bundle is at most this many folders above its files
 
 
 def output_folder(path: Path, flag: str = "--out") -> Path:
-    """Make the folder that a command writes into.
+    """Create the output folder of a command.
 
     Raises:
-        ConfigError: it cannot be made; the message names the flag.
+        ConfigError: it cannot be created; the message names the flag.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -62,7 +60,7 @@ def output_folder(path: Path, flag: str = "--out") -> Path:
     return path
 
 
-# What a file in a folder of its own adds to the name of a run; elsewhere its stem does.
+# Part of the name of a run for a file in a separate folder; otherwise it is the stem.
 _STEMS = (
     (r"tasks/tiny/([^/]+)", r"\1_tiny"),
     (r"as_released/lra/([^/]+)", r"code_lra_\1"),
@@ -76,27 +74,27 @@ _STEMS = (
 
 
 def shipped() -> Path:
-    """Return the folder of configurations that comes with the package."""
+    """Return the folder of configurations shipped with the package."""
     packed = _PACKAGE / "_configs"
     return packed if packed.is_dir() else _PACKAGE.parent / "configs"
 
 
 def folders() -> list[Path]:
-    """Return the folders of configurations: a user's own, then the shipped one.
+    """Return the folders of configurations: those of the user, then the shipped one.
 
     Raises:
-        ConfigError: LIT_PROBATTN_CONFIGS names something that is no folder.
+        ConfigError: an entry of LIT_PROBATTN_CONFIGS is not a folder.
     """
     words = os.environ.get(VARIABLE, "").split(os.pathsep)
     own = [Path(word).expanduser() for word in words if word]
     for folder in own:
         if not folder.is_dir():
-            raise ConfigError(f"{VARIABLE}: {folder} is no folder")
+            raise ConfigError(f"{VARIABLE}: {folder} is not a folder")
     return [*own, shipped()]
 
 
 def _places(path: Path, root: Path) -> Iterator[Path]:
-    """Yield where a file or folder may lie, the first choice first."""
+    """Yield the possible locations of a file or folder, by priority."""
     yield root / path
     if path.is_absolute() or ".." in path.parts:
         return
@@ -109,9 +107,9 @@ def _places(path: Path, root: Path) -> Iterator[Path]:
 
 
 def find(path: str | Path, root: Path = Path()) -> Path:
-    """Return where a configuration file or folder lies, as seen from `root`.
+    """Return the location of a configuration file or folder relative to `root`.
 
-    Where nothing is found, the path is returned as it is.
+    If it is not found, the path is returned unchanged.
 
     Raises:
         ConfigError: see `folders`.
@@ -128,9 +126,9 @@ def is_there(path: str | Path) -> bool:
 
 
 def files_in(folder: str | Path) -> dict[str, Path]:
-    """Return the files of a folder wherever `find` would look, by their path inside it, sorted.
+    """Return the files of a folder in all locations of `find`, by their path inside it, sorted.
 
-    Of files with the same path the first is meant.
+    The first file with a path counts.
     """
     found: dict[str, Path] = {}
     for place in _places(Path(folder), Path()):
@@ -141,7 +139,7 @@ def files_in(folder: str | Path) -> dict[str, Path]:
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and below it, then those of bundles."""
+    """Yield the files in a folder and its subfolders, then those of bundles."""
     bundles = []
     for path in folder.rglob("*.yaml"):
         if is_bundle(path):
@@ -156,7 +154,7 @@ def _files_of(folder: Path) -> Iterator[Path]:
 
 
 def run_stem(path: str | Path) -> str:
-    """Return what a file adds to the name of a run; files of different folders differ in it."""
+    """Return a file's part of the name of a run, which differs between folders."""
     name = Path(path).with_suffix("").as_posix()
     for pattern, stem in _STEMS:
         found = re.fullmatch(rf"(?:.*/)?{pattern}", name)
@@ -166,10 +164,10 @@ def run_stem(path: str | Path) -> str:
 
 
 def comment_of(path: Path) -> list[str]:
-    """Return the lines of the comment that a file begins with, without their `# `.
+    """Return the lines of the leading comment of a file, without `# `.
 
     Args:
-        path: as `find` returns it.
+        path: path returned by `find`.
     """
     bundle, lines = bundle_of(path), []
     text = (bundle or path).read_text(encoding="utf-8", errors="replace").splitlines()
@@ -188,15 +186,15 @@ def comment_of(path: Path) -> list[str]:
 
 
 def is_bundle(path: Path) -> bool:
-    """Return whether a file is a bundle, by its name."""
+    """Return whether a file is a bundle according to its name."""
     return path.name.endswith(_BUNDLE)
 
 
 def bundle_of(path: Path) -> Path | None:
-    """Return the bundle that a file is an entry of; None if it is a file, or in no bundle.
+    """Return the bundle that contains a file; None if it is a regular file or in no bundle.
 
     Raises:
-        ConfigError: there is such a file too, or two bundles hold it; or a bundle cannot be read.
+        ConfigError: the file also exists, two bundles contain it, or a bundle cannot be read.
     """
     if path.suffix != ".yaml" or is_bundle(path):
         return None
@@ -238,13 +236,13 @@ def _name_in(bundle: Path, path: Path) -> str:
 
 
 def narrowed(bundle: Path, text: str, path: Path) -> str:
-    """Return a bundle's text with the lines of other entries empty: a tenth of it is read sooner.
+    """Return a bundle's text with the lines of other entries removed, which is faster to parse.
 
-    What the entry is based on stays, and where the anchors are that it refers to.
+    Base entries and referenced anchors are kept.
 
     Args:
-        bundle: as `bundle_of` gives it.
-        text: what is written in it.
+        bundle: path returned by `bundle_of`.
+        text: content of the bundle.
         path: the file.
     """
     lines = text.splitlines()
@@ -266,16 +264,15 @@ def narrowed(bundle: Path, text: str, path: Path) -> str:
 
 
 def entry_of(bundle: Path, content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return what a bundle says of a file.
+    """Return the content of a file in a bundle.
 
     Args:
-        bundle: as `bundle_of` gives it.
-        content: what is written in it, at least in its lines of this file (`narrowed`).
+        bundle: path returned by `bundle_of`.
+        content: content of the bundle, at least the lines of this file (`narrowed`).
         path: the file.
 
-    Raises:
-        ConfigError: the entry is no mapping, or has a `base` that the bundle does not have, or that
-            leads back to it.
+        Raises:
+        ConfigError: the entry is not a mapping, or its `base` is unknown or circular.
     """
     entry = _entry(bundle, content, (_name_in(bundle, path),))
     under = content.get(_UNDER, "")
@@ -287,26 +284,26 @@ def entry_of(bundle: Path, content: Mapping[str, Any], path: Path) -> dict[str, 
 
 
 def _entry(bundle: Path, content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the last of the entries `names`, each the base of that before it."""
+    """Return the last of the entries `names`, each the base of the previous one."""
     entry = content.get(names[-1])
     if not isinstance(entry, Mapping):
         kind = type(entry).__name__
-        raise ConfigError(f"{bundle}: {names[-1]} must hold a mapping of keys, received {kind}")
+        raise ConfigError(f"{bundle}: {names[-1]} must be a mapping, received {kind}")
     own = {key: value for key, value in entry.items() if key != _BASE}
     if _BASE not in entry:
         return merge(own)
     base = entry[_BASE]
     if base in names:
-        raise ConfigError(f"{bundle}: {_BASE} goes in a circle: {' -> '.join([*names, base])}")
+        raise ConfigError(f"{bundle}: {_BASE} is circular: {' -> '.join([*names, base])}")
     known = names_in(bundle)
     if base not in known:
         hint = nearest(str(base), known)
-        raise ConfigError(f"{bundle}: {names[-1]} has the unknown {_BASE} {base!r}{hint}")
+        raise ConfigError(f"{bundle}: {names[-1]}: unknown {_BASE} {base!r}{hint}")
     return merge(_entry(bundle, content, [*names, base]), own)
 
 
 def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge configurations into a new one: later ones win, key by key."""
+    """Merge configurations key by key into a new one; later ones override earlier ones."""
     merged: dict[str, Any] = {}
     for content in contents:
         for key, value in content.items():
@@ -319,7 +316,7 @@ def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_files(kind: str) -> dict[str, Path]:
-    """Return the files of a kind by name, in order: the names of a folder, then of those inside."""
+    """Return the files of a kind by name, in order: those of a folder before its subfolders."""
     found: dict[str, Path] = {}
     for folder in folders():
         inside = folder / KINDS[kind][0]
@@ -329,19 +326,19 @@ def named_files(kind: str) -> dict[str, Path]:
 
 
 def list_attention() -> list[str]:
-    """Return the names of attention configurations, which `lit_probattn.create` takes."""
+    """Return the names of attention configurations, which `lit_probattn.create` accepts."""
     return list(named_files("attention"))
 
 
 def file_named(kind: str, name: str) -> str:
-    """Return the path of a file by its kind and name; a path (`….yaml`) is returned as it is.
+    """Return the path of a file by its kind and name; a path (`….yaml`) is returned unchanged.
 
     Args:
         kind: one of `KINDS`.
-        name: `smgk`, `tiny/lra_listops`.
+        name: for example `smgk` or `tiny/lra_listops`.
 
     Raises:
-        ConfigError: no file has this name; it names the nearest.
+        ConfigError: the name is unknown; the message has the nearest.
     """
     if Path(name).suffix in (".yaml", ".yml") or Path(name).is_absolute():
         return name
@@ -356,7 +353,7 @@ def file_named(kind: str, name: str) -> str:
 
 
 def _shown(path: Path) -> Path:
-    """Return a path from the working folder where it lies inside, as one types it."""
+    """Return a path relative to the working folder if it is inside."""
     try:
         return path.absolute().relative_to(Path.cwd())
     except ValueError:

@@ -1,4 +1,4 @@
-"""Errors that a user can put right, each one line, and the name nearest to a wrong one."""
+"""User errors with one-line messages, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"  # set: errors of users keep their traceba
 
 
 class ConfigError(ValueError):
-    """A configuration, a command or a file of ours cannot be used as given."""
+    """A configuration, a command or a file of this package is invalid."""
 
 
 class DataError(ValueError):
-    """The data, or a setting of them, is wrong; the message names the place and the remedy.
+    """Data or their settings are invalid; the message names the location and the remedy.
 
-    It is one line: what a file's names bring along, such as line ends, is shown escaped.
+    The message is one line: line breaks, for example in file names, are escaped.
     """
 
     def __str__(self) -> str:
@@ -27,25 +27,25 @@ class DataError(ValueError):
 
 
 class MissingDataError(DataError, FileNotFoundError):
-    """Files of a release, or a cache, are not where they are expected."""
+    """Files of a release or a cache are missing."""
 
     def __str__(self) -> str:
         return _printable(str(self.args[0])) if self.args else ""
 
 
 class DamagedError(DataError):
-    """A file of the data, or of a cache, is damaged or missing; other files may do."""
+    """A file of the data or of a cache is corrupt or missing; other files may be usable."""
 
 
 class UnsupportedError(NotImplementedError):
-    """A model, a layer or a machine does not have what a function needs; the message says what."""
+    """A model, layer or machine does not support a function; the message names the requirement."""
 
 
 class ChildError(RuntimeError):
-    """A process that this one started failed; the message says what it was and why.
+    """A child process failed; the message names it and the reason.
 
     Args:
-        again: whether another try may succeed.
+        again: whether a retry may succeed.
     """
 
     def __init__(self, text: str, *, again: bool = True) -> None:
@@ -58,14 +58,14 @@ def _printable(text: str) -> str:
 
 
 def require_at_least(least: int, **values: int | None) -> None:
-    """Raise a DataError that names the first value below `least`; None passes."""
+    """Raise a DataError that names the first value below `least`; None is ignored."""
     for name, value in values.items():
         if value is not None and value < least:
             raise DataError(f"{name} must be at least {least}, received {value}")
 
 
 def require_one_of(valid: Collection[object], **values: object) -> None:
-    """Raise a DataError that names the first value that is not among the valid ones."""
+    """Raise a DataError that names the first invalid value."""
     for name, value in values.items():
         if value not in valid:
             raise DataError(
@@ -74,13 +74,13 @@ def require_one_of(valid: Collection[object], **values: object) -> None:
 
 
 def nearest(word: str, candidates: Iterable[str], most: int = 1, *, lists: bool = True) -> str:
-    """Return `; did you mean …?` with the names most like a wrong one, whatever their capitals.
+    """Return `; did you mean …?` with the most similar names, ignoring case.
 
     Args:
-        word: what was given.
+        word: the unknown name.
         candidates: valid names.
-        most: how many to name.
-        lists: whether few names are listed where none is near.
+        most: largest number of suggestions.
+        lists: whether to list all names if they are few and none is similar.
     """
     names = {name.lower(): name for name in sorted(set(candidates))}
     close = difflib.get_close_matches(word.lower(), names, n=most, cutoff=0.6)
@@ -92,9 +92,9 @@ def nearest(word: str, candidates: Iterable[str], most: int = 1, *, lists: bool 
 
 
 def nan_among(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Say which of the named tensors is the first that holds NaN ("… holds NaN"), or None.
+    """Return the first tensor that contains NaN ("… holds NaN"), or None.
 
-    Infinities pass, as masks may hold them; tensors without memory have no numbers.
+    Infinities are allowed, since masks contain them; tensors without memory are skipped.
     """
     for name, tensor in tensors:
         if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):

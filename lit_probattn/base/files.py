@@ -1,4 +1,4 @@
-"""Files written whole or not at all, appended durably, never over what is not ours; digests."""
+"""Atomic writes, durable appends, protection of unrelated files, digests."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lit_probattn.base.errors import ConfigError
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Write atomically: a temporary file, renamed to `path` once the block ends well.
+    """Write atomically: a temporary file, renamed to `path` if the block succeeds.
 
-    What stood under the name is untouched otherwise; the temporary file's name is random and new.
+    Otherwise an existing file is unchanged; the temporary file has a random new name.
 
     Args:
-        path: its folder is made if needed.
-        durable: whether file and name are on the disk, not only in its cache, before this returns.
+        path: the file, whose folder is created if needed.
+        durable: whether to sync file and folder to disk before returning.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    file = temporary.open("x+b")  # fails where anything has this name, a link too
+    file = temporary.open("x+b")  # fails if the name exists, also as a link
     try:
         with file:
             yield file
@@ -40,21 +40,21 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
-    """Write a text atomically: a temporary file, then a rename."""
+    """Write a text atomically by a temporary file and a rename."""
     with replacing(path, durable=durable) as file:
         file.write(text.encode("utf-8"))
 
 
 def cache_folders() -> list[Path]:
-    """Return the user's cache and, where it cannot be written, a temporary folder."""
+    """Return the user's cache folder, and a temporary folder in case it is not writable."""
     root = os.environ.get("XDG_CACHE_HOME") or ""
     base = Path(root) if os.path.isabs(root) else Path(os.path.expanduser("~/.cache"))
     user = os.getuid() if hasattr(os, "getuid") else "user"
     return [base / "lit_probattn", Path(tempfile.gettempdir()) / f"lit_probattn-{user}"]
 
 
-# What the first lines of files that our commands write say: reports, pages, settings of a sweep. Of
-# one of these all must stand there.
+# Markers in the first lines of files written by commands: reports, pages, settings of a sweep. All
+# strings of one marker must occur.
 GENERATOR = '<meta name="generator" content="lit_probattn">'
 MADE_BY = "# Made by `lit-probattn"
 _SIGNATURES = (("command: `", "revision"), (GENERATOR,), (MADE_BY,), ('"point_timeout_s":',))
@@ -62,14 +62,14 @@ _HEAD_BYTES = 1 << 16
 
 
 def refuse_to_replace(paths: Iterable[Path], *beside: Path) -> None:
-    """Refuse to write over files that no command of ours has written, before any work is done.
+    """Reject output files that exist and were not written by a command of this package.
 
     Args:
-        paths: what is to be written.
-        beside: files written with them that say so for all; a table cannot say it for itself.
+        paths: files to be written.
+        beside: files written with them that contain the marker; tables cannot contain it.
 
     Raises:
-        ConfigError: it names the file.
+        ConfigError: such a file exists; the message names it.
     """
     known = any(map(_is_ours, beside))
     for path in paths:
@@ -81,7 +81,7 @@ def refuse_to_replace(paths: Iterable[Path], *beside: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file says in its first lines that one of our commands wrote it."""
+    """Return whether the first lines of a file contain a marker of this package's commands."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -90,13 +90,13 @@ def _is_ours(path: Path) -> bool:
 
 
 def sync(file: Any) -> None:
-    """Have what was written to a file on the disk."""
+    """Flush a file to disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Append lines in one write and wait until they are on disk."""
+    """Append lines in one write and sync them to disk."""
     block = "".join(f"{line}\n" for line in lines).encode()
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -109,7 +109,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
+    """Sync a folder, which makes a rename durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -117,17 +117,17 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# ---- digests: names of runs, caches and files, and the shares that samples fall into -------------
+# ---- digests -------------------------------------------------------------------------------------
 
 
 def digest(content: str | bytes, length: int = 64) -> str:
-    """Return the first hexadecimal digits of the SHA-256; what is not Unicode keeps its bytes."""
+    """Return the first hexadecimal digits of the SHA-256; text is UTF-8 with surrogateescape."""
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     return hashlib.sha256(data).hexdigest()[:length]
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
-    """Return the SHA-256 of parts that follow one another, in hexadecimal digits."""
+    """Return the SHA-256 of concatenated parts, in hexadecimal digits."""
     state = hashlib.sha256()
     for part in parts:
         state.update(part)
@@ -141,9 +141,7 @@ def file_digest(path: Path) -> str:
 
 
 def fingerprint(content: bytes | Iterable[bytes], size: int = 16, salt: bytes = b"") -> bytes:
-    """Return a quick digest of some bytes, or of parts that follow one another (BLAKE2b), by which
-    samples are told apart.
-    """
+    """Return a fast digest of bytes or of concatenated parts (BLAKE2b), to identify samples."""
     state = hashlib.blake2b(digest_size=size, salt=salt)
     for part in [content] if isinstance(content, bytes) else content:
         state.update(part)

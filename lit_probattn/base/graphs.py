@@ -1,4 +1,4 @@
-"""What PyTorch does with a call besides running it: record a graph, transform it, differentiate."""
+"""Whether PyTorch records a graph of a call, transforms it, or differentiates it twice."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = [
     "written",
 ]
 
-# Who records a call: torch.compile, whose graphs may hold operators of this package; or export,
-# ONNX, torch.jit.trace and make_fx, whose programs hold PyTorch's own only.
+# Kind of recording: torch.compile, whose graphs may contain operators of this package; or export,
+# ONNX, torch.jit.trace and make_fx, whose programs contain only PyTorch's operators.
 Graph = Literal["compiled", "exported"]
 
 _Backward = Callable[..., Any]
 
 
 def written() -> Graph | None:
-    """Return who records the operations of this call into a graph, or None if nobody does.
+    """Return how the operations of this call are recorded into a graph, or None.
 
-    What does not go through operators is then missing from the graph, or a constant in it.
+    Code outside of operators is then missing from the graph, or a constant in it.
     """
     if is_exporting() or torch.jit.is_tracing():
         return "exported"
@@ -41,7 +41,7 @@ def written() -> Graph | None:
 
 
 def is_symbol(size: int) -> bool:
-    """Whether a size is dynamic in an exported program: it must not become a Python number."""
+    """Return whether a size is dynamic in an exported program, so not a Python number."""
     return isinstance(size, torch.SymInt)
 
 
@@ -62,7 +62,7 @@ def once_differentiable(backward: _Backward) -> _Backward:
 
 
 def reject_second_derivative() -> None:
-    """Raise if a backward pass is to be differentiated again; for code that computes gradients.
+    """Raise if a backward pass is differentiated; for code that computes gradients.
 
     Raises:
         NotImplementedError: the backward pass runs with `create_graph=True`.

@@ -1,9 +1,9 @@
-"""Packages whose classes are imported when they are first used.
+"""Packages whose classes are imported at first use.
 
     __getattr__, __dir__, __all__ = exports(__name__)
 
-in a package's `__init__.py`; the `__init__.pyi` beside it has a line for each name, which type
-checkers and editors read too:
+in a package's `__init__.py`; its `__init__.pyi` has a line for each name, which type checkers and
+editors also read:
 
     from lit_probattn.attention.cache import KVCache as KVCache
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return a package's `__getattr__`, `__dir__` and `__all__`, of the imports of its stub."""
+    """Return a package's `__getattr__`, `__dir__` and `__all__` from the imports of its stub."""
     module = sys.modules[package]
     stub = Path(str(module.__file__)).with_suffix(".pyi")
     homes = {

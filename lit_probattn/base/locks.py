@@ -1,4 +1,4 @@
-"""File locks that the system frees when their holder ends, however it ends."""
+"""File locks that the system releases when the holding process exits or is killed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ except ImportError:  # Windows
 
 _POLL_SECONDS = 0.1
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
-# What file systems answer that have no locks.
+# Error numbers of file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _held: dict[Path, int] = {}
 
 
 @contextmanager
 def claim(path: Path, patience: float = 0.0) -> Iterator[int | None]:
-    """Lock a file; yields its handle, or None if another process keeps it.
+    """Lock a file; yields its handle, or None if another process holds the lock.
 
-    Commands that inherit the handle keep the lock.
+    Child processes that inherit the handle keep the lock.
 
     Args:
         path: the file; created if missing.
-        patience: seconds to wait: commands of a process that was just killed need a moment to end.
+        patience: seconds to wait, since children of a killed process take a moment to exit.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = _open(path, 0o644)
@@ -45,10 +45,10 @@ def claim(path: Path, patience: float = 0.0) -> Iterator[int | None]:
 
 
 def _open(path: Path, mode: int) -> int:
-    """Open a file to lock it; it is made if it is missing.
+    """Open a file for locking, and create it if it is missing.
 
     Raises:
-        ConfigError: it is a link, which is not followed.
+        ConfigError: the file is a link, which is not followed.
     """
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, mode)
@@ -61,7 +61,7 @@ def _open(path: Path, mode: int) -> int:
 def _locked(handle: int, end: float) -> bool:
     if fcntl is None:
         warnings.warn(
-            "this system has no file locks: start one command at a time in a folder of runs",
+            "this system has no file locks: run only one command at a time in a folder of runs",
             stacklevel=2,
         )
         return True
@@ -76,9 +76,9 @@ def _locked(handle: int, end: float) -> bool:
 
 
 def hold(path: Path) -> str | None:
-    """Lock a file until `release` or the end of this process; return who keeps it, if another does.
+    """Lock a file until `release` or exit; if another process holds it, return its description.
 
-    Forked processes do not inherit the lock. Where the file system has none, nothing is locked.
+    Forked processes do not inherit the lock. Without support of the file system there is no lock.
     """
     if path in _held:
         return None
@@ -100,7 +100,7 @@ def hold(path: Path) -> str | None:
 
 
 def release(path: Path) -> None:
-    """Give back what `hold` locked; nothing happens if it is not held."""
+    """Release a lock of `hold`, if it is held."""
     handle = _held.pop(path, None)
     if handle is not None:
         os.close(handle)

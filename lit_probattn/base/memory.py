@@ -1,4 +1,4 @@
-"""Peak memory of a step, predicted on tensors that have shapes only."""
+"""Peak memory of a step, predicted on tensors without data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Resident = Sequence[torch.nn.Module | torch.Tensor]
 
 
 def predicted_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tuple[int, int]:
-    """Predict (peak above resident, resident) in bytes with fake tensors; nothing is allocated.
+    """Predict (peak above resident, resident) in bytes with fake tensors, without allocation.
 
     Args:
-        build: makes the model and its inputs on the CPU and returns a function that runs one step,
-            and what is resident: modules and tensors.
+        build: builds the model and its inputs on the CPU and returns a function that runs one step,
+            and the resident modules and tensors.
 
-    Equal to the byte to `measured_cpu_bytes`. CUDA rounds blocks to 512 bytes and adds workspaces.
+    The result equals `measured_cpu_bytes`. CUDA rounds blocks to 512 bytes and adds workspaces.
     """
     with FakeTensorMode():
         step, resident = build()
@@ -33,15 +33,15 @@ def predicted_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tuple
     return peak - held, held
 
 
-# What the meta device stands for in the predictions under way, the innermost last.
+# Devices that the meta device represents in active predictions, the innermost last.
 _devices: list[str] = []
 
 
 @contextmanager
 def predicting(device: str) -> Iterator[None]:
-    """Let tensors on the meta device stand for those of a device, `cpu` or `cuda`, in predictions.
+    """Let the meta device represent a device, `cpu` or `cuda`, in predictions of memory.
 
-    Blocks have that device's sizes; one block of many is made where all use the same room.
+    Blocks have that device's sizes; of many blocks that reuse the same memory only one is computed.
     """
     _devices.append(device)
     try:
@@ -51,33 +51,33 @@ def predicting(device: str) -> Iterator[None]:
 
 
 def is_predicting() -> bool:
-    """Whether memory is being predicted on the meta device."""
+    """Return whether memory is being predicted on the meta device."""
     return bool(_devices)
 
 
 def device_type(device: torch.device) -> str:
-    """Return the type of a device; in a prediction of the one that the meta device stands for."""
+    """Return the type of a device; in a prediction the one that the meta device represents."""
     return _devices[-1] if _devices and device.type == "meta" else device.type
 
 
 def has_numbers(tensor: torch.Tensor) -> bool:
-    """Whether there is memory behind a tensor: fake ones and those on the meta device have none.
+    """Return whether a tensor has data, unlike fake tensors and those on the meta device.
 
-    By itself this says nothing: predictions of memory and exports both use tensors without memory.
+    This does not identify predictions: exports also use tensors without data.
     """
     return type(tensor) is torch.Tensor and tensor.device.type != "meta"
 
 
 def only_shapes(tensor: torch.Tensor) -> bool:
-    """Whether nothing but shapes is needed, as in a prediction of memory.
+    """Return whether only shapes are needed, as in a prediction of memory.
 
-    Not where a graph is recorded: numbers go through it later.
+    False while a graph is recorded, since it runs with data later.
     """
     return not has_numbers(tensor) and written() is None
 
 
 def is_computed(tensor: torch.Tensor) -> bool:
-    """Whether the numbers of a tensor are those of this call: no graph, no prediction of memory."""
+    """Return whether a tensor has the data of this call: no graph and no prediction of memory."""
     return has_numbers(tensor) and written() is None
 
 
@@ -86,14 +86,14 @@ def outlined_bytes(
     device: str = "cpu",
     inside: Mapping[str, Callable[..., Any]] | None = None,
 ) -> tuple[int, int]:
-    """Predict the same as `predicted_bytes` on the meta device, in a fifth of its time.
+    """Predict the values of `predicted_bytes` on the meta device, five times faster.
 
-    For steps in which PyTorch chooses nothing by the device, as it does in its fused attention.
+    For steps in which PyTorch selects no kernel by device, unlike in its fused attention.
 
     Args:
-        build: as there.
-        device: `cpu` or `cuda`, whose blocks the step has.
-        inside: functions that operators run, by name: what they make inside counts too.
+        build: see `predicted_bytes`.
+        device: `cpu` or `cuda`, which determines block sizes.
+        inside: implementations of operators by name, whose allocations also count.
     """
     with predicting(device):
         with torch.device("meta"):
@@ -104,7 +104,7 @@ def outlined_bytes(
 
 
 def resident_bytes(resident: Resident) -> int:
-    """Return the bytes of parameters, buffers and tensors, shared storage counted once."""
+    """Return the bytes of parameters, buffers and tensors; shared storage counts once."""
     storages: dict[int, int] = {}
     for item in resident:
         tensors = (

@@ -1,4 +1,4 @@
-"""Processes that this one starts, and that end with it."""
+"""Child processes that end with this process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _DEATH_SIGNAL, _SIGKILL = 1, 9  # PR_SET_PDEATHSIG of prctl
 
 
 def end_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends, however it ends (Linux).
+    """Let the kernel kill this process when its parent exits or is killed (Linux).
 
-    For `preexec_fn`. SLURM's warning to submitit's process, SIGUSR2, is not meant for its children.
+    For `preexec_fn`. SIGUSR2, SLURM's warning to submitit's process, is ignored in children.
     """
     if hasattr(signal, "SIGUSR2"):
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -37,15 +37,15 @@ def end_with_parent() -> None:
 def start(
     words: Sequence[str], *handles: int, session: bool = False, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a command that ends with this process, even if that is killed.
+    """Start a command that ends with this process, even if this process is killed.
 
     Without POSIX it may outlive this process.
 
     Args:
         words: the command.
-        handles: what it inherits.
-        session: whether Ctrl-C reaches this process alone.
-        options: of `subprocess.Popen`.
+        handles: file handles that it inherits.
+        session: whether Ctrl-C reaches only this process.
+        options: options of `subprocess.Popen`.
     """
     if hasattr(os, "fork"):
         options |= {"pass_fds": handles, "start_new_session": session}
@@ -54,22 +54,22 @@ def start(
 
 
 def capture(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; return its exit status and what it printed, as text."""
+    """Run a command; return its exit status and output as text."""
     return subprocess.run(words, capture_output=True, text=True, check=False, **options)
 
 
 def with_our_code() -> dict[str, str]:
-    """Return this environment, in which commands find the packages that run here."""
+    """Return this environment with the import path of the running packages."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}
 
 
 def fork_context() -> Any:
-    """Return the context of `multiprocessing` whose processes are forks of this one.
+    """Return the fork context of `multiprocessing`.
 
     Raises:
-        ConfigError: this system has no forks.
+        ConfigError: this system does not support fork.
     """
     if not hasattr(os, "fork"):
         raise ConfigError("this command forks processes, which this system cannot: use Linux")
@@ -77,7 +77,7 @@ def fork_context() -> Any:
 
 
 def num_useful(given: int | None, most: int) -> int:
-    """Return how many processes to start: as many as given, or one per CPU up to `most`."""
+    """Return the number of processes to start: `given`, or one per CPU up to `most`."""
     if given is not None:
         return given
     available = getattr(os, "sched_getaffinity", None)
@@ -86,10 +86,10 @@ def num_useful(given: int | None, most: int) -> int:
 
 @contextmanager
 def workers(module: str, count: int, *job: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run `serve` of a module in `count` processes, each of which writes to a pipe; kill them last.
+    """Run `serve` of a module in `count` processes that write to pipes; kill them at the end.
 
     Args:
-        job: What `job_of_worker` returns there, after rank and count; plain JSON values.
+        job: values that `job_of_worker` returns there after rank and count; plain JSON.
     """
     command = [sys.executable, "-c", f"from {module} import serve; serve()"]
     started = [
@@ -110,21 +110,21 @@ def workers(module: str, count: int, *job: Any) -> Iterator[list[subprocess.Pope
 
 
 def job_of_worker() -> list[Any]:
-    """Return rank, count and job in a process that `workers` started."""
+    """Return rank, count and job in a process started by `workers`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to stop
     job: list[Any] = json.loads(sys.argv[1])
     return job
 
 
 class Worker:
-    """A process that answers requests, one at a time; one that died is replaced at the next.
+    """A process that answers requests one at a time; a dead one is restarted at the next request.
 
-    It is `python -m module HANDLE words…`, calls `answer_requests(HANDLE, …)`, and lives as long as
-    it can: importing libraries takes longer than most requests.
+    It runs `python -m module HANDLE words…`, which calls `answer_requests(HANDLE, …)`, and is
+    reused, because importing libraries takes longer than most requests.
 
     Args:
-        module: the program.
-        words: its arguments after the handle that it answers on.
+        module: module to run.
+        words: its arguments after the handle for answers.
         environment: variables in addition to those of this process.
     """
 
@@ -138,10 +138,10 @@ class Worker:
         self._reason = ""
 
     def ask(self, request: Any, limit_s: float = math.inf) -> None:
-        """Send a request, plain JSON; a process that takes longer than the limit is killed.
+        """Send a request, plain JSON; the process is killed if it exceeds the time limit.
 
         Raises:
-            ChildError: this system has no such processes.
+            ChildError: this system does not support the worker.
         """
         if self.process is None or self.process.poll() is not None:
             self.close()
@@ -172,7 +172,7 @@ class Worker:
         self._replies = os.fdopen(receive, "rb")
 
     def poll(self, seconds: float = 0.0) -> int | None:
-        """Wait so long for the answer; return None if it is not there yet, as a process does."""
+        """Wait this long for the answer; return None if it is pending, like `Popen.poll`."""
         while not self._reason and not self._line.endswith(b"\n"):
             assert self._replies is not None
             wait = max(0.0, min(seconds, self._deadline - time.monotonic()))
@@ -191,7 +191,7 @@ class Worker:
         """Wait for the answer and return it.
 
         Raises:
-            ChildError: the process died or took too long.
+            ChildError: the process died or exceeded its time limit.
         """
         while self.poll(60.0) is None:
             pass
@@ -208,11 +208,11 @@ class Worker:
         elif code < 0:
             why = f"died by signal {-code} ({signal.Signals(-code).name})"
         else:
-            why = f"ended with exit status {code}"
+            why = f"exited with status {code}"
         self._reason = f"the worker {why}"
 
     def close(self) -> None:
-        """Stop the process, if there is one."""
+        """Stop the process, if it is running."""
         if self.process is not None:
             if self.process.poll() is None:
                 self.process.kill()
@@ -228,7 +228,7 @@ class Worker:
 
 def answer_requests(handle: int, answer: Callable[[Any], Any]) -> None:
     """Answer the requests on standard input until it closes, in a process of `Worker`."""
-    # When memory runs out the kernel ends this process first, not the one that asks (Linux).
+    # If memory runs out, the kernel should kill this process, not its parent (Linux).
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("900", encoding="ascii")
     with os.fdopen(handle, "wb") as replies:

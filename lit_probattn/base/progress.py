@@ -1,4 +1,4 @@
-"""What a terminal shows: progress, lengths of time, and only characters that it can show."""
+"""Terminal output: progress, durations, replacement of unprintable characters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_ON_A_TERMINAL = 0.2  # seconds between two lines that replace each other
+_ON_A_TERMINAL = 0.2  # seconds between updates of the line
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time for people: `40 s`, `12 min`, `3 h 10 min`, `2 d 5 h`."""
+    """Format a duration: `40 s`, `12 min`, `3 h 10 min`, `2 d 5 h`."""
     minutes = round(seconds / 60)
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -24,13 +24,13 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Says how many points are finished and about how long the rest will take.
+    """Prints the number of finished points and the estimated remaining time.
 
     Args:
         total: number of points.
-        what: what they are, such as `cells`.
-        say: receives the lines; None writes them to stderr, in place on a terminal.
-        every: seconds between lines that nothing new calls for.
+        what: plural noun for the points, such as `runs`.
+        say: receives the lines; None writes them to stderr, on a terminal as one updated line.
+        every: seconds between lines without news.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class Progress:
         self._last = self.begin
 
     def due(self) -> bool:
-        """Whether the last line is long ago."""
+        """Return whether a new line is due."""
         return time.monotonic() - self._last > self.every
 
     def show(self, done: int, left: float | None = None, note: str = "") -> None:
-        """Say that `done` points are finished and the rest takes `left` seconds.
+        """Print that `done` points are finished and `left` seconds remain.
 
         Args:
             done: number of finished points.
-            left: seconds; None if nothing is known about them.
-            note: what else to say.
+            left: remaining seconds; None if unknown.
+            note: additional text.
         """
         text = f"{done} of {self.total} {self.what} finished"
         if left is not None and done < self.total:
@@ -70,9 +70,9 @@ class Progress:
 
 @contextmanager
 def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show the progress of a preparation on standard error; yields what adds to the count.
+    """Show the progress of a preparation on stderr; yields a function that adds to the count.
 
-    Short ones stay silent where there is no terminal.
+    Without a terminal, short ones print nothing.
     """
     shown = Progress(total, unit, every=_ON_A_TERMINAL if sys.stderr.isatty() else 5.0)
     done = 0
@@ -88,7 +88,7 @@ def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None
 
 
 def replace_unprintable() -> None:
-    """Have stdout and stderr print `?` for characters that their encoding does not have."""
+    """Make stdout and stderr print `?` for characters that they cannot encode."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""Where a result was made: revision, command, versions, hardware."""
+"""Provenance of a result: revision, command, versions, hardware."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from lit_probattn.base.processes import capture
 
-# Packages that decide a measured cost, and those that decide a training.
+# Packages that affect a measured cost, and those that affect training.
 COST_PACKAGES = ("torch", "triton", "fvcore", "lit-probattn")
 RUN_PACKAGES = (
     *("lit-probattn", "torch", "lightning", "triton", "numpy"),
@@ -36,17 +36,16 @@ def package_versions(names: Iterable[str]) -> dict[str, str | None]:
 
 @cache
 def versions(packages: tuple[str, ...] = COST_PACKAGES) -> str:
-    """Return the versions of Python and of packages, those that decide a cost, in one line."""
+    """Return the versions of Python and of packages in one line."""
     found = {"python": platform.python_version(), **package_versions(packages)}
     return ", ".join(f"{name} {number}" for name, number in found.items() if number is not None)
 
 
 def git_state(*paths: str) -> dict[str, Any] | None:
-    """Return the revision of the code that runs, and whether tracked files were changed.
+    """Return the revision of the running code, and whether tracked files have changed.
 
-    None if the package is not part of a git checkout that tracks it.
-
-    Changes count in `paths`, relative to the package; everywhere by default.
+    None if the package is not tracked by a git checkout. Only changes in `paths`, relative to the
+    package, count; by default all.
     """
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None
@@ -59,9 +58,9 @@ def git_state(*paths: str) -> dict[str, Any] | None:
 def git_revision() -> str:
     """Return the short revision of this package's checkout, `+` if changed, or `unknown`.
 
-    Changed means the code whose cost is measured: this package and `profiling`.
+    Only changes of this package and `profiling` count, whose cost is measured.
     """
-    given = os.environ.get("PROFILING_REVISION")  # a worker reports the sweep's own
+    given = os.environ.get("PROFILING_REVISION")  # set for workers of a sweep
     if given:
         return given
     state = git_state(".", "../profiling")
@@ -71,7 +70,7 @@ def git_revision() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return what git prints in the package's folder; None if it fails."""
+    """Return the output of git in the package's folder; None if it fails."""
     try:
         done = capture(["git", "-C", str(_PACKAGE), *arguments], timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -80,8 +79,8 @@ def _git(*arguments: str) -> str | None:
 
 
 def command_line() -> str:
-    """Return the command as one would type it in this folder, without machine paths."""
-    given = os.environ.get("PROFILING_COMMAND")  # a worker reports the sweep's own
+    """Return the command as typed in this folder, without absolute paths."""
+    given = os.environ.get("PROFILING_COMMAND")  # set for workers of a sweep
     if given:
         return given
     return " ".join(["python -m profiling", *map(_as_typed, sys.argv[1:])])
@@ -89,7 +88,7 @@ def command_line() -> str:
 
 @contextmanager
 def as_command(command: str) -> Iterator[None]:
-    """Have `command_line` return a command, here and in what is started here; "" is none."""
+    """Set the result of `command_line`, also in child processes; "" means no command."""
     before = os.environ.get("PROFILING_COMMAND")
     if command:
         os.environ["PROFILING_COMMAND"] = command
@@ -103,7 +102,7 @@ def as_command(command: str) -> Iterator[None]:
 
 
 def _as_typed(word: str) -> str:
-    """Return a path below this folder from here, any other absolute one as its name."""
+    """Return a path below this folder as relative, any other absolute path as its name."""
     path = Path(word)
     if not path.is_absolute():
         return word
@@ -111,26 +110,26 @@ def _as_typed(word: str) -> str:
 
 
 def facts(command: str, device: str) -> dict[str, str]:
-    """Return the columns that say how a row was made: device, versions, git_revision, command."""
+    """Return the provenance columns of a row: device, versions, git_revision, command."""
     made = {"device": device_name(device), "versions": versions(), "git_revision": git_revision()}
     return {**made, "command": command}
 
 
 def machine() -> str:
-    """Return one sentence about hardware, versions and revision."""
+    """Return hardware, versions and revision in one sentence."""
     return f"Machine: {place()}; {versions()}; revision {git_revision()}."
 
 
 def place() -> str:
-    """Return the GPUs of this machine, or its processor."""
+    """Return the names of the GPUs of this machine, or of its processor."""
     return ", ".join(gpu["name"] for gpu in _gpus()) or device_name("cpu")
 
 
 def device_name(device: str) -> str:
-    """Return what a device is: the GPU's name, or processor, cores and threads used.
+    """Return the description of a device: name of the GPU, or processor, cores and threads.
 
     Raises:
-        RuntimeError: this machine does not have the CUDA device.
+        RuntimeError: the CUDA device is not available.
     """
     import torch
 
@@ -157,7 +156,7 @@ def hardware() -> dict[str, Any]:
 
 @cache
 def _processor() -> str:
-    """Return the name of the processor; it may be empty."""
+    """Return the name of the processor; may be empty."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -173,12 +172,12 @@ def _memory_bytes() -> int | None:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Return name, memory and driver of the GPUs, without starting CUDA in this process."""
+    """Return name, memory and driver of the GPUs without initialising CUDA in this process."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # no library, no driver: no GPU
+    except Exception:  # library or driver is missing
         return []
     driver = pynvml.nvmlSystemGetDriverVersion()
     handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
@@ -195,11 +194,11 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def rank() -> str:
-    """Return the rank that the launcher gave this process."""
+    """Return the rank that the launcher assigned to this process."""
     names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
     return next((os.environ[name] for name in names if os.environ.get(name)), "0")
 
 
 def is_first_rank() -> bool:
-    """Whether this is rank 0, or a process alone."""
+    """Return whether this is rank 0 or a single process."""
     return rank() == "0"

@@ -1,4 +1,4 @@
-"""Rows: results of jobs as JSON lines, checked by a schema, appended as they are found."""
+"""Rows: results of jobs as JSON lines, validated by a schema and appended durably."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = TypeVar("Row")
-_PATIENCE_SECONDS = 60.0  # another process appends for milliseconds
+_PATIENCE_SECONDS = 60.0  # another process appends within milliseconds
 
 
 def describe(error: ValidationError, known: Collection[str]) -> str:
-    """Return a validation error in one line, with the nearest known name for a wrong one."""
+    """Return a validation error in one line, with the nearest known name for an unknown one."""
     parts = []
     for item in error.errors(include_url=False):
         place = ".".join(str(p) for p in item["loc"])
@@ -38,18 +38,18 @@ def describe(error: ValidationError, known: Collection[str]) -> str:
 class RowStore(Generic[Row]):
     """A file of rows, to which several processes may append.
 
-    The rows of a job are appended in one write and are on disk before `add` returns. A process that
-    is killed while it writes leaves part of a job at the end of the file; it counts as missing, and
-    the next `add` removes it.
+    The rows of a job are appended in one write and synced before `add` returns. If a process is
+    killed while it writes, the incomplete job at the end of the file counts as missing, and the
+    next `add` removes it.
 
     Args:
         path: the file.
         schema: a pydantic model, or `dict[str, Any]` for rows of any columns.
-        key: columns that tell a job from the others.
-        settings: what all rows depend on: the first line of the file. A file of other settings is
-            started anew. None: the file has rows only.
-        size: column that says how many rows the job has; None: one row.
-        is_final: whether the result of a row is kept; if not, later rows of its job replace it.
+        key: columns that identify a job.
+        settings: settings on which all rows depend, stored in the first line of the file. A file
+            with other settings is replaced. None means that the file has only rows.
+        size: column with the number of rows of the job; None means one row.
+        is_final: whether the result of a row is final; otherwise later rows of its job replace it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RowStore(Generic[Row]):
 
     @property
     def rows(self) -> list[Row]:
-        """All rows, as the file is now.
+        """All rows of the current file.
 
         Raises:
             ConfigError: a line is not a row, or a job has two final results.
@@ -88,20 +88,20 @@ class RowStore(Generic[Row]):
         return [row for rows in self._jobs.values() for row in rows]
 
     def of(self, **key: Any) -> list[Row]:
-        """Return the rows of a job, named by its key; none if it has no result."""
+        """Return the rows of a job by its key; empty if it has no result."""
         self._read()
         return self._jobs.get(self._key_of(key), [])
 
     def has(self, **key: Any) -> bool:
-        """Whether a job has a final result."""
+        """Return whether a job has a final result."""
         return any(map(self.is_final, self.of(**key)))
 
     def add(self, *rows: Row) -> None:
-        """Append the rows of jobs, each job whole; those with a final result are left out."""
+        """Append the rows of complete jobs; jobs with a final result are skipped."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with claim(self.path, _PATIENCE_SECONDS) as lock:
             if lock is None:
-                raise ConfigError(f"another process keeps {self.path} locked")
+                raise ConfigError(f"{self.path} is locked by another process")
             self._read()
             if self._head and not self._end:
                 os.truncate(self.path, 0)
@@ -131,7 +131,7 @@ class RowStore(Generic[Row]):
         return 1 if self.size is None else int(getattr(row, self.size))
 
     def _read(self) -> None:
-        """Read what was appended since the last time."""
+        """Read the lines appended since the last call."""
         try:
             with self.path.open("rb") as file:
                 if self._end > os.fstat(file.fileno()).st_size:
@@ -182,5 +182,5 @@ class RowStore(Generic[Row]):
             reason = " ".join(describe(error, self._columns).split())[:200]
             raise ConfigError(
                 f"{self.path}: {reason} (line {number}; only the last line may be incomplete): "
-                "remove the line, and the same command makes it again"
+                "remove the line and rerun the command"
             ) from None

@@ -1,7 +1,7 @@
-"""Everything that PyTorch keeps to itself and that we use all the same: its one home.
+"""All uses of private members of PyTorch.
 
 Each name has a test in `tests/base/test_torch_internals.py` that fails when PyTorch changes it, and
-a test of the package refuses such names anywhere else.
+another test forbids private names elsewhere.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ CPU_ATTENTION_OPERATORS = (  # forward and backward
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
 )
 
-# `torch.compiler.disable`, but the compiler is imported when a function is first called.
+# `torch.compiler.disable`, but the compiler is imported at the first call of a function.
 outside_graphs = torch._disable_dynamo
 
-# A context in which no mode sees torch's functions, nor does a subclass of tensors.
+# A context in which neither modes nor tensor subclasses intercept torch's functions.
 outside_functions = torch._C.DisableTorchFunction
 
 
 def _opened(function: Any) -> Any:
-    """Return a copy of a function of torch that does not step aside for a mode."""
+    """Return a copy of a torch function that does not dispatch to modes itself."""
     known = {**function.__globals__, "has_torch_function": lambda _: False}
     made = types.FunctionType(
         function.__code__, known, function.__name__, function.__defaults__, function.__closure__
@@ -71,27 +71,27 @@ def _opened(function: Any) -> Any:
     return made
 
 
-# `F.multi_head_attention_forward` hands itself to a mode as a whole; in this copy the mode sees the
-# functions inside. Made once, as the compiler does not go into what is made in a call.
+# Modes intercept `F.multi_head_attention_forward` as a whole; with this copy they intercept the
+# functions inside. Created once, since the compiler does not trace functions created in a call.
 open_multi_head_attention = _opened(nn.functional.multi_head_attention_forward)
 
 
 def recomputation() -> Any:
-    """Return what the innermost checkpoint around a call keeps tensors with, or None."""
+    """Return the saved-tensor frame of the innermost checkpoint around a call, or None."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def constant_in_graphs(function: _Function) -> _Function:
-    """Do what `torch.compiler.assume_constant_result` does, without importing the compiler."""
+    """Act like `torch.compiler.assume_constant_result`, without importing the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def loopback_store(port: int) -> dist.TCPStore:
-    """Open the store where processes meet on a port of 127.0.0.1 only, in the process of rank 0.
+    """Open the rendezvous store on a port of 127.0.0.1, in the process of rank 0.
 
-    By itself PyTorch's store listens on every interface, and answers whoever asks. As long as this
-    one is kept, a process group that is formed on the same port uses it.
+    By default PyTorch's store listens on all interfaces without authentication. While this store
+    exists, a process group on the same port uses it.
     """
     listening = socket.create_server(("127.0.0.1", port))
     return dist.TCPStore(
@@ -105,58 +105,58 @@ def loopback_store(port: int) -> dist.TCPStore:
 
 
 def is_exporting() -> bool:
-    """Whether `torch.export` records this call, by itself or through the compiler.
+    """Return whether `torch.export` records this call, directly or through the compiler.
 
-    Unlike the public function of this name, which the compiler of PyTorch 2.11 takes for True
-    wherever it records.
+    The compiler of PyTorch 2.11 evaluates the public function of this name as True in all
+    recordings.
     """
     return torch.compiler._is_exporting_flag
 
 
 def is_proxied() -> bool:
-    """Whether `make_fx`, or a tracer that uses it, records the operations of this thread."""
+    """Return whether `make_fx`, or a tracer based on it, records the operations of this thread."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def is_transformed() -> bool:
-    """Whether this runs inside a transform of `torch.func`: vmap, grad, jvp and their kin."""
-    if torch.compiler.is_compiling():  # the compiler records its own form of a transform
+    """Return whether this runs inside a transform of `torch.func`, such as vmap, grad or jvp."""
+    if torch.compiler.is_compiling():  # the compiler records transforms differently
         return False
     return torch._C._functorch.maybe_current_level() is not None
 
 
 def in_backward() -> bool:
-    """Whether this runs inside a backward pass, as recomputation of checkpoints does."""
+    """Return whether this runs inside a backward pass, like the recomputation of checkpoints."""
     if torch.compiler.is_compiling():  # recomputation is part of the graph
         return False
     return torch._C._current_graph_task_id() != -1
 
 
 def softmax_backward(grad: Tensor, output: Tensor) -> Tensor:
-    """Return output ∘ (grad − Σ output ∘ grad), softmax's gradient over the last axis, fused."""
+    """Return output ∘ (grad − Σ output ∘ grad), the fused softmax gradient over the last axis."""
     return torch.ops.aten._softmax_backward_data(grad, output, -1, output.dtype)
 
 
 def packet_of(operator: Any) -> Any:
-    """Return the operator whose overload a dispatch mode sees."""
+    """Return the operator of an overload that a dispatch mode receives."""
     return operator._overloadpacket
 
 
 def is_decomposed(operator: Any) -> bool:
-    """Whether PyTorch can express an operator in others."""
+    """Return whether PyTorch can decompose an operator."""
     return bool(operator._can_decompose())
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return a number that tensors on the same storage share, fake tensors too."""
+    """Return the identity of a tensor's storage, also for fake tensors."""
     return int(tensor.untyped_storage()._cdata)
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Adds a storage's bytes when an operation first returns it, and subtracts them when it dies.
+    """Adds the bytes of a storage when an operation returns it; subtracts them when it is freed.
 
-    The work per operation does not depend on how much exists. `MemTracker`, which comes with
-    PyTorch and finds the same bytes, goes over all modules at every operation.
+    The work per operation is independent of the number of tensors. PyTorch's `MemTracker`, which
+    computes the same bytes, iterates over all modules at every operation.
     """
 
     def __init__(self, inside: Mapping[str, Callable[..., Any]] | None = None) -> None:
@@ -167,10 +167,10 @@ class _LiveBytes(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # it would import the compiler, which takes longer than most predictions
+        return False  # True imports the compiler, which takes longer than most predictions
 
     def add(self, tensor: Tensor) -> None:
-        """Count the storage of a tensor, or what it has grown or shrunk by."""
+        """Count the storage of a tensor, or the change of its size."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         known = self._known.get(key)
@@ -198,10 +198,10 @@ class _LiveBytes(TorchDispatchMode):
 def peak_bytes(
     resident: Any, step: Any, inside: Mapping[str, Callable[..., Any]] | None = None
 ) -> int:
-    """Return the most bytes that exist at a time while `step` runs, `resident` included.
+    """Return the peak of allocated bytes while `step` runs, including `resident`.
 
-    For tensors that have shapes only. `inside` has functions that operators run, by name: what
-    they make inside counts too.
+    For tensors without data. `inside` maps operators by name to their implementations, whose
+    allocations also count.
     """
     tracker = _LiveBytes(inside)
     for item in resident:
@@ -214,15 +214,15 @@ def peak_bytes(
 
 
 def default_store() -> Any:
-    """Return a connection of its own to the key-value store of the process group."""
+    """Return a separate connection to the key-value store of the process group."""
     return dist.distributed_c10d._get_default_store().clone()
 
 
 class FollowingModule(nn.Module):
-    """A module that acts after it was moved or cast."""
+    """A module with a hook after moves and casts."""
 
     def after_move(self) -> None:
-        """Put right what a move or cast of all tensors has changed."""
+        """Restore state that a move or cast of all tensors has changed."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
@@ -231,10 +231,10 @@ class FollowingModule(nn.Module):
 
 
 class RenamingModule(nn.Module):
-    """A module that reads state dicts with other entries than its own."""
+    """A module that renames entries of state dicts before loading them."""
 
     def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Change entries of a state dict, in place, before the module takes its own."""
+        """Rename entries of a state dict in place before they are loaded."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.rename_state(state_dict, prefix)

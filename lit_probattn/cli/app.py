@@ -90,7 +90,9 @@ TRAINER_DEFAULTS = {
     "enable_model_summary": False,  # its FLOPs column does not count attention
 }
 NAMES = """--task NAME, --attention NAME and --trainer NAME abbreviate --config FILE with the file
-of that name; `lit-probattn list tasks` (attention, trainers) lists the names."""
+of that name; `lit-probattn list tasks` (attention, trainers) lists the names. --seed sets
+--seed_everything. fit: --lr sets --model.init_args.lr, and --steps sets --trainer.max_steps,
+with warm-up, schedule and intervals in proportion. --data.KEY sets an argument of the data."""
 
 
 class RunCLI(BareCLI):

@@ -1,7 +1,7 @@
 """Configuration files of a command, validated and ordered before parsing."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from lit_probattn.base.config_files import KINDS, bundle_of, file_named, find, r
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.configs import SIZES_OF_DATA, read_yaml, reject_two_tasks, settings_of
 
+_SHORT = {"--seed": "--seed_everything", "--lr": "--model.init_args.lr"}
 # Flags that accept the name of a file, by its kind; and what such a file must set.
 NAMED = {
     "task": "the class of a model (model.class_path)",
@@ -37,6 +38,7 @@ def prepared(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, A
     """
     words = with_initial_weights(with_named_files(take_flags(arguments)))
     contents = read_config_files(config_files(words))
+    words = with_run_flags(words, contents.values())
     for word in words:
         if word.startswith("--"):
             reject_linked("the command line", word.partition("=")[0])
@@ -113,6 +115,43 @@ def with_named_files(arguments: Sequence[str]) -> list[str]:
         _check_kind(kind, path)
         (task if kind == "task" else words).extend(["--config", path])
     return [*words[:1], *task, *words[1:]]
+
+
+def with_run_flags(arguments: Sequence[str], contents: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Replace `--seed`, `--lr` and `--steps` of `fit`, which are the same as in `compare`.
+
+    `--steps` also shortens warm-up, schedule and intervals (`run_folder.shorter`); flags that set
+    these have precedence.
+
+    Args:
+        arguments: the command line, with `--config` for every file.
+        contents: configuration files, in order.
+
+    Raises:
+        ConfigError: `--steps` is not a positive integer.
+    """
+    words: list[str] = []
+    steps = None
+    rest = iter(arguments)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if arguments[0] == "fit" and flag == "--steps":
+            steps = value if equals else next(rest, "")
+        elif flag == "--seed" or (arguments[0] == "fit" and flag == "--lr"):
+            words.append(_SHORT[flag] + equals + value)
+        else:
+            words.append(word)
+    if steps is None:
+        return words
+    if not steps.isdigit() or int(steps) < 1:
+        raise ConfigError(f"--steps must be at least 1, received {steps or 'nothing'}")
+    from lit_probattn.training.run_folder import flatten, shorter
+
+    merged: dict[str, Any] = {}
+    for content in contents:
+        merged |= flatten(content)
+    found = shorter(merged, int(steps))
+    return [*words[:1], *(f"--{key}={value}" for key, value in found.items()), *words[1:]]
 
 
 def with_initial_weights(arguments: Sequence[str]) -> list[str]:

@@ -148,7 +148,7 @@ def _open(options: argparse.Namespace) -> Trained:
     pairs = ["num_workers=0", *options.data, f"prompts={prompts}"]
     wanted = {"checkpoint": checkpoint, "data": pairs}
     trained = open_trained(argparse.Namespace(**{**vars(options), **wanted}))
-    check_vocabulary(load_checkpoint(checkpoint), trained.data, "--data vocab_file=FILE")
+    check_vocabulary(load_checkpoint(checkpoint), trained.data, "--data.vocab_file FILE")
     return trained
 
 

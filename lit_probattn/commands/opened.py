@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import add_data
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -43,13 +44,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the options of `training.trained.open_trained` other than the checkpoint."""
     add = parser.add_argument
     add("--config", type=Path, action="append", help="config file (default: the run folder's)")
-    add(
-        "--data",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="argument of the data, such as data_dir=FOLDER; can be repeated",
-    )
+    add_data(parser)
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default auto)")
     add_flag(parser)
 

@@ -1,1 +1,1 @@
-"""Sets of trainings as resumable cells: what is trained, run, predicted, reported."""
+"""Experiments as tables of resumable runs: tables, protocol, runner, predictions, reports."""

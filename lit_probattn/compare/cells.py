@@ -1,8 +1,8 @@
-"""One cell: task, row, seed; its commands, its run, its result file.
+"""One run of a table: task, row and seed; its commands, run folder and result file.
 
-A cell is known by everything that decides its result, not by the table that it stands in: tables
-that print the same model share its run. A cell may begin with the weights of another one, its
-start, which decides its result too; its data then have the start's tokeniser.
+A cell is identified by all settings that affect its result, not by its table: tables with the same
+model share its run. A cell may start from the weights of another cell, its start, which is then
+part of its identity; its data use the tokeniser of the start.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import versions_of
 
 INIT_FROM, TOKENISER = "run.init_from", "data.init_args.tokenizer"
-# Folders of caches that were opened and verified, by the data's configuration and places.
+# Verified cache folders, by configuration and folders of the data.
 _OPENED: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A point of a table."""
+    """A run of a table."""
 
     task: TaskEntry
     row: Row
@@ -52,12 +52,12 @@ class Cell:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Composed configuration, without seed and places."""
+        """Composed configuration, without seed and folders."""
         return cell_config(self.task, self.row, self.options)
 
     @cached_property
     def digest(self) -> str:
-        """Hash of everything that decides the result."""
+        """Hash of all settings that affect the result."""
         more: list[Any] = [dict(self.task.files)] if self.task.files else []
         more += [self.start.digest] if self.start else []
         text = json.dumps(
@@ -65,11 +65,11 @@ class Cell:
         )
         return digests.digest(text, 12)
 
-    # ---- what it begins with -------------------------------------------------------------------
+    # ---- start ---------------------------------------------------------------------------------
 
     @cached_property
     def start(self) -> Cell | None:
-        """The cell whose weights this one begins with; None where settings name other weights."""
+        """The cell from whose weights this one starts; None if settings name other weights."""
         task = start_of(self.task, self.options)
         if task is None or setting(self.config, INIT_FROM) is not None:
             return None
@@ -77,16 +77,16 @@ class Cell:
         return replace(self, task=task, seed=self.seed if seed is None else seed)
 
     def chain(self) -> list[Cell]:
-        """Return the cells that it begins with, the first in front, and itself."""
+        """Return its chain of starts, the first one first, and itself."""
         return [*(self.start.chain() if self.start else ()), self]
 
     def data(self) -> DataModule:
-        """Make the DataModule; what it needs of the start is read, nothing else.
+        """Build the DataModule; only the tokeniser of the start is read.
 
-        It has the start's tokeniser only if the cache of the start's data is there.
+        It has the start's tokeniser only if the cache of the start's data exists.
 
         Raises:
-            DataError: the data's files must be there for that, and are not.
+            DataError: the data files that this requires are missing.
         """
         found = self._tokeniser
         more = {} if found is None else {TOKENISER.rpartition(".")[2]: found}
@@ -94,13 +94,13 @@ class Cell:
 
     @property
     def data_key(self) -> str:
-        """The same for cells with the same data."""
+        """Identity of the data, equal for cells with the same data."""
         before = self.start.data_key if self.start else None
         return json.dumps([self.config["data"], before], sort_keys=True)
 
     @property
     def _shares_tokeniser(self) -> bool:
-        """Whether the data of both this cell and its start have a tokeniser, not named here."""
+        """Whether the data of this cell and of its start have a tokeniser that is not set here."""
         if self.start is None or setting(self.config, TOKENISER) is not None:
             return False
         option = TOKENISER.rpartition(".")[2]
@@ -109,7 +109,7 @@ class Cell:
 
     @property
     def _tokeniser(self) -> str | None:
-        """Folder of the start's tokeniser; None without one, or before it is made."""
+        """Folder of the start's tokeniser; None without one, or before it is built."""
         if self.start is None or not self._shares_tokeniser:
             return None
         key = json.dumps([self.start.data_key, self.place.data_dir, self.place.cache_dir])
@@ -123,7 +123,7 @@ class Cell:
         return _OPENED[key]
 
     def links(self) -> dict[str, Any]:
-        """Return the settings that name what the start leaves: its weights and its tokeniser."""
+        """Return the settings that refer to the start: its weights and its tokeniser."""
         if self.start is None:
             return {}
         folder = self.start.version() or self.place.runs / self.start.run_name / "0"
@@ -132,13 +132,13 @@ class Cell:
             found[TOKENISER] = self._tokeniser or f"<tokeniser of {self.start.name}>"
         return found
 
-    # ---- what its data are made from -----------------------------------------------------------
+    # ---- data files ----------------------------------------------------------------------------
 
     @property
     def sources(self) -> dict[str, str] | None:
-        """SHA-256 of the files that its data, and those of its starts, are made from, by name.
+        """SHA-256 of the source files of its data and of its starts' data, by name.
 
-        They are hashed as they are now. None where the data are missing.
+        The current files are hashed. None if the data are missing.
         """
         found: dict[str, str] = {}
         for cell in self.chain():
@@ -163,20 +163,20 @@ class Cell:
             known[self.data_key] = hashes
         return known[self.data_key]
 
-    # ---- names and places ----------------------------------------------------------------------
+    # ---- names and folders ---------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """Name of the result file, and the beginning of the run's."""
+        """Name of the result file, and prefix of the run's name."""
         attention = run_stem(config_files(self.task, self.row, self.options)[1])
         heads = str(attention_option(self.config, "num_heads")).replace("/", "-")
         return f"{self.task.name}-{attention}-{heads}-seed{self.seed}-{self.digest}"
 
     @property
     def run_name(self) -> str:
-        """Name of the run: that of the cell, and a hash of the files that its data are made from.
+        """Name of the run: the cell's name and a hash of its source files.
 
-        Changed data make another run, whatever the first has left.
+        Changed data start a new run, even if an unfinished one exists.
         """
         if not self.sources:
             return self.name
@@ -195,17 +195,17 @@ class Cell:
 
     @property
     def result_path(self) -> Path:
-        """File of the finished cell."""
+        """Result file."""
         return self.folder / "cells" / f"{self.name}.jsonl"
 
     @property
     def log_path(self) -> Path:
-        """File that the commands of the cell write to."""
+        """Log file of the cell's commands."""
         return self.folder / "logs" / f"{self.name}.log"
 
     @property
     def max_steps(self) -> int:
-        """Optimiser steps."""
+        """Number of optimiser steps."""
         return int(self.config["trainer"]["max_steps"])
 
     # ---- commands and results ------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Cell:
         return ["fit", *configs, *flags(settings), *self.place.flag_arguments()]
 
     def evaluations(self) -> list[tuple[str, dict[str, Any], list[Metric]]]:
-        """Return command, settings and metrics of every evaluation that the metrics need."""
+        """Return command, settings and metrics of each evaluation that the metrics require."""
         found: dict[str, tuple[str, dict[str, Any], list[Metric]]] = {}
         for metric in self.task.metrics.values():
             if metric.command != "count":
@@ -239,31 +239,32 @@ class Cell:
     def evaluate_arguments(
         self, command: str, settings: Mapping[str, Any], version: Path
     ) -> list[str]:
-        """The command line of an evaluation of a run folder's checkpoint."""
+        """The command line that evaluates the checkpoint of a run folder."""
         files = ["--config", str(version / "config.yaml"), "--ckpt_path", self.task.checkpoint]
         quiet = flags({"trainer.enable_progress_bar": False, **settings})
         return [command, *files, *quiet, *self.place.flag_arguments()]
 
     def version(self) -> Path | None:
-        """Newest run folder that has a checkpoint, None if there is none."""
+        """Newest run folder with a checkpoint, or None."""
         for folder in versions_of(self.place.runs, self.run_name):
             if list_checkpoints(folder / "checkpoints", "step"):
                 return folder
         return None
 
     def result(self) -> dict[str, Any] | None:
-        """Return the result of a finished cell; None without one, or with one of other data.
+        """Return the result of a finished cell; None if it is missing or of other data.
 
-        Half a file counts as none. Where the data are missing, those of the result are believed.
+        A truncated file counts as missing. If the data are missing, the result is not checked
+        against them.
 
         Raises:
-            ConfigError: the file is of another cell, or a field is missing or impossible.
+            ConfigError: the file belongs to another cell, or a field is missing or invalid.
         """
         found = self._kept()
         return None if found is None or self._changed(found) else found
 
     def changed_sources(self) -> list[str]:
-        """Return the data's files that are not those of the result file."""
+        """Return the data files that differ from those of the result file."""
         found = self._kept()
         return [] if found is None else self._changed(found)
 
@@ -281,13 +282,13 @@ class Cell:
         """Append the result to the file.
 
         Raises:
-            ConfigError: a field is missing or impossible.
+            ConfigError: a field is missing or invalid.
         """
         result_store(self.result_path).add(CellResult.model_validate(result))
 
 
 def with_starts(cells: Iterable[Cell]) -> list[Cell]:
-    """Return cells, each after those that it begins with; no point of a table twice."""
+    """Return the cells and their starts without duplicates, each start before its dependants."""
     found: dict[tuple[str, str, int], Cell] = {}
     for cell in cells:
         for part in cell.chain():
@@ -298,7 +299,7 @@ def with_starts(cells: Iterable[Cell]) -> list[Cell]:
 def share_of(cells: Iterable[Cell], index: int, count: int) -> list[Cell]:
     """Return every `count`-th group of cells from the `index`-th, each run once.
 
-    A group are the cells that begin, at last, with the same one: whoever trains it goes on.
+    A group contains the cells with the same first start, so one shard trains the whole chain.
     """
     groups: dict[str, dict[str, Cell]] = {}
     for cell in cells:
@@ -307,7 +308,7 @@ def share_of(cells: Iterable[Cell], index: int, count: int) -> list[Cell]:
 
 
 def data_of(config: Mapping[str, Any], place: Place, **more: Any) -> DataModule:
-    """Make the DataModule of a configuration; nothing is read."""
+    """Build the DataModule of a configuration without reading data."""
     entry = config["data"]
     folders = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
     places = {name: folder for name, folder in folders.items() if folder is not None}

@@ -1,7 +1,7 @@
-"""Commands that run a table's cells: their flags, dry runs, running, the report.
+"""Shared code of commands that run a table: flags, dry runs, execution, report.
 
-`compare`, `reproduce`, `reproduce.uea` and `reproduce.head_size experiment` make a table and
-call `run`.
+`compare`, `reproduce`, `reproduce.uea` and `reproduce.head_size experiment` build a table and call
+`run`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
-    """Return what the flags change for all cells.
+    """Return the changes of the protocol that the flags set for all cells.
 
     Raises:
         ConfigError: a number is below 1.
@@ -69,7 +69,8 @@ def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1, received {value}")
-    settings = parse_settings(options.set)
+    data = [f"data.init_args.{text}" for text in options.data]
+    settings = parse_settings([*data, *options.set])
     trainer = options.trainer and file_named("trainer", options.trainer)
     return Options(
         steps=options.steps,
@@ -83,12 +84,12 @@ def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
 def make_cells(
     table: Table, only: Sequence[str], seeds: Sequence[int], options: Options, place: Place
 ) -> list[Cell]:
-    """Return the cells of a table whose parts are there: all rows of a seed before the next.
+    """Return the selected cells of a table, ordered by seed.
 
-    Each comes after the cells that it begins with, which have the seed of `options.start_seed`.
+    Starts come first and have the seed `options.start_seed`.
 
     Raises:
-        ConfigError: `only` names nothing that the table has.
+        ConfigError: `only` selects no cell.
     """
     there = table.present(only)
     starts = {part.name for task, _ in there for part in task.chain()[:-1]}
@@ -111,34 +112,34 @@ def run(
     report: Callable[[Table, Sequence[Cell], str], Report] = Report,
     skipped: Mapping[str, str] | None = None,
 ) -> int:
-    """Do what the flags say with the cells of a table.
+    """Run, plan or report the cells of a table according to the flags.
 
     Args:
         table: the table.
         options: the parsed flags.
-        arguments: the command's arguments as given.
-        module: the command's module; further words of the command may follow.
-        protocol: what changes for all cells; None takes it from the flags.
-        report: makes the command's report, of table, cells and command.
-        skipped: tasks that cannot be made, and why.
+        arguments: the arguments of the command line.
+        module: the command's module, optionally followed by subcommands.
+        protocol: changes of the protocol; None means those of the flags.
+        report: builds the command's report from table, cells and command.
+        skipped: tasks that cannot be built, and the reasons.
 
     Returns:
-        0 if everything asked for is finished, and after a dry run; 1 if a cell failed, is missing
-        its data or runs elsewhere; 130 if it was interrupted.
+        0 if all selected runs are finished, and after a dry run; 1 if a run failed, lacks its data
+        or is running in another process; 130 after an interrupt.
 
     Raises:
-        ConfigError: a flag is wrong.
+        ConfigError: a flag is invalid.
     """
     protocol, skipped = protocol or protocol_of(options), skipped or {}
     if options.executor == "here" and (options.shards > 1 or options.slurm):
-        raise ConfigError("--shards and --slurm need --executor slurm, local or debug")
+        raise ConfigError("--shards and --slurm require --executor slurm, local or debug")
     place = place_of(options)
     seeds = options.seeds or table.seeds
     refuse_unknown_tasks((p.name for t in table.tasks.values() for p in t.chain()), protocol)
     cells = make_cells(table, options.only, seeds, protocol, place)
     check_cells(cells)
     if options.start_seed is not None and not any(cell.start for cell in cells):
-        raise ConfigError(f"--start_seed: no run of {table.name} begins with another one")
+        raise ConfigError(f"--start_seed: no run of {table.name} starts from another run")
     index, count = shard_of(options)
     mine = share_of(cells, index, count)
     command = shlex.join([*f"python -m {module}".split(), *portable(arguments)])
@@ -158,27 +159,27 @@ def run(
             return _run_cells(made, mine, options, out if count == 1 else None, skipped)
     except KeyboardInterrupt:
         done = sum(cell.result() is not None for cell in mine)
-        told = f"interrupted: {done} of {len(mine)} cells are finished; the same command goes on"
+        told = f"interrupted: {done} of {len(mine)} runs are finished; rerun the command to resume"
         if options.executor == "slurm":
-            told += "; its jobs go on too, and --report writes the report"
+            told += "; its jobs continue, and --report writes the report"
         print(told, file=sys.stderr)
         return INTERRUPTED
     if not made.has_numbers:
         changed = [unfinished_label(cell) for cell in cells if cell.changed_sources()]
         why = f"; {'; '.join(changed)}" if changed else ""
-        raise ConfigError(f"no cell of {table.name} is finished: nothing to report{why}")
+        raise ConfigError(f"no run of {table.name} is finished: nothing to report{why}")
     print(f"{made.write(out)}\n\nreport: {out}/report.md")
     return 0 if len(made.results) == len(cells) and not skipped else 1
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
-    """Check metrics, settings and flags before anything runs.
+    """Validate metrics, settings and flags before the first run.
 
-    Command lines are parsed once for each task and set of keys, where a user has set some.
+    Command lines with user settings are parsed once per task and set of keys.
 
     Raises:
-        ConfigError: a metric is not logged, or a key is unknown, set by the command, or decides
-            numbers where it may not.
+        ConfigError: a metric is not logged, or a key is unknown, set by the command, or affects
+            results although it must not.
     """
     if not cells:
         return
@@ -186,7 +187,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
     refuse_settings(options, place.settings)
     refuse_flags(place.flags, [cell.task for cell in cells])
     if place.launch and shutil.which(place.launch[0]) is None:
-        raise ConfigError(f"--launch: there is no program {place.launch[0]!r}")
+        raise ConfigError(f"--launch: program {place.launch[0]!r} not found")
     refuse_reserved_in_files([(cell.task, cell.row) for cell in cells], options)
     parsed = set()
     for cell in cells:
@@ -204,11 +205,17 @@ def check_cells(cells: Sequence[Cell]) -> None:
 
 
 def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) -> None:
-    """Run the command as an array of shards; their failures show in what is finished."""
+    """Run the command as an array of shards; failed ones leave unfinished runs."""
     if options.shard:
-        raise ConfigError("--executor makes its own shards: leave --shard out")
+        raise ConfigError("--executor creates the shards: remove --shard")
     name, *words = module.split()
-    here = ["--executor", "here", "--shards", "1", "--slurm"]  # the last of a flag counts
+    here = [
+        "--executor",
+        "here",
+        "--shards",
+        "1",
+        "--slurm",
+    ]  # the last of equal flags counts
     submit(
         name,
         [*words, *arguments, *here],
@@ -223,7 +230,7 @@ def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) 
 
 
 def missing_by_task(cells: Iterable[Cell]) -> dict[str, str]:
-    """Return why the data of a task cannot be read, by the task's name."""
+    """Return the reasons why data cannot be read, by task."""
     reasons: dict[str, str | None] = {}
     found: dict[str, str] = {}
     for cell in cells:
@@ -242,13 +249,13 @@ def missing_by_task(cells: Iterable[Cell]) -> dict[str, str]:
 def dry_run(
     cells: Sequence[Cell], tflops: float | None, commands: bool, skipped: Mapping[str, str]
 ) -> None:
-    """Print what would run, what it costs by formula, and what is missing; nothing is trained.
+    """Print the runs, their predicted cost, and missing data, without training.
 
     Args:
         cells: the cells.
-        tflops: rate of operations that training times follow from; None leaves times out.
+        tflops: speed for the prediction of training times; None omits times.
         commands: whether to print commands.
-        skipped: tasks that cannot be made, and why.
+        skipped: tasks that cannot be built, and the reasons.
     """
     missing = missing_by_task(cells)
     groups: dict[tuple[str, str], list[Cell]] = {}
@@ -258,7 +265,7 @@ def dry_run(
     for group in groups.values():
         try:
             plan.append(plan_of(group, tflops, missing))
-        except DataError as error:  # sizes that only the data tell
+        except DataError as error:  # sizes that are known only from the data
             missing.setdefault(group[0].task.name, str(error))
     if plan:
         print("\n".join([*markdown_lines(pd.DataFrame(plan)), "", _PLAN]))
@@ -276,15 +283,15 @@ def _named(task: str, reason: str) -> str:
 def plan_of(
     group: Sequence[Cell], tflops: float | None, missing: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return a row of the plan: the cells of one row of a task, which differ in their seeds.
+    """Return a row of the plan for cells that differ only in their seeds.
 
     Args:
         group: the cells.
-        tflops: rate of operations that the time follows from; None leaves it out.
-        missing: tasks whose data are missing.
+        tflops: speed for the prediction of the training time; None omits it.
+        missing: reasons for missing data, by task.
 
     Raises:
-        DataError: the model's sizes are known by the data only.
+        DataError: the model's sizes depend on data that are missing.
     """
     cell = group[0]
     counted, batch = counts(cell), rows_of_step(cell.config)
@@ -312,14 +319,14 @@ def plan_of(
 
 
 class Counted:
-    """Adds what is counted on model and data to a result; equal cells are counted once."""
+    """Adds counts of model and data to a result; equal cells are counted once."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
         self._tests: dict[str, int] = {}
 
     def prepare(self, cells: Sequence[Cell]) -> dict[str, str]:
-        """Build the caches of the cells' data; return why a task's cannot be, by task."""
+        """Build the caches of the cells' data; return the reasons of failures by task."""
         failed: dict[str, str] = {}
         for cell in with_starts(cells):
             key = cell.data_key
@@ -327,7 +334,7 @@ class Counted:
                 continue
             if cell.start is not None and cell.start.task.name in failed:
                 start = cell.start.task.name
-                failed[cell.task.name] = f"it begins with {start}, whose data cannot be read"
+                failed[cell.task.name] = f"it starts from {start}, whose data cannot be read"
                 continue
             try:
                 data = cell.data()
@@ -339,7 +346,7 @@ class Counted:
         return failed
 
     def __call__(self, cell: Cell) -> dict[str, Any]:
-        """Return parameters, multiply-adds here and at full length, size of the test split."""
+        """Return parameters, multiply-adds here and at published length, size of the test split."""
         named = settings_of(cell.task.name, cell.options).items()
         shorter = {*cell.task.length, *cell.task.shortened}
         reading = {k: v for k, v in named if k.startswith("data.") and k not in shorter}
@@ -364,18 +371,18 @@ def _run_cells(
     out: Path | None,
     skipped: Mapping[str, str],
 ) -> int:
-    """Run cells and write the report after each; in one shard of several it is not written.
+    """Run cells and write the report after each, except in one of several shards.
 
     Raises:
-        ConfigError: the flags name a GPU and this machine has none.
+        ConfigError: the flags require a GPU and none is available.
     """
     if options.accelerator in ("gpu", "cuda") and not torch.accelerator.is_available():
         raise ConfigError(
-            f"--accelerator {options.accelerator}, but there is no GPU here: use --accelerator "
-            "cpu, or look at `lit-probattn --version --verbose`"
+            f"--accelerator {options.accelerator}: no GPU is available; use --accelerator cpu, or "
+            "see `lit-probattn --version --verbose`"
         )
     if out is not None:
-        output_folder(out)  # before anything is trained
+        output_folder(out)  # before training starts
     counted = Counted()
     failed = counted.prepare([cell for cell in mine if cell.result() is None])
     without = {**skipped, **failed}
@@ -404,8 +411,8 @@ def _run_cells(
         print(f"failed: {label}: {reason}", file=sys.stderr)
     skips = f"{len(outcome.skipped)} skipped, " if outcome.skipped else ""
     print(
-        f"{len(outcome.finished)} of {len(mine)} cells finished, {outcome.ran} of them now; "
-        f"{len(outcome.failed)} failed, {len(outcome.elsewhere)} run elsewhere, {skips}"
+        f"{len(outcome.finished)} of {len(mine)} runs finished, {outcome.ran} of them now; "
+        f"{len(outcome.failed)} failed, {len(outcome.elsewhere)} in other processes, {skips}"
         f"{len(without)} tasks without data",
         flush=True,
     )

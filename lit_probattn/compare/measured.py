@@ -1,4 +1,4 @@
-"""The report of a comparison of one's own: learning curves, and a training step of every row."""
+"""The report of `compare`: adds learning curves and a measured training step of each row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lit_probattn.compare.protocol import setting
 from lit_probattn.compare.report import Report
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import quantile, time_sides
-from lit_probattn.records.tables import panels
+from lit_probattn.records.figures import ReportFigure, colour_of, panels
 
 _RATIOS = {
     "parameters": "parameters",
@@ -29,18 +29,18 @@ _RATIOS = {
     "step_time": "step time",
     "peak_memory_bytes": "peak memory",
 }
-_SMOOTH = 5  # logged values of the training loss that are averaged
+_SMOOTH = 5  # number of logged training losses per average
 _LABEL_WIDTH = 44  # characters of a line
 
 
 class MeasuredReport(Report):
-    """The report with learning curves, and one training step of all rows beside each other."""
+    """Report with learning curves and a comparison of one training step of all rows."""
 
     after_every_cell: ClassVar[bool] = False
-    # Settings of the measured step in place of the training's, and its batch.
+    # Settings that override those of training in the measured step, and its batch size.
     step_settings: ClassVar[Mapping[str, Any]] = {}
     step_batch: ClassVar[int] = 2
-    # A line across the curves of accuracy, in percent; None where chance is not known.
+    # Chance level in the curves of accuracy, in percent; None if it is unknown.
     chance: ClassVar[float | None] = None
     curves_title: ClassVar[str | None] = None
 
@@ -48,8 +48,8 @@ class MeasuredReport(Report):
 
     @cached_property
     def measured(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Parameters, operations, time and memory of a step, by task and row."""
-        print("\nmeasuring one training step of every row …", flush=True)
+        """Parameters, operations, time and memory of a training step, by task and row."""
+        print("\nmeasuring one training step of each row …", flush=True)
         groups: dict[str, dict[str, Cell]] = {}
         for cell, _ in reversed(self.results):
             groups.setdefault(cell.task.name, {})[cell.row.name] = cell
@@ -88,7 +88,7 @@ class MeasuredReport(Report):
         return rows
 
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-        """Return what was measured of a step."""
+        """Return the measurements of a step."""
         row = self.measured[cell.task.name, cell.row.name]
         return {f"full {key}": value for key, value in row.items() if key != "step_time_ratio"}
 
@@ -108,7 +108,7 @@ class MeasuredReport(Report):
         }
 
     def cheapest(self) -> list[str]:
-        """Return a sentence per task: which row is the cheapest in what."""
+        """Return a sentence per task that names the cheapest row of each quantity."""
         found: dict[str, dict[str, dict[str, Any]]] = {}
         for (task, row), values in self.measured.items():
             found.setdefault(task, {})[row] = values
@@ -124,7 +124,7 @@ class MeasuredReport(Report):
         return sentences
 
     def text(self) -> list[str]:
-        """Return what is cheapest, and how the step was measured."""
+        """Return the cheapest rows, and how the step was measured."""
         rounds = next(iter(self.measured.values()))["num_timed_steps"]
         chosen = {call: name for call, name in recorded_choices().items() if "(meta" not in call}
         backends = "; ".join(f"{call}: {name}" for call, name in chosen.items())
@@ -142,15 +142,22 @@ class MeasuredReport(Report):
 
     # ---- learning curves -------------------------------------------------------------------------
 
-    def figures(self) -> dict[str, Callable[[], Figure]]:
+    def figures(self) -> dict[str, ReportFigure]:
         """Return the learning curves."""
-        return {"learning_curves": self.learning_curves}
+        seeds = sorted({cell.seed for cell, _ in self.results})
+        caption = (
+            f"Loss: mean of {_SMOOTH} logged values. Lines: means over seeds (n = {len(seeds)}); "
+            "bands: lowest to highest seed; dashed lines: test split, where runs scored it during "
+            "training."
+        )
+        claim = (self.curves_title or self.finding()).removesuffix(".")
+        return {"learning_curves": ReportFigure(claim, caption, self.learning_curves)}
 
     def learning_curves(self) -> Figure:
-        """Draw training loss and validation score over optimiser steps, a row of panels a task.
+        """Draw training loss and validation score over optimiser steps, one row of panels per task.
 
-        Lines are means over seeds, bands go from the lowest to the highest seed; dashed lines are
-        of the test split, where runs have scored it during training.
+        Lines are means over seeds, bands are the range of the seeds; dashed lines are scores of the
+        test split, if runs computed them during training.
         """
         tasks = list(dict.fromkeys(cell.task.name for cell, _ in self.results))
         figure, panes = panels(len(tasks), 2, 4.5, 3.6)
@@ -162,17 +169,16 @@ class MeasuredReport(Report):
                     log = pd.read_csv(Path(result["run_folder"]) / "metrics.csv")
                     by_row.setdefault(cell.row.label, []).append((cell, log))
             for label, found in by_row.items():
-                seeds = ", ".join(str(cell.seed) for cell, _ in found)
+                style: dict[str, Any] = {"color": colour_of(label)}
                 logs = [log for _, log in found]
                 monitor = setting(found[0][0].config, "run.monitor") or "val/accuracy"
                 scale = 100 if "accuracy" in monitor else 1
-                named = textwrap.fill(f"{label}, seed {seeds}", _LABEL_WIDTH)
-                _curve(pane[0], logs, "train/loss", named, smooth=_SMOOTH)
-                _curve(pane[1], logs, monitor, label, scale=scale, marker="o")
+                named = textwrap.fill(label, _LABEL_WIDTH)
+                _curve(pane[0], logs, "train/loss", named, smooth=_SMOOTH, style=style)
+                _curve(pane[1], logs, monitor, label, scale=scale, marker="o", style=style)
                 tested = test_curve_of(monitor, logs)
                 if tested is not None:
-                    colour = pane[1].lines[-1].get_color()
-                    style: dict[str, Any] = {"color": colour, "linestyle": "--"}
+                    style = {**style, "linestyle": "--"}
                     _curve(pane[1], logs, tested, "", scale=scale, marker="o", style=style)
                     dashed = " (dashed: test)"
             unit = ", %" if "accuracy" in monitor else ""
@@ -180,21 +186,17 @@ class MeasuredReport(Report):
             pane[0].set(xlabel="optimiser step", ylabel="training loss, nats")
             pane[1].set(xlabel="optimiser step", ylabel=f"{name}{unit}")
             title = task if len(tasks) > 1 else None
-            pane[0].legend(frameon=False, title=title, fontsize=8)
-            for axis in pane:
-                axis.grid(color="0.9")
+            pane[0].legend(title=title)
             if self.chance is not None:
                 pane[1].axhline(self.chance, color="grey", linestyle="--", linewidth=1)
                 place = pane[1].get_yaxis_transform()
                 height = self.chance + 0.6
                 pane[1].text(0.02, height, "chance", color="grey", fontsize=9, transform=place)
-        default = f"{', '.join(tasks)} (loss: mean of {_SMOOTH} logged values; band: all seeds)"
-        figure.suptitle(self.curves_title or default)
         return figure
 
 
 def test_curve_of(monitor: str, logs: Sequence[pd.DataFrame]) -> str | None:
-    """Return the test split's part of a validation metric; None unless all runs logged it."""
+    """Return the test metric that corresponds to a validation metric; None unless all logged it."""
     name = f"test/{monitor.removeprefix('val/')}"
     return name if all(name in log for log in logs) else None
 
@@ -210,7 +212,7 @@ def _curve(
     marker: str = "",
     style: Mapping[str, Any] | None = None,
 ) -> None:
-    """Draw the mean of several runs over the steps that all have, and the band between them."""
+    """Draw mean and range of several runs over their common steps."""
     series = []
     for log in logs:
         if key in log:

@@ -1,8 +1,7 @@
-"""A cell's model without a run: data, model, inputs; parameters, operations and memory by formula.
+"""The model of a cell without training: data, model, inputs; counted and predicted cost.
 
-Nothing is trained. Sentences and pairs of them, whose batches are counted in tokens, have PAIR_LEN
-tokens (a side). Neither operations nor memory have the output layer of a language model, which is
-the same for all rows.
+Sentences and sentence pairs, whose batch size is in tokens, have PAIR_LEN tokens (per side).
+Operations and memory exclude the output layer of a language model, which is the same for all rows.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from lit_probattn.tasks import (
 )
 from lit_probattn.tasks.base import Task
 
-# Tokens of a sentence, or of a side of a pair: about the mean of LM1B, IWSLT'14 and WMT'14.
+# Tokens of a sentence, or of each side of a pair: about the mean of LM1B, IWSLT'14 and WMT'14.
 PAIR_LEN = 32
 
 
 def missing_data(data: DataModule) -> str | None:
-    """Say what is missing and where it comes from; None if the data are there or generated."""
+    """Return the missing files and how to get them; None if the data exist or are generated."""
     if getattr(data, "source", None) == "generated":
         return None
     try:
@@ -59,7 +58,7 @@ def missing_data(data: DataModule) -> str | None:
 
 
 def build_task(cell: Cell, data: DataModule) -> Task:
-    """Make the LightningModule of a cell on the current default device."""
+    """Build the LightningModule of a cell on the current default device."""
     entry = cell.config["model"]
     model = {"class_path": entry["class_path"], "init_args": dict(entry["init_args"])}
     link_sizes(model, _sizes(cell, data), data)
@@ -74,7 +73,7 @@ def build_task(cell: Cell, data: DataModule) -> Task:
 
 
 def _sizes(cell: Cell, data: DataModule) -> Mapping[str, int]:
-    """Return the published sizes; of a shortened protocol those of its own data, if there are."""
+    """Return the published sizes; with a reduced protocol those of its data, if set."""
     if not cell.options.shortened:
         return cell.task.sizes
     try:
@@ -84,7 +83,7 @@ def _sizes(cell: Cell, data: DataModule) -> Mapping[str, int]:
 
 
 def seq_len(task: Task, data: DataModule) -> int:
-    """Return the full length of a sample; the model knows that of series."""
+    """Return the full length of a sample; for time series it is that of the model."""
     if data.batch_setting[0] == "max_tokens":
         return min(PAIR_LEN, int(data.max_seq_len))
     series = isinstance(task, SeriesClassifier)
@@ -97,7 +96,7 @@ def make_inputs(task: Task, data: DataModule, batch: int) -> tuple[Tensor, Tenso
     if isinstance(task, ImageClassifier):
         size = cast(Any, data).image_size
         return torch.randn(batch, 3, size, size), target
-    if isinstance(task, DecisionMaking):  # states, actions and returns-to-go beside each other
+    if isinstance(task, DecisionMaking):  # states, actions and returns-to-go, concatenated
         model = task.model
         steps = torch.randn(batch, task.context_length, model.obs_dim + model.act_dim + 1)
         return steps, steps[..., model.obs_dim : -1]
@@ -148,7 +147,7 @@ def training_step(task: Task, inputs: Tensor, target: Tensor) -> Callable[[], No
 
 
 def sides(task: Task, inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return what a model takes: both sides of sentence pairs, parts of steps, else the inputs."""
+    """Return the model's arguments: both sides of pairs, the parts of steps, or the inputs."""
     if isinstance(task, DecisionMaking):
         widths = [task.model.obs_dim, task.model.act_dim, 1]
         times = torch.arange(inputs.shape[1], device=inputs.device).expand(inputs.shape[:2])
@@ -157,7 +156,7 @@ def sides(task: Task, inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def rows_of_step(config: Mapping[str, Any]) -> int:
-    """Samples of an optimiser step, over all accumulation steps."""
+    """Return the number of samples of an optimiser step, over all accumulation steps."""
     arguments = config["data"]["init_args"]
     if "max_tokens" in arguments:
         return max(1, int(arguments["max_tokens"]) // PAIR_LEN)
@@ -165,9 +164,9 @@ def rows_of_step(config: Mapping[str, Any]) -> int:
 
 
 def counts(cell: Cell) -> dict[str, int]:
-    """Count parameters, and multiply-adds of one sample's forward pass by the equations.
+    """Count parameters, and multiply-adds of the reference in one sample's forward pass.
 
-    The output layer of a language model, the same for all rows, is not in the multiply-adds.
+    The multiply-adds exclude the output layer of a language model, which is equal for all rows.
     """
     data = cell.data()
     with torch.device("meta"):
@@ -186,9 +185,9 @@ def counts(cell: Cell) -> dict[str, int]:
 
 
 def step_bytes(cell: Cell) -> int:
-    """Predict the memory of a training step on the CPU's backends, on tensors without memory.
+    """Predict the memory of a training step on the CPU's backends with fake tensors.
 
-    One micro-batch of one device: parameters, gradients, Adam's two averages, activations.
+    This is one micro-batch of one device: parameters, gradients, Adam's averages, activations.
     """
     data = cell.data()
     parts = int(cell.config["trainer"].get("accumulate_grad_batches") or 1)
@@ -215,5 +214,5 @@ def step_bytes(cell: Cell) -> int:
 
 
 def step_operations(cell: Cell, macs: int) -> int:
-    """Return the operations of one optimiser step: three forward passes of 2 × `macs` a sample."""
+    """Return the FLOP of one optimiser step: three forward passes of 2 × `macs` per sample."""
     return 3 * 2 * macs * rows_of_step(cell.config)

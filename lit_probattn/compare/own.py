@@ -1,15 +1,15 @@
-"""Compare attention variants on tasks: every variant with every seed, one resumable command.
+"""Compare attention variants on tasks with several seeds, in one resumable command.
 
     lit-probattn compare --task lra_listops --seeds 0 1 2 \\
         --attention softmax "smgk num_heads=4" hard_gfish
 
-Names are those of `lit-probattn list tasks` and `list attention`; a path of a file works too. After
-the name of an attention, in quotes, KEY=VALUE sets its options, and a dotted key
-(model.init_args.lr=0.001) any other setting of that variant. The first attention is the baseline.
-Each variant is an ordinary run (`fit`, then `test` of the best checkpoint). The report has means
-and deviations, differences paired by seed with 95 % intervals, learning curves, parameters,
-operations, step time and memory. Variants that would train on other data, or for other steps, are
-refused; other differences, such as dropout, are flagged.
+Tasks and variants are names listed by `lit-probattn list tasks` and `list attention`, or paths of
+files. In quotes, KEY=VALUE after a variant sets its options, and a dotted key
+(model.init_args.lr=0.001) sets any other setting. The first variant is the baseline. Each variant
+is trained by `fit`, then its best checkpoint is evaluated by `test`. The report contains means and
+deviations, paired differences with 95 % intervals, learning curves, parameters, operations, step
+time and memory. Variants that differ in their data or number of steps are rejected; other
+differences, such as dropout, are flagged.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
 from lit_probattn.configs import class_of, compose, parameters_of, takes_any_name
 
 SEEDS = (0, 1, 2)
-# A setting of the class itself, not an argument of it.
+# A setting that is the class itself, not an argument.
 _CLASS = ATTENTION.removesuffix(".init_args")
 
 
 class OwnReport(MeasuredReport):
-    """The report, with what else differs between the rows."""
+    """The report, with the other differences between rows."""
 
     def text(self) -> list[str]:
-        """Return the differences beside the attention, and how the step was measured."""
+        """Return the differences other than attention, and how the step was measured."""
         return [*self._differing(), *super().text()]
 
     def _differing(self) -> list[str]:
@@ -63,7 +63,7 @@ class OwnReport(MeasuredReport):
         return lines
 
 
-# ---- what is compared ------------------------------------------------------------------------
+# ---- table -----------------------------------------------------------------------------------
 
 
 def make_table(
@@ -72,30 +72,30 @@ def make_table(
     metrics: Sequence[str] = (),
     name: str | None = None,
 ) -> Table:
-    """Return the table of a comparison; its baseline is the first attention.
+    """Return the table of a comparison; the first variant is the baseline.
 
     Args:
         tasks: names or files of tasks.
-        attention: names or files, each followed by KEY=VALUE settings.
-        metrics: names of test scores, such as `accuracy`; default: the one that selects the best
+        attention: names or files of variants, each optionally followed by KEY=VALUE settings.
+        metrics: names of test scores, such as `accuracy`; default: the score that selects the best
             checkpoint.
-        name: of the report.
+        name: name of the report.
 
     Raises:
-        ConfigError: a name or key is unknown, or something is given twice.
+        ConfigError: a name or key is unknown, or an argument is duplicate.
     """
     entries: dict[str, TaskEntry] = {}
     for given in tasks:
         config = _portable(file_named("task", given))
         entry = TaskEntry(run_stem(config), config, _metrics(config, metrics))
         if entry.name in entries:
-            raise ConfigError(f"--task {entry.name} is given twice")
+            raise ConfigError(f"duplicate --task {entry.name}")
         entries[entry.name] = entry
     rows: dict[str, Row] = {}
     for given in attention:
         row = read_row(given)
         if row.name in rows:
-            raise ConfigError(f"--attention {given!r} is given twice")
+            raise ConfigError(f"duplicate --attention {given!r}")
         rows[row.name] = row
     title = f"{'; '.join(row.label for row in rows.values())}, on {' and '.join(entries)}"
     return Table(
@@ -113,12 +113,12 @@ def read_row(text: str) -> Row:
     """Return the row of `NAME [KEY=VALUE …]`.
 
     Raises:
-        ConfigError: the name or a key is unknown, or a word is no KEY=VALUE.
+        ConfigError: the name or a key is unknown, or a word is not KEY=VALUE.
     """
     try:
         name, *words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"--attention {text!r}: a name, then KEY=VALUE words") from error
+        raise ConfigError(f"--attention {text!r}: expected NAME KEY=VALUE …") from error
     path = _portable(file_named("attention", name))
     for word in words:
         if not word.partition("=")[0] or "=" not in word:
@@ -141,7 +141,7 @@ def read_row(text: str) -> Row:
 
 
 def _portable(path: str) -> str:
-    """Return a shipped file as `configs/…`, by which every folder and machine finds it."""
+    """Return the path of a shipped file as `configs/…`, which is independent of the machine."""
     inside = Path(path).absolute()
     if inside.is_relative_to(shipped()):
         return str(Path("configs") / inside.relative_to(shipped()))
@@ -186,7 +186,7 @@ def _metrics(config: str, names: Sequence[str]) -> dict[str, Metric]:
 
 
 def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the settings beside the attention's own in which configurations differ."""
+    """Return the settings other than attention in which configurations differ."""
     flat = [
         {k: v for k, v in deciding(config).items() if not k.startswith(_CLASS)}
         for config in configs.values()
@@ -196,18 +196,18 @@ def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def refuse_unequal(table: Table, options: Options) -> None:
-    """Refuse rows that would train on other data, or for another number of steps.
+    """Reject rows that differ in their data or number of steps.
 
     Raises:
-        ConfigError: they differ in that.
+        ConfigError: rows differ in these settings.
     """
     for task in table.tasks.values():
         rows = {name: cell_config(task, row, options) for name, row in table.rows.items()}
         unequal = [k for k in differing(rows) if k.startswith("data.") or k == STEPS]
         if unequal:
             raise ConfigError(
-                f"{task.name}: the variants differ in {', '.join(unequal)}, so their scores could "
-                "not be compared: give these to all by --set"
+                f"{task.name}: the variants differ in {', '.join(unequal)}, so their scores are "
+                "not comparable: use --set to set these for all"
             )
 
 
@@ -215,30 +215,35 @@ def refuse_unequal(table: Table, options: Options) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's flags; none is matched by a prefix."""
+    """Return the parser of the command; flags must be spelled out."""
     parser = Parser("lit-probattn compare", __doc__)
-    add = parser.add_argument_group("what is compared").add_argument
+    add = parser.add_argument_group("tasks and variants").add_argument
     add("--task", nargs="+", required=True, metavar="NAME", help="names or files of tasks")
     add(
         "--attention",
         nargs="+",
         required=True,
         metavar="NAME",
-        help='names or files, or "NAME KEY=VALUE …"; the first is the baseline',
+        help='names or files of variants, or "NAME KEY=VALUE …"; the first is the baseline',
     )
-    add("--metric", nargs="+", default=[], help="test scores; default: what selects checkpoints")
-    add("--name", help="of the report's folder; default: compare-TASK")
+    add(
+        "--metric",
+        nargs="+",
+        default=[],
+        help="test scores (default: that which selects checkpoints)",
+    )
+    add("--name", help="name of the report folder (default: compare-TASK)")
     add_flags(parser, out="RUNS/reproduce/reports/NAME")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare; see `lit_probattn.compare.command.run`, and 2 for wrong usage."""
+    """Run the command; the exit status is that of `run` in `compare.command`, or 2 for misuse."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = make_parser().parse_args(arguments)
     try:
         if options.seeds and len(set(options.seeds)) < len(options.seeds):
-            raise ConfigError(f"--seeds: {_twice(options.seeds)} is given twice")
+            raise ConfigError(f"--seeds: duplicate {_twice(options.seeds)}")
         if options.name is not None and Path(options.name).name != options.name:
             raise ConfigError(f"--name must be the name of a folder, received {options.name!r}")
         protocol = protocol_of(options)

@@ -1,4 +1,4 @@
-"""The configuration of a cell: composed, changed by options, compared with the published one."""
+"""The configuration of a cell: composition, options, comparison with the published protocol."""
 
 from __future__ import annotations
 
@@ -14,26 +14,20 @@ from lit_probattn.compare.tables import Row, TaskEntry
 from lit_probattn.configs import class_of, compose, default_argument, parameters_of, read_yaml
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.checkpoints import averaged_number
-from lit_probattn.training.run_folder import FREE_KEYS, flatten
+from lit_probattn.training.run_folder import FREE_KEYS, STEPS, flatten, shorter
 
 ATTENTION = "model.init_args.attention.init_args"
 
-STEPS, SCHEDULE = "trainer.max_steps", "model.init_args.schedule_steps"
-
-WARMUP = "model.init_args.warmup_steps"
-
-INTERVALS = ("trainer.val_check_interval", "run.checkpoint_every")
-
-# Results do not depend on these beyond rounding: no difference of protocol.
+# Settings that change results only by rounding: not a difference of protocol.
 ROUNDING = ("data.init_args.eval_batch_size", "data.init_args.pad_multiple")
 
-# Settings that decide no number: where files lie, hardware; the number of steps decides.
+# Settings that do not affect results: folders, hardware; the number of steps does.
 UNDECIDING = (*(key for key in FREE_KEYS if key != STEPS), "run.name", "seed_everything")
 
-# Those of them that decide where the checkpoint that is evaluated is a mean of step checkpoints.
+# Those that affect results if the evaluated checkpoint is a mean of step checkpoints.
 AVERAGED = ("run.checkpoint_every",)
 
-# Settings that a command sets for all its runs, and what to give instead.
+# Settings that a command sets for all runs, and what to use instead.
 _NAMED = "the command names its runs"
 RESERVED = {
     "seed_everything": "use --seeds",
@@ -44,7 +38,7 @@ RESERVED = {
     "weights_only": "rerun the command to resume its runs",
     "trainer.max_time": "use --steps",
 }
-# Those that it sets where flags of its own are given.
+# Settings that it sets if the corresponding flags are used.
 _PLACES = {
     "trainer.accelerator": "use --accelerator",
     "trainer.devices": "--accelerator gives each run one device; use --launch or --flags",
@@ -52,7 +46,7 @@ _PLACES = {
     "data.init_args.data_dir": "use --data_dir",
     "data.init_args.cache_dir": "use --cache_dir",
 }
-# Keys that `--flags` takes: they decide no number, and have no flag of the command.
+# Keys that `--flags` supports: they do not affect results and have no separate flag.
 FREE_FLAGS = tuple(
     key
     for key in FREE_KEYS
@@ -62,19 +56,18 @@ FREE_FLAGS = tuple(
 
 @dataclass(frozen=True)
 class Options:
-    """What a command changes for all its cells.
+    """Changes that a command applies to all cells.
 
     Args:
-        steps: optimiser steps; warm-up and schedule shrink with them.
-        max_seq_len: length of sequences, by the settings that the task's `length` names.
-        shortened: use the task's shortened protocol.
-        as_released: attention as the released code computes it, where a row has that.
-        as_published: the settings of the published runs that differ from ours, such as selection
-            on test data.
-        settings: further settings by key, for all cells; `task:key` for those of a task, which may
-            be a pattern.
+        steps: number of optimiser steps; warm-up and schedule are scaled.
+        max_seq_len: length of sequences, set by the keys in the task's `length`.
+        shortened: use the task's reduced protocol.
+        as_released: use attention as in the released code, if the row supports it.
+        as_published: use the settings of the published runs that differ from the defaults here,
+            such as selection on test data.
+        settings: further settings by key for all cells, or by `task:key` for a task or pattern.
         trainer: file of configs/trainer, or None.
-        start_seed: seed of the trainings that others begin with; None means that of each cell.
+        start_seed: seed of the starts; None means the seed of each cell.
     """
 
     steps: int | None = None
@@ -88,7 +81,7 @@ class Options:
 
     @property
     def shortens(self) -> bool:
-        """Whether an option that shortens is set."""
+        """Whether an option that reduces the protocol is set."""
         return self.shortened or self.steps is not None or self.max_seq_len is not None
 
 
@@ -104,12 +97,12 @@ def config_files(task: TaskEntry, row: Row, options: Options) -> list[str]:
 
 
 def start_of(task: TaskEntry, options: Options) -> TaskEntry | None:
-    """Return the task that a task begins with; None if it begins from nothing."""
+    """Return the task from whose model a task starts; None if it starts from random weights."""
     return None if options.shortened and task.shortened_alone else task.start
 
 
 def settings_of(task: str, options: Options) -> dict[str, Any]:
-    """Return the further settings of a task's cells, by key."""
+    """Return the further settings of a task, by key."""
     split = [(key.rpartition(":"), value) for key, value in options.settings.items()]
     return {
         key: value
@@ -119,31 +112,31 @@ def settings_of(task: str, options: Options) -> dict[str, Any]:
 
 
 def refuse_unknown_tasks(tasks: Iterable[str], options: Options) -> None:
-    """Refuse settings of tasks that there are not.
+    """Reject settings of unknown tasks.
 
     Raises:
-        ConfigError: there is such a setting.
+        ConfigError: a setting names an unknown task.
     """
     known = list(dict.fromkeys(tasks))
     for key in options.settings:
         pattern, colon, _ = key.rpartition(":")
         if colon and not fnmatch.filter(known, pattern):
             raise ConfigError(
-                f"--set {key}: there is no task {pattern!r}{nearest(pattern, known)}; tasks: "
+                f"--set {key}: unknown task {pattern!r}{nearest(pattern, known)}; tasks: "
                 f"{', '.join(known)}"
             )
 
 
 def _refuse_reserved(keys: Iterable[str], where: str, also: Collection[str] = ()) -> None:
-    """Refuse settings that the command itself sets for every run.
+    """Reject settings that the command itself sets for all runs.
 
     Args:
         keys: dotted keys.
-        where: what sets them.
-        also: further keys that it sets.
+        where: their origin, for the message.
+        also: further keys that the command sets.
 
     Raises:
-        ConfigError: there is such a key; with what to give instead.
+        ConfigError: a key is reserved; the message names the alternative.
     """
     remedies = RESERVED | {key: _PLACES[key] for key in also}
     for key in keys:
@@ -153,14 +146,14 @@ def _refuse_reserved(keys: Iterable[str], where: str, also: Collection[str] = ()
 
 
 def refuse_settings(options: Options, placed: Collection[str]) -> None:
-    """Refuse `--set` keys that the command itself sets for every run.
+    """Reject `--set` keys that the command itself sets for all runs.
 
     Args:
-        options: with the settings.
+        options: the options, with the settings.
         placed: keys that flags of the command have set.
 
-    Raises:
-        ConfigError: there is such a key.
+        Raises:
+        ConfigError: a key is reserved.
     """
     for key in options.settings:
         _, colon, name = key.rpartition(":")
@@ -170,14 +163,14 @@ def refuse_settings(options: Options, placed: Collection[str]) -> None:
 
 
 def refuse_flags(words: Sequence[str], tasks: Iterable[TaskEntry] = ()) -> None:
-    """Refuse `--flags` that may decide numbers, or that the command itself sets.
+    """Reject `--flags` that may affect results, or that the command itself sets.
 
     Args:
         words: the flags and their values.
-        tasks: those that they are for.
+        tasks: the tasks of the runs.
 
-    Raises:
-        ConfigError: there is such a flag, or a word without one.
+        Raises:
+        ConfigError: a flag is not allowed, or a value has no flag.
     """
     if words and not words[0].startswith("--"):
         raise ConfigError(f"--flags: expected --KEY VALUE, received {words[0]!r}")
@@ -187,22 +180,22 @@ def refuse_flags(words: Sequence[str], tasks: Iterable[TaskEntry] = ()) -> None:
     for key in keys:
         if averaged and key in AVERAGED:
             raise ConfigError(
-                f"--flags {key}: {averaged[0]} is evaluated at a mean of checkpoints, which "
-                f"depends on it; use --set"
+                f"--flags {key}: {averaged[0]} evaluates a mean of checkpoints, which depends on "
+                f"this key; use --set"
             )
         if not any(_is_below(key, free) for free in FREE_FLAGS):
             instead = "--steps" if key == STEPS else "--set"
             raise ConfigError(
-                f"--flags {key}: it may decide numbers; use {instead}. --flags takes "
+                f"--flags {key}: may affect results; use {instead}. --flags supports "
                 f"{', '.join(FREE_FLAGS)}"
             )
 
 
 def refuse_reserved_in_files(cells: Iterable[tuple[TaskEntry, Row]], options: Options) -> None:
-    """Refuse configuration files, tasks and rows that set what the command sets.
+    """Reject configuration files, tasks and rows with settings that the command sets.
 
     Raises:
-        ConfigError: one does; it is named.
+        ConfigError: a file, task or row has such a setting.
     """
     files: set[str] = set()
     for task, row in cells:
@@ -211,26 +204,26 @@ def refuse_reserved_in_files(cells: Iterable[tuple[TaskEntry, Row]], options: Op
         _refuse_reserved(row.overrides, f"row {row.name}:")
     for path in sorted(files):
         found = {key for key, value in flatten(read_yaml(path)).items() if value is not None}
-        _refuse_reserved(sorted(found - {"seed_everything"}), f"{path}:")  # `fit` begins with it
+        _refuse_reserved(sorted(found - {"seed_everything"}), f"{path}:")  # set by `fit`
 
 
 def refuse_unlogged_metrics(task: TaskEntry, config: Mapping[str, Any]) -> None:
-    """Refuse metrics that the task's evaluations do not log, where its class says what they do.
+    """Reject metrics that the task does not log, if its class lists the logged scores.
 
     Raises:
-        ConfigError: there is such a metric; with the nearest.
+        ConfigError: a metric is not logged; the message has the nearest name.
     """
     cls = class_of(config["model"]["class_path"])
     known: Sequence[str] = getattr(cls, "logged", ())
     for metric in task.metrics.values():
         split, _, name = metric.key.partition("/")
-        if not metric.key:  # it reads the command's result in its own way
+        if not metric.key:  # such a metric reads the report itself
             continue
         if not known or metric.command not in ("test", "validate"):
             continue
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in known):
             raise ConfigError(
-                f"{task.name}: {cls.__name__} logs no {split}/{name}{nearest(name, known)}; "
+                f"{task.name}: {cls.__name__} does not log {split}/{name}{nearest(name, known)}; "
                 f"scores: {', '.join(known)}"
             )
 
@@ -240,10 +233,10 @@ def _is_below(key: str, parent: str) -> bool:
 
 
 def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
-    """Return the settings that follow the files, by key; later options win.
+    """Return the settings that override the files, by key; later options override earlier ones.
 
     Raises:
-        ConfigError: the task does not know an option.
+        ConfigError: the task does not support an option.
     """
     attention = {f"{ATTENTION}.{key}": value for key, value in row.set.items()}
     found = {**task.settings, **attention, **row.overrides}
@@ -253,35 +246,19 @@ def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
         found |= task.published
     if options.shortened:
         if not task.shortened:
-            raise ConfigError(f"{task.name} has no shortened protocol; use --steps")
+            raise ConfigError(f"{task.name} has no reduced protocol; use --steps")
         found |= {**task.shortened, **row.shortened}
     if options.max_seq_len is not None:
         if not task.length:
-            raise ConfigError(f"{task.name} has no length that --max_seq_len could set")
+            raise ConfigError(f"{task.name} does not support --max_seq_len")
         found |= {key: round(factor * options.max_seq_len) for key, factor in task.length.items()}
     if options.steps is not None:
-        found |= _shorter(compose([task.config], found), options.steps)
+        found |= shorter(compose([task.config], found), options.steps)
     return found | settings_of(task.name, options)
 
 
-def _shorter(config: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    flat = flatten(config)
-    before = flat[STEPS]
-    found: dict[str, Any] = {STEPS: steps}
-    if flat.get(SCHEDULE) is not None:
-        found[SCHEDULE] = steps
-    if flat.get(WARMUP):
-        found[WARMUP] = max(1, round(flat[WARMUP] * min(1.0, steps / before)))
-    # Validations are counted in micro-batches, checkpoints in steps.
-    most = {INTERVALS[0]: steps * int(flat.get("trainer.accumulate_grad_batches") or 1)}
-    found |= {
-        key: min(flat[key], most.get(key, steps)) for key in INTERVALS if flat.get(key) is not None
-    }
-    return found
-
-
 def cell_config(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
-    """Return the configuration of a cell, without seed and places."""
+    """Return the configuration of a cell, without seed and folders."""
     return compose(config_files(task, row, options), overrides(task, row, options))
 
 
@@ -292,11 +269,11 @@ def published_config(task: TaskEntry, row: Row) -> dict[str, Any]:
 
 
 def deciding(config: Mapping[str, Any], checkpoint: str = "best") -> dict[str, Any]:
-    """Return the settings that decide a result, by dotted key.
+    """Return the settings that affect a result, by dotted key.
 
     Args:
-        config: of a cell.
-        checkpoint: which one is evaluated. A mean depends on how far its parts are apart.
+        config: configuration of a cell.
+        checkpoint: the evaluated checkpoint. A mean also depends on the interval of checkpoints.
     """
     averaged = AVERAGED if averaged_number(checkpoint) is not None else ()
     return {
@@ -320,7 +297,7 @@ class Difference:
 
 
 def differences(task: TaskEntry, row: Row, options: Options) -> list[Difference]:
-    """Compare a cell's settings, defaults included, with those of the published run."""
+    """Compare the settings of a cell, including defaults, with those of the published run."""
     configs = published_config(task, row), cell_config(task, row, options)
     published, here = (deciding(config, task.checkpoint) for config in configs)
     found = []
@@ -337,7 +314,7 @@ def differences(task: TaskEntry, row: Row, options: Options) -> list[Difference]
 
 
 def switched(task: TaskEntry, options: Options) -> list[Difference]:
-    """Return the published settings that `as_published` has switched to; `here` is without it."""
+    """Return the settings that `as_published` replaces; `here` is the value without it."""
     if not options.as_published:
         return []
     own = compose([task.config], task.settings)
@@ -345,15 +322,15 @@ def switched(task: TaskEntry, options: Options) -> list[Difference]:
 
 
 def setting(config: Mapping[str, Any], key: str) -> Any:
-    """Return a setting by dotted key, its default where a configuration leaves it out."""
+    """Return a setting by dotted key, or its default if it is not set."""
     flat = flatten(config)
     return flat[key] if key in flat else default_of(config, key)
 
 
 def attention_option(config: Mapping[str, Any], name: str) -> Any:
-    """Return an option of the attention; where layers differ, their values, as in `4/8/4`.
+    """Return an option of the attention; if layers differ, all values, as in `4/8/4`.
 
-    Those of the default come first, then those of the layers with an attention of their own.
+    The default comes first, then the layers with a separate attention.
     """
     values = [_option(entry, name) for entry in _attentions(config)]
     same = all(value == values[0] for value in values)
@@ -374,7 +351,7 @@ def _option(entry: Mapping[str, Any], name: str) -> Any:
 
 
 def draws_noise_at_eval(config: Mapping[str, Any]) -> bool | None:
-    """Whether the attention draws its noise at evaluation too; None if it has no noise."""
+    """Return whether the attention also draws noise in evaluation; None if it has no noise."""
     noisy = [
         entry for entry in _attentions(config) if _option(entry, "noise") not in (None, "none")
     ]
@@ -386,5 +363,5 @@ def _plain(value: Any) -> Any:
 
 
 def default_of(config: Mapping[str, Any], key: str) -> Any:
-    """Return the default of a setting that a configuration leaves out, None if it has none."""
+    """Return the default of a setting, or None."""
     return "32-true" if key == "trainer.precision" else default_argument(config, key)

@@ -1,17 +1,18 @@
-"""The report of a table: published beside reproduced, cost, differences of protocol, pictures."""
+"""The report of a table: published and reproduced values, cost, protocol differences, figures."""
 
 from __future__ import annotations
 
 import json
 import os
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import score_limits, set_score_limits
@@ -28,7 +29,7 @@ from lit_probattn.compare.protocol import (
 )
 from lit_probattn.compare.runner import minutes_of
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
-from lit_probattn.compare.trends import Agreement, agreements, draw_trends, trend_lines
+from lit_probattn.compare.trends import Agreement, agreements, trend_lines, trends_figure
 from lit_probattn.experiments.expectations import (
     Finding,
     Printed,
@@ -40,15 +41,16 @@ from lit_probattn.experiments.expectations import (
     half_width_of_test_set,
 )
 from lit_probattn.experiments.page import Made, Page, as_csv, image
+from lit_probattn.records.figures import PUBLISHED, ReportFigure, colour_of, panels, readable
 from lit_probattn.records.markdown import code_span, escaped, one_line
-from lit_probattn.records.tables import markdown_lines, panels, unequal_sides
+from lit_probattn.records.tables import markdown_lines, unequal_sides
 
 SHORTENED = "SHORTENED PROTOCOL"
 _PUBLISHED_LEGEND = (
     "Ours − published has a 95 % interval for which the published runs, printed {}, are assumed to "
     "vary as ours do. "
 )
-_MOST_PANELS = 4  # in a single row
+_MOST_PANELS = 4  # in one row
 _MOST_NAMED = 4  # rows in a sentence
 _LABEL_WIDTH = 36  # characters of a line
 _LEGEND = (
@@ -64,8 +66,8 @@ _LEGEND = (
 class Report:
     """Report of the finished cells of a table.
 
-    A command whose tables have columns, figures or text of their own overrides `columns`,
-    `shown`, `figures` and `text`.
+    A command with additional columns, figures or text overrides `columns`, `shown`, `figures` and
+    `text`.
 
     Args:
         table: the table.
@@ -76,46 +78,48 @@ class Report:
     table: Table
     cells: Sequence[Cell]
     command: str
-    # Whether it is written whenever a cell is finished, or only at the end.
+    # Whether scores are drawn by row; False if another figure of the report shows them.
+    draws_scores: ClassVar[bool] = True
+    # Whether the report is written after each cell, or only at the end.
     after_every_cell: ClassVar[bool] = True
 
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-        """Return further columns of rows.csv for a finished cell."""
+        """Return additional columns of rows.csv for a finished cell."""
         return {}
 
     def shown(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """Return further columns of the table for an entry of the summary; None takes one away."""
+        """Return additional columns of the table for an entry of the summary; None removes one."""
         return {}
 
-    def figures(self) -> dict[str, Callable[[], Figure]]:
-        """Return what draws further figures, by name."""
+    def figures(self) -> dict[str, ReportFigure]:
+        """Return additional figures, by name."""
         return {}
 
     def copies(self) -> dict[str, Path]:
-        """Return pictures that are there already, by name; the text shows them."""
+        """Return existing PNG files to copy, by name; the text shows them."""
         return {}
 
     def further_tables(self) -> dict[str, str]:
-        """Return further CSV files, by name."""
+        """Return additional CSV files, by name."""
         return {}
 
     def text(self) -> list[str]:
-        """Return further paragraphs, after the table."""
+        """Return additional paragraphs after the table."""
         return []
 
     def metrics(self, task: TaskEntry) -> Sequence[Metric]:
-        """Return the numbers that are compared."""
+        """Return the compared metrics."""
         return list(task.metrics.values())
 
     def legend(self) -> str:
-        """Say what the columns of the table are."""
+        """Return the explanation of the table's columns."""
         spread = any(row.spread for row in self.table.rows.values())
         how = "with a ± that is not defined" if spread else "without deviations"
         published = _PUBLISHED_LEGEND.format(how) if self.table.published_runs else ""
         return _LEGEND.format(published)
 
     def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
-        """Return what a dry run says of that which follows the training.
+        """Return the lines of a dry run about the steps after training.
 
         Args:
             cells: cells of this process.
@@ -124,15 +128,15 @@ class Report:
         return []
 
     def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
-        """Make what the report needs of trained cells beside their results.
+        """Compute the additional results of trained cells for the report.
 
         Args:
             cells: cells of this process.
-            jobs: processes at a time.
-            devices: CUDA devices that they share in turn.
+            jobs: number of concurrent processes.
+            devices: CUDA devices to distribute them over.
 
         Returns:
-            Reasons, by the labels of cells for which it failed.
+            Reasons of failures, by cell label.
         """
         return {}
 
@@ -145,12 +149,12 @@ class Report:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether there is anything to report."""
+        """Whether there are results to report."""
         return bool(self.results)
 
     @property
     def judged(self) -> list[Finding]:
-        """What is judged: printed numbers, and the table's trends."""
+        """Findings on printed numbers and on the table's trends."""
         numbers = []
         for e in self.summary.to_dict("records"):
             if isinstance(e["verdict"], str):
@@ -159,7 +163,7 @@ class Report:
         return [*numbers, *(one.finding for one in self.agreements)]
 
     def finding(self) -> str:
-        """Return what was found, in a sentence: the first score over seeds, of the first rows."""
+        """Return a one-sentence summary: the first score over seeds of the first rows."""
         told = self.summary[self.summary["mean"].notna()]
         if told.empty:
             return ""
@@ -174,14 +178,14 @@ class Report:
 
     @cached_property
     def tasks(self) -> list[TaskEntry]:
-        """The table's tasks, each after those that its cells begin with."""
+        """The table's tasks, each after its starts."""
         named = {cell.task.name: cell.task for cell in self.cells}
         order = (part.name for task in self.table.tasks.values() for part in task.chain())
         return [named[name] for name in dict.fromkeys(order) if name in named]
 
     @cached_property
     def agreements(self) -> list[Agreement]:
-        """What the table's trends come to."""
+        """Printed and reproduced trends of the table."""
         return agreements(self.table, self.rows)
 
     @cached_property
@@ -194,7 +198,7 @@ class Report:
 
     @property
     def shortened(self) -> bool:
-        """Whether any cell was trained for fewer steps, or by an option that shortens."""
+        """Whether any cell has fewer steps, or an option reduces the protocol."""
         steps = [d for found in self.differences.values() for d in found if "max_steps" in d.key]
         return bool(steps) or any(cell.options.shortens for cell, _ in self.results)
 
@@ -205,7 +209,7 @@ class Report:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """One row per task, row and metric: mean, deviation, published, notes, ratios of cost."""
+        """One row per task, row and metric: mean, deviation, published value, note, cost ratios."""
         found = [
             entry
             for task in self.tasks
@@ -261,7 +265,7 @@ class Report:
             if sample.count == 1 and size:
                 half = half_width_of_test_set(sample.mean, size)
                 note += f"; the test set alone gives ± {half:.2f}"
-        # A resumed fit counts from its last start: its minutes are not all of them.
+        # The minutes of a resumed fit count only from its last start.
         times = [r["fit_seconds_of_last_start"] for r in results if r["num_starts"] == 1]
         whole = [seconds for seconds in times if seconds is not None]
         return {
@@ -287,7 +291,7 @@ class Report:
     def _judged(
         self, task: TaskEntry, row: Row, name: str, ours: Sample, base: Sample | None
     ) -> Finding | None:
-        """Judge a printed number; its order is that beside the printed baseline."""
+        """Judge a printed number; its order is relative to the printed baseline."""
         published = row.published.get(task.name, {}).get(name)
         if published is None:
             return None
@@ -299,7 +303,7 @@ class Report:
         return against_printed(ours, number, self.table.published_runs, reference)
 
     def _averages(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Mean over the tasks, of the published metric of rows that have all tasks."""
+        """Mean of the published metric over the tasks, for rows with all tasks."""
         found = []
         for row in self.table.rows.values():
             if AVERAGE not in row.published:
@@ -319,7 +323,7 @@ class Report:
 
     @property
     def lines(self) -> list[str]:
-        """The summary as Markdown; columns of published numbers only if there are any."""
+        """The summary as Markdown; published numbers have columns only if there are any."""
         shown = []
         has_published = self.summary["published"].notna().any()
         entries: list[dict[str, Any]] = cast(Any, self.summary.to_dict("records"))
@@ -360,16 +364,16 @@ class Report:
         """Return the report.
 
         Raises:
-            ValueError: no cell is finished, and the report has no other numbers.
+            ValueError: no cell is finished, and the report has no other results.
         """
         if not self.has_numbers:
             raise ValueError("no finished cell: nothing to report")
-        pictures: dict[str, Callable[[], Figure]] = {}
-        if self.results:
-            pictures["results"] = self._draw
+        figures: dict[str, ReportFigure] = {}
+        if self.results and self.draws_scores:
+            figures["results"] = self._scores()
         if self.agreements:
-            pictures["trends"] = partial(draw_trends, self.agreements)
-        pictures |= self.figures()
+            figures["trends"] = trends_figure(self.agreements)
+        figures |= self.figures()
         found = (*map(one_line, (*self._noise_lines(), *self._start_lines())), *self.text())
         return Page(
             kind="runs",
@@ -379,7 +383,7 @@ class Report:
             body=[
                 *(self._finished_line(), "", *self._warning(), *self.lines, "", self.legend()),
                 *(line for part in found for line in ("", part)),
-                *("", *map(image, pictures)),
+                *(line for name in figures for line in ("", image(name))),
                 *trend_lines(self.agreements),
                 *(self._difference_lines() if self.table.published_runs else []),
                 *("", "## Runs", "", *self._run_lines()),
@@ -390,22 +394,23 @@ class Report:
                 "ratios": as_csv(self.summary, 6),
                 **self.further_tables(),
             },
-            pictures={**pictures, **self.copies()},
+            figures={**figures, **self.copies()},
         )
 
     def write(self, folder: Path) -> str:
-        """Write the report; return its table.
+        """Write the report and return its table.
 
         Raises:
-            ValueError: as `page`.
+            ValueError: see `page`.
         """
         self.page().write(folder)
         return "\n".join(self.lines)
 
-    def _draw(self) -> Figure:
+    def _scores(self) -> ReportFigure:
         measured = self.summary[self.summary["mean"].notna()]
-        compared = not self.shortened
-        return draw(measured, self.rows, self.title, self.table.baseline_of, compared=compared)
+        return scores_figure(
+            measured, self.rows, self.table.baseline_of, compared=not self.shortened
+        )
 
     def _made(self) -> Made:
         if not self.results:
@@ -441,11 +446,11 @@ class Report:
 
     @cached_property
     def _first_of_rows(self) -> dict[str, tuple[Cell, dict[str, Any]]]:
-        """A finished cell of every row, with its result."""
+        """One finished cell per row, with its result."""
         return {cell.row.name: (cell, result) for cell, result in reversed(self.results)}
 
     def _unlearned(self) -> list[str]:
-        """Name the rows that do not tell labels better than always naming one does."""
+        """Return a warning that names the rows with accuracy at chance level."""
         seeds: dict[str, list[str]] = {}
         for cell, result in self.results:
             if (result.get("report") or {}).get("above_chance") is False:
@@ -471,7 +476,7 @@ class Report:
         return unequal_sides(sides, baselines, "what is compared is not the method alone")
 
     def _noise_lines(self) -> list[str]:
-        """Say whether rows with noise were evaluated with it."""
+        """Return whether rows with noise were evaluated with noise."""
         rows: dict[bool, list[str]] = {}
         for cell, _ in self._first_of_rows.values():
             drawn = draws_noise_at_eval(cell.config)
@@ -484,7 +489,7 @@ class Report:
         return [f"Noise at evaluation is {how[k]}: {'; '.join(v)}." for k, v in rows.items()]
 
     def _start_lines(self) -> list[str]:
-        """Say what runs that begin with others begin with."""
+        """Return the starts of runs that start from other runs."""
         begun = {c.task.name: c.start.task.name for c, _ in self.results if c.start is not None}
         seed = next((cell.options.start_seed for cell in self.cells), None)
         of = "the same seed, so that the spread is that of the whole chain"
@@ -496,7 +501,7 @@ class Report:
         )
 
     def _difference_lines(self) -> list[str]:
-        """Differences that all cells of a task share once, the others with their rows."""
+        """Differences of all cells of a task, then those of single rows."""
         lines = [
             "",
             "## Differences from the published protocol",
@@ -530,7 +535,7 @@ class Report:
         return lines
 
     def _switched_lines(self, task: TaskEntry) -> list[str]:
-        """Published settings that --as_published has taken in place of ours."""
+        """Published settings that --as_published has applied."""
         options = next(cell.options for cell, _ in self.results if cell.task.name == task.name)
         lines = []
         for found in switched(task, options):
@@ -557,10 +562,10 @@ class Report:
 
 
 def refuse_foreign_files(folder: Path) -> None:
-    """Refuse a folder for a report that cannot be one, or that has files of others by its names.
+    """Reject an invalid report folder, or one with unrelated files of the report's names.
 
     Raises:
-        ConfigError: the file is named.
+        ConfigError: the message names the file.
     """
     refuse_file(folder, "--out")
     names = ("report.md", "report.json", "rows.csv", "ratios.csv", "verdicts.csv")
@@ -568,10 +573,10 @@ def refuse_foreign_files(folder: Path) -> None:
 
 
 def refuse_file(folder: Path, flag: str) -> None:
-    """Refuse a file where a folder is to be made.
+    """Reject a file at the path of a new folder.
 
     Raises:
-        ConfigError: it or a folder above it is a file, or cannot be written.
+        ConfigError: the path or a parent is a file, or is not writable.
     """
     place = next(p for p in (folder, *folder.absolute().parents) if p.exists() or p.is_symlink())
     if not place.is_dir():
@@ -581,18 +586,18 @@ def refuse_file(folder: Path, flag: str) -> None:
 
 
 def unfinished_label(cell: Cell) -> str:
-    """Name a cell without a result, and files of its data that have changed since it had one."""
+    """Return the label of an unfinished cell, with the data files that changed since its result."""
     changed = cell.changed_sources()
     return cell.label + (f" (its data changed: {', '.join(changed)})" if changed else "")
 
 
 def _refuse_other_data(results: Sequence[tuple[Cell, dict[str, Any]]]) -> None:
-    """Refuse results of one task that were trained on different data.
+    """Reject results of one task that were trained on different data.
 
-    Where the data are present, only results of these are taken.
+    If the data are present, only their results count.
 
     Raises:
-        ConfigError: there are such; their files are named.
+        ConfigError: results differ; the message names their files.
     """
     first: dict[str, tuple[Cell, dict[str, Any]]] = {}
     for cell, result in results:
@@ -602,13 +607,13 @@ def _refuse_other_data(results: Sequence[tuple[Cell, dict[str, Any]]]) -> None:
         if changed:
             raise ConfigError(
                 f"{cell.label} and {other.label} were trained on different data (files: "
-                f"{', '.join(changed)}), and the data are not here: give the folder of those "
-                f"that count by --data_dir, or remove {cell.result_path} or {other.result_path}"
+                f"{', '.join(changed)}), and the data are missing: set --data_dir to the folder of "
+                f"the valid data, or remove {cell.result_path} or {other.result_path}"
             )
 
 
 def beside(ours: Sample, base: Sample) -> str:
-    """Return a note on a row's difference from the baseline; * where it is significant."""
+    """Return the difference of a row from the baseline; * marks significant ones."""
     if ours is base:
         return "baseline"
     found = difference(ours, base)
@@ -620,7 +625,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-    """Return what rows.csv says of a finished cell; another table may have run it."""
+    """Return the columns of rows.csv for a finished cell, which another table may have run."""
     hardware, git = result.get("hardware") or {}, result.get("git") or {}
     gpus = [gpu["name"] for gpu in hardware.get("gpus") or []]
     backends = result.get("backends") or {}
@@ -646,26 +651,83 @@ def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def draw(
+def scores_figure(
     summary: pd.DataFrame,
     rows: pd.DataFrame,
-    title: str,
     baseline_of: Callable[[str], str],
     *,
     compared: bool,
-) -> Figure:
-    """Draw one panel per task and metric; rows of the table from top to bottom.
-
-    An axis is at least as wide as `score_limits` asks for.
+) -> ReportFigure:
+    """Return the figure of the scores, a panel per task and metric with rows from top to bottom.
 
     Args:
         summary: the report's summary.
         rows: one row per finished cell.
-        title: above the panels.
-        baseline_of: names, for a task, the row whose spread over seeds sets the least width of
-            its axis.
-        compared: whether published numbers are of the same protocol. Others so far away that
-            nothing of ours could be told apart are named below the axis, and not drawn.
+        baseline_of: returns, for a task, the row whose spread over seeds sets the smallest range
+            of the axis.
+        compared: whether published numbers have the same protocol.
+    """
+    summary = summary.assign(method=summary["method"].map(readable))
+    seeds = sorted({int(n) for n in summary["num_seeds"]})
+    several = max(seeds) > 1
+    error = (
+        "mean ± standard deviation over seeds (n − 1)" if several else "one seed, no error known"
+    )
+    bases = dict.fromkeys(
+        part["method"].iloc[0]
+        for task in summary["task"].unique()
+        if len(part := summary[(summary["task"] == task) & (summary["row"] == baseline_of(task))])
+    )
+    caption = (
+        f"Small dots: one seed each, n = {' or '.join(map(str, seeds))} per row; large dots: "
+        f"{error}. Baseline: {' or '.join(bases) or 'none'}."
+    )
+    if summary["published"].notna().any():
+        protocol = "the same protocol" if compared else "another protocol, longer training"
+        caption += f" Diamonds: published values, of {protocol}; far ones are named at the axis."
+    draw_panels = partial(draw, summary, rows, baseline_of, compared=compared)
+    return ReportFigure(claim_of(summary), caption, draw_panels)
+
+
+def claim_of(summary: pd.DataFrame) -> str:
+    """Return a sentence on rows that differ from their baseline beyond the spread over seeds."""
+    first = summary.iloc[0]
+    about = f"{first['task']}, {first['metric']}, {first['unit']}"
+    beside_base = summary[~summary["difference_from_baseline"].isin(["", "baseline"])]
+    if summary["num_seeds"].max() < 2 or beside_base.empty:
+        part = summary[(summary["task"] == first["task"]) & (summary["metric"] == first["metric"])]
+        low, high = part["mean"].min(), part["mean"].max()
+        return f"{about}: {low:.1f} to {high:.1f}, {first['num_seeds']} seed a row"
+    marked = beside_base[beside_base["difference_from_baseline"].str.endswith("*")]
+    base = summary[summary["difference_from_baseline"] == "baseline"]["method"].unique()
+    against = " and ".join(map(str, base))
+    if marked.empty:
+        return (
+            f"None of {beside_base['row'].nunique()} variants differs from {against} beyond the "
+            f"spread over seeds ({summary['task'].nunique()} tasks)"
+            if summary["task"].nunique() > 1
+            else f"None of {beside_base['row'].nunique()} variants differs from {against} beyond "
+            f"the spread over seeds ({about})"
+        )
+    told = [
+        f"{e['method']} ({e['task']}, {e['metric']}: {e['difference_from_baseline'].split()[0]})"
+        for e in marked.head(_MOST_NAMED // 2).to_dict("records")
+    ]
+    more = f" and {len(marked) - len(told)} more" if len(marked) > len(told) else ""
+    return f"Beyond the spread over seeds, different from {against}: {'; '.join(told)}{more}"
+
+
+def draw(
+    summary: pd.DataFrame,
+    rows: pd.DataFrame,
+    baseline_of: Callable[[str], str],
+    *,
+    compared: bool,
+) -> Figure:
+    """Draw one panel per task and metric, with the rows of the table from top to bottom.
+
+    An axis is at least as wide as `score_limits` asks for. Published numbers of another protocol
+    that are so far away that nothing of ours could be told apart are named below the axis.
     """
     found = [
         (key, part)
@@ -673,85 +735,70 @@ def draw(
         if f"value {key[1]}" in rows and key[0] in set(rows["task"])
     ]
     tallest = max(len(part) for _, part in found)
-    height = 1.9 + 0.33 * tallest
+    height = 1.9 + 0.36 * tallest
     columns = len(found) if len(found) <= _MOST_PANELS else _MOST_PANELS - 1
-    grid = panels(-(-len(found) // columns), columns, 4.2 + 1.5 / columns, height)
+    grid = panels(-(-len(found) // columns), columns, 4.2 + 2.0 / columns, height)
     figure, axes = grid[0], [axis for row in grid[1] for axis in row]
     for axis in axes[len(found) :]:
         axis.remove()
     axes = axes[: len(found)]
     methods = [list(part["method"]) for _, part in found]
-    known_spread = summary["std"].notna().any()
     for axis, ((task, metric), part) in zip(axes, found, strict=True):
         places = {name: -index for index, name in enumerate(part["row"])}
-        seeds = rows[(rows["task"] == task) & rows["row"].isin(places)]
-        axis.scatter(
-            seeds[f"value {metric}"],
-            [places[name] for name in seeds["row"]],
-            s=14,
-            color="tab:blue",
-            alpha=0.6,
-            label="one seed",
-            zorder=3,
-        )
-        heights = [places[name] + 0.22 for name in part["row"]]
-        spread = part["std"].astype(float)
-        axis.errorbar(
-            part["mean"],
-            heights,
-            xerr=spread if known_spread else None,
-            fmt="o",
-            color="black",
-            markersize=5,
-            capsize=3,
-            label="mean ± standard deviation" if known_spread else "mean (one seed: no spread)",
-        )
-        known = part[part["published"].notna()]
-        ends = [part["mean"] + sign * spread.fillna(0.0) for sign in (-1, 1)]
-        ours = [*seeds[f"value {metric}"], *ends[0], *ends[1]]
-        own = spread[part["row"] == baseline_of(task)]
+        shown = _draw_scores(axis, part, rows[rows["task"] == task], str(metric), places)
+        own = part["std"].astype(float)[part["row"] == baseline_of(str(task))]
         least_spread = None if own.empty else own.iloc[0]
-        about = f"{task}: {metric}, {part['unit'].iloc[0]}"
-        if not compared and _far(known["published"], *score_limits(ours, least_spread)):
+        about = _score_words(str(task), str(metric), str(part["unit"].iloc[0]))
+        known = part[part["published"].notna()]
+        if not compared and _far(known["published"], *score_limits(shown, least_spread)):
             least, most = known["published"].min(), known["published"].max()
-            about += f"\npublished (its own protocol): {least:g} to {most:g}, off this axis"
-            known = known[:0]
-        if len(known):
+            about += f"\npublished: {least:g} to {most:g}, off this axis"
+        elif len(known):
             axis.scatter(
                 known["published"],
                 [places[name] - 0.22 for name in known["row"]],
                 marker="D",
                 facecolors="none",
-                edgecolors="tab:red",
-                label="published (its own protocol)",
+                edgecolors=PUBLISHED,
             )
-        shown = [*ours, *known["published"]]
+            shown = [*shown, *known["published"]]
         set_score_limits(axis, "x", shown, least_spread)
         labels = [textwrap.fill(method, _LABEL_WIDTH) for method in part["method"]]
         axis.set_yticks(list(places.values()), labels)
         axis.set_ylim(-len(places) + 0.4, 0.6)
         axis.set_xlabel(about)
-        axis.grid(axis="x", color="0.85")
-        axis.set_axisbelow(True)
     for index, axis in enumerate(axes):
         if index % columns and methods[index] == methods[index - 1]:
             axis.tick_params(labelleft=False)
-    named = [axis.get_legend_handles_labels() for axis in axes]
-    marks = {label: mark for pair in named for mark, label in zip(*pair, strict=True)}
-    figure.legend(
-        list(marks.values()),
-        list(marks),
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-        fontsize=8,
-    )
-    figure.suptitle(textwrap.fill(title, 24 + 32 * columns), fontsize=10)
     return figure
 
 
+def _draw_scores(
+    axis: Axes, part: pd.DataFrame, rows: pd.DataFrame, metric: str, places: Mapping[str, int]
+) -> list[float]:
+    """Draw the seeds, means and deviations of the rows; return all drawn values."""
+    shown: list[float] = []
+    for entry in part.to_dict("records"):
+        colour, place = colour_of(str(entry["method"])), places[entry["row"]]
+        values = rows.loc[rows["row"] == entry["row"], f"value {metric}"]
+        axis.scatter(values, [place] * len(values), s=16, color=colour, alpha=0.55, zorder=3)
+        spread = 0.0 if pd.isna(entry["std"]) else float(entry["std"])
+        error = None if pd.isna(entry["std"]) else [spread]
+        style: dict[str, Any] = {"fmt": "o", "markersize": 6, "capsize": 3, "color": colour}
+        axis.errorbar([entry["mean"]], [place + 0.22], xerr=error, **style)
+        shown += [*values, entry["mean"] - spread, entry["mean"] + spread]
+    return shown
+
+
+def _score_words(task: str, metric: str, unit: str) -> str:
+    """Return the name of an axis, such as `test perplexity on wikitext_small`."""
+    split = metric in ("test", "valid")
+    what = f"{metric} {'score' if unit == '%' else unit}" if split else metric
+    return f"{what} on {task}" + (f", {unit}" if unit == "%" or not split else "")
+
+
 def _far(published: pd.Series, low: float, high: float) -> bool:
-    """Whether `low` to `high` would take less than a fifth of an axis with published numbers."""
+    """Return whether `low` to `high` covers less than a fifth of an axis with published numbers."""
     if published.empty:
         return False
     return high - low < 0.2 * (max(high, published.max()) - min(low, published.min()))

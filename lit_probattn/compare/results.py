@@ -1,4 +1,4 @@
-"""The result file of a finished cell: written, read and checked in one place."""
+"""The result file of a finished cell: schema, reading, validation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lit_probattn.compare.tables import Metric
 _Count = Annotated[int, Field(ge=0)]
 _Positive = Annotated[int, Field(ge=1)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
-_REMEDY = "remove the file, and the same command evaluates its run again"
+_REMEDY = "remove the file and rerun the command to evaluate the run again"
 
 
 class _Evaluation(BaseModel):
-    """What an evaluation wrote: its scores, and the checkpoint that it was of."""
+    """Report of an evaluation: scores and checkpoint."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -30,18 +30,18 @@ class CellResult(BaseModel):
     """A finished cell.
 
     Args:
-        name: name of the cell, which is that of the file.
-        task, row, seed: what was trained; another table may call the row otherwise.
+        name: name of the cell and of the file.
+        task, row, seed: identity of the run; other tables may use another name for the row.
         values: metrics in the printed unit.
-        sources: SHA-256 of the files that the data were made from, those of its starts included.
+        sources: SHA-256 of the source files of the data, including those of its starts.
         selected_step: step of the evaluated checkpoint.
-        selected_on_test: whether the test split selected it.
-        max_steps: optimiser steps.
-        fit_seconds_of_last_start: None where this command has only evaluated.
-        num_starts: how often the run was started.
-        report: what the last evaluation wrote.
-        run_folder, command: where the run lies, and what trained it.
-        parameters, macs, macs_published_length, num_test: counted on model and data.
+        selected_on_test: whether it was selected on the test split.
+        max_steps: number of optimiser steps.
+        fit_seconds_of_last_start: None if this command has only evaluated.
+        num_starts: number of times the run was started.
+        report: report of the last evaluation.
+        run_folder, command: the run folder and the command that trained it.
+        parameters, macs, macs_published_length, num_test: counts of model and data.
         python, packages, git, hardware, backends: as in the run's versions.json.
     """
 
@@ -82,15 +82,15 @@ class CellResult(BaseModel):
 
 
 def result_store(path: Path) -> RowStore[CellResult]:
-    """Return the file of a cell: its last result counts."""
+    """Open the file of a cell, of which the last result counts."""
     return RowStore(path, CellResult, ("name",), is_final=lambda result: False)
 
 
 def checked(content: Any) -> dict[str, Any]:
-    """Return a result whose fields are all there and possible.
+    """Return a validated result.
 
     Raises:
-        ConfigError: a field is not; it is named.
+        ConfigError: a field is missing or invalid; the message names it.
     """
     try:
         return CellResult.model_validate(content).model_dump()
@@ -101,17 +101,17 @@ def checked(content: Any) -> dict[str, Any]:
 def read_result(
     path: Path, expected: Mapping[str, Any], metrics: Collection[Metric]
 ) -> dict[str, Any] | None:
-    """Return what a result file says; None if there is none, or half of one.
+    """Return the content of a result file; None if it is missing or truncated.
 
-    Metrics that it does not have are taken from the evaluation's report that it keeps.
+    Missing metrics are computed from the stored report of the evaluation.
 
     Args:
         path: the file.
-        expected: fields that say of which cell it must be.
-        metrics: numbers that it must have.
+        expected: fields that identify the cell.
+        metrics: required metrics.
 
     Raises:
-        ConfigError: it is of another cell, or a field is missing or impossible.
+        ConfigError: the file belongs to another cell, or a field is missing or invalid.
     """
     results = result_store(path).rows
     if not results:
@@ -129,7 +129,7 @@ def read_result(
 
 
 def _measured(metrics: Iterable[Metric], result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that the report, or what was counted, has."""
+    """Return the metrics that the report or the counts contain."""
     places = {"count": result, "test": result["report"], "validate": result["report"]}
     return {
         metric.name: metric.value(places[metric.command])
@@ -144,9 +144,9 @@ def _check_values(metrics: Iterable[Metric], values: Mapping[str, float]) -> Non
             continue
         if metric.name not in values:
             known = ", ".join(values)
-            raise ConfigError(f"values.{metric.name}: is missing; values: {known}")
+            raise ConfigError(f"values.{metric.name}: missing; values: {known}")
         value = values[metric.name]
         if metric.unit == "%" and not 0 <= value <= 100:
             raise ConfigError(
-                f"values.{metric.name}: expected a percentage of 0 to 100, received {value:g}"
+                f"values.{metric.name}: expected a percentage from 0 to 100, received {value:g}"
             )

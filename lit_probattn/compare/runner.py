@@ -1,4 +1,4 @@
-"""Cells as jobs: `fit`, then the evaluations of its checkpoint, and their result."""
+"""Cells as jobs: `fit`, evaluations of the checkpoint, and the result."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from lit_probattn.training.checkpoints import newest_good_checkpoint, step_of
 from lit_probattn.training.logs import FILE_NAME as METRICS
 from lit_probattn.training.run_record import read_starts
 
-# Adds to a finished cell's result what is counted on its model and data.
+# Adds counts of model and data to the result of a finished cell.
 Facts = Callable[[Cell], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class CellJob(Job):
-    """A cell that is trained and evaluated.
+    """The job that trains and evaluates a cell.
 
     Args:
         cell: the cell.
-        facts: adds what is counted on model and data to its result.
+        facts: adds counts of model and data to its result.
     """
 
     cell: Cell
@@ -53,38 +53,38 @@ class CellJob(Job):
 
     @cached_property
     def after(self) -> Sequence[Job]:  # type: ignore[override]
-        """The cell whose weights it begins with."""
+        """The start of the cell."""
         return [CellJob(self.cell.start, self.facts)] if self.cell.start else []
 
     @property
     def kind(self) -> tuple[str, str]:  # type: ignore[override]
-        """Task and row: seeds take as long."""
+        """Task and row, since all seeds take equally long."""
         return self.cell.task.name, self.cell.row.name
 
     @property
     def size(self) -> int:  # type: ignore[override]
-        """Optimiser steps."""
+        """Number of optimiser steps."""
         return self.cell.max_steps
 
     def is_done(self) -> bool:
-        """Whether it has a result, of the data as they are now."""
+        """Whether the cell has a result of the current data."""
         return self.cell.result() is not None
 
     def begins(self) -> tuple[str, int]:
-        """Return from which step it goes on; told with data that changed since it was finished."""
+        """Return the step from which it resumes, with the data files that changed since."""
         step = resumed_step(self.cell)
         changed = self.cell.changed_sources()
-        origin = "starts" if step is None else f"goes on from step {step} of {self.size}"
+        origin = "starts" if step is None else f"resumes from step {step} of {self.size}"
         if changed:
-            origin += f" (its result is of other data; changed: {', '.join(changed)})"
+            origin += f" (data changed since its result: {', '.join(changed)})"
         return origin, step or 0
 
     def position(self) -> int:
-        """Return the last step that it has logged."""
+        """Return the last logged step."""
         return logged_step(self.cell)
 
     def seconds(self) -> float | None:
-        """Return how long it was trained, if it was started once."""
+        """Return the training time if it was started only once."""
         result = self.cell.result()
         if result is None or result["num_starts"] != 1:
             return None
@@ -92,7 +92,7 @@ class CellJob(Job):
         return found
 
     def work(self) -> Work:
-        """Train, evaluate and keep the result."""
+        """Train, evaluate and store the result."""
         result = yield from cell_work(self.cell, self.facts)
         self.cell.keep(result)
         numbers = ", ".join(f"{k} {v:.2f}" for k, v in result["values"].items())
@@ -108,35 +108,35 @@ def run_cells(
     say: Callable[[str], None] = lambda line: print(line, flush=True),
     after: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Run cells that are not finished.
+    """Run the unfinished cells.
 
     Args:
         cells: the cells, in order.
-        facts: adds what is counted on model and data to a result.
-        num_slots, devices, attempts, say, after: as in `Runner`.
+        facts: adds counts of model and data to a result.
+        num_slots, devices, attempts, say, after: see `Runner`.
 
     Returns:
-        The outcome, whose finished jobs are cells.
+        The outcome with cells as finished jobs.
     """
-    runner = Runner(num_slots, devices, attempts, say, "cells")
+    runner = Runner(num_slots, devices, attempts, say, "runs")
     outcome = runner.run([CellJob(cell, facts) for cell in cells], after)
     outcome.finished = [job.cell for job in outcome.finished]
     return outcome
 
 
 def cell_work(cell: Cell, facts: Facts) -> Generator[Command, int, dict[str, Any]]:
-    """Yield the commands of a cell in turn; return its result.
+    """Yield the commands of a cell one by one; return its result.
 
     Raises:
-        ChildError: a command ended with another status than 0.
+        ChildError: the exit status of a command is not 0.
     """
     begin, seconds = time.perf_counter(), None
-    if resumed_step(cell) != cell.max_steps:  # else killed after its last step
+    if resumed_step(cell) != cell.max_steps:  # otherwise it was killed after its last step
         yield from _command(cell, cell.fit_arguments())
         seconds = time.perf_counter() - begin
     version = cell.version()
     if version is None:
-        raise ChildError(f"`fit` left no run folder in {cell.place.runs / cell.run_name}")
+        raise ChildError(f"`fit` wrote no run folder in {cell.place.runs / cell.run_name}")
     values: dict[str, float] = {}
     report: dict[str, Any] = {}
     for command, settings, metrics in cell.evaluations():
@@ -151,7 +151,7 @@ def cell_work(cell: Cell, facts: Facts) -> Generator[Command, int, dict[str, Any
 
 
 def minutes_of(result: Mapping[str, Any]) -> str:
-    """Return how long a cell was trained; a resumed fit counts from its last start."""
+    """Return the training time in minutes; a resumed fit counts from its last start."""
     seconds = result["fit_seconds_of_last_start"]
     if seconds is None:
         return "unknown"
@@ -161,7 +161,7 @@ def minutes_of(result: Mapping[str, Any]) -> str:
 def _command(cell: Cell, arguments: list[str]) -> Generator[Command, int, None]:
     status = yield Command(arguments, launch=cell.place.launch)
     if status:
-        raise ChildError(f"`{arguments[0]}` ended with status {status}; see {cell.log_path}")
+        raise ChildError(f"`{arguments[0]}` exited with status {status}; see {cell.log_path}")
 
 
 def cell_result(
@@ -171,17 +171,17 @@ def cell_result(
     report: Mapping[str, Any],
     seconds: float | None,
 ) -> dict[str, Any]:
-    """Collect what is known of a finished cell from its run folder.
+    """Build the result of a finished cell from its run folder.
 
     Raises:
-        ChildError: its data were changed while it was trained.
+        ChildError: its data changed during training.
     """
     starts = read_starts(version)
     noted: dict[str, str] = next((s["sources"] for s in reversed(starts) if s.get("sources")), {})
     known = cell.place.hashes.get(cell.data_key, {})
     changed = sorted(k for k in noted.keys() & known.keys() if noted[k] != known[k])
     if changed:
-        raise ChildError(f"data files changed while it ran: {', '.join(changed)}; run it again")
+        raise ChildError(f"data files changed during the run: {', '.join(changed)}; run it again")
     last = next((s for s in reversed(starts) if "backends" in s), starts[-1])
     return {
         "name": cell.name,
@@ -203,14 +203,14 @@ def cell_result(
 
 
 def resumed_step(cell: Cell) -> int | None:
-    """Return the step of the checkpoint that a cell goes on from, None for a first start."""
+    """Return the step of the checkpoint from which a cell resumes, or None."""
     version = cell.version()
     checkpoint = version and newest_good_checkpoint(version / "checkpoints", "step")
     return step_of(checkpoint) if checkpoint else None
 
 
 def logged_step(cell: Cell) -> int:
-    """Return the last step that a cell's run has logged, 0 if it has not logged any."""
+    """Return the last step logged by a cell's run, or 0."""
     try:
         paths = (cell.place.runs / cell.run_name).glob(f"*/{METRICS}")
         with max(paths, key=lambda p: p.stat().st_mtime).open("rb") as file:

@@ -1,4 +1,4 @@
-"""What the files of configs/reproduce say: tables, rows, tasks, published values."""
+"""The files of configs/reproduce: tables, rows, tasks, published values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_probattn.configs import read_yaml
 from lit_probattn.experiments.expectations import digits_of
 
 FOLDER = Path("configs/reproduce")
-# The column of a table that is the mean over its tasks.
+# Name of the column with the mean over the tasks.
 AVERAGE = "average"
 
 Kind = Literal["fits", "uea", "figure", "sweep_figure", "sweep_table", "analysis", "drawing"]
@@ -23,12 +23,12 @@ Kind = Literal["fits", "uea", "figure", "sweep_figure", "sweep_table", "analysis
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that is compared.
+    """A compared number.
 
     Args:
-        command: `test` or `validate`, which report it under `key`; `count` counts it on the model;
-            `study` is read from a study of the trained cell, not from the cell's own commands.
-        key: name in the command's report; `parameters` or `macs`.
+        command: `test` or `validate`, whose report contains `key`; `count` for counts of the model;
+            `study` for results of a study of the trained cell.
+        key: name in the command's report, or `parameters` or `macs`.
         scale: factor from the report to the printed unit.
         flags: settings of the command.
         printed: metric and split in published.csv.
@@ -48,7 +48,7 @@ class Metric:
         """Return the number in the printed unit.
 
         Raises:
-            KeyError: the report does not have it.
+            KeyError: the report does not contain it.
         """
         return self.scale * float(report[self.key])
 
@@ -59,20 +59,20 @@ class TaskEntry:
 
     Args:
         config: task file.
-        metrics: by name; the first is the one that selects what is drawn.
-        settings: settings of all its cells, after the task file's.
-        published: settings of the published runs that differ from ours.
-        not_in_config: what the published runs did that no setting does.
+        metrics: metrics by name; the first one is drawn.
+        settings: settings of all its cells, overriding the task file.
+        published: settings of the published runs that differ from the task file.
+        not_in_config: properties of the published runs that no setting reproduces.
         length: factor of --max_seq_len by setting.
         shortened: settings of --shortened.
-        sizes: sizes that the data have as published, where they are read from the files.
-        as_released: settings that go with attention as the released code computes it.
-        checkpoint: which checkpoint of a run is evaluated: `best`, `last`, or `average-10`, the
-            mean of the ten newest.
-        files: SHA-256 of the data's files, where other files make another cell.
-        starts_from: name of the task whose trained model, of the same row, this one begins with.
-        start: its entry.
-        shortened_alone: whether it begins from nothing with --shortened.
+        sizes: published sizes of the data, if they are otherwise read from the files.
+        as_released: settings used with attention as in the released code.
+        checkpoint: the evaluated checkpoint: `best`, `last`, or `average-10`, the mean of the ten
+            newest.
+        files: SHA-256 of the data files, if they are part of the cell's identity.
+        starts_from: name of a task; runs start from its trained model of the same row.
+        start: entry of that task.
+        shortened_alone: whether it starts from random weights with --shortened.
     """
 
     name: str
@@ -92,7 +92,7 @@ class TaskEntry:
     shortened_alone: bool = False
 
     def chain(self) -> list[TaskEntry]:
-        """Return the tasks that it begins with, the first in front, and itself."""
+        """Return its chain of starts, the first one first, and itself."""
         return [*(self.start.chain() if self.start else ()), self]
 
 
@@ -101,17 +101,17 @@ class Row:
     """A row of a table: an attention variant.
 
     Args:
-        name: its name in the table file.
-        method: the method as printed.
-        heads: the heads as printed; may be empty.
+        name: name in the table file.
+        method: method as printed.
+        heads: heads as printed; may be empty.
         attention: file of configs/attention.
         set: arguments of the attention.
         overrides: other settings.
-        as_released: file of the attention as the released code computes it, or None.
-        published: by task, then by metric.
-        spread: what is printed after ±, likewise.
+        as_released: file of the attention as in the released code, or None.
+        published: published values by task and metric.
+        spread: published values after ±, by task and metric.
         shortened: further settings of --shortened, such as smaller sizes.
-        not_in_config: what is known of the published row that no setting says.
+        not_in_config: properties of the published row that no setting reproduces.
     """
 
     name: str
@@ -136,13 +136,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Trend:
-    """What a table shows of its rows: that numbers rise, or fall, with something.
+    """A trend of a table: scores that rise or fall with a property of the rows.
 
     Args:
-        over: what the rows differ in.
+        over: the property.
         rows: its value by row.
-        says: what the paper says of the scores.
-        tasks: those that it is said of; empty means all whose numbers are printed.
+        says: the direction according to the paper, `rises` or `falls`.
+        tasks: tasks of the claim; empty means all with printed numbers.
     """
 
     over: str
@@ -153,17 +153,17 @@ class Trend:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of fits.
+    """A table of runs.
 
     Args:
-        title: one line.
+        title: title in one line.
         seeds: default seeds.
-        published_runs: runs behind a published mean; 0 if nothing is published.
-        baseline: row that others are compared with.
+        published_runs: number of runs of a published mean; 0 without published values.
+        baseline: row with which the others are compared.
         tasks: by name, in printed order.
         rows: by name, in printed order.
-        baselines: by task, where another row is the baseline.
-        trends: what its rows show.
+        baselines: baselines by task, overriding `baseline`.
+        trends: trends of its rows.
     """
 
     name: str
@@ -177,16 +177,16 @@ class Table:
     trends: Sequence[Trend] = ()
 
     def baseline_of(self, task: str) -> str:
-        """Return the row that others of a task are compared with."""
+        """Return the baseline of a task."""
         return self.baselines.get(task, self.baseline)
 
     def digits(self, task: str, metric: str) -> int:
-        """Return the digits after the point that the printed values of a column have."""
+        """Return the number of decimals of the printed values of a column."""
         printed = (row.published.get(task, {}).get(metric) for row in self.rows.values())
         return max((digits_of(f"{v:.12g}") for v in printed if v is not None), default=0)
 
     def pairs(self) -> list[tuple[TaskEntry, Row]]:
-        """Task and row of every cell of the table; a row without numbers has all tasks."""
+        """Task and row of each cell of the table; a row without published values has all tasks."""
         return [
             (task, row)
             for task in self.tasks.values()
@@ -195,13 +195,13 @@ class Table:
         ]
 
     def select(self, only: Sequence[str]) -> list[tuple[TaskEntry, Row]]:
-        """Return the cells that `only` names.
+        """Return the selected cells.
 
         Args:
-            only: names of tasks and of rows (`mgk_*` for several); none of a kind means all of it.
+            only: names or patterns (`mgk_*`) of tasks and rows; without tasks or rows all of them.
 
         Raises:
-            ConfigError: a name is neither.
+            ConfigError: a name is unknown.
         """
         rows, tasks = set(self.rows), set(self.tasks)
         named_tasks = {name for name in only if name in tasks}
@@ -237,8 +237,8 @@ def read_tasks(folder: Path = FOLDER) -> dict[str, TaskEntry]:
     """Read tasks.yaml.
 
     Raises:
-        ConfigError: the file or a part of it is missing, or a task begins with one that there is
-            not, or with itself.
+        ConfigError: the file or a part of it is missing, or a task starts from an unknown task or
+            from itself.
     """
     tasks: dict[str, TaskEntry] = {}
     for name, part in read_yaml(folder / "tasks.yaml").items():
@@ -253,13 +253,13 @@ def read_tasks(folder: Path = FOLDER) -> dict[str, TaskEntry]:
 def _with_start(
     task: TaskEntry, tasks: Mapping[str, TaskEntry], folder: Path, before: Sequence[str] = ()
 ) -> TaskEntry:
-    """Return a task with the entry that it begins with."""
+    """Return a task with the entry of its start."""
     if task.starts_from is None:
         return task
     path, chain = folder / "tasks.yaml", [*before, task.name]
     if task.starts_from in chain:
         words = " -> ".join([*chain, task.starts_from])
-        raise ConfigError(f"{path}: starts_from goes in a circle: {words}")
+        raise ConfigError(f"{path}: starts_from is circular: {words}")
     if task.starts_from not in tasks:
         hint = nearest(task.starts_from, tasks)
         raise ConfigError(
@@ -269,7 +269,7 @@ def _with_start(
 
 
 def read_table(name: str, folder: Path = FOLDER) -> Table:
-    """Read a table of fits.
+    """Read a table of runs.
 
     Raises:
         ConfigError: the file, a part of it, or a task is missing.
@@ -327,7 +327,7 @@ def _row(name: str, part: Mapping[str, Any], tasks: Mapping[str, TaskEntry]) -> 
 
 
 def kinds(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
-    """Return `title`, `kind` and more of every published table and figure, by name, in order."""
+    """Return `title`, `kind` and other keys of all published tables and figures, by name."""
     contents = {path.stem: read_yaml(path) for path in files_in(folder).values()}
     found = {name: content for name, content in contents.items() if "kind" in content}
     return {name: found[name] for name in sorted(found, key=_natural)}

@@ -1,13 +1,13 @@
-"""Whether reproduced rows show what printed ones show: scores that rise, or fall, with something.
+"""Trends of printed scores over the rows of a table, checked with reproduced scores.
 
-Scores of another protocol are not comparable with printed ones, but their order from row to row is.
-Of every seed that all rows have, the slope of its scores y over the printed ones p,
+Scores of another protocol are not comparable with printed ones, but their order between rows is.
+For each seed with all rows, the slope of its scores y over the printed scores p,
 
     slope = Σ (p_r − p̄)(y_r − ȳ) / Σ (p_r − p̄)²
 
-says how many points a printed point is worth there: 1 is the paper's own effect, below 0 the
-opposite. The verdict is that on its mean over seeds being above 0. Rank correlations are
-Spearman's: with few rows they are coarse, and only shown.
+is the reproduced change per printed point: 1 is the paper's effect, below 0 the opposite. The
+verdict is whether its mean over seeds is above 0. Rank correlations are Spearman's; with few rows
+they are coarse, so they are only shown.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,8 @@ from scipy import stats
 from lit_probattn.analysis.drawing import score_limits
 from lit_probattn.compare.tables import Metric, Table, TaskEntry, Trend
 from lit_probattn.experiments.expectations import Finding, mean_of, missing
-from lit_probattn.records.tables import markdown_lines, panels
+from lit_probattn.records.figures import PUBLISHED, ReportFigure, panels
+from lit_probattn.records.tables import markdown_lines
 
 LEAST_ROWS = 3
 _HEADING = """\
@@ -44,11 +46,11 @@ class Agreement:
     """A trend of one score, printed and reproduced.
 
     Args:
-        rows: the rows that have both, by what they differ in.
-        x: what they differ in.
+        rows: the rows with printed and reproduced scores, in the order of `x`.
+        x: the property in which they differ.
         printed: printed scores of the rows.
-        spread: what is printed after ±; NaN where nothing is.
-        ours: scores of every seed that all rows have. Shape (seeds, rows).
+        spread: printed deviations; NaN if missing.
+        ours: reproduced scores of the seeds with all rows. Shape (seeds, rows).
     """
 
     trend: Trend
@@ -62,7 +64,7 @@ class Agreement:
 
     @property
     def slopes(self) -> list[float]:
-        """Points of ours for a printed one, by seed; none where nothing can be said."""
+        """Reproduced change per printed point, by seed; empty if it is undefined."""
         centred = np.array(self.printed) - np.mean(self.printed)
         total = float(centred @ centred)
         if len(self.rows) < LEAST_ROWS or total == 0.0:
@@ -71,7 +73,7 @@ class Agreement:
 
     @property
     def finding(self) -> Finding:
-        """What the slopes say of the paper's direction."""
+        """Verdict of the slopes on the paper's direction."""
         if len(self.rows) < LEAST_ROWS:
             return missing(f"{len(self.rows)} of {len(self.trend.rows)} rows are there")
         if len(set(self.printed)) == 1:
@@ -106,7 +108,7 @@ class Agreement:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation; None where a side does not vary, or for one point."""
+    """Return Spearman's rank correlation; None if a sequence is constant or has one element."""
     if min(len(set(first)), len(set(second))) < 2:
         return None
     return float(stats.spearmanr(first, second).statistic)
@@ -117,10 +119,10 @@ def _shown(value: float | None) -> str:
 
 
 def agreements(table: Table, rows: pd.DataFrame) -> list[Agreement]:
-    """Return every trend of every printed score of a table that has been measured.
+    """Return the trends of all printed scores of a table that have been measured.
 
     Args:
-        rows: `task`, `row`, `seed` and `value NAME` of every finished cell.
+        rows: `task`, `row`, `seed` and `value NAME` of all finished cells.
     """
     found = []
     for trend in table.trends:
@@ -138,7 +140,7 @@ def agreements(table: Table, rows: pd.DataFrame) -> list[Agreement]:
 def _agreement(
     table: Table, trend: Trend, task: TaskEntry, metric: Metric, rows: pd.DataFrame
 ) -> Agreement | None:
-    """Return a trend of one score; None where nothing of it is printed, or it is only counted."""
+    """Return the trend of one score; None if it is not printed, or only counted."""
     printed = {
         name: values[metric.name]
         for name in trend.rows
@@ -162,18 +164,31 @@ def _agreement(
 
 
 def trend_lines(found: Sequence[Agreement]) -> list[str]:
-    """Return the section of a report; nothing without trends."""
+    """Return the section of a report; empty without trends."""
     if not found:
         return []
     table = markdown_lines(pd.DataFrame([one.entry() for one in found]))
     return ["", _HEADING, "", *table]
 
 
-# ---- picture -----------------------------------------------------------------------------------
+# ---- figure -----------------------------------------------------------------------------------
+
+
+def trends_figure(found: Sequence[Agreement]) -> ReportFigure:
+    """Return the figure of the trends: printed above reproduced scores."""
+    first = found[0].finding
+    seeds = sorted({len(one.ours) for one in found})
+    caption = (
+        "Above: published scores, with ± as printed where all have one. Below: ours, thin lines "
+        f"one seed each (n = {' or '.join(map(str, seeds))}), thick line their mean; slopes have "
+        "95 % intervals over seeds. Scales are their own."
+    )
+    claim = f"{first.says}: slope {first.measured}, {first.verdict}"
+    return ReportFigure(claim, caption, partial(draw_trends, found))
 
 
 def draw_trends(found: Sequence[Agreement]) -> Figure:
-    """Draw printed scores above ours, a column for each score; scales are their own."""
+    """Draw printed above reproduced scores, a column per score, with separate scales."""
     figure, axes = panels(2, len(found), 3.4, 2.5, sharex="col")
     for column, one in enumerate(found):
         upper, lower = axes[0][column], axes[1][column]
@@ -181,7 +196,7 @@ def draw_trends(found: Sequence[Agreement]) -> Figure:
         upper.errorbar(
             *(one.x, one.printed, one.spread if known else None),
             fmt="D-",
-            color="tab:red",
+            color=PUBLISHED,
             markerfacecolor="none",
             capsize=3,
             label="published, ± as printed" if known else "published",
@@ -201,8 +216,6 @@ def draw_trends(found: Sequence[Agreement]) -> Figure:
         upper.set_title(
             f"{one.task.name}: {one.metric.name}{unit}\n{one.finding.verdict}", fontsize=9
         )
-        for axis in (upper, lower):
-            axis.grid(color="0.9")
     axes[0][0].set_ylabel("published")
     axes[1][0].set_ylabel("reproduced")
     handles, labels = axes[1][0].get_legend_handles_labels()
@@ -221,7 +234,7 @@ def _draw_ours(axis: Axes, one: Agreement) -> None:
     for number, scores in enumerate(one.ours):
         axis.plot(
             *(one.x, scores, "o-"),
-            color="tab:blue",
+            color="0.45",
             alpha=0.45,
             lw=0.8,
             ms=3,

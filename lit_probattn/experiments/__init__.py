@@ -1,1 +1,1 @@
-"""What everything that is run many times shares: expectations and their verdicts."""
+"""Shared code of experiments: runner, launcher, expectations and verdicts, report pages."""

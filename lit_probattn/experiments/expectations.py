@@ -1,23 +1,23 @@
-"""Verdicts on printed numbers, claims and trends, given our estimates and their spread.
+"""Verdicts on printed numbers, claims and trends from estimates with intervals.
 
-Each of our results is an `Estimate`, a value with an interval:
+A reproduced result is an `Estimate`, a value with an interval:
 
-    counted or computed            nothing varies: the interval is the value
-    several seeds                  95 % interval of Student's t: paired by seed, otherwise Welch's
-    repeats of a time              their 20 % and 80 % quantiles
-    one seed                       not known: the interval is everything
+    counted or computed            the value, since it does not vary
+    several seeds                  95 % interval of Student's t, paired by seed, otherwise Welch's
+    repeats of a time              20 % and 80 % quantiles
+    one seed                       unknown: infinite
 
-Two questions are asked of it. `side`: does it lie on one side of a bound?
+`side` judges whether it lies on one side of a bound:
 
-    agrees           it does, with its whole interval
-    same direction   it does, but its interval reaches the other side, or is not known
-    cannot be told   it does not, but its interval reaches that side; or something is missing
-    differs          it does not, with its whole interval
+    agrees           the whole interval lies on this side
+    same direction   the value does, but the interval includes the bound or is unknown
+    cannot be told   the value does not, but the interval includes the bound; or data are missing
+    differs          the whole interval lies on the other side
 
-`near`: is it the printed number? It *agrees* where its interval reaches a number that is printed
-so. Otherwise the order that is printed, which is a question of the first kind, is all that can
-hold: *same direction* at best. A sentence of several parts has the verdict of its weakest part, and
-numbers of a device are judged on that device alone (`tells_of`).
+`near` judges whether it equals a printed number. It *agrees* if its interval includes a value that
+rounds to the printed one. Otherwise the printed order is judged by `side`, with *same direction* as
+the best verdict. A sentence with several parts has the verdict of its weakest part, and values that
+depend on a device are judged only on that device (`tells_of`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Verdict = Literal["differs", "cannot be told", "same direction", "agrees"]
 Sign = Literal[-1, 1]
 Bound = Literal["at most", "at least"]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the weakest first
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # weakest first
 LEGEND = (
     "Verdicts: *agrees* is the side that the paper says, beyond the spread, or the number that it "
     "prints, within it; *same direction* is that side within the spread or of one seed, or another "
@@ -50,7 +50,7 @@ LEGEND = (
 )
 MISSING = "models that the sentence needs are missing"
 LEVEL = 0.95
-_IDENTICAL = 1e-6  # relative; results of one model that was run twice
+_IDENTICAL = 1e-6  # relative difference between two runs of one model
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Sample:
     """Results of one row over seeds.
 
     Args:
-        values: one per seed, in the printed unit.
-        seeds: the seeds, in the order of the values; empty if they are not known.
+        values: values in the printed unit, one per seed.
+        seeds: the seeds in the order of the values; empty if unknown.
     """
 
     values: tuple[float, ...]
@@ -67,7 +67,7 @@ class Sample:
 
     @classmethod
     def of(cls, cells: pd.DataFrame, column: str) -> Sample | None:
-        """Return a column of cells that differ in their seeds alone; None without any."""
+        """Return a column of cells that differ only in their seeds; None if there are no cells."""
         if not len(cells):
             return None
         one = cells.drop_duplicates("seed").sort_values("seed")
@@ -90,17 +90,17 @@ class Sample:
 
     @property
     def by_seed(self) -> dict[int, float]:
-        """The values by seed; empty if the seeds are not known."""
+        """The values by seed; empty if the seeds are unknown."""
         return dict(zip(self.seeds, self.values, strict=bool(self.seeds)))
 
     def constant(self, value: float) -> Sample:
-        """Return a number that is the same at each of these seeds."""
+        """Return a sample with the same value for each of these seeds."""
         return Sample((float(value),) * self.count, self.seeds)
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed number, and the interval of the values that round to it."""
+    """A printed number and the interval of values that round to it."""
 
     value: float
     low: float
@@ -108,39 +108,39 @@ class Printed:
 
     @classmethod
     def read(cls, text: str) -> Printed:
-        """Return the number of a text such as `58.00`, which stands for 57.995 to 58.005."""
+        """Parse a number such as `58.00`, which represents 57.995 to 58.005."""
         value = Decimal(text)
         half = Decimal(1).scaleb(-digits_of(text)) / 2
         return cls(float(value), float(value - half), float(value + half))
 
     @classmethod
     def rounded(cls, value: float, digits: int) -> Printed:
-        """Return a number that is printed with so many digits after the point."""
+        """Return a number that is printed with this number of decimals."""
         return cls.read(f"{value:.{digits}f}")
 
     @classmethod
     def exactly(cls, value: float) -> Printed:
-        """Return a number of which it is not known how it was rounded."""
+        """Return a number with unknown rounding, which represents only itself."""
         return cls(value, value, value)
 
     def over(self, other: Printed) -> Printed:
-        """Return the ratio, with the least and largest that two positive numbers can stand for."""
+        """Return the ratio of two positive numbers, with the interval of possible values."""
         return Printed(self.value / other.value, self.low / other.high, self.high / other.low)
 
 
 def digits_of(text: str) -> int:
-    """Return the digits after the point."""
+    """Return the number of decimals."""
     return len(text.partition(".")[2])
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One of our results and its interval.
+    """A reproduced result and its interval.
 
     Args:
-        value: the number.
-        low, high: ends of the interval; infinite where it is not known.
-        how: the interval's name, for a table.
+        value: the value.
+        low, high: ends of the interval; infinite if unknown.
+        how: name of the interval in tables.
     """
 
     value: float
@@ -150,29 +150,29 @@ class Estimate:
 
     @classmethod
     def exact(cls, value: float) -> Estimate:
-        """Return a number that cannot vary."""
+        """Return a value that does not vary."""
         return cls(value, value, value)
 
     @property
     def is_known(self) -> bool:
-        """Whether its interval is known."""
+        """Whether the interval is known."""
         return math.isfinite(self.high - self.low)
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether it is significantly not 0."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
     def minus(self, value: float) -> Estimate:
-        """Return it above a number."""
+        """Return the estimate minus a number."""
         return Estimate(self.value - value, self.low - value, self.high - value, self.how)
 
     def over(self, other: Estimate) -> Estimate:
-        """Return the ratio of two positive numbers, with the extremes of both intervals."""
+        """Return the ratio of two positive estimates, with the extremes of both intervals."""
         return Estimate(self.value / other.value, self.low / other.high, self.high / other.low)
 
     def side(self, sign: Sign, of: float = 0.0, *, strict: bool = True) -> Verdict:
-        """Say whether it is above (1) or below (-1) a bound; not strictly, on it will do."""
+        """Judge whether the estimate is above (1) or below (-1) a bound, or equal if not strict."""
         inside = operator.gt if strict else operator.ge
         value, *ends = ((number - of) * sign for number in (self.value, self.low, self.high))
         if inside(value, 0):
@@ -180,11 +180,11 @@ class Estimate:
         return "cannot be told" if inside(max(ends), 0) else "differs"
 
     def near(self, printed: Printed, order: Verdict | None = None) -> Verdict:
-        """Say whether it is a printed number.
+        """Judge whether the estimate equals a printed number.
 
         Args:
             printed: the number.
-            order: the verdict on the order as printed; None where there is none.
+            order: the verdict on the printed order; None if no order is printed.
         """
         if self.is_known and self.low <= printed.high and self.high >= printed.low:
             return "agrees"
@@ -193,7 +193,7 @@ class Estimate:
         return "same direction" if order == "agrees" else order
 
     def text(self, digits: int = 2) -> str:
-        """Return it and its interval with so many digits after the point."""
+        """Return value and interval with this number of decimals."""
         told = f"{self.value:+.{digits}f}"
         if not self.is_known:
             return f"{told} (no interval)"
@@ -204,13 +204,13 @@ class Estimate:
 
 
 def mean_of(values: Sequence[float], how: str = "", *, beside: int | None = None) -> Estimate:
-    """Return a mean with Student's interval; for one value it is not known.
+    """Return a mean with Student's interval, which is unknown for one value.
 
     Args:
         values: the values.
         how: name of the interval.
-        beside: for a mean of so many further values, in place of the true mean: the interval in
-            which that lies if they vary as these do.
+        beside: if set, the interval is for the mean of this number of further values with the same
+            variance, instead of for the true mean.
     """
     mean, count = statistics.fmean(values), len(values)
     if count < 2:
@@ -222,10 +222,10 @@ def mean_of(values: Sequence[float], how: str = "", *, beside: int | None = None
 
 
 def difference(first: Sample, second: Sample) -> Estimate:
-    """Return first − second: seed by seed where they share two seeds, otherwise Welch's.
+    """Return first − second: paired if they share at least two seeds, otherwise Welch's.
 
-    The seeds name the same initial draws and batches: what they share cancels, and a seed that one
-    side lacks says nothing.
+    Equal seeds mean equal initial weights and batches, whose effect cancels in pairs; seeds of only
+    one sample are ignored then.
     """
     one, other = first.by_seed, second.by_seed
     both = [value - other[seed] for seed, value in one.items() if seed in other]
@@ -242,7 +242,7 @@ def difference(first: Sample, second: Sample) -> Estimate:
 
 
 def half_width_of_test_set(percent: float, samples: int) -> float:
-    """Return the 95 % half width that a test set of so many samples alone gives an accuracy."""
+    """Return the 95 % half width of an accuracy due to the size of the test set."""
     part = percent / 100
     return 100 * 1.96 * math.sqrt(part * (1 - part) / samples)
 
@@ -252,13 +252,13 @@ def half_width_of_test_set(percent: float, samples: int) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found, in words, and what it says of a sentence or a printed number.
+    """A result in words, and its verdict on a sentence or a printed number.
 
     Args:
-        measured: what was found.
-        verdict: whether it holds.
-        says: the sentence, where there is one.
-        estimate: the number that the verdict is of, where it is one number.
+        measured: the result.
+        verdict: the verdict.
+        says: the sentence, if there is one.
+        estimate: the judged number, if it is one number.
     """
 
     measured: str
@@ -268,7 +268,7 @@ class Finding:
 
 
 def missing(words: str = MISSING) -> Finding:
-    """Return that nothing can be told, and why."""
+    """Return a finding without a verdict, with the reason."""
     return Finding(words, "cannot be told")
 
 
@@ -278,7 +278,7 @@ def weakest(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def combined(parts: Sequence[Finding], says: str = "") -> Finding:
-    """Return one finding of the parts of a sentence; where they differ, with each one's verdict."""
+    """Combine the parts of a sentence; different verdicts are listed."""
     several = len({one.verdict for one in parts}) > 1
     texts = [f"{one.measured} ({one.verdict})" if several else one.measured for one in parts]
     estimate = parts[0].estimate if len(parts) == 1 else None
@@ -287,7 +287,7 @@ def combined(parts: Sequence[Finding], says: str = "") -> Finding:
 
 
 def sided(first: Sample | None, second: Sample | None, sign: Sign, words: str) -> Finding:
-    """Judge that first − second has a sign; `words` name the difference."""
+    """Judge the sign of first − second; `words` names the difference."""
     if first is None or second is None:
         return missing()
     found = difference(first, second)
@@ -295,7 +295,7 @@ def sided(first: Sample | None, second: Sample | None, sign: Sign, words: str) -
 
 
 def identical(first: Sample, second: Sample, words: str) -> Finding:
-    """Judge that two models are one: at every seed that both have, their results are equal."""
+    """Judge whether two models are identical: equal results for all common seeds."""
     one, other = first.by_seed, second.by_seed
     both = [(value, other[seed]) for seed, value in one.items() if seed in other]
     found = difference(first, second)
@@ -306,15 +306,15 @@ def identical(first: Sample, second: Sample, words: str) -> Finding:
 
 
 def along(steps: Sequence[Estimate], whole: Estimate, sign: Sign) -> Verdict:
-    """Judge that values rise (1) or fall (-1) step by step along a line.
+    """Judge whether values rise (1) or fall (-1) step by step along a line.
 
-    It *differs* where one step, or the whole line, goes the other way beyond the spread; it
-    *agrees* where the whole line and every step that is not 0 go that way beyond it.
+    It *differs* if a step or the whole line has the opposite sign beyond the spread; it *agrees* if
+    the whole line and every nonzero step have the sign beyond the spread.
 
     Args:
-        steps: the change from each point to the next.
-        whole: the change from the first point to the last.
-        sign: of the changes.
+        steps: changes between consecutive points.
+        whole: change from the first to the last point.
+        sign: sign of the changes.
     """
     found, ends = [step.side(sign, strict=False) for step in steps], whole.side(sign)
     if "differs" in (ends, *found):
@@ -326,12 +326,12 @@ def along(steps: Sequence[Estimate], whole: Estimate, sign: Sign) -> Verdict:
 
 
 def trend(series: Mapping[str, Mapping[Any, Sample]], sign: Sign, words: str) -> Finding:
-    """Judge that samples rise (1) or fall (-1) along every series.
+    """Judge whether samples rise (1) or fall (-1) along every series.
 
     Args:
-        series: for each label the samples by position, in their order.
-        sign: of each step.
-        words: name what the positions are.
+        series: samples by label and position, in order.
+        sign: sign of each step.
+        words: name of the positions.
     """
     chains = {name: list(points.items()) for name, points in series.items() if len(points) > 1}
     if not chains:
@@ -353,7 +353,7 @@ def trend(series: Mapping[str, Mapping[Any, Sample]], sign: Sign, words: str) ->
 
 @dataclass(frozen=True)
 class Reference:
-    """What a number lies above or below, ours and as printed: a baseline, or a neutral number."""
+    """A baseline or neutral value, reproduced and printed, that defines the printed order."""
 
     ours: Sample
     printed: float
@@ -369,18 +369,18 @@ def against_printed(
     comparable: bool = True,
     digits: int = 2,
 ) -> Finding:
-    """Judge a printed number; what is found is ours − printed.
+    """Judge a printed number by the difference of the reproduced result from it.
 
-    The papers print means without deviations: their runs are assumed to vary as ours do.
+    The papers print means without deviations; their runs are assumed to have the same variance.
 
     Args:
-        ours: our results.
+        ours: reproduced results.
         printed: the number.
-        runs: runs behind it.
-        reference: of the order that is printed, all that is judged where `comparable` is false.
-        bound: whether it is printed as a bound.
+        runs: number of published runs.
+        reference: reference of the printed order, which alone is judged if not `comparable`.
+        bound: set if the number is printed as a bound.
         comparable: False for another protocol.
-        digits: digits after the point of what is found.
+        digits: number of decimals of the difference.
     """
     order = None
     if reference is not None and printed.value != reference.printed:
@@ -401,7 +401,7 @@ def against_printed(
 
 
 def computed(ours: float, printed: Printed, bound: Bound | None = None) -> Verdict:
-    """Judge a printed number that we compute, so that nothing varies."""
+    """Judge a printed number by a computed value, which does not vary."""
     found = Estimate.exact(ours)
     if bound is None:
         return found.near(printed)
@@ -409,14 +409,14 @@ def computed(ours: float, printed: Printed, bound: Bound | None = None) -> Verdi
 
 
 def tells_of(needed: str, device: str, source: str) -> bool:
-    """Whether a number can agree or differ with one that a paper printed of a device.
+    """Return whether a value can be compared with a published value of a device.
 
-    A time or a peak of memory tells only of the device that it was measured on; what is counted
-    needs none.
+    Time and peak memory are valid only for the device on which they were measured; counts are
+    independent of devices.
 
     Args:
-        needed: the device that the number is about, such as `cuda` or `A100`; empty for a count.
-        device: that of our number, such as `cuda:0` or `NVIDIA A100-SXM4-80GB`.
-        source: how ours was found: `measured`, `predicted` or `analytic`.
+        needed: device of the published value, such as `cuda` or `A100`; empty for a count.
+        device: device of the value, such as `cuda:0` or `NVIDIA A100-SXM4-80GB`.
+        source: origin of the value: `measured`, `predicted` or `analytic`.
     """
     return not needed or (source == "measured" and needed.lower() in device.lower())

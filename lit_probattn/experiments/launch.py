@@ -1,4 +1,4 @@
-"""Starts processes: the steps of jobs, and shards of a whole command through submitit."""
+"""Start processes: the steps of jobs, and shards of a command by submitit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.processes import start as start_child
 
-# What torchrun, SLURM and submitit tell their own processes; a cell's command has its own ranks.
+# Variables that torchrun, SLURM and submitit set; the command of a run has separate ranks.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 _SCHEDULER = ("SLURM_", "SUBMITIT_")
-# Seconds that a preempted shard has to save its cells.
+# Seconds available to a preempted shard for saving its runs.
 _SAVING_SECONDS = 75.0
-# Parameters that submitit knows for every executor; others are SLURM's own.
+# Parameters that submitit supports for every executor; others are specific to SLURM.
 _SHARED = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node")
 _DEFAULTS = {"name": "lit_probattn", "timeout_min": 1440, "stderr_to_stdout": True}
 _MOST_TIMEOUTS = 100
@@ -30,13 +30,13 @@ _MOST_TIMEOUTS = 100
 def child_environment(
     slot: int, jobs: int, devices: Sequence[str], launch: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Return the environment of a command: one GPU of `devices`, a share of the cores, no ranks.
+    """Return the environment of a command: one GPU of `devices`, a part of the cores, no ranks.
 
     Args:
-        slot: number of the job, below `jobs`.
-        jobs: commands at a time.
-        devices: CUDA devices that they share in turn; empty leaves them as they are.
-        launch: words that start the command; they may need what the scheduler says.
+        slot: index of the job, below `jobs`.
+        jobs: number of concurrent commands.
+        devices: CUDA devices to distribute them over; empty means unchanged.
+        launch: launcher of the command, which may need the scheduler's variables.
     """
     dropped = _TORCHRUN if launch else (*_TORCHRUN, *_SCHEDULER)
     found = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
@@ -55,17 +55,17 @@ def start(
     lock: int,
     module: str = "lit_probattn",
 ) -> subprocess.Popen[bytes]:
-    """Start a command; it ends with this process, even if that is killed.
+    """Start a command that ends with this process, even if this process is killed.
 
-    Ctrl-C reaches this process only, which asks its commands to save.
+    Ctrl-C reaches only this process, which requests its commands to save.
 
     Args:
-        launch: words in place of `python`; empty for this Python.
-        arguments: the command line after the program's name.
-        log: file that the output is appended to.
-        environment: of the command.
-        lock: handle that the command inherits and so keeps locked.
-        module: the program.
+        launch: launcher instead of `python`; empty means this Python.
+        arguments: command line after the module.
+        log: file to which the output is appended.
+        environment: environment of the command.
+        lock: handle of a lock that the command inherits and keeps.
+        module: module to run.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as out:
@@ -81,16 +81,16 @@ def start(
         )
 
 
-# ---- through submitit --------------------------------------------------------------------------
+# ---- submitit ----------------------------------------------------------------------------------
 
 
 @dataclass
 class Shard:
-    """A shard of a command, as submitit pickles it: runs it, and asks for another start.
+    """A shard of a command, pickled by submitit: runs it and requests resubmission.
 
     Args:
         module: the command's module.
-        arguments: its arguments, the shard included.
+        arguments: its arguments, including the shard.
     """
 
     module: str
@@ -102,7 +102,7 @@ class Shard:
         self.process = start_child(
             [sys.executable, "-m", self.module, *self.arguments], env=environment
         )
-        # Not `wait`: it holds a lock that `checkpoint`, in a signal handler, would wait for.
+        # Not `wait`, which holds a lock that `checkpoint` in a signal handler would wait for.
         while self.process.poll() is None:
             time.sleep(0.2)
         return self.process.returncode
@@ -111,7 +111,7 @@ class Shard:
         return {"module": self.module, "arguments": list(self.arguments)}
 
     def checkpoint(self) -> Any:
-        """Have the cells saved; return the submission that goes on, for preempted jobs."""
+        """Save the runs of a preempted job; return the submission that resumes it."""
         from submitit.helpers import DelayedSubmission
 
         self.process.send_signal(signal.SIGTERM)
@@ -132,22 +132,22 @@ def submit(
     parameters: Mapping[str, Any],
     say: Callable[[str], None] = lambda line: print(line, flush=True),
 ) -> list[int]:
-    """Submit a command as an array of shards and wait for them.
+    """Submit a command as an array of shards and wait for them to finish.
 
     Args:
         module: the command's module.
         arguments: its arguments, without executor and shard.
-        executor: `slurm`, `local` (processes of this machine) or `debug` (this process).
+        executor: `slurm`, `local` (processes on this machine) or `debug` (this process).
         count: number of shards.
-        folder: submitit's files: pickles and logs.
-        parameters: submitit's; names that it does not share are SLURM's, such as `partition`.
-        say: receives a line for everything that happens.
+        folder: folder for submitit's pickles and logs.
+        parameters: parameters of submitit or of SLURM, such as `partition`.
+        say: receives a line per event.
 
     Returns:
-        Exit status of every shard; 1 for one that was lost.
+        Exit status of every shard; 1 for a lost one.
 
     Raises:
-        ConfigError: submitit is not installed, or refuses a parameter.
+        ConfigError: submitit is not installed, or rejects a parameter.
     """
     try:
         import submitit

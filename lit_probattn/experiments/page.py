@@ -1,9 +1,9 @@
-"""One report: a folder with `report.json` for programs, `report.md` for people, tables, pictures.
+"""Reports: a folder with `report.json` for programs, `report.md` for people, tables and figures.
 
-What a report knows is data first: where its rows were made, what was found in a sentence, every
-expectation with its verdict, and the hashes of its tables. `report.md` and the HTML page are
-written of the same `Page` and read by people alone; the front page of a folder of reports is made
-of their `report.json`.
+`report.json` contains the provenance of the rows, a one-sentence finding, all expectations with
+verdicts, and the hashes of the tables. `report.md` and the HTML page are rendered from the same
+`Page` and are not read by programs; the front page of a folder of reports is built from their
+`report.json`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest, file_digest, replace_text
 from lit_probattn.base.provenance import git_revision, place, versions
 from lit_probattn.experiments.expectations import LEGEND, VERDICTS, Finding
+from lit_probattn.records.figures import PNG, SVG, ReportFigure, save_figure
 from lit_probattn.records.html import page_of
 from lit_probattn.records.markdown import code_span, escaped, one_line
-from lit_probattn.records.tables import markdown_lines, save_png
+from lit_probattn.records.tables import markdown_lines
 
 DATA, TEXT, HTML, FRONT = "report.json", "report.md", "report.html", "README.md"
 FIGURES = "figures"
@@ -37,15 +37,15 @@ _ROWS = {"machine": "device", "versions": "versions", "revision": "git_revision"
 
 @dataclass(frozen=True)
 class Made:
-    """Where the rows of a report were made.
+    """Provenance of the rows of a report.
 
     Args:
-        command: what made the rows.
+        command: command that wrote the rows.
         machine: hardware.
-        versions: of Python and packages.
-        revision: of the code.
-        reported_by: the command of the report, where it is another one.
-        more: further lines of the head, by name.
+        versions: versions of Python and packages.
+        revision: revision of the code.
+        reported_by: command of the report, if it is another one.
+        more: additional lines of the head, by name.
     """
 
     command: str
@@ -57,7 +57,7 @@ class Made:
 
     @classmethod
     def of(cls, rows: pd.DataFrame, columns: Mapping[str, str] = _ROWS, **given: Any) -> Made:
-        """Return where rows were made, by the columns that say so; several values are listed."""
+        """Return the provenance stored in columns of rows; several values are listed."""
         found = {
             name: " | ".join(sorted(set(map(str, rows[column]))))
             for name, column in columns.items()
@@ -66,17 +66,17 @@ class Made:
 
     @classmethod
     def here(cls, command: str) -> Made:
-        """Return that something is made here and now."""
+        """Return the provenance of this process."""
         return cls(command, place(), versions(), git_revision())
 
     @classmethod
     def by_facts(cls, facts: Mapping[str, str]) -> Made:
-        """Return the same of what `provenance.facts` says."""
+        """Return the provenance given by `provenance.facts`."""
         return cls(facts["command"], facts["device"], facts["versions"], facts["git_revision"])
 
     @property
     def lines(self) -> list[str]:
-        """The lines that open a page."""
+        """The lines of the head of a page."""
         by = self.reported_by
         then = f", then {code_span(by)}" if by not in ("", self.command) else ""
         return [
@@ -88,14 +88,14 @@ class Made:
 
     @property
     def note(self) -> str:
-        """The same in one line, below pictures."""
+        """The same in one line, for figures."""
         return " | ".join(
             [*self.more.values(), self.machine, self.versions, self.revision, self.command]
         )
 
 
 def together(parts: Sequence[Made], command: str) -> Made:
-    """Return where the rows of several parts were made, of which one command made a report."""
+    """Return the provenance of the rows of several parts of one report."""
     frame = pd.DataFrame([vars(part) for part in parts])
     columns = {name: name for name in _ROWS}
     return Made.of(frame, columns, command=command, more=parts[0].more)
@@ -103,19 +103,19 @@ def together(parts: Sequence[Made], command: str) -> Made:
 
 @dataclass
 class Page:
-    """What is written of a report.
+    """The content of a report.
 
     Args:
-        kind: which command's report it is.
+        kind: kind of report, named after the command.
         title: heading.
-        made: where its rows were made.
-        finding: what was found, in a sentence.
-        body: Markdown lines below the head; they name the pictures that they show.
+        made: provenance of the rows.
+        finding: one-sentence summary.
+        body: Markdown lines below the head, which reference the figures.
         before: Markdown lines above the head, such as warnings.
-        findings: expectations with their verdicts; where there are any, the legend is added.
+        findings: expectations with verdicts; the legend is added if there are any.
         tables: CSV files by name.
-        pictures: what draws them, or PNG files that are there already, by name.
-        about: further plain data, such as variants.
+        figures: figures, or existing PNG files, by name.
+        about: additional plain data, such as variants.
     """
 
     kind: str
@@ -126,11 +126,11 @@ class Page:
     before: Sequence[str] = ()
     findings: Sequence[Finding] = ()
     tables: Mapping[str, str] = field(default_factory=dict)
-    pictures: Mapping[str, Callable[[], Figure] | Path] = field(default_factory=dict)
+    figures: Mapping[str, ReportFigure | Path] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def data(self) -> dict[str, Any]:
-        """Return what `report.json` holds."""
+        """Return the content of `report.json`."""
         return {
             "kind": self.kind,
             "title": self.title,
@@ -141,49 +141,76 @@ class Page:
             "sha256": {f"{name}.csv": digest(text) for name, text in self.tables.items()},
         }
 
-    def text(self) -> str:
-        """Return the page in Markdown."""
+    def text(self, without_svg: Collection[str] = ()) -> str:
+        """Return the page as Markdown.
+
+        Args:
+            without_svg: names of figures to show as PNG files.
+        """
         lines = [f"# {escaped(self.title)}", "", *self.before, *self.made.lines]
         hashes = (f"`{name}.csv` {digest(text, 12)}" for name, text in self.tables.items())
         lines += [f"- SHA-256: {', '.join(hashes)}"] if self.tables else []
         legend = ["", LEGEND] if self.findings else []
-        return "\n".join([*lines, "", *_stripped(self.body), *legend]) + "\n"
+        shown = {
+            image(name): self._shown(one, f"{name}{PNG if name in without_svg else SVG}")
+            for name, one in self.figures.items()
+            if isinstance(one, ReportFigure)
+        }
+        body = [part for line in _stripped(self.body) for part in shown.get(line, [line])]
+        return "\n".join([*lines, "", *body, *legend]) + "\n"
+
+    def _shown(self, figure: ReportFigure, file: str) -> list[str]:
+        """Return the Markdown lines of a figure with its claim and caption."""
+        claim, where = one_line(figure.claim), f"{self.made.machine}; revision {self.made.revision}"
+        words = claim.translate(str.maketrans("", "", "[]\\"))
+        source = f"Rows made on {one_line(where)}, by the command above."
+        return [
+            f"![{words}]({FIGURES}/{file})",
+            "",
+            f"**{claim}.** {one_line(figure.caption)} {source}",
+        ]
 
     def summary(self) -> str:
-        """Return the page for a terminal, which shows no pictures and has no files beside it."""
-        return replace(self, tables={}, pictures={}, body=_without_images(self.body)).text()
+        """Return the page for a terminal, without figures and files."""
+        return replace(self, tables={}, figures={}, body=_without_images(self.body)).text()
 
     def write(self, folder: Path, *, html: bool = False) -> list[Path]:
-        """Write the report; pictures of an earlier one go.
+        """Write the report; figures of an earlier report are deleted.
 
         Args:
-            folder: it is made if needed.
-            html: write the page that carries everything, too.
+            folder: the report folder, created if needed.
+            html: also write a self-contained HTML page.
 
         Returns:
             The files, `report.md` first.
 
         Raises:
-            ConfigError: the folder cannot be one, a picture is too large, or HTML cannot be made.
+            ConfigError: the folder is invalid, a figure is too large, or HTML cannot be written.
         """
         output_folder(folder)
-        pictures = {folder / FIGURES / f"{name}.png": one for name, one in self.pictures.items()}
-        for old in set((folder / FIGURES).glob("*.png")) - set(pictures):
-            old.unlink()
-        for path, picture in pictures.items():
-            if isinstance(picture, Path):
+        written: list[Path] = []
+        for name, one in self.figures.items():
+            path = folder / FIGURES / f"{name}{PNG}"
+            if isinstance(one, Path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(picture, path)
+                shutil.copyfile(one, path)
+                written.append(path)
             else:
-                save_png(picture(), path, f"{self.title} | {self.made.note}")
-        texts = {TEXT: self.text(), **{f"{name}.csv": text for name, text in self.tables.items()}}
+                note = f"{self.title} | {one.caption} | {self.made.note}"
+                written += save_figure(one.drawn(), path, note, one.claim)
+        for ending in (PNG, SVG):
+            for old in set((folder / FIGURES).glob(f"*{ending}")) - set(written):
+                old.unlink()
+        vectors = {path.stem for path in written if path.suffix == SVG}
+        texts = {TEXT: self.text(set(self.figures) - vectors)}
+        texts |= {f"{name}.csv": text for name, text in self.tables.items()}
         texts[DATA] = json.dumps(self.data(), indent=1, ensure_ascii=False) + "\n"
         if html:
-            carried = {f"{FIGURES}/{path.name}": path.read_bytes() for path in pictures}
+            carried = {f"{FIGURES}/{path.name}": path.read_bytes() for path in written}
             texts[HTML] = page_of(self.title, texts[TEXT], carried)
         for name, text in texts.items():
             replace_text(folder / name, text)
-        return [*(folder / name for name in texts), *pictures]
+        return [*(folder / name for name in texts), *written]
 
 
 def _without_images(lines: Sequence[str]) -> list[str]:
@@ -191,12 +218,11 @@ def _without_images(lines: Sequence[str]) -> list[str]:
 
 
 def _stripped(lines: Sequence[str]) -> list[str]:
-    """Return lines without empty ones at the end."""
     return "\n".join(lines).rstrip().split("\n")
 
 
 def _entry(one: Finding) -> dict[str, Any]:
-    """Return a finding as plain data; an end of its interval that is not known is null."""
+    """Return a finding as plain data; unknown ends of its interval are null."""
     found: dict[str, Any] = {"says": one.says, "found": one.measured, "verdict": one.verdict}
     if one.estimate is not None:
         ends = {key: getattr(one.estimate, key) for key in ("value", "low", "high")}
@@ -205,37 +231,45 @@ def _entry(one: Finding) -> dict[str, Any]:
 
 
 def as_csv(frame: pd.DataFrame, digits: int | None = None) -> str:
-    """Return a table as CSV, with all digits or so many that count."""
+    """Return a table as CSV, with all or a number of significant digits."""
     form = None if digits is None else f"%.{digits}g"
     return str(frame.to_csv(index=False, float_format=form))
 
 
 def image(name: str, words: str = "") -> str:
-    """Return the line that shows a picture of the page."""
+    """Return the Markdown line that shows a figure of the page."""
     shown = (words or name.replace("_", " ")).translate(str.maketrans("", "", "[]\\"))
     return f"![{one_line(shown)}]({FIGURES}/{name}.png)"
 
 
 def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
-    """Return a row per sentence: what the paper says, what was measured, the verdict."""
+    """Return a row per sentence: claim of the paper, result, verdict."""
     rows = [[one.says, one.measured, one.verdict] for one in findings]
     return pd.DataFrame(rows, columns=["the paper says", "we measure", "verdict"])
 
 
 def how_many_agree(findings: Sequence[Finding]) -> str:
-    """Return how many sentences of a paper agree, as the finding of a report."""
+    """Return the number of sentences of a paper that agree, as the finding of a report."""
     held = sum(one.verdict == "agrees" for one in findings)
     return f"{held} of {len(findings)} sentences of the paper agree."
+
+
+def first_of(findings: Sequence[Finding]) -> str:
+    """Return the claim of a figure: the result for the first of the paper's sentences."""
+    words = {"agrees": "agrees with the paper", "differs": "differs from the paper"}
+    first = findings[0]
+    measured = first.measured[:1].upper() + first.measured[1:]
+    return f"{measured} ({words.get(first.verdict, first.verdict)})"
 
 
 # ---- reading -------------------------------------------------------------------------------------
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return what the `report.json` of a folder holds.
+    """Return the content of a folder's `report.json`.
 
     Raises:
-        ConfigError: it has none, or a table is another one now.
+        ConfigError: the file is missing, or a table has changed.
     """
     try:
         data: dict[str, Any] = json.loads((folder / DATA).read_text(encoding="utf-8"))
@@ -245,7 +279,7 @@ def read(folder: Path) -> dict[str, Any]:
     for name, wanted in hashes:
         path = folder / name
         if not path.is_file() or file_digest(path) != wanted:
-            raise ConfigError(f"{path} is not the table that {DATA} was written with")
+            raise ConfigError(f"{path} has changed since {DATA} was written")
     return data
 
 
@@ -255,15 +289,15 @@ Reports = Mapping[Path, Mapping[str, Any]]
 def write_front_page(
     folder: Path, command: str, answer: Callable[[Path, Reports], Sequence[str]] | None = None
 ) -> Path:
-    """Write `README.md` of a folder: the finding of each report below it, verdicts, hardware.
+    """Write `README.md` of a folder: finding, verdicts and hardware of each report below it.
 
     Args:
         folder: folder of the reports.
         command: command that writes the page.
-        answer: returns the lines that come before the table, from the content of all reports.
+        answer: returns the lines above the table, from the content of all reports.
 
     Raises:
-        ConfigError: there is no report.
+        ConfigError: there are no reports.
     """
     found = {path.parent: read(path.parent) for path in sorted(folder.rglob(DATA))}
     if not found:

@@ -1,9 +1,8 @@
-"""Runs jobs: several at a time, each once, and on from where it was interrupted.
+"""Run jobs concurrently, each once, and resume interrupted ones.
 
-A job is a run with a name that depends on everything that decides its result: a training with its
-evaluation, a study of it, a comparison of studies. It waits for the jobs that it begins with, and
-is skipped where these do not come about. Commands that share a folder share the jobs: each holds
-the lock of what it works on.
+A job is identified by all settings that affect its result: a training with its evaluation, a study
+of it, a comparison of studies. It waits for the jobs on which it depends, and is skipped if one of
+them fails. Concurrent commands on one folder share the jobs, since each locks those that it runs.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from lit_probattn.base.progress import Progress
 from lit_probattn.experiments.launch import child_environment, start
 
 _POLL_SECONDS = 0.1
-# How long to wait for a job whose process was just killed and may still be ending.
+# How long to wait for a job whose process was just killed and may still be exiting.
 GRACE_SECONDS = 5.0
 PROGRESS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Command:
-    """A step of a job: a program of ours with its arguments.
+    """A step of a job: a module of this package with arguments.
 
     Args:
-        arguments: the command line after the program's name.
-        module: the program.
-        launch: words in place of `python`; they may need what the scheduler says.
+        arguments: command line after the module.
+        module: module to run.
+        launch: launcher instead of `python`, which may need the scheduler's variables.
     """
 
     arguments: Sequence[str]
@@ -52,10 +51,10 @@ class Command:
 
 @dataclass(frozen=True)
 class Call:
-    """A step of a job: a request to a worker, which lives on for the next one of its slot.
+    """A step of a job: a request to a worker process, which is kept for the next step of its slot.
 
     Args:
-        worker: makes the worker.
+        worker: creates the worker.
         request: plain JSON.
         limit_s: seconds after which the worker is killed.
     """
@@ -65,8 +64,8 @@ class Call:
     limit_s: float = math.inf
 
 
-# The steps of a job in turn: a command is answered by its exit status, a call by the worker itself.
-# What it returns is said of the result; an empty text leaves that to the line about progress.
+# The steps of a job: the answer to a command is its exit status, to a call the worker. The returned
+# text describes the result; if it is empty, only the progress line is printed.
 Work = Generator[Command | Call, Any, str]
 
 
@@ -74,12 +73,12 @@ class Job(ABC):
     """A run.
 
     Attributes:
-        name: of its lock and log, below `folder`; depends on all that decides the result.
-        label: what it is called.
-        folder: of locks and logs.
-        after: jobs that it begins with.
-        kind: jobs of one kind take about as long for a unit of their size.
-        size: units of work, such as optimiser steps.
+        name: identity, and name of its lock and log below `folder`.
+        label: name in messages.
+        folder: folder of locks and logs.
+        after: jobs on which it depends.
+        kind: jobs of one kind take about the same time per unit of size.
+        size: number of units of work, such as optimiser steps.
     """
 
     after: Sequence[Job] = ()
@@ -89,12 +88,12 @@ class Job(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What tells it from other jobs of its folder."""
+        """Identity of the job in its folder."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """What it is called in lines about it."""
+        """Name of the job in messages."""
 
     @property
     @abstractmethod
@@ -103,51 +102,49 @@ class Job(ABC):
 
     @property
     def log_path(self) -> Path:
-        """File that the steps write to."""
+        """Log file of the steps."""
         return self.folder / "logs" / f"{self.name}.log"
 
     @property
     def lock_path(self) -> Path:
-        """File that is locked while the job is worked on."""
+        """Lock file, held while the job runs."""
         return self.folder / "locks" / f"{self.name}.lock"
 
     @abstractmethod
     def is_done(self) -> bool:
-        """Whether the result is there."""
+        """Whether the result exists."""
 
     @abstractmethod
     def work(self) -> Work:
-        """Yield the steps in turn; keep the result, and return a line about it.
+        """Yield the steps one by one; store the result and return a line about it.
 
         Raises:
-            ChildError: a status is not what it should be.
+            ChildError: a step failed.
         """
 
     def begins(self) -> tuple[str, int]:
-        """Return what is said of its beginning, nothing where that is empty, and how many units
-        were done before.
-        """
+        """Return the message at its start (empty for none), and the number of finished units."""
         return "starts", 0
 
     def position(self) -> int:
-        """Return how many units are done, as far as it has said."""
+        """Return the number of finished units that it has reported."""
         return 0
 
     def seconds(self) -> float | None:
-        """Return how long a finished job took for all its units, None if that is not known."""
+        """Return the time of a finished job for all its units, or None if unknown."""
         return None
 
 
 @dataclass
 class Outcome:
-    """What became of the jobs of a command.
+    """Result of the jobs of a command.
 
     Args:
-        finished: jobs with a result, in order; those finished before included.
+        finished: jobs with a result, in order, including those finished before.
         ran: number of jobs that this command finished.
-        failed: label and reason.
-        elsewhere: labels of jobs that another process is working on.
-        skipped: label and reason of jobs that begin with one that is not finished.
+        failed: reasons by label.
+        elsewhere: labels of jobs that another process is running.
+        skipped: reasons by label of jobs that depend on an unfinished job.
     """
 
     finished: list[Any] = field(default_factory=list)
@@ -159,7 +156,7 @@ class Outcome:
 
 @dataclass
 class Slot:
-    """A job that is being worked on."""
+    """A running job."""
 
     title: str
     job: Job
@@ -177,13 +174,13 @@ class Slot:
 
 
 class Pace:
-    """Seconds per unit of every kind of job, from finished and from running ones."""
+    """Seconds per unit of each kind of job, from finished and running ones."""
 
     def __init__(self) -> None:
         self._finished: dict[Hashable, list[float]] = {}
 
     def learn(self, job: Job, taken: float | None = None) -> None:
-        """Learn from a finished job, which has `taken` so many seconds if it does not say it."""
+        """Record a finished job; `taken` are its seconds if it does not report them."""
         seconds = job.seconds()
         seconds = taken if seconds is None else seconds
         if seconds is not None:
@@ -192,9 +189,9 @@ class Pace:
     def seconds_left(
         self, waiting: Sequence[Job], slots: Sequence[Slot], num_slots: int
     ) -> float | None:
-        """Return about how long the rest takes, None while nothing is known.
+        """Return the estimated remaining time, or None if there is no estimate yet.
 
-        Kinds of which nothing is known yet are taken for the mean of the others.
+        Kinds without an estimate use the mean of the others.
         """
         known = {kind: statistics.fmean(found) for kind, found in self._finished.items()}
         for slot in slots:
@@ -215,7 +212,7 @@ class Pace:
 
 @contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM raise KeyboardInterrupt, so that jobs are asked to save before the end."""
+    """Make SIGTERM raise KeyboardInterrupt, so that jobs save before exit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -230,12 +227,12 @@ class Runner:
     """Runs jobs.
 
     Args:
-        num_slots: jobs at a time.
-        devices: CUDA devices that the slots share in turn; empty leaves them as they are.
-        attempts: how often a job that fails is tried, the others first.
-        say: receives a line for everything that happens. None: standard error, where the progress
-            is one line that changes, or one every ten seconds.
-        what: what the jobs are called.
+        num_slots: number of concurrent jobs.
+        devices: CUDA devices to distribute the slots over; empty means unchanged.
+        attempts: number of attempts per job; failed jobs are retried after the others.
+        say: receives a line per event. None means standard error with one progress line that is
+            updated, or a line every ten seconds.
+        what: plural noun for the jobs.
     """
 
     def __init__(
@@ -255,12 +252,12 @@ class Runner:
     def run(
         self, jobs: Sequence[Job], after: Callable[[], object] = lambda: None, done: int = 0
     ) -> Outcome:
-        """Run what is not finished.
+        """Run the unfinished jobs.
 
         Args:
             jobs: the jobs, in order.
-            after: called whenever a job was finished.
-            done: jobs that were finished before and are not among `jobs`.
+            after: called after each finished job.
+            done: number of jobs finished before that are not in `jobs`.
         """
         self.done = done
         self.outcome, self.tries, self.pace = Outcome(), Counter[str](), Pace()
@@ -285,7 +282,7 @@ class Runner:
         return self.outcome
 
     def _turn(self, after: Callable[[], object]) -> None:
-        """Look at every slot once."""
+        """Poll every slot once."""
         blocked = False
         for index, slot in enumerate(self.slots):
             if slot is None and self.waiting:
@@ -301,7 +298,7 @@ class Runner:
             self._wait()
 
     def _next(self) -> tuple[str, Job] | None:
-        """Take the first waiting job that can begin; skip those that never will."""
+        """Return the first waiting job that can start; skip those that never can."""
         coming = {job.name for _, job in self.waiting}
         coming |= {slot.job.name for slot in self.slots if slot is not None}
         for entry in list(self.waiting):
@@ -314,18 +311,18 @@ class Runner:
             if never is not None:
                 self.waiting.remove(entry)
                 coming.discard(job.name)
-                reason = f"it begins with {never.label}, which {self._fate(never)}"
+                reason = f"it depends on {never.label}, which {self._fate(never)}"
                 self.say(f"{title}: skipped: {reason}")
                 self.outcome.skipped[job.label] = reason
         return None
 
     def _fate(self, job: Job) -> str:
         if job.label in self.outcome.elsewhere:
-            return "another process is working on"
+            return "another process is running"
         return "failed" if job.label in self.outcome.failed else "is not finished"
 
     def _wait(self) -> None:
-        """Wait a moment, or until a worker answers: many requests take less than the moment."""
+        """Wait for a short time, or until a worker answers, since many requests are faster."""
         running = [slot.process for slot in self.slots if slot is not None]
         if len(running) == 1 and isinstance(running[0], Worker):
             running[0].poll(_POLL_SECONDS)
@@ -333,7 +330,6 @@ class Runner:
             time.sleep(_POLL_SECONDS)
 
     def _tell(self, note: str = "") -> None:
-        """Say how far all jobs are."""
         slots = [slot for slot in self.slots if slot is not None]
         waiting = [job for _, job in self.waiting]
         steps = [f"{s.job.position()} of {s.job.size}" for s in slots if s.job.size > 1]
@@ -349,7 +345,7 @@ class Runner:
             self.outcome.finished.append(job)
             self.pace.learn(job)
         elif lock is None:
-            self.say(f"{title}: another process is working on it")
+            self.say(f"{title}: running in another process")
             self.outcome.elsewhere.append(job.label)
         else:
             told, first = job.begins()
@@ -385,7 +381,7 @@ class Runner:
             self.slots[index] = None
             again = not isinstance(error, ChildError) or error.again
             if again and self.tries[slot.job.name] < self.attempts:
-                self.say(f"{slot.title}: failed: {error}; it is tried again after the others")
+                self.say(f"{slot.title}: failed: {error}; retried after the others")
                 self.waiting.append((slot.title, slot.job))
             else:
                 self.say(f"{slot.title}: failed: {error}")
@@ -401,5 +397,5 @@ class Runner:
         self.pace.learn(slot.job, whole)
         self.slots[index] = None
         self._tell("" if told else slot.job.label)
-        if slot.job.is_done():  # whoever takes the lock now asks that first
+        if slot.job.is_done():  # checked before the lock is taken again
             slot.job.lock_path.unlink(missing_ok=True)

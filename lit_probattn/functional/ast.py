@@ -1,4 +1,4 @@
-"""Adaptively sparse attention from heads to heads."""
+"""Per-head adaptively sparse attention."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def ast_attention(
     cu_seqlens: Tensor | Packing | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
-    """Attend by α-entmax, which gives most pairs exactly nothing. Needs the package entmax.
+    """Compute attention by α-entmax, which gives most pairs exactly zero weight.
 
     Source: Correia et al., 2019; FiSH, NeurIPS 2022, section 3.6; with s = `scale`:
         attn_weights[i] = α-entmax(s query[i] · key)
-    Departs from the source: nothing.
+    Departs from the source: nothing. Requires the package entmax.
 
     Args:
         query: (B, H, N, E).
@@ -43,7 +43,7 @@ def ast_attention(
         value: (B, H_kv, L, E_v).
         alpha: from 1.01 to 2 (sparsemax), for all heads, or (H,), whose range is not checked.
 
-    The other arguments and the errors are those of `lit_probattn.functional`.
+    For other arguments and errors see `lit_probattn.functional`.
 
     Returns:
         (B, H, N, E_v).

@@ -1,4 +1,4 @@
-"""One call in the conventions of `scaled_dot_product_attention`."""
+"""A call with the conventions of `scaled_dot_product_attention`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_probattn.randomness import RandomKey
 
 @dataclass(frozen=True)
 class Common:
-    """What every functional form takes beside its heads; see `lit_probattn.functional`."""
+    """Common arguments of all functions except heads; see `lit_probattn.functional`."""
 
     attn_mask: Tensor | None = None
     dropout_p: float = 0.0
@@ -25,11 +25,11 @@ class Common:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Turn a mask of `scaled_dot_product_attention` into allowed pairs and a bias.
+    """Split a mask of `scaled_dot_product_attention` into allowed pairs and a bias.
 
-    A boolean mask is True where a pair may attend. Floats are added; -inf and the least value of
-    the dtype hide a pair. Values are not looked at one by one, so that nothing waits for a device
-    and a compiled graph is whole.
+    A boolean mask is True where a pair may attend. Floats are added; -inf and the lowest value of
+    the dtype mask a pair. No value is read on the host, so that devices do not synchronise and
+    compiled graphs do not break.
     """
     if mask is None or mask.dtype == torch.bool:
         return mask, None
@@ -52,7 +52,7 @@ def layout_of(
         keys_per_head: K.
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: the shapes do not match.
     """
     check_heads(query, key, value, keys_per_head)
     heads, kv = query.shape[1], key.shape[1]
@@ -68,10 +68,10 @@ def layout_of(
 
 
 def check_heads(query: Tensor, key: Tensor, value: Tensor, keys_per_head: int = 1) -> None:
-    """Check what holds for all variants: dtypes, dimensions, batch, positions, head size.
+    """Check the rules of all variants: dtypes, dimensions, batch, positions, head size.
 
     Raises:
-        ValueError: dtypes or shapes do not fit.
+        ValueError: dtypes or shapes do not match.
         NotImplementedError: a tensor is nested.
     """
     mixed = torch.is_autocast_enabled(query.device.type) if query.device.type != "meta" else False
@@ -108,10 +108,10 @@ def check_heads(query: Tensor, key: Tensor, value: Tensor, keys_per_head: int = 
 def make_call(
     query: Tensor, key: Tensor, value: Tensor, num_heads: int, common: Common
 ) -> HeadCall:
-    """Return the call whose output has `num_heads` heads.
+    """Return the call for an output with `num_heads` heads.
 
     Raises:
-        ValueError: the probability is outside [0, 1), or the mask does not fit.
+        ValueError: the probability is outside [0, 1), or the mask does not match.
     """
     if not 0.0 <= common.dropout_p < 1.0:
         raise ValueError(f"dropout_p must be in [0, 1), received {common.dropout_p}")
@@ -122,7 +122,7 @@ def make_call(
         keys, pairs = pairs[:, 0, 0].expand(query.shape[0], -1), None
     is_causal = common.is_causal
     if is_causal and num_queries != num_keys:
-        # torch aligns at the first query and key; our masks align at the last.
+        # torch aligns at the first query and key; this package's masks align at the last.
         causal = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril()
         pairs, is_causal = causal if pairs is None else pairs & causal, False
     masks = make_masks(
@@ -141,16 +141,16 @@ def _hides_keys(pairs: Tensor, num_keys: int) -> bool:
 
 
 def by_head(name: str, tensor: Tensor, num_heads: int, *rest: int) -> Tensor:
-    """Return a parameter as (heads, …), heads 1 where it is given without: (…).
+    """Return a parameter as (heads, …), with one head if it has the shape (…).
 
     Args:
-        name: for messages.
+        name: name for messages.
         tensor: (…) or (H', …), H' a divisor of `num_heads`.
-        num_heads: heads that share it, or have their own.
-        rest: the sizes behind the heads.
+        num_heads: number of heads.
+        rest: sizes of the dimensions after the heads.
 
     Raises:
-        ValueError: it has another shape.
+        ValueError: the tensor has another shape.
     """
     shape = tuple(tensor.shape)
     if shape == rest:

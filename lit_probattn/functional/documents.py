@@ -1,4 +1,4 @@
-"""Packed documents for functional forms."""
+"""Packed documents in functional attention."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Form = TypeVar("Form", bound=Callable[..., Tensor])
 
 
 def takes_documents(*per_key: str, has_scores: bool = True) -> Callable[[Form], Form]:
-    """Let a functional form take `cu_seqlens` and `cu_seqlens_k`.
+    """Add `cu_seqlens` and `cu_seqlens_k` to a functional form.
 
-    The form is called once for each group of documents of like lengths.
+    The form is called once for each group of documents of similar lengths.
 
     Args:
         per_key: arguments that may have an entry for every position of a key, in the last of three
-            dimensions: those of the longest document.
-        has_scores: whether a causal mask alone keeps padding behind a document from its queries.
+            dimensions, up to the longest document.
+        has_scores: whether a causal mask alone excludes padding after a document.
     """
 
     def decorate(form: Form) -> Form:
@@ -84,5 +84,5 @@ def _names(form: Callable[..., Any]) -> list[str]:
 
 
 def _first(values: Any, length: int) -> Any:
-    """Return what belongs to the first keys, where every key has its own."""
+    """Return the entries of the first keys, if there is one per key."""
     return values[..., :length] if isinstance(values, Tensor) and values.dim() == 3 else values

@@ -1,4 +1,4 @@
-"""FiSH attention and its linear form, from heads to heads."""
+"""Per-head FiSH attention and its linear form."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _mixing(
     num_global: int,
     num_heads: int,
 ) -> MixingValues:
-    """Return the mixing of G global heads into H.
+    """Return the mixing of G global heads to H local heads.
 
     Raises:
-        ValueError: the weights do not lead from G to H heads.
+        ValueError: the weights do not map G to H heads.
     """
     weights = (head_mix,) if isinstance(head_mix, Tensor) else tuple(head_mix)
     biases: Sequence[Tensor | None] = (None,) * (len(weights) - 1)
@@ -47,8 +47,8 @@ def _mixing(
         width = weight.shape[0]
     if not weights or (width != num_heads and mixer != "shared"):
         raise ValueError(
-            f"head_mix leads from {num_global} global heads to {width}, expected {num_heads}, the "
-            "heads of value"
+            f"head_mix maps {num_global} global heads to {width}, expected {num_heads}, the heads "
+            "of value"
         )
     if len(biases) != len(weights) - 1:
         raise ValueError(
@@ -80,7 +80,7 @@ def fish_attention(
     cu_seqlens: Tensor | Packing | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
-    """Attend by H local score maps that are mixed from G global ones.
+    """Compute attention with H local score maps that are mixed from G global score maps.
 
     Source: FiSH, NeurIPS 2022, Eq. (8)-(10), section 2.4; with s = `scale`:
         G_k = query_k key_kᵀ,  k = 1 … G
@@ -88,20 +88,19 @@ def fish_attention(
         MiSH    the same p_k for every j                  head_mix: P of one row
         GFiSH   a = W_2 ReLU(W_1 (g + noise) + b_1)       head_mix: [W_1, W_2]
         attn_weights_j = softmax(s A_j)
-    Departs from the source: noise per global head unless `noise` says otherwise.
+    Departs from the source: noise per global head by default; see `noise`.
 
     Args:
         query: (B, G, N, E), global heads.
         key: (B, G, L, E).
         value: (B, H, L, E_v), local heads.
-        head_mix: (H, G); (1, G); or matrices from G to H with a ReLU between each two.
-        head_bias: biases before the ReLUs, one entry each; None means none.
-        noise_scale: s_k, (G,), on the scale of query · key. None means no noise (Hard FiSH);
-            otherwise every call draws it, as a layer in training does.
-        noise: `global`, `local` or `local_global`, where there is noise.
+        head_mix: (H, G); (1, G); or several matrices from G to H with ReLUs between them.
+        head_bias: biases before the ReLUs, one entry each; None means no biases.
+        noise_scale: s_k, (G,), in units of query · key. None means no noise (Hard FiSH); otherwise
+            every call draws noise, like a layer in training.
+        noise: `global`, `local` or `local_global`, if there is noise.
 
-    The other arguments and the errors are those of `lit_probattn.functional`; masks are those of
-    local heads.
+    For other arguments and errors see `lit_probattn.functional`; masks apply to local heads.
 
     Returns:
         (B, H, N, E_v).
@@ -139,26 +138,26 @@ def linear_fish_attention(
     cu_seqlens: Tensor | Packing | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
-    """Attend linearly by H local states that are mixed from G global ones, in O(N).
+    """Compute linear attention with H local states mixed from G global states, in O(N).
 
     Source: FiSH, NeurIPS 2022, appendix A.6; ψ(x) = elu(x) + 1, S_k = Σ_n ψ(key_kn) value_knᵀ:
         LFiSH   S_loc[j] = Σ_k p_kj (S_k + s_k ε_k)
         GLFiSH  S_loc = W_2 ReLU(W_1 (S + s ε) + b_1) + b_2, per cell
         out[j, i] = ψ(query[j, i])ᵀ S_loc[j] / (ψ(query[j, i])ᵀ Σ_k r_kj z_k + eps)
-    Departs from the source: as `LinearFiSHAttention`; it takes no mask of pairs.
+    Departs from the source: see `LinearFiSHAttention`; masks of pairs are not supported.
 
     Args:
         query: (B, H, N, E).
         key: (B, G, L, E).
         value: (B, G, L, E_v).
         head_mix: (H, G), or two matrices with a ReLU between them.
-        head_bias: b_1, where there are two matrices.
+        head_bias: b_1, with two matrices.
         last_bias: b_2, (H,).
-        norm_mix: r, (H, G), not negative. None means |p|, for one matrix.
+        norm_mix: r, (H, G), not negative. None means |p|, for a single matrix.
         noise_scale: s, (G,). None means no noise.
         eps: added to the normaliser.
 
-    The other arguments and the errors are those of `lit_probattn.functional`.
+    For other arguments and errors see `lit_probattn.functional`.
 
     Returns:
         (B, H, N, E_v).
@@ -175,7 +174,7 @@ def linear_fish_attention(
         )
     if norm_mix is None:
         if mixing.mixer == "mlp":
-            raise ValueError("norm_mix=None means |p| of one matrix; give it beside two")
+            raise ValueError("norm_mix=None means |p| of a single matrix; set it for two matrices")
         norm_mix = mixing.weights[0].abs()
     if norm_mix.shape != (heads, shared):
         raise ValueError(f"norm_mix has shape {tuple(norm_mix.shape)}, expected {(heads, shared)}")

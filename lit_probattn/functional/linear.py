@@ -1,4 +1,4 @@
-"""Linear attention and its mixtures (MLK), from heads to heads."""
+"""Per-head linear attention and its mixtures (MLK)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def random_features(head_dim: int, num_features: int | None = None) -> Tensor:
 
 
 def _form(features: FeatureMap, projection: Tensor | None, size: int) -> LinearForm:
-    """Return the form of a feature map, checked."""
+    """Return the checked form of a feature map."""
     favor = features.name == "favor"
     check_feature_map(features, size)
     if favor != (projection is not None):
@@ -73,23 +73,23 @@ def linear_attention(
     cu_seqlens: Tensor | Packing | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
-    """Attend by a feature map φ in place of the softmax, in O(N).
+    """Compute attention with a feature map φ instead of the softmax, in O(N).
 
     Source: Katharopoulos et al., 2020, Eq. (4):
         out[i] = Σ_j φ(query[i]) · φ(key[j]) value[j] / Σ_j φ(query[i]) · φ(key[j])
     Departs from the source: dropout drops whole values, because there are no pairs. There are no
-    scores: no scale, no added floats; a mask of pairs needs backend="reference".
+    scores: no scale, no float masks; a mask of pairs requires backend="reference".
 
     Args:
         query: (B, H, N, E).
         key: (B, H_kv, L, E).
         value: (B, H_kv, L, E_v).
         feature_map: `elu` (elu(x) + 1), `relu`, `dpfp` or `favor`.
-        projection: of `favor`, (F, E); see `random_features`.
+        projection: random features of `favor`, (F, E); see `random_features`.
         dpfp_nu: ν of `dpfp`.
         feature_norm: `sum` divides features by their sum.
 
-    The other arguments and the errors are those of `lit_probattn.functional`.
+    For other arguments and errors see `lit_probattn.functional`.
 
     Returns:
         (B, H, N, E_v).
@@ -122,23 +122,23 @@ def mlk_attention(
     cu_seqlens: Tensor | Packing | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
-    """Attend by a feature map to keys that are mixtures of K components, in O(N).
+    """Compute attention with a feature map, and keys that are mixtures of K components, in O(N).
 
     Source: MGK, ICML 2022, section 2.5:
         out[i] = φ(query[i])ᵀ Σ_j Σ_r π_r φ(key[j, r]) value[j]ᵀ
                / φ(query[i])ᵀ Σ_j Σ_r π_r φ(key[j, r])
-    Departs from the source: as `linear_attention`.
+    Departs from the source: see `linear_attention`.
 
     Args:
         query: (B, H, N, E).
         key: (B, H_kv, K, L, E), or K tensors (B, H_kv, L, E); with `key_shift` one key,
-            (B, H_kv, L, E), of which key[j, r] = key[j] + b_r.
+            (B, H_kv, L, E), for key[j, r] = key[j] + b_r.
         value: (B, H_kv, L, E_v).
         prior: π, (K,), (H_kv, K) or (H_kv, K, L), not negative. None means equal priors.
         key_shift: b, (K, E) or (H_kv, K, E).
-        feature_map: as in `linear_attention`, and so the four below.
+        feature_map: this and the next three: see `linear_attention`.
 
-    The other arguments and the errors are those of `lit_probattn.functional`.
+    For other arguments and errors see `lit_probattn.functional`.
 
     Returns:
         (B, H, N, E_v).
@@ -148,7 +148,7 @@ def mlk_attention(
     if key.dim() != (5 if key_shift is None else 4):
         raise ValueError(
             f"key has shape {tuple(key.shape)}, expected (B, heads, components, positions, size), "
-            "a sequence of keys, or key_shift beside one key (B, heads, positions, size)"
+            "a sequence of keys, or key_shift with one key (B, heads, positions, size)"
         )
     components = key.shape[2] if key_shift is None else key_shift.shape[-2]
     keys = components if key_shift is None else 1

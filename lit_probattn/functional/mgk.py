@@ -1,4 +1,4 @@
-"""Attention to keys that are mixtures of Gaussians, from heads to heads."""
+"""Per-head attention to keys that are mixtures of Gaussians."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def mgk_attention(
     cu_seqlens: Tensor | Packing | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
-    """Attend to keys that are mixtures of K Gaussians (MGK), or shifted copies of one key (sMGK).
+    """Compute attention to keys that are mixtures of K Gaussians (MGK), or K shifted keys (sMGK).
 
     Source: MGK, ICML 2022, Eq. (7); hard E-step, section 2.3; Table 10 (shared keys):
         attn_weights[i, j] ∝ Σ_r π_r exp(−‖query[i] − key[j, r]‖² / (2 σ²_r))
-    with score = dot, query[i] · key[j, r] / σ²_r in the exponential; hard: max_r in place of Σ_r;
+    score = dot: query[i] · key[j, r] / σ²_r in the exponential; hard: max_r instead of Σ_r;
     shifted keys: key[j, r] = key[j] + b_r.
     Departs from the source: sums of exponentials in log space.
 
@@ -51,15 +51,15 @@ def mgk_attention(
         key: (B, H_kv, K, L, E), or K tensors (B, H_kv, L, E); with `key_shift` one key,
             (B, H_kv, L, E).
         value: (B, H_kv, L, E_v).
-        scale: 1/σ² of all components, where `variance` is not given. None means 1/√E.
+        scale: 1/σ² of all components, if `variance` is None. None means 1/√E.
         log_prior: log π, (K,), (H_kv, K) or (H_kv, K, L). None means equal priors.
         variance: σ², positive, (K,) or (H_kv, K).
         key_shift: b, (K, E) or (H_kv, K, E).
         score: `gaussian` or `dot`.
-        hard: the largest component instead of the sum; takes no prior in the paper.
+        hard: use the largest component instead of the sum; the paper then has no prior.
         include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
 
-    The other arguments and the errors are those of `lit_probattn.functional`.
+    For other arguments and errors see `lit_probattn.functional`.
 
     Returns:
         (B, H, N, E_v).
@@ -71,7 +71,7 @@ def mgk_attention(
         if key.dim() != 5:
             raise ValueError(
                 f"key has shape {tuple(key.shape)}, expected (B, heads, components, positions, "
-                "size), a sequence of keys, or key_shift beside one key"
+                "size), a sequence of keys, or key_shift with one key"
             )
         components = keys = key.shape[2]
     else:
@@ -84,7 +84,7 @@ def mgk_attention(
     layout = layout_of(query, key, value, enable_gqa, keys)
     kv, size = layout.key, layout.head_dim
     if variance is not None and scale is not None:
-        raise ValueError(f"variance and scale={scale} both say what 1/σ² is: give one of them")
+        raise ValueError(f"variance and scale={scale} both set 1/σ²: pass one of them")
     equal = variance is None or components == 1
     if variance is None:
         factor = size**-0.5 if scale is None else scale

@@ -1,4 +1,4 @@
-"""Attention with a polynomial kernel from heads to heads."""
+"""Per-head attention with a polynomial kernel."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def polynomial_attention(
     cu_seqlens: Tensor | Packing | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
-    """Attend by an even power of the dot product.
+    """Compute attention with an even power of the dot product.
 
     Source: value-aware attention (Gupta and Berant, 2021), section 2:
         attn_weights[i, j] ∝ (query[i] · key[j])^degree
-    Departs from the source: 1e-12 is added to the square of every product. A scale would cancel.
+    Departs from the source: 1e-12 is added to the square of every product. A scale cancels.
 
     Args:
         query: (B, H, N, E).
@@ -40,7 +40,7 @@ def polynomial_attention(
         value: (B, H_kv, L, E_v).
         degree: even and at least 2.
 
-    The other arguments and the errors are those of `lit_probattn.functional`.
+    For other arguments and errors see `lit_probattn.functional`.
 
     Returns:
         (B, H, N, E_v).

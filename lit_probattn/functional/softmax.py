@@ -1,4 +1,4 @@
-"""Softmax attention from heads to heads."""
+"""Per-head softmax attention."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def softmax_attention(
     cu_seqlens: Tensor | Packing | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
-    """Attend by a softmax, of scaled dot products or of Gaussian scores.
+    """Compute softmax attention of scaled dot products or of Gaussian scores.
 
     Source: MGK, ICML 2022, section 2.1 and appendix A; with s = `scale`:
         attn_weights[i, j] ∝ exp(s query[i] · key[j])                   score = dot
@@ -41,9 +41,9 @@ def softmax_attention(
         query: (B, H, N, E).
         key: (B, H_kv, L, E).
         value: (B, H_kv, L, E_v).
-        score: which of the two.
+        score: `dot` or `gaussian`.
 
-    The other arguments and the errors are those of `lit_probattn.functional`.
+    For other arguments and errors see `lit_probattn.functional`.
 
     Returns:
         (B, H, N, E_v).

@@ -1,1 +1,1 @@
-"""Our layers in other people's models."""
+"""This package's attention in models of other libraries."""

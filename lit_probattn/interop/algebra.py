@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-# Up to this many heads, groups are the best ones; above, they are chosen greedily.
+# Up to this many heads, groups are optimal; above, they are chosen greedily.
 EXACT_HEADS = 12
 
 
@@ -18,9 +18,9 @@ EXACT_HEADS = 12
 class Factors:
     """One query map and K key maps whose products approximate K bilinear forms."""
 
-    query: Tensor  # (E, d), or (G, E, d) for G query heads to each key
+    query: Tensor  # (E, d), or (G, E, d) for G query heads per key
     keys: Tensor  # (K, E, d_k)
-    kept: float  # squared weight of the forms that is kept
+    kept: float  # squared weight of the approximation
     total: float  # squared weight of the forms
 
 
@@ -30,7 +30,7 @@ def second_moment(x: Tensor) -> Tensor:
 
 
 def symmetric_roots(moment: Tensor) -> tuple[Tensor, Tensor]:
-    """Return C^½ and C^−½; directions that carry no weight are left out of both."""
+    """Return C^½ and C^−½; both omit directions without weight."""
     values, vectors = torch.linalg.eigh(moment)
     good = values > values.amax() * moment.shape[0] * torch.finfo(moment.dtype).eps
     root = values.clamp_min(0.0).sqrt()
@@ -40,10 +40,10 @@ def symmetric_roots(moment: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def low_rank_product(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut a product to a rank, as two factors that carry the same weight.
+    """Reduce a product to a rank, as two factors with equal weight.
 
-    The decomposition is that of the small core between two orthogonal factors: with r inner
-    columns it costs O((m + n) r²), and the product is never formed.
+    Decomposes the small core between two orthogonal factors: with r inner columns this costs
+    O((m + n) r²), and the product is never formed.
 
     Args:
         left: (m, r), real or complex.
@@ -51,7 +51,7 @@ def low_rank_product(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Te
         rank: E.
 
     Returns:
-        (m, E) and (E, n), zero in what is more than the product's rank, and its singular values.
+        (m, E) and (E, n), zero beyond the product's rank, and its singular values.
     """
     left_base, left_core = torch.linalg.qr(left)
     right_base, right_core = torch.linalg.qr(right.mH)
@@ -59,7 +59,7 @@ def low_rank_product(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Te
     half = s[:rank].sqrt().to(u.dtype)
     first = (left_base @ u[:, :rank]) * half
     second = half[:, None] * (vh[:rank] @ right_base.mH)
-    missing = rank - len(half)  # fewer directions than the head has room for
+    missing = rank - len(half)  # fewer directions than the head has dimensions
     pad = torch.nn.functional.pad
     return pad(first, (0, missing)), pad(second, (0, 0, 0, missing)), s
 
@@ -67,15 +67,15 @@ def low_rank_product(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Te
 def shared_query_factors(
     query: Tensor, keys: Tensor, rank: int, moment: Tensor | None = None
 ) -> Factors:
-    """Cut the stack [A_1 | … | A_K], A_r = query_rᵀ key_r, to a rank: one query map, K key maps.
+    """Reduce [A_1 | … | A_K], A_r = query_rᵀ key_r, to a rank: one query map and K key maps.
 
-    With a moment C the decomposition is that of C^½ A_r C^½: among all maps of that rank it
+    With a moment C, the decomposition is applied to C^½ A_r C^½: among all maps of that rank it
     minimises Σ_r E (qᵀ(A_r − W_qᵀW_k,r)k)² over independent q and k with second moment C. Query and
     keys share the weight of a singular direction equally.
 
     Args:
-        query: maps of the K heads that become one, (K, E_old, d); or (G, K, E_old, d) for G query
-            heads to each key, whose forms are stacked below each other.
+        query: maps of the K heads that are merged, (K, E_old, d); or (G, K, E_old, d) for G query
+            heads per key, whose forms are stacked.
         keys: (K, E_old, d_k).
         rank: E.
         moment: C, (d, d). None means the identity.
@@ -101,20 +101,20 @@ def shared_query_factors(
 def shifted_key_factors(
     query: Tensor, keys: Tensor, rank: int, moment: Tensor | None, centre: Tensor
 ) -> tuple[Factors, Tensor]:
-    """Cut the mean of K forms A_r = query_rᵀ key_r to a rank: one query map, one key map, K shifts.
+    """Reduce the mean of K forms A_r = query_rᵀ key_r to one query map, one key map and K shifts.
 
-    A shift is what the key of the mean input lacks of that in its own form, as queries see it:
-    W_qᵀ b_r is the least-squares fit of (A_r − W_qᵀ W_k) x̄.
+    A shift is the difference between a form's key of the mean input and the common key, projected
+    on the query map: W_qᵀ b_r is the least-squares fit of (A_r − W_qᵀ W_k) x̄.
 
     Args:
-        query: maps of the K heads that become one, (K, E_old, d).
+        query: maps of the K heads that are merged, (K, E_old, d).
         keys: (K, E_old, d).
         rank: E.
         moment: C, (d, d), as in `shared_query_factors`. None means the identity.
         centre: x̄, (d,).
 
     Returns:
-        Factors with one key map, whose weights are those of the K forms, and shifts (K, E).
+        Factors with one key map, with the weights of the K forms, and shifts (K, E).
     """
     count, root = len(query), None
     whole, single = query.flatten(0, 1)[None], keys.flatten(0, 1)[None] / count
@@ -126,15 +126,15 @@ def shifted_key_factors(
     own = (wide.mT @ (keys @ centre)[..., None])[..., 0]  # C^½ A_r x̄, (K, d)
     ours = seen.mT @ (mean.keys[0] @ centre)
     shifts = torch.linalg.lstsq(seen.mT, (own - ours).mT, driver="gelsd").solution.mT
-    # Σ_r ‖A_r − Ã‖² = Σ_r ‖A_r‖² − K ‖Ã‖², as Ã is the mean, cut.
+    # Σ_r ‖A_r − Ã‖² = Σ_r ‖A_r‖² − K ‖Ã‖², because Ã is the reduced mean.
     return Factors(mean.query, mean.keys, count * mean.kept, total), shifts
 
 
 def form_products(query: Tensor, keys: Tensor) -> Tensor:
-    """Return ⟨A_h, A_g⟩ of all pairs of bilinear forms, without forming them: (H, H).
+    """Return ⟨A_h, A_g⟩ of all pairs of bilinear forms, without computing the forms: (H, H).
 
     Args:
-        query: (G, H, E, d), G query heads to each key.
+        query: (G, H, E, d), G query heads per key.
         keys: (H, E, d_k).
     """
     gram = torch.einsum("ghed,gkfd->hkef", query, query)
@@ -153,8 +153,8 @@ def low_rank_regression(
 
     Reduced-rank regression: B = gram⁻¹ cross is the least-squares map; its fitted outputs are
     projected on their `rank` largest principal directions. With a ridge ρ, B minimises
-    Σ ‖y − Bᵀg‖² + ρ t ‖B − B_0‖², t the mean of gram's diagonal: where the predictors hardly vary,
-    the map stays what it was instead of growing without bound.
+    Σ ‖y − Bᵀg‖² + ρ t ‖B − B_0‖², t the mean of gram's diagonal: in directions in which predictors
+    hardly vary, the map stays close to B_0 instead of growing without bound.
 
     Args:
         gram: Σ gᵀg of the predictors, (d, d).
@@ -164,7 +164,7 @@ def low_rank_regression(
         ridge: ρ.
 
     Returns:
-        (E_v, d) and (C, E_v): their product maps a predictor to its output.
+        (E_v, d) and (C, E_v), whose product maps a predictor to its output.
     """
     if ridge:
         weight = ridge * gram.diagonal().mean()
@@ -207,10 +207,10 @@ def jensen_shannon_distances(maps: Tensor) -> Tensor:
 
 
 def best_groups(distances: Tensor, size: int) -> list[list[int]]:
-    """Divide heads into groups whose distances inside sum to the least.
+    """Divide heads into groups with the smallest sum of distances within groups.
 
     Exact up to `EXACT_HEADS` heads; above, groups are filled one by one with the nearest heads.
-    `distances` are (H, H) and symmetric, `size` heads per group a divisor of H.
+    `distances` are (H, H) and symmetric; `size` heads per group divides H.
     """
     table = distances.tolist()
     heads = len(table)

@@ -1,4 +1,4 @@
-"""Layers with the call of `torch.nn.MultiheadAttention`."""
+"""Layers with the interface of `torch.nn.MultiheadAttention`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from lit_probattn.attention.call import key_or_fresh
 class MultiheadForm(nn.Module):
     """An attention layer that is called like `torch.nn.MultiheadAttention`.
 
-    Stands in its place in `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` too.
+    It also replaces it in `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`.
 
-    Departs from torch: a query that may attend to nothing gives the bias of the output projection,
-    not NaN; the weights that are returned are without dropout; there are no fused paths for
-    inference, nested tensors among them.
+    Departs from torch: the output of a fully masked row is the bias of the output projection, not
+    NaN; returned weights are without dropout; fused inference paths, including nested tensors, are
+    not used.
 
     Args:
-        layer: any attention layer; its parameters stay where they are, under `layer.`.
+        layer: any attention layer; its parameters are under `layer.`.
         batch_first: whether tensors are (B, N, C); else (N, B, C), torch's default.
 
     Raises:
-        TypeError: it is no layer of this package.
+        TypeError: `layer` is not a layer of this package.
     """
 
-    # What torch's encoder layer looks at before it takes a path of its own around the call.
+    # Attributes that torch's encoder layer checks before it bypasses the call.
     in_proj_weight: None = None
     in_proj_bias: None = None
     _qkv_same_embed_dim = False
@@ -36,9 +36,9 @@ class MultiheadForm(nn.Module):
     def __init__(self, layer: Attention, batch_first: bool = False) -> None:
         if not isinstance(layer, Attention):
             found = type(layer).__name__
-            hint = "; it has this form already" if isinstance(layer, MultiheadForm) else ""
+            hint = "; it has this interface already" if isinstance(layer, MultiheadForm) else ""
             if isinstance(layer, nn.MultiheadAttention):
-                hint = "; lit_probattn.swap exchanges torch's layers"
+                hint = "; lit_probattn.swap replaces torch's layers"
             raise TypeError(f"layer must be an Attention of lit_probattn, received {found}{hint}")
         super().__init__()
         self.layer, self.batch_first = layer, batch_first
@@ -57,31 +57,31 @@ class MultiheadForm(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend.
+        """Compute attention.
 
         Args:
             query: (N, B, C), or (B, N, C) with batch_first, or (N, C) without a batch.
-            key: the same with L positions. Where query, key and value are one tensor, it is
+            key: the same with L positions. If query, key and value are one tensor, it is
                 self-attention.
-            value: as `key`.
-            key_padding_mask: (B, L), or (L) without a batch: True hides a key; or floats, which
+            value: like `key`.
+            key_padding_mask: (B, L), or (L) without a batch: True masks a key; or floats, which
                 are added to the scores.
-            need_weights: whether to return the maps; they cost N x L memory.
-            attn_mask: (N, L) or (B·H, N, L): True hides a pair; or floats, which are added.
-            average_attn_weights: whether the maps are averaged over heads.
-            is_causal: says that `attn_mask` is the causal mask, which is then not read.
+            need_weights: whether to return attention weights; they need N x L memory.
+            attn_mask: (N, L) or (B·H, N, L): True masks a pair; or floats, which are added.
+            average_attn_weights: whether the weights are averaged over heads.
+            is_causal: states that `attn_mask` is the causal mask, which is then not read.
 
         Returns:
-            The output in the form of `query`, and the maps (B, N, L), or (B, H, N, L) if they are
-            not averaged, or None.
+            The output in the layout of `query`, and the weights (B, N, L), or (B, H, N, L) if they
+            are not averaged, or None.
 
         Raises:
-            ValueError: shapes do not fit, or `is_causal` without `attn_mask`.
-            NotImplementedError: the variant cannot serve the call, such as added floats where
-                there are no scores to add them to.
+            ValueError: shapes do not match, or `is_causal` without `attn_mask`.
+            NotImplementedError: the variant does not support the call, for example added floats
+                without scores.
         """
         if is_causal and attn_mask is None:
-            raise ValueError("is_causal says what attn_mask is: give attn_mask too, as in torch")
+            raise ValueError("is_causal describes attn_mask: pass attn_mask as well, as in torch")
         itself = key is query and value is query
         batched = query.dim() == 3
         if not batched:
@@ -91,17 +91,17 @@ class MultiheadForm(nn.Module):
         elif not self.batch_first:
             query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
         shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
-        # Under a compiler values cannot be looked at; where there are scores, zeros may be added.
+        # A compiler cannot read values; with scores, adding zeros is harmless.
         look = not (torch.compiler.is_compiling() and self.layer.core.makes.has_scores)
         key_mask, bias = _real_keys(key_padding_mask, shape, look)
-        is_causal = is_causal and shape[2] == shape[3]  # otherwise the mask says how it is aligned
+        is_causal = is_causal and shape[2] == shape[3]  # otherwise the mask defines its alignment
         pairs, more = (None, None) if is_causal else _allowed_pairs(attn_mask, shape, look)
         if more is not None:
             bias = more if bias is None else bias + more
         bias = None if bias is None else bias.to(query.dtype)
         masks: dict[str, Any] = {"key_mask": key_mask, "attn_mask": pairs, "is_causal": is_causal}
         masks["bias"] = bias
-        # The maps are those of the output, noise included.
+        # The weights have the noise of the output.
         draw = key_or_fresh(None) if need_weights else None
         others = () if itself else (key, value)
         output = self.layer(query, *others, **masks, rng=draw)
@@ -118,7 +118,7 @@ class MultiheadForm(nn.Module):
 
 
 def as_multihead_attention(layer: Attention, *, batch_first: bool = False) -> MultiheadForm:
-    """Return a layer in the form of `torch.nn.MultiheadAttention`: its call, its masks, its result.
+    """Return a layer with the call, masks and result of `torch.nn.MultiheadAttention`.
 
     Args:
         layer: any attention layer, such as `lit_probattn.create("smgk", 256, 4)`.
@@ -130,7 +130,7 @@ def as_multihead_attention(layer: Attention, *, batch_first: bool = False) -> Mu
 def _real_keys(
     mask: Tensor | None, shape: tuple[int, int, int, int], look: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return our mask of real keys and what is to be added to the scores."""
+    """Return the mask of real keys, and the summand of the scores."""
     if mask is None:
         return None, None
     batch_size, _, _, num_keys = shape
@@ -145,7 +145,7 @@ def _real_keys(
 def _allowed_pairs(
     mask: Tensor | None, shape: tuple[int, int, int, int], look: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return our mask of pairs and what is to be added to the scores."""
+    """Return the mask of pairs, and the summand of the scores."""
     if mask is None:
         return None, None
     batch_size, num_heads, *pairs = shape
@@ -162,12 +162,12 @@ def _allowed_pairs(
 
 
 def _split(name: str, mask: Tensor, look: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Return what may be attended to and what is added; None if a look finds nothing but zeros."""
+    """Return allowed pairs and added floats; None instead of zeros, if `look` reads the values."""
     if mask.dtype == torch.bool:
         return ~mask, None
     if not mask.is_floating_point():
         raise ValueError(f"{name} has dtype {mask.dtype}, expected bool or floating point")
     hidden = mask == float("-inf")
     added = mask.masked_fill(hidden, 0.0)
-    # A mask of zeros and -inf hides pairs only, which every variant can do.
+    # A mask of zeros and -inf only masks pairs, which every variant supports.
     return ~hidden, added if not look or added.requires_grad or bool(added.any()) else None

@@ -1,6 +1,6 @@
-"""The weights of any attention in one form, by heads: read, widened to components, merged.
+"""Attention weights of any library by heads: reading, adding components, merging heads.
 
-Every host is read into this form and written from it; what happens to the heads happens here once.
+Weights of every library are converted to this form and back; heads are changed only here.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from lit_probattn.interop.algebra import (
     shared_query_factors,
 )
 
-# How a host pairs the entries of a head that it rotates together: the first half with the second,
-# or neighbours.
+# Pairs of dimensions of a head that a host rotates together: halves, or adjacent dimensions.
 RotaryPairs = Literal["halves", "neighbours"]
 
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """Weights of one attention layer by heads; a bias is the last column, where there is one.
+    """Weights of one attention layer by heads; a bias is the last column, if any.
 
     Args:
         query: (H, E, C_q [+ 1]).
@@ -35,7 +34,7 @@ class HeadWeights:
         out: (C, H, E_v).
         out_bias: (C,) or None.
         biased: whether query, key and value have a bias column.
-        groups: the former query heads of every head. None means that all are what they were.
+        groups: the merged query heads of every head. None means that no heads were merged.
     """
 
     query: Tensor
@@ -47,7 +46,7 @@ class HeadWeights:
     groups: list[list[int]] | None = None
 
     def to(self, dtype: torch.dtype) -> HeadWeights:
-        """Return them in a dtype."""
+        """Return the weights in a dtype."""
         bias = None if self.out_bias is None else self.out_bias.to(dtype)
         query, key, value, out = (t.to(dtype) for t in (self.query, self.key, self.value, self.out))
         return replace(self, query=query, key=key, value=value, out=out, out_bias=bias)
@@ -58,11 +57,11 @@ class HeadWeights:
         return self.out.flatten(1), self.out_bias
 
 
-Rows = tuple[Tensor, Tensor | None]  # weight and bias as `nn.Linear` has them
+Rows = tuple[Tensor, Tensor | None]  # weight and bias as in `nn.Linear`
 
 
 def head_rows(weight: Tensor, bias: Tensor | None, num_heads: int) -> Tensor:
-    """Return a projection by heads, its bias as last column: (H, rows, C [+ 1])."""
+    """Return a projection by heads, with its bias as last column: (H, rows, C [+ 1])."""
     if bias is not None:
         weight = torch.cat([weight, bias[:, None]], 1)
     return weight.unflatten(0, (num_heads, -1))
@@ -89,13 +88,13 @@ def _double(rows: Rows) -> Rows:
 
 
 def projection(rows: Tensor, biased: bool) -> Rows:
-    """Return the weight and the bias of a projection with these rows, (…, C [+ 1])."""
+    """Return weight and bias of a projection with these rows, (…, C [+ 1])."""
     flat = rows.reshape(-1, rows.shape[-1])
     return (flat[:, :-1], flat[:, -1]) if biased else (flat, None)
 
 
 def linear(rows: Rows, like: Tensor) -> nn.Linear:
-    """Return a linear layer with this weight and bias; dtype, device and freezing are `like`'s."""
+    """Return a linear layer with this weight and bias, and dtype, device and freezing of `like`."""
     weight, bias = rows
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     options = {"requires_grad": like.requires_grad}
@@ -105,18 +104,18 @@ def linear(rows: Rows, like: Tensor) -> nn.Linear:
     return made
 
 
-# ---------------------------------------------------------------------- from heads to other heads
+# ---------------------------------------------------------------------- changes of heads
 def widen_keys(weights: HeadWeights, times: int, spread: float, seed: int) -> HeadWeights:
-    """Make every component of a key into several, a little apart so that training separates them.
+    """Split every component of a key into several, slightly apart so that training separates them.
 
-    Equal components have equal gradients and stay equal for ever. Their mean stays where it was, so
-    what the distance changes in a score is of second order.
+    Equal components have equal gradients and never separate. Their mean is unchanged, so the effect
+    of the distance on a score is of second order.
 
     Args:
-        times: new components for each.
-        spread: standard deviation of the distance, in units of that of the key's weights. 0 makes
-            equal components.
-        seed: of the distances.
+        times: number of new components per component.
+        spread: standard deviation of the distance, in units of the standard deviation of the key's
+            weights. 0 gives equal components.
+        seed: seed of the distances.
     """
     if times == 1:
         return weights
@@ -132,7 +131,7 @@ def widen_keys(weights: HeadWeights, times: int, spread: float, seed: int) -> He
 
 
 def group_heads(weights: HeadWeights, size: int) -> list[list[int]]:
-    """Divide the key heads into groups of the most similar ones, by their bilinear forms."""
+    """Divide the key heads into groups with the most similar bilinear forms."""
     kv = weights.key.shape[0]
     query = weights.query.unflatten(0, (kv, -1)).transpose(0, 1)
     return best_groups(cosine_distances(form_products(query, weights.key[:, 0])), size)
@@ -141,16 +140,16 @@ def group_heads(weights: HeadWeights, size: int) -> list[list[int]]:
 def merge_heads(
     weights: HeadWeights, groups: list[list[int]], rotary: RotaryPairs | None = None
 ) -> HeadWeights:
-    """Make every group of K key heads into one with K key components and one value.
+    """Merge every group of K key heads into one head with K key components and one value.
 
-    The query heads of the group merge one by one: the i-th of each key head. Logits and values are
-    cut to the old head sizes, each with the least squared error in the weights. With rotary
-    positions the cut of the logits is one per frequency, so that it commutes with the rotation.
+    The query heads of the group are merged one by one: the i-th of each key head. Logits and values
+    are reduced to the old head sizes, each with the least squared error in the weights. With rotary
+    positions, logits are reduced separately per frequency, so that this commutes with the rotation.
 
     Args:
         weights: one component per key head.
-        groups: key heads of every new one, equally many in each.
-        rotary: how the host pairs the entries that it rotates. None means that it does not.
+        groups: key heads of every new head, all of equal size.
+        rotary: pairs of dimensions that the host rotates. None means no rotation.
     """
     kv, rank = weights.value.shape[:2]
     query = weights.query.unflatten(0, (kv, -1))  # (H_kv, G, E, C_q)
@@ -180,7 +179,7 @@ def merge_heads(
 def merge_scores(
     query: Tensor, keys: Tensor, rotary: RotaryPairs | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return G query maps (G, E, C_q) and K key maps (K, E, C_k) in place of (G, K, E, C_q), K.
+    """Return G query maps (G, E, C_q) and K key maps (K, E, C_k) from (G, K, E, C_q) and K.
 
     A pair of rows that is rotated together is one complex row: q becomes conj(q), the score of a
     frequency is Re conj(q) k e^{iθ(i−j)}, and the best shared query has rank one per frequency.
@@ -208,7 +207,7 @@ def merge_scores(
 
 
 def rotary_rows(size: int, rotary: RotaryPairs) -> tuple[list[int], list[int]]:
-    """Return the rows of a head that are rotated together, first and second of every pair."""
+    """Return the rows of a head that are rotated together, first and second row of every pair."""
     if rotary == "halves":
         return list(range(size // 2)), list(range(size // 2, size))
     return list(range(0, size, 2)), list(range(1, size, 2))

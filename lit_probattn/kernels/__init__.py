@@ -1,6 +1,5 @@
-"""Fused attention kernels in Triton: functions on tensors that know no module and no config.
+"""Fused attention kernels in Triton: functions of tensors, independent of modules and configs.
 
-Importing this package imports neither Triton nor a kernel: the attention layers import what they
-need when the backend `triton` is chosen. README.md has the mathematics and says how a kernel
-is added.
+Importing this package imports neither Triton nor a kernel: attention layers import them if the
+backend `triton` is selected. README.md contains the mathematics and explains how to add a kernel.
 """

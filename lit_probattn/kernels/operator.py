@@ -1,4 +1,4 @@
-"""A kernel's forward and backward as PyTorch operators: schema, fakes, autograd, FLOP formulas."""
+"""Forward and backward of a kernel as PyTorch operators: schema, fakes, autograd, FLOP formulas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_probattn.base.graphs import reject_second_derivative
 
-# What operators run, by name, for those who count what that launches.
+# Implementations of the operators by name, for tools that count their launches.
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
 _TYPES = {
     Tensor: "Tensor",
@@ -29,10 +29,10 @@ def new_gradients(
     keep_strides: bool = False,
     dtype: torch.dtype | None = torch.float32,
 ) -> tuple[Tensor, ...]:
-    """Return room for the gradients of inputs; empty for those that are None or skipped.
+    """Return buffers for the gradients of inputs; empty for inputs that are None or skipped.
 
-    Those of query, key and value have their dtype, and with `keep_strides` their strides where
-    these are dense; the others have `dtype`, their own where it is None.
+    Gradients of query, key and value have their dtype and, with `keep_strides`, their strides if
+    these are dense; other gradients have `dtype`, or the input's dtype if it is None.
     """
     found = []
     for name in names:
@@ -43,7 +43,7 @@ def new_gradients(
             found.append(x.new_empty(x.shape, dtype=dtype))
         else:
             room = torch.empty_like(x) if keep_strides else x.new_empty(x.shape)
-            if room.stride(-1) != 1 and room.shape[-1] > 1:  # kernels store rows of numbers
+            if room.stride(-1) != 1 and room.shape[-1] > 1:  # kernels store contiguous rows
                 room = x.new_empty(x.shape)
             found.append(room)
     return tuple(found)
@@ -65,29 +65,30 @@ def define_operators(
     dtype: torch.dtype | None = torch.float32,
     outputs_for: Mapping[str, int] | None = None,
 ) -> torch.library.CustomOpDef:
-    """Define `lit_probattn::<name>` and its backward, an operator too; return the first.
+    """Define `lit_probattn::<name>` and an operator for its backward; return the first.
 
     Backward is called as `backward(call, grad, …, [output, …,] skipped)`.
 
     Args:
-        inputs: a NamedTuple of the arguments, tensors first; its annotations make the schema, and
-            all functions here take one.
-        backward: returns the gradients of the inputs that `gradients` names, as laid out by
+        inputs: a NamedTuple of the arguments, tensors first; its annotations determine the schema,
+            and all functions here take one.
+        backward: returns the gradients of the inputs in `gradients`, with the layout of
             `new_gradients`, which the fake calls.
-        new_outputs: returns room for the outputs.
+        new_outputs: returns buffers for the outputs.
         gradients: names of the inputs that have gradients.
-        flops: takes inputs whose tensors are replaced by their shapes, and whether backward is
-            meant: 2 FLOPs per multiply-add, products only; a causal mask halves nothing, and what
-            backward computes again counts once, as PyTorch counts its own. None counts nothing:
-            PyTorch's counter imports Triton, which a layer must not.
-        optional: groups of inputs whose gradients are made only if one of the group wants it.
+        flops: takes inputs whose tensors are replaced by their shapes, and whether to count
+            backward. A multiply-add has 2 FLOPs, and only products count; a causal mask does not
+            halve the count, and recomputation in backward counts once, as in PyTorch's formulas.
+            None registers no formula, since PyTorch's counter imports Triton, which a layer must
+            not.
+        optional: groups of inputs whose gradients are computed only if one of the group is needed.
         has_normaliser: the outputs are a result and a normaliser without gradient, which backward
-            reads; otherwise all outputs have gradients and backward reads none.
-        num_outputs: outputs without a normaliser.
+            reads; otherwise all outputs have gradients and backward reads no output.
+        num_outputs: number of outputs without a normaliser.
         keep_strides: see `new_gradients`.
         dtype: see `new_gradients`.
-        outputs_for: inputs in whose place backward is given an output, by its number, of the same
-            shape and dtype. So the input itself is not kept.
+        outputs_for: inputs that backward receives as an output, given by its number, of the same
+            shape and dtype, so that the input itself is not saved.
     """
     fields = {name: _TYPES[kind] for name, kind in get_type_hints(inputs).items()}
     schema = ", ".join(f"{kind} {name}" for name, kind in fields.items())
@@ -101,7 +102,7 @@ def define_operators(
         return f"({', '.join(['Tensor'] * count)})"
 
     def split(args: Sequence[Any]) -> tuple[Any, Sequence[Any], list[str]]:
-        """Return the inputs, what stands before them, and the names of skipped gradients."""
+        """Return the inputs, the arguments before them, and the names of skipped gradients."""
         *found, wanted = args
         call = inputs(*found[len(before) :])
         groups = [group for group, wants in zip(optional, wanted, strict=True) if not wants]

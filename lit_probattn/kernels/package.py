@@ -2,12 +2,12 @@
 
     FOLDER/build.toml
     FOLDER/build/torch-noarch/metadata.json
-    FOLDER/build/torch-noarch/__init__.py    attention, functional, kernels and what they import
+    FOLDER/build/torch-noarch/__init__.py    attention, functional, kernels and their imports
 
-One build variant, because the kernels are Triton and C that is compiled where it runs. A package of
-that kind is imported from any path under any name, several versions in one process: imports are
-made relative, and operators get a namespace of their own, named after the contents. It needs torch
-alone. Publishing is left to the `kernel-builder` tool.
+There is one build variant, because the kernels are Triton, and C that is compiled where it runs.
+Such a package is imported from any path under any name, with several versions in one process:
+imports are made relative, and operators get a separate namespace, named after the contents. It
+requires only torch. Publish it with the `kernel-builder` tool.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lit_probattn.base.files import digest_of
 
 ROOT = Path(__file__).parents[1]
 NAME, VARIANT = "lit_probattn", "torch-noarch"
-# What is packed whole; of other modules those that these import.
+# Packages that are included completely, together with the other modules that they import.
 WHOLE = ("attention", "functional", "kernels")
 _SUFFIXES = {".py", ".pyi", ".c", ".h"}
 _IMPORT = re.compile(rf"\bfrom {NAME}((?:\.\w+)*) import\b")
@@ -45,7 +45,7 @@ backends = ["cuda"]
 
 
 def sources() -> dict[str, Path]:
-    """Return the packed files, by path inside the package."""
+    """Return the packaged files, by path inside the package."""
     waiting = [path for name in WHOLE for path in sorted((ROOT / name).rglob("*"))]
     found: dict[str, Path] = {}
     while waiting:
@@ -60,7 +60,7 @@ def sources() -> dict[str, Path]:
 
 
 def _imported(text: str) -> Iterator[Path]:
-    """Yield the files of the modules that a file imports, and of the packages around them."""
+    """Yield the files of the modules that a file imports, and of their packages."""
     for match in _IMPORT.finditer(text):
         parts = match[1].split(".")[1:]
         for count in range(1, len(parts) + 1):
@@ -69,12 +69,12 @@ def _imported(text: str) -> Iterator[Path]:
 
 
 def relative(text: str, name: str, namespace: str) -> str:
-    """Return a source file with relative imports and operators in a namespace of their own.
+    """Return a source file with relative imports and operators in a separate namespace.
 
     Args:
         text: the source.
         name: its path inside the package.
-        namespace: of the operators.
+        namespace: namespace of the operators.
     """
     dots = "." * (name.count("/") + 1)
     text = _IMPORT.sub(lambda match: f"from {dots}{match[1].removeprefix('.')} import", text)
@@ -108,9 +108,9 @@ def write(folder: Path, version: int = 1, package_license: str = "Apache-2.0") -
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the layout into the folder that is named; return the exit status."""
+    """Write the layout into the given folder; return the exit status."""
     parser = Parser(f"python -m {NAME}.kernels.package", __doc__)
-    parser.add_argument("folder", type=Path, help="where to write; new or empty")
+    parser.add_argument("folder", type=Path, help="output folder; new or empty")
     parser.add_argument("--version", type=int, default=1, help="version of the published kernel")
     options = parser.parse_args(arguments)
     try:

@@ -1,7 +1,7 @@
-"""Where kernels can run, and how they are launched: tiles, warps, stages, found or by default.
+"""Support and launch of kernels, and their configurations: tiles, warps, stages.
 
-Defaults need no file. `python -m profiling kernels --tune` measures the candidates on a GPU and
-writes `tuned/sm_<capability>.json` beside this file; what is found there wins.
+Defaults need no file. `python -m profiling kernels --tune` measures candidates on a GPU and writes
+`tuned/sm_<capability>.json` in this folder, which takes precedence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lit_probattn.base.torch_internals import outside_graphs
 
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
 
-HEAD_DIMS = range(1, 129)  # wider heads do not fit the registers of a program
+HEAD_DIMS = range(1, 129)  # larger heads do not fit the registers of a program
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TUNED = Path(__file__).parent / "tuned"
@@ -34,12 +34,12 @@ _watchers: list[dict[Shape, None]] = []
 
 
 def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on CPU tensors; read when they are imported."""
+    """Whether kernels run in Triton's interpreter, on CPU tensors; read at import."""
     return os.environ.get(INTERPRET_VARIABLE) == "1"
 
 
 def refusal(device: str, dtype: torch.dtype, *head_dims: int) -> str | None:
-    """Say why no kernel can serve query, key and value of this kind ("cannot …"), or None."""
+    """Return why kernels do not support such query, key and value ("cannot …"), or None."""
     if importlib.util.find_spec("triton") is None and device != "meta":
         return "cannot run: the package triton is not installed"
     if dtype not in DTYPES:
@@ -55,13 +55,13 @@ def refusal(device: str, dtype: torch.dtype, *head_dims: int) -> str | None:
         return f"cannot run on {device} devices"
     for size in head_dims:
         if size not in HEAD_DIMS:
-            return f"cannot hold heads of {size} entries: at most {HEAD_DIMS.stop - 1}"
+            return f"supports head_dim <= {HEAD_DIMS.stop - 1}, received {size}"
     return None
 
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch that was recorded instead of run: the kernel and all that it was given."""
+    """One launch that was recorded instead of run: the kernel and its arguments."""
 
     kernel: Any
     args: tuple[Any, ...]
@@ -72,8 +72,8 @@ class Launched:
 def recording(capability: int = 90) -> Iterator[list[Launched]]:
     """Record launches instead of running them, to compile them ahead of time on any machine.
 
-    Outputs stay uninitialised. Configurations are those for a GPU of this capability (80, 90), with
-    its tuned table where there is one.
+    Outputs stay uninitialised. Configurations are chosen for a GPU of this capability (80, 90),
+    from its tuned table if there is one.
     """
     launches: list[Launched] = []
     _recorders.append((capability, launches))
@@ -84,7 +84,7 @@ def recording(capability: int = 90) -> Iterator[list[Launched]]:
 
 
 def target_capability(device: torch.device) -> int:
-    """Return the capability that kernels are configured for: of the GPU, or of the recording."""
+    """Return the capability for which kernels are configured, of the GPU or of the recording."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return 10 * major + minor
@@ -100,8 +100,8 @@ def launch(kernel: Any, num_programs: int, args: tuple[Any, ...], options: dict[
     """Launch a kernel over a one-dimensional grid on the device of its first tensor.
 
     Args:
-        num_programs: size of the grid; nothing happens when it is 0.
-        args: positional arguments; the first is a tensor, or a tuple that begins with one.
+        num_programs: size of the grid; nothing is launched if it is 0.
+        args: positional arguments; the first is a tensor, or a tuple that starts with one.
 
     Raises:
         ValueError: the device cannot run kernels.
@@ -137,13 +137,13 @@ def unit_stride(tensor: Tensor) -> Tensor:
 
 @outside_graphs
 def draw_tensor(key: tuple[int, int], samples: Tensor) -> Tensor:
-    """Return what kernels draw from: [key word, key word, sample words …], int64 on the device.
+    """Return the words from which kernels draw, [key word, key word, sample words …], int64.
 
     Args:
         key: `RandomKey.philox_key(stream)`.
         samples: `RandomKey.samples(batch_size, device)`.
     """
-    # Filled on the device: a copy of host memory could not be captured in a CUDA graph.
+    # Filled on the device: a copy from host memory cannot be captured in a CUDA graph.
     words = samples.new_empty(2 + len(samples))
     words[0], words[1] = key
     words[2:] = samples
@@ -151,12 +151,12 @@ def draw_tensor(key: tuple[int, int], samples: Tensor) -> Tensor:
 
 
 def plain_float(tensor: Tensor | None) -> Tensor | None:
-    """Return the tensor contiguous and in float32; None stays None."""
+    """Return the tensor as contiguous float32; None stays None."""
     return None if tensor is None else tensor.float().contiguous()
 
 
 class HeadRows(NamedTuple):
-    """A tensor (batch, head[, part], row, column) as pointer and strides; that of columns is 1."""
+    """A tensor (batch, head[, part], row, column) as pointer and strides; columns have stride 1."""
 
     base: Tensor
     batch: int
@@ -166,13 +166,13 @@ class HeadRows(NamedTuple):
 
 
 def head_rows(tensor: Tensor) -> HeadRows:
-    """Return a tensor with unit column stride as kernels take it."""
+    """Return a tensor with unit column stride as a kernel argument."""
     batch, head, *part, row, _ = tensor.stride()
     return HeadRows(tensor, batch, head, part[0] if part else 0, row)
 
 
 class PairTensor(NamedTuple):
-    """A mask or bias (batch, head, query, key) as pointer and strides, 0 where it is broadcast."""
+    """A mask or bias (batch, head, query, key) as pointer and strides, 0 if broadcast."""
 
     base: Tensor | None
     batch: int = 0
@@ -189,30 +189,30 @@ def _pair_tensor(tensor: Tensor | None) -> PairTensor:
 
 
 def unseen(count: int) -> int:
-    """Return a count as kernels take it: 2 count + 1, which `tiles.number` halves.
+    """Return a count as a kernel argument: 2 count + 1, which `tiles.number` halves.
 
-    Triton compiles anew for an integer that is 1 or divisible by 16, and no argument of `jit` keeps
-    it from that within tuples; so 16 heads in place of 8, or one sample, would compile again.
+    Triton recompiles for integers that are 1 or divisible by 16, and no argument of `jit` disables
+    this within tuples; 16 heads instead of 8, or one sample, would therefore recompile.
     """
     return 2 * count + 1
 
 
 def half_seen(length: int) -> int:
-    """Return a length as kernels take it: 2 length, which `tiles.number` halves.
+    """Return a length as a kernel argument: 2 length, which `tiles.number` halves.
 
-    Kernels are compiled twice, for lengths that 8 divides and for others: rows of terms and sums
-    that are not aligned take up to 30 registers more.
+    Kernels are compiled twice, for lengths divisible by 8 and for others: unaligned rows of terms
+    and sums need up to 30 more registers.
     """
     return 2 * length
 
 
 class Pairs(NamedTuple):
-    """What kernels read of a call's pairs beside their scores; None where it has none.
+    """Inputs of kernels per pair, other than scores; None if a call has none.
 
     Lengths are `half_seen`, and the threshold is `unseen`.
 
-    `end`: Triton 3.6 reads a stride of 1 in a tuple within this one as None, unless a constant
-    comes last; so in every named tuple of a call that holds others.
+    `end`: Triton 3.6 reads a stride of 1 in a tuple inside this tuple as None unless the last field
+    is a constant; the same holds for every named tuple that contains others.
     """
 
     num_queries: int
@@ -227,7 +227,7 @@ class Pairs(NamedTuple):
 
 
 def make_pairs(num_queries: int, num_keys: int, call: Any) -> Pairs:
-    """Return the masks, bias and dropout of an operator's inputs as kernels take them."""
+    """Return masks, bias and dropout of an operator's inputs as kernel arguments."""
     masks = [None if x is None else x.view(torch.uint8) for x in (call.key_mask, call.pair_mask)]
     return Pairs(
         *(half_seen(num_queries), half_seen(num_keys)),
@@ -238,7 +238,7 @@ def make_pairs(num_queries: int, num_keys: int, call: Any) -> Pairs:
 
 
 class PairOptions(TypedDict, total=False):
-    """Masks, bias and dropout, as every attention function on kernels takes them by name.
+    """Keyword arguments of all attention functions with kernels: masks, bias and dropout.
 
     Args:
         bias: additive, 4-dimensional, broadcastable to (B, H, N, L).
@@ -274,7 +274,7 @@ class Launch:
 
     @property
     def resources(self) -> dict[str, int]:
-        """Warps and stages, as launch options."""
+        """Warps and stages as launch options."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
     @property
@@ -285,15 +285,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a launch configuration depends on.
+    """Properties on which a launch configuration depends.
 
     Args:
-        kernel: name of the kernel, which ends in `forward`, `grad_query`, `grad_bias`, or in what
-            a pass over tiles of keys makes: `grad_key`, `grad_value` or `grad_key_value`.
-        head_dim: padded width of the widest head.
-        num_tiles: score tiles that are alive at once (components).
-        itemsize: bytes of an entry of query.
-        draws: what is drawn per pair: "dropout", "noise", both ("noise_dropout") or nothing.
+        kernel: name of the kernel, which ends in `forward`, `grad_query`, `grad_bias`, or in the
+            result of a pass over tiles of keys: `grad_key`, `grad_value` or `grad_key_value`.
+        head_dim: padded size of the largest head.
+        num_tiles: number of score tiles that are live at once (components).
+        itemsize: bytes of an element of query.
+        draws: draws per pair: "dropout", "noise", both ("noise_dropout") or an empty string.
     """
 
     kernel: str
@@ -304,7 +304,7 @@ class Shape:
 
     @property
     def key(self) -> str:
-        """Name in a table of tuned configurations."""
+        """Key in a table of tuned configurations."""
         name = f"{self.kernel}/{self.head_dim}/{self.num_tiles}/{8 * self.itemsize}bit"
         return f"{name}/{self.draws}" if self.draws else name
 
@@ -321,7 +321,7 @@ def forced(launch: Launch, key: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def seen_shapes() -> Iterator[dict[Shape, None]]:
-    """Collect the shapes that configurations are chosen for, in order."""
+    """Collect the shapes for which configurations are chosen, in order."""
     _watchers.append({})
     try:
         yield _watchers[-1]
@@ -330,7 +330,7 @@ def seen_shapes() -> Iterator[dict[Shape, None]]:
 
 
 def tuned_file(capability: int) -> Path:
-    """Return where the table of tuned configurations of a GPU (80, 90) is, if it has one."""
+    """Return the path of the tuned configurations of a GPU (80, 90); the file may not exist."""
     return TUNED / f"sm_{capability}.json"
 
 
@@ -344,7 +344,7 @@ def _tuned(capability: int) -> dict[str, Launch]:
 
 
 def write_tuned(capability: int, found: dict[str, Launch], about: str) -> Path:
-    """Merge configurations into the table of a GPU (80, 90); return the file."""
+    """Merge configurations into the table of a GPU (80, 90); return its path."""
     TUNED.mkdir(exist_ok=True)
     path = tuned_file(capability)
     launches = {name: asdict(value) for name, value in _tuned(capability).items()}
@@ -356,20 +356,20 @@ def write_tuned(capability: int, found: dict[str, Launch], about: str) -> Path:
 
 
 def forget_tuned() -> None:
-    """Read the tables of tuned configurations anew when a kernel asks for one."""
+    """Clear the cache of tuned configurations, so that the tables are read again."""
     _tuned.cache_clear()
 
 
 def default_launch(shape: Shape) -> Launch:
-    """Return a configuration of dense kernels that compiles without spills in 16 bit on sm_90.
+    """Return a configuration of dense kernels that compiles without spills in 16 bits on sm_90.
 
-    A tile has at least 16 rows for every warp: with fewer, two warps compute the same scores.
-    Key tiles of 64 run the tensor cores at full rate, of 32 at two thirds; dropout takes registers.
+    A tile has at least 16 rows per warp: with fewer, two warps compute the same scores. Key tiles
+    of 64 use the tensor cores at full rate, of 32 at two thirds; dropout needs registers.
     """
-    if shape.itemsize == 4:  # IEEE float32 products run on the ordinary units: small tiles
+    if shape.itemsize == 4:  # IEEE float32 products do not use tensor cores: small tiles
         return Launch(32, 32, num_warps=4, num_stages=1 if shape.head_dim > 64 else 2)
     wide, several, drops = shape.head_dim > 64, shape.num_tiles > 1, bool(shape.draws)
-    # Several score tiles at once, or the two forms of the sum of shifted keys.
+    # Several score tiles at once, or both forms of the sum for shifted keys.
     shifted = shape.kernel.startswith("smgk_")
     crowded = shape.num_tiles > 2 or shifted or (wide and several)
     if shape.kernel.endswith("forward"):
@@ -393,13 +393,13 @@ def default_launch(shape: Shape) -> Launch:
 def choose_launch(
     shape: Shape, device: torch.device, default: Callable[[Shape], Launch] = default_launch
 ) -> Launch:
-    """Return the configuration of a kernel on a device: forced, tuned or its family's default."""
+    """Return the configuration of a kernel on a device: forced, tuned or the family's default."""
     if _watchers:
         _watchers[-1][shape] = None
     for key, choice in reversed(_forced):
         if key in (None, shape.key):
             return choice
-    if device.type != "cuda" and not is_recording():  # the interpreter: fewer, larger operations
+    if device.type != "cuda" and not is_recording():  # interpreter: fewer, larger operations
         return Launch(32, 32)
     found = _tuned(target_capability(device)).get(shape.key)
     return default(shape) if found is None else found

@@ -1,11 +1,11 @@
-"""A check of a kernel on the machine that is about to use it, at its first use.
+"""A self-test of kernels on the current machine, at their first use.
 
-Compilers and drivers differ; a kernel that is wrong here must not train a model. A family of
-kernels is named folder/family, as in `dense/mgk`: the folder's module `selftest` has `self_test(
-family, device, dtype, sizes)`, which runs the kernel on small tensors with the sizes of the call's
-query and value heads and returns pairs (found, float64). Keep it to a few launches: compiling them
-is what the first call waits for. The result is kept for the process, per family, GPU, Triton
-version, dtype and head sizes.
+Compilers and drivers differ; a kernel that is wrong on this machine must not train a model. A
+family of kernels is named folder/family, for example `dense/mgk`: the folder's module `selftest`
+has `self_test(family, device, dtype, sizes)`, which runs the kernel on small tensors with the
+call's query and value head sizes and returns pairs (found, float64). It should use few launches,
+because the first call waits for their compilation. The result is cached in the process, per family,
+GPU, Triton version, dtype and head sizes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from lit_probattn.base.torch_internals import outside_modes
 from lit_probattn.kernels.runtime import PairOptions, draw_tensor
 from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
 
-# Largest error relative to the largest entry: a few roundings of the dtype, far below a wrong term.
+# Largest error relative to the largest element: a few roundings, far below a wrong term.
 BOUND = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
-HeadDims = tuple[int, int]  # of query and value heads
+HeadDims = tuple[int, int]  # sizes of query and value heads
 SelfTest = Callable[[str, torch.device, torch.dtype, HeadDims], list[tuple[Tensor, Tensor]]]
 _results: dict[Tested, str | None] = {}
 
 
 @dataclass(frozen=True)
 class Tested:
-    """What a result holds for."""
+    """Key of a cached result."""
 
     family: str
     gpu: str
@@ -44,10 +44,10 @@ class Tested:
 
 
 def failure(family: str, dtype: torch.dtype, head_dims: HeadDims) -> str | None:
-    """Run the self-test of a family once on the current GPU; say how it failed, or None.
+    """Run the self-test of a family once on the current GPU; return how it failed, or None.
 
-    Warns once when it fails. Leaves random states and the modes of the caller alone. Predictions of
-    memory launch nothing, so for them nothing is tested.
+    Warns once if it fails. Random states and modes of the caller are unchanged. While memory is
+    predicted, nothing is launched or tested.
     """
     if is_predicting():
         return None
@@ -62,17 +62,17 @@ def failure(family: str, dtype: torch.dtype, head_dims: HeadDims) -> str | None:
 
 
 def run(family: str, device: torch.device, dtype: torch.dtype, head_dims: HeadDims) -> str | None:
-    """Run a self-test now; return "failed …", or None when it passes."""
+    """Run a self-test; return "failed …", or None if it passes."""
     sizes = " and ".join(str(size) for size in dict.fromkeys(head_dims))
     where = f"on {device} in {str(dtype).removeprefix('torch.')} with heads of {sizes}"
     folder, name = family.split("/")
     test: SelfTest = import_module(f"{__package__}.{folder}.selftest").self_test
     try:
-        # Inference mode, in which Lightning validates, would leave the test without gradients.
+        # Inference mode, which Lightning uses for validation, would disable gradients.
         with torch.inference_mode(False), torch.enable_grad(), outside_modes():
             pairs = test(name, device, dtype, head_dims)
             errors = [_relative_error(found, exact) for found, exact in pairs]
-    except Exception as error:  # a compiler may fail in any way
+    except Exception as error:  # compilers raise any kind of exception
         return f"failed its self-test {where}: {type(error).__name__}: {str(error)[:200]}"
     worst = max(errors)
     if worst <= BOUND[dtype]:
@@ -81,19 +81,19 @@ def run(family: str, device: torch.device, dtype: torch.dtype, head_dims: HeadDi
 
 
 def _relative_error(found: Tensor, exact: Tensor) -> float:
-    """Return the largest error over the largest exact entry; infinite where it is not finite."""
+    """Return the largest error relative to the largest exact element; inf if not finite."""
     error = (found.double() - exact.double()).abs().max() / exact.double().abs().max()
     return float(error) if bool(torch.isfinite(error)) else float("inf")
 
 
 def random_tensor(*shape: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return normal numbers from a generator of its own, the same on every device."""
+    """Return normal numbers from a separate generator, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator).to(device=device, dtype=dtype)
 
 
 def in_float64(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return leaves in float64 with the values of tensors."""
+    """Return float64 leaves with the same values."""
     return [x.detach().double().requires_grad_() for x in tensors]
 
 
@@ -104,7 +104,7 @@ def beside(
     exact: Sequence[Tensor],
     cotangents: Sequence[Tensor],
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return pairs (found, float64) of the outputs, then of the gradients of all leaves."""
+    """Return pairs (found, float64) of the outputs and of the gradients of all leaves."""
     grads = torch.autograd.grad(found, leaves, cotangents)
     true = torch.autograd.grad(truth, exact, [x.double() for x in cotangents])
     pairs = zip((*found, *grads), (*truth, *true), strict=True)
@@ -112,11 +112,11 @@ def beside(
 
 
 class Selection(NamedTuple):
-    """Masks and dropout of a call, as a kernel takes them and by pair.
+    """Masks and dropout of a call, as kernel arguments and per pair.
 
     Args:
-        seen: pairs that may attend, broadcastable to (B, H, N, L).
-        factor: 0 at dropped pairs and 1 / (1 - p) at the others.
+        seen: allowed pairs, broadcastable to (B, H, N, L).
+        factor: 0 for dropped pairs and 1 / (1 - p) for others.
     """
 
     options: PairOptions
@@ -124,7 +124,7 @@ class Selection(NamedTuple):
     factor: Tensor
 
     def weights(self, scores: Tensor) -> Tensor:
-        """Return what attention makes of scores."""
+        """Return attention weights of scores."""
         return scores.masked_fill(~self.seen, float("-inf")).softmax(-1) * self.factor
 
 
@@ -135,7 +135,7 @@ def causal(rows: int, keys: int, device: torch.device) -> Selection:
 
 
 def masked(shape: tuple[int, int, int, int], device: torch.device) -> Selection:
-    """Return a mask of keys and one of pairs per head, with dropout, for (B, H, N, L) scores."""
+    """Return a key mask and a pair mask per head, with dropout, for (B, H, N, L) scores."""
     batch, heads, rows, keys = shape
     generator = torch.Generator().manual_seed(11)
     key_mask = (torch.rand(batch, keys, generator=generator) < 0.8).to(device)

@@ -1,15 +1,15 @@
-"""Pieces of kernels that every family uses: tile loads, hidden pairs, Philox, dropout bits.
+"""Parts of kernels that all families share: tile loads, masked pairs, Philox, dropout bits.
 
-Rows are queries, columns are keys. A helper that takes `rows` and `cols` as two-dimensional index
-tiles, one (BLOCK, 1) and one (1, BLOCK), serves both orientations of a score tile. What a tensor
-is to a kernel, a pointer with its strides, `runtime.py` defines.
+Rows are queries, columns are keys. Helpers whose `rows` and `cols` are two-dimensional index tiles,
+one (BLOCK, 1) and one (1, BLOCK), support both orientations of a score tile. `runtime.py` defines
+tensor arguments of kernels as pointers with strides.
 """
 
 # mypy: ignore-errors
 import triton
 import triton.language as tl
 
-# Scores are kept in units of log 2: exp2 is one instruction.
+# Scores are in units of log 2, because exp2 is one instruction.
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -27,7 +27,7 @@ def load_rows(
 ):  # fmt: skip
     """Load rows start … start + BLOCK - 1 of a matrix with unit column stride: (BLOCK, PADDED).
 
-    Columns from WIDTH on are zero, and with CHECK the rows from `limit` on.
+    Columns from WIDTH are zero, and with CHECK also rows from `limit`.
     """
     rows, cols = tl.arange(0, BLOCK), tl.arange(0, PADDED)
     pointers = base + tl.cast(start, tl.int64) * stride + rows[:, None] * stride + cols[None, :]
@@ -65,7 +65,7 @@ def store_rows(
 
 @triton.jit
 def load_vector(base, start, limit, other, BLOCK: tl.constexpr):
-    """Load numbers start … start + BLOCK - 1; `other` from `limit` on."""
+    """Load numbers start … start + BLOCK - 1; `other` from index `limit`."""
     index = start + tl.arange(0, BLOCK)
     return tl.load(base + index, mask=index < limit, other=other)
 
@@ -109,7 +109,7 @@ def zero_vectors(COUNT: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def load_pairs(x, b, h, rows, cols, pairs):
-    """Load a tile of a `PairTensor`; zero outside."""
+    """Load a tile of a `PairTensor`; zero outside its bounds."""
     at = tl.cast(rows, tl.int64) * x.row + tl.cast(cols, tl.int64) * x.col
     inside = (rows < number(pairs.num_queries)) & (cols < number(pairs.num_keys))
     return tl.load(x.base + b * x.batch + h * x.head + at, mask=inside, other=0)
@@ -119,10 +119,10 @@ def load_pairs(x, b, h, rows, cols, pairs):
 def visible_pairs(
     pairs, b, h, rows, cols, EDGE: tl.constexpr, CAUSAL: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
-    """Return which pairs of a tile may attend; the mask of pairs is read with LOOK only.
+    """Return the allowed pairs of a tile; the pair mask is read only with LOOK.
 
-    EDGE says that the tile reaches past the last key or, with CAUSAL, past a row's last key; other
-    tiles skip both comparisons.
+    EDGE: the tile extends beyond the last key or, with CAUSAL, beyond a row's last key; other tiles
+    skip both comparisons.
     """
     visible = (rows >= 0) & (cols >= 0)
     if EDGE:
@@ -141,7 +141,7 @@ def visible_pairs(
 
 @triton.jit
 def philox4x32(c0, c1, c2, c3, k0, k1):
-    """Return the four words of Philox4x32-10; counters and key uint32, of one shape or scalar."""
+    """Return the four words of Philox4x32-10; counters and key are uint32, one shape or scalar."""
     for _ in tl.static_range(10):
         high_0, low_0 = tl.umulhi(c0, 0xD2511F53), tl.mul(c0, 0xD2511F53, sanitize_overflow=False)
         high_1, low_1 = tl.umulhi(c2, 0xCD9E8D57), tl.mul(c2, 0xCD9E8D57, sanitize_overflow=False)
@@ -153,7 +153,7 @@ def philox4x32(c0, c1, c2, c3, k0, k1):
 
 @triton.jit
 def draw_words(DRAW, sample):
-    """Return the two key words and the counter word of a sample: DRAW holds [key, key, ids …]."""
+    """Return the two key words and the counter word of a sample from [key, key, ids …]."""
     k0, k1 = tl.load(DRAW).to(tl.uint32), tl.load(DRAW + 1).to(tl.uint32)
     return k0, k1, tl.load(DRAW + 2 + sample).to(tl.uint32)
 
@@ -162,10 +162,10 @@ def draw_words(DRAW, sample):
 def kept_pairs(pairs, b, h, row, col, ROWS: tl.constexpr, COLS: tl.constexpr, FLIP: tl.constexpr):
     """Return the keep decisions of `AttentionDropout` for a tile at (row, col): bool.
 
-    One Philox call at counter (query, key // 8, head, sample) serves eight neighbouring keys: key j
-    reads 16-bit lane j mod 8, lane 2w + h being half h of word w. `col` is a multiple of 8.
-    A pair is kept when its lane, a signed number, is at least the threshold. (ROWS, COLS), or
-    (COLS, ROWS) with FLIP; without dropout one true entry.
+    Eight neighbouring keys share one Philox call at counter (query, key // 8, head, sample): key j
+    reads 16-bit lane j mod 8; lane 2w + h is half h of word w. `col` is a multiple of 8. A pair is
+    kept if its lane, as a signed number, is at least the threshold. (ROWS, COLS), or (COLS, ROWS)
+    with FLIP; without dropout a single true element.
     """
     if pairs.draw is None:
         keep = tl.full((1, 1), 1, tl.int1)
@@ -176,7 +176,7 @@ def kept_pairs(pairs, b, h, row, col, ROWS: tl.constexpr, COLS: tl.constexpr, FL
         group = (col // 8 + tl.arange(0, COLS // 8)).to(tl.uint32)[None, :] + zero
         head_word = zero + tl.cast(h, tl.uint32)
         x0, x1, x2, x3 = philox4x32(query, group, head_word, sample_word + zero, k0, k1)
-        # The last dimensions are (upper bit of w, lower bit of w, h): reshaping orders the lanes.
+        # The last dimensions are (high bit of w, low bit of w, h): reshaping orders the lanes.
         words = tl.join(tl.join(x0, x2), tl.join(x1, x3))
         lanes = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (ROWS, COLS))
         keep = ((lanes ^ 0x8000).to(tl.int32)) - 0x8000 >= number(pairs.threshold)

@@ -1,1 +1,1 @@
-"""What a call costs: multiply-adds, peak memory, time."""
+"""Cost of a call: multiply-adds, peak memory, time."""

@@ -1,7 +1,8 @@
-"""Multiply-adds by fvcore and FLOPs by PyTorch's counter; what cannot be counted is an error.
+"""Count multiply-adds by fvcore and FLOPs by PyTorch; unknown operations raise an error.
 
-Convention: one multiply-add is two FLOPs. Only matrix products count; fvcore adds five per element
-of a normalisation, which is kept apart. Exponentials, softmax, masks and additions count nothing.
+Convention: one multiply-add is two FLOPs. Only matrix products count; fvcore adds five operations
+per element of a normalisation, which are reported separately. Exponentials, softmax, masks and
+additions are not counted.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from lit_probattn.base.torch_internals import (
 )
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it scripts a function on import
+    warnings.simplefilter("ignore")  # fvcore scripts a function on import
     from fvcore.nn import FlopCountAnalysis
 
 CONVENTION = "1 multiply-add (MAC) = 2 FLOP; matrix products only; causal masks never halve"
 
-# Operations that do work of a matrix product's order: without a formula they must not count 0.
+# Operations with the cost of a matrix product: without a formula they must not count as 0.
 _HEAVY = re.compile(
     r"attention|cdist|euclidean_dist|matmul|einsum|tensordot|conv|fft|_mm$|^mm$|bmm|addmv|"
     r"^mv$|^dot$|vdot|inner$|^linear$|grouped_mm|rnn|lstm|gru"
@@ -44,7 +45,7 @@ _HEAVY = re.compile(
 
 @dataclass(frozen=True)
 class Macs:
-    """Multiply-adds of one call in matrix products, and what fvcore adds for normalisations."""
+    """Multiply-adds of a call in matrix products, and fvcore's operations of normalisations."""
 
     products: int
     norms: int = 0
@@ -71,13 +72,13 @@ def _sizes(value: Any) -> list[int]:
 
 
 def _sdpa_handle(inputs: list[Any], outputs: list[Any]) -> int:
-    """Query·key and weights·value of every head; grouped heads count per query head."""
+    """Count query·key and weights·value of each head; grouped heads count per query head."""
     query, key, value = (_sizes(i) for i in inputs[:3])
     return math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _einsum_handle(inputs: list[Any], outputs: list[Any]) -> int:
-    """Product of the sizes of all letters of a two-operand einsum, exactly."""
+    """Count a two-operand einsum exactly: the product of the sizes of all letters."""
     equation = inputs[0].toIValue().replace(" ", "")
     operands = [_sizes(t) for t in inputs[1].node().inputs()]
     terms = equation.split("->")[0].split(",")
@@ -97,12 +98,12 @@ def _baddbmm_handle(inputs: list[Any], outputs: list[Any]) -> int:
 
 
 def _cdist_handle(inputs: list[Any], outputs: list[Any]) -> int:
-    """Charged like a dot product, as the papers charge a distance."""
+    """Count a distance like a dot product, as in the papers."""
     return math.prod(_sizes(outputs[0])) * _sizes(inputs[0])[-1]
 
 
 def _matmul_handle(inputs: list[Any], outputs: list[Any]) -> int:
-    """Output elements times inner size; fvcore's own handle misses broadcast batch dimensions."""
+    """Count output elements times inner size; fvcore's handle ignores broadcast batch axes."""
     first, second = _sizes(inputs[0]), _sizes(inputs[1])
     if len(first) == 1 or len(second) == 1:
         return math.prod(first) * math.prod(second) // first[-1]
@@ -122,19 +123,19 @@ _HANDLES: dict[str, Callable[..., int]] = {
 
 @contextlib.contextmanager
 def _functions_opened() -> Iterator[None]:
-    """Trace into autograd functions, which are else one node that fvcore counts as zero."""
+    """Trace into autograd functions, which otherwise are one node that fvcore counts as zero."""
 
     def apply(cls: Any, *args: Any) -> Any:
         if cls.setup_context is not torch.autograd.Function.setup_context:
             return cls.forward(*args)
-        return cls.forward(mock.MagicMock(), *args)  # in place of the autograd context
+        return cls.forward(mock.MagicMock(), *args)  # instead of the autograd context
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
         yield
 
 
 def fvcore_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
-    """Count the forward pass with fvcore, best on `meta`; UnsupportedError if it cannot."""
+    """Count the forward pass with fvcore, preferably on `meta`; UnsupportedError if impossible."""
     analysis = FlopCountAnalysis(model, (inputs,))
     analysis.set_op_handle(**_HANDLES)
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
@@ -154,7 +155,7 @@ def fvcore_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
 
 
 def _without_formula(name: str) -> bool:
-    """Whether an operation that a counter skipped (`space::name`) may hide products."""
+    """Return whether an operation that a counter skipped (`space::name`) may contain products."""
     space, _, operation = name.partition("::")
     foreign = name.startswith("prim::PythonOp") or space not in ("aten", "prim")
     return foreign or _HEAVY.search(operation.strip("_")) is not None
@@ -185,13 +186,13 @@ _EXTRA_FORMULAS: dict[Any, Any] = {
     # PyTorch 2.11 has no formulas for these.
     CPU_ATTENTION_OPERATORS[0]: _attention_flops,
     CPU_ATTENTION_OPERATORS[1]: _attention_backward_flops,
-    # Nor any version for products that are added in place.
+    # No version has formulas for products that are added in place.
     torch.ops.aten.baddbmm_: _added_product_flops,
 }
 
 
 class _Guard(TorchDispatchMode):
-    """Stops at matrix-product-like operations that the counter has no formula for."""
+    """Raises for operations like matrix products without a formula in the counter."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = packet_of(func)
@@ -207,7 +208,7 @@ class _Guard(TorchDispatchMode):
 
 
 def torch_flops(function: Callable[[], object]) -> int:
-    """Count the FLOPs of a call, backward included; UnsupportedError if one is unknown."""
+    """Count the FLOPs of a call, including backward; UnsupportedError for unknown operations."""
     counter = FlopCounterMode(display=False, custom_mapping=_EXTRA_FORMULAS)
     with counter, _Guard():
         function()
@@ -215,7 +216,7 @@ def torch_flops(function: Callable[[], object]) -> int:
 
 
 def torch_flops_by_module(model: nn.Module, function: Callable[[], object]) -> dict[str, int]:
-    """Count the FLOPs of a call by the modules of a model, those inside counted with each."""
+    """Count the FLOPs of a call by module of a model, including submodules."""
     counter = FlopCounterMode(display=False, custom_mapping=_EXTRA_FORMULAS)
     with counter, _Guard():
         function()
@@ -233,7 +234,7 @@ def torch_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
 
 
 def torch_train_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
-    """Count the multiply-adds of a forward and backward pass, input gradients included."""
+    """Count the multiply-adds of a forward and backward pass, including input gradients."""
 
     def step() -> None:
         given = inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs

@@ -1,4 +1,4 @@
-"""Peak memory: the CUDA allocator's, the CPU allocator's to the byte, NVML's, and predicted."""
+"""Peak memory by the allocators of CUDA and CPU, by NVML, and predicted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lit_probattn.base.memory import Resident, StepFunction, resident_bytes
 
 
 def cpu_peak_bytes(function: Callable[[], object]) -> int:
-    """Return how far one call raises the CPU allocator above what was live before, in bytes.
+    """Return the peak of allocated CPU memory during a call above the memory before it, in bytes.
 
-    The profiler's allocator events are exact. Resident set size and tracemalloc would not do: the
-    first moves in pages and does not fall, the second does not see tensors.
+    The profiler's allocator events are exact. The resident set size has the granularity of pages
+    and does not fall, and tracemalloc does not track tensors.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's library prints nothing
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silence the profiler's library
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
@@ -37,9 +37,9 @@ def cpu_peak_bytes(function: Callable[[], object]) -> int:
 
 
 def cuda_peak_bytes(function: Callable[[], object], device: torch.device) -> tuple[int, int]:
-    """Return the peak of allocated and of reserved memory above what was resident, in bytes.
+    """Return the peaks of allocated and of reserved memory above resident memory, in bytes.
 
-    The caller has warmed up: workspaces and caches of libraries are resident by then.
+    Warm up before the call, so that workspaces and caches of libraries are resident.
     """
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
@@ -54,14 +54,14 @@ def cuda_peak_bytes(function: Callable[[], object], device: torch.device) -> tup
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
-    """Return the peak of allocated memory above what was resident, on either kind of device."""
+    """Return the peak of allocated memory above resident memory on a CPU or GPU, in bytes."""
     if device.type == "cuda":
         return cuda_peak_bytes(function, device)[0]
     return cpu_peak_bytes(function)
 
 
 def measured_cpu_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tuple[int, int]:
-    """Measure what `predicted_bytes` predicts: (peak above resident, resident) in bytes."""
+    """Measure the values of `predicted_bytes`: (peak above resident, resident) in bytes."""
     held = 0
 
     def run() -> None:
@@ -74,7 +74,7 @@ def measured_cpu_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tu
 
 
 def nvml_used_bytes(device: torch.device) -> int | None:
-    """Return the memory that this process holds on the GPU by NVML, or None if that is unknown."""
+    """Return the GPU memory of this process according to NVML, or None if unknown."""
     with contextlib.suppress(Exception):
         handle = nvml_handle(device)
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
@@ -84,7 +84,7 @@ def nvml_used_bytes(device: torch.device) -> int | None:
 
 
 def nvml_energy_j(device: torch.device) -> float | None:
-    """Return the energy that the GPU has used since its driver was loaded, in joules, or None."""
+    """Return the energy used by the GPU since its driver was loaded, in joules, or None."""
     if device.type != "cuda":
         return None
     with contextlib.suppress(Exception):
@@ -93,13 +93,13 @@ def nvml_energy_j(device: torch.device) -> float | None:
 
 
 def nvml_handle(device: torch.device) -> Any:
-    """Return NVML's handle of a CUDA device by its unique id; an NVMLError without a driver."""
+    """Return NVML's handle of a CUDA device by its UUID; NVMLError without a driver."""
     pynvml.nvmlInit()
     return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return the memory that is free now on a device, or None if that is unknown."""
+    """Return the free memory of a device in bytes, or None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else None
     with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as file:

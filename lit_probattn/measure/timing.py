@@ -1,4 +1,4 @@
-"""Time of calls: CUDA events or the wall clock, warm-up first, sides interleaved in one run."""
+"""Time of calls by CUDA events or the wall clock, after warm-up, with sides interleaved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Side = TypeVar("Side", bound=Hashable)
 
 @dataclass(frozen=True)
 class Timing:
-    """Distribution of the time of one call in seconds; its energy where the device tells it."""
+    """Distribution of the time of a call in seconds, and its energy if the device reports it."""
 
     median_s: float
     p20_s: float
@@ -37,7 +37,7 @@ class Timing:
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """Return a quantile by linear interpolation; a ValueError without values."""
+    """Return a quantile by linear interpolation; ValueError without values."""
     if not len(values):
         raise ValueError("expected at least one value, received none")
     return float(np.quantile(values, fraction))
@@ -50,7 +50,7 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def round_ratios(seconds: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Return the ratio of two sides in every round: what is slow for both cancels."""
+    """Return the ratio of two sides per round, so that common slow-downs cancel."""
     return [mine / theirs for mine, theirs in zip(seconds, others, strict=True)]
 
 
@@ -65,9 +65,9 @@ _alone: set[str] = set()
 
 @contextmanager
 def alone_on(device: torch.device) -> Iterator[None]:
-    """Hold the lock of a device while it is timed: other timings of this user on this machine wait.
+    """Hold the lock of a device during timing; other timings of this user on this machine wait.
 
-    Nested calls hold it once. Where no lock file can be made, nothing is locked.
+    Nested calls hold it once. If the lock file cannot be created, there is no lock.
     """
     name = device_lock_name(device)
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def alone_on(device: torch.device) -> Iterator[None]:
 
 
 def device_lock_name(device: torch.device) -> str:
-    """Return the name of a device's lock file, the same in every process of the machine."""
+    """Return the name of a device's lock file, equal in all processes of the machine."""
     host = platform.node()
     if device.type != "cuda":
         return f"{host}-{device.type}.lock"
@@ -93,12 +93,16 @@ def device_lock_name(device: torch.device) -> str:
 
 def _wait_for(path: Path, stack: ExitStack) -> None:
     if stack.enter_context(claim(path)) is None:
-        print(f"waiting for {path}: another timing runs on the device", file=sys.stderr, flush=True)
+        print(
+            f"waiting for {path}: another timing runs on the device",
+            file=sys.stderr,
+            flush=True,
+        )
         stack.enter_context(claim(path, math.inf))
 
 
 def time_once(function: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one call: between CUDA events on a GPU, else on the wall clock."""
+    """Return the seconds of a call by CUDA events on a GPU, otherwise by the wall clock."""
     if device.type != "cuda":
         begin = time.perf_counter()
         function()
@@ -123,16 +127,16 @@ def time_sides(
     repeats: int,
     max_seconds: float = float("inf"),
 ) -> dict[Side, list[float]]:
-    """Time several functions in turns, so that a busy moment of the machine hits all of them.
+    """Time several functions in turns, so that load on the machine affects all of them.
 
     The device's lock is held (`alone_on`).
 
     Args:
-        max_seconds: no new round starts after this long; every side gets three rounds at least
-            (or `repeats`, if fewer).
+        max_seconds: no new round starts after this time, but at least three rounds run (or
+            `repeats`, if fewer).
 
     Returns:
-        Seconds of every timed call by name; round r of all sides is entry r.
+        Seconds of all timed calls by name; element r belongs to round r.
     """
     times: dict[Side, list[float]] = {name: [] for name in sides}
     with alone_on(device):
@@ -148,17 +152,17 @@ def time_sides(
     return times
 
 
-# Parts of the messages of errors that end everything a process does on a GPU from then on ...
+# Parts of the messages of errors after which a process cannot use its GPU any more ...
 _LOST = (
     *("device-side assert triggered", "illegal memory access", "illegal instruction"),
     *("misaligned address", "launch failure", "launch timed out"),
 )
-# ... and of those with "CUDA error" that do not.
+# ... and of messages with "CUDA error" after which it can.
 _KEPT = ("captur", "out of memory", "invalid argument", "invalid configuration", "not supported")
 
 
 def lost_gpu(error: Exception | str) -> bool:
-    """Whether an error, or its message, means that a process can do nothing on its GPU any more."""
+    """Return whether a process cannot use its GPU after an error, or an error of this message."""
     said = str(error)
     if any(text in said for text in _LOST):
         return True
@@ -166,13 +170,13 @@ def lost_gpu(error: Exception | str) -> bool:
 
 
 def captured(function: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Return a function that replays the kernels of a call as a CUDA graph, without any Python.
+    """Return a function that replays the kernels of a call as a CUDA graph, without Python.
 
-    Three calls on a stream of their own come first, as capturing asks for.
+    Three calls on a side stream come first, as required for capture.
 
     Raises:
-        UnsupportedError: the device has no graphs, or the call does what a graph cannot hold.
-        RuntimeError: the call lost the GPU (`lost_gpu`).
+        UnsupportedError: the device has no graphs, or the call cannot be captured.
+        RuntimeError: the GPU failed during the call (`lost_gpu`).
     """
     if device.type != "cuda":
         raise UnsupportedError(f"no CUDA graphs on {device.type}")
@@ -199,7 +203,7 @@ def captured(function: Callable[[], object], device: torch.device) -> Callable[[
 
 
 def replayed(function: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Return `captured(function, device)`, or the function itself where it cannot be captured."""
+    """Return `captured(function, device)`, or the function itself if it cannot be captured."""
     try:
         return captured(function, device)
     except UnsupportedError:

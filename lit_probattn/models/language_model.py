@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.packing import Packing, packing_of, refuse_beside_documents
 from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax, FullSoftmax
 from lit_probattn.models.embeddings import Positions, Sinusoid
@@ -135,6 +136,7 @@ class LanguageModel(nn.Module):
         rng: RandomKey | None = None,
         positions: Tensor | None = None,
         caches: Sequence[Cache] | None = None,
+        cu_seqlens: Tensor | Packing | None = None,
     ) -> Tensor:
         """Return the input of the output layer, (B, N, C), for token ids (B, N).
 
@@ -147,25 +149,37 @@ class LanguageModel(nn.Module):
             positions: position of each token, (B, N), in segments of `max_seq_len` tokens, as
                 passed by `generate`. None counts from 0 in segments of exactly these tokens.
             caches: keys and values of earlier tokens, from `new_caches`.
+            cu_seqlens: bounds of packed documents over the B · N tokens, (D + 1,) integers, or a
+                `Packing`. Each document is a segment; `rng.sample_ids` are then the documents',
+                (D,).
 
         Raises:
-            ValueError: there are more tokens than `max_seq_len`.
+            ValueError: a segment has more tokens than `max_seq_len`; or packed documents
+                are combined with positions or caches.
         """
+        packing = packing_of(cu_seqlens)
+        if packing is not None:
+            refuse_beside_documents(positions=positions, caches=caches)
         x = self.encoder(
-            self.embed(inputs, key_mask, positions),  # (B, N, C)
+            self.embed(inputs, key_mask, positions, packing),  # (B, N, C)
             key_mask=None if caches is None else key_mask,
             query_mask=key_mask,
             is_causal=True,
             rng=rng,
             caches=caches,
+            cu_seqlens=packing,
         )
         return self.dropout(x)
 
     def embed(
-        self, inputs: Tensor, key_mask: Tensor | None = None, positions: Tensor | None = None
+        self,
+        inputs: Tensor,
+        key_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        packing: Packing | None = None,
     ) -> Tensor:
         """Return the input of the first block, (B, N, C); arguments as in `forward`."""
-        length = inputs.shape[1]
+        length = inputs.shape[1] if packing is None else packing.longest(*inputs.shape)
         if length > self.max_seq_len:
             raise ValueError(
                 f"cannot embed a segment of {length} tokens: max_seq_len is {self.max_seq_len}"
@@ -173,7 +187,10 @@ class LanguageModel(nn.Module):
         x = self.tokens(inputs) * self.embed_dim**0.5
         if self.positions is not None:
             lengths: Tensor | int = self.max_seq_len
-            if positions is None:
+            if packing is not None:
+                positions, _ = packing.positions(len(inputs), inputs.device)
+                lengths = packing.token_lengths(len(inputs), inputs.device)
+            elif positions is None:
                 positions = torch.arange(length, device=inputs.device)
                 lengths = length if key_mask is None else key_mask.sum(1, keepdim=True)
             x = x + self.positions(positions, lengths).to(x.dtype)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.attention.packing import Packing
 from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.adaptive_softmax import FullSoftmax
 from lit_probattn.models.language_model import IGNORE
@@ -27,6 +28,7 @@ def mask_tokens(
     vocab_size: int,
     probability: float = 0.15,
     mask_token: int | None = None,
+    packing: Packing | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mask tokens as a pure function of (seed, step, sample, position).
 
@@ -42,13 +44,21 @@ def mask_tokens(
         vocab_size: V.
         mask_token: id of the mask token; random tokens are any id, as in BERT. None means that the
             mask token is V − 1 and random tokens are below V − 3.
+        packing: packed sequences of the tokens, which are the key's samples; positions start at 0
+            in each, so a sequence has the masks that it has alone.
 
     Returns:
         The masked inputs, and the target with IGNORE for tokens that were not chosen.
     """
     batch, length = inputs.shape
-    positions = torch.arange(length, device=inputs.device).view(1, -1)
-    samples = key.samples(batch, inputs.device).view(-1, 1)
+    if packing is None:
+        positions = torch.arange(length, device=inputs.device).view(1, -1)
+        samples = key.samples(batch, inputs.device).view(-1, 1)
+    else:
+        packing.check(batch, length, length)
+        positions, _ = packing.positions(batch, inputs.device)
+        ids = key.samples(packing.num_documents, inputs.device)
+        samples = packing.per_token(ids).view(batch, -1)
     zero = torch.zeros((), dtype=torch.int64, device=inputs.device)
     words = philox4x32((positions, zero, zero, samples), key.philox_key(STREAM_MASKING))
     choice, kind, word, _ = words
@@ -115,6 +125,7 @@ class MaskedLanguageModel(TextEncoder):
         token_types: Tensor | None = None,
         rng: RandomKey | None = None,
         with_pairs: bool = False,
+        cu_seqlens: Tensor | Packing | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the input of the output layer, (B, N, C), for token ids (B, N).
 
@@ -125,9 +136,16 @@ class MaskedLanguageModel(TextEncoder):
                 elsewhere, (B, 2).
 
         Raises:
-            ValueError: there are more tokens than `max_seq_len`, or the model has no next_sentence.
+            ValueError: there are more tokens than `max_seq_len`, the model has no next_sentence, or
+                it classifies pairs and sequences are packed.
         """
-        encoded = self.encode(inputs, key_mask=key_mask, token_types=token_types, rng=rng)
+        if with_pairs and cu_seqlens is not None:
+            raise ValueError(
+                "next_sentence does not support packed sequences (cu_seqlens): set pack of the "
+                "data or next_sentence to false"
+            )
+        given: Any = {"key_mask": key_mask, "token_types": token_types, "cu_seqlens": cu_seqlens}
+        encoded = self.encode(inputs, **given, rng=rng)
         hidden: Tensor = self.head(encoded)
         if not with_pairs:
             return hidden

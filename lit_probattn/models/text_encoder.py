@@ -9,6 +9,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.attention.packing import Packing, packing_of
 from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.embeddings import PositionInit, sine_positions
 from lit_probattn.models.transformer import Transformer
@@ -151,6 +152,7 @@ class TextEncoder(nn.Module):
         key_mask: Tensor | None = None,
         token_types: Tensor | None = None,
         rng: RandomKey | None = None,
+        cu_seqlens: Tensor | Packing | None = None,
     ) -> Tensor:
         """Return the output of the last block, (B, N, C), for token ids (B, N).
 
@@ -159,20 +161,27 @@ class TextEncoder(nn.Module):
             key_mask: real tokens, (B, N). None means all.
             token_types: type of every token, (B, N). None means 0 if token types are enabled.
             rng: key of attention dropout and noise.
+            cu_seqlens: bounds of packed sequences over the B · N tokens, (D + 1,) integers, or a
+                `Packing`; `rng.sample_ids` are then the sequences', (D,).
 
         Raises:
-            ValueError: there are more tokens than `max_seq_len`, or types that the model lacks.
+            ValueError: a sequence has more tokens than `max_seq_len`, or types that the model
+                lacks.
         """
-        length = inputs.shape[1]
+        packing, length = packing_of(cu_seqlens), inputs.shape[1]
+        positions = torch.arange(length, device=inputs.device)
+        if packing is not None:
+            length = packing.longest(*inputs.shape)
+            positions, _ = packing.positions(len(inputs), inputs.device)
         if length > self.max_seq_len:
             raise ValueError(
                 f"cannot embed a sequence of {length} tokens: max_seq_len is {self.max_seq_len}"
             )
-        embedded = self.tokens(inputs) + self.positions(torch.arange(length, device=inputs.device))
+        embedded = self.tokens(inputs) + self.positions(positions)
         if self.token_types is not None:
             types = inputs.new_zeros(()) if token_types is None else token_types
             embedded = embedded + self.token_types(types)
         elif token_types is not None:
             raise ValueError("received token_types, but the model has num_token_types=0")
         x = self.dropout(self.norm(embedded))  # (B, N, C)
-        return self.encoder(x, key_mask=key_mask, rng=rng)  # (B, N, C)
+        return self.encoder(x, key_mask=key_mask, rng=rng, cu_seqlens=packing)  # (B, N, C)

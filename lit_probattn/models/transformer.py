@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.engines.table import LACKS_OF_CROSS_ATTENTION
 from lit_probattn.attention.layer import Attention, AttentionFactory
+from lit_probattn.attention.packing import Packing
 from lit_probattn.attention.variant import first_lack
 from lit_probattn.base.arguments import takes
 from lit_probattn.models.per_layer import differs_by_layer, layer_factories
@@ -116,11 +117,14 @@ class Block(nn.Module):
         query_mask: Tensor | None = None,
         memory: Tensor | Memory | None = None,
         memory_mask: Tensor | None = None,
+        cu_seqlens: Packing | None = None,
     ) -> Tensor:
         """Map (B, N, C) to (B, N, C); `memory` is (B, S, C), or its projection by the layer."""
 
         def attend(*inputs: Tensor) -> Tensor:
             masks: Any = {"key_mask": key_mask, "query_mask": query_mask, "is_causal": is_causal}
+            if cu_seqlens is not None:
+                masks["cu_seqlens"] = cu_seqlens
             return self.dropout(self.attention(*inputs, **masks, cache=cache, rng=rng))
 
         def look(inputs: Tensor) -> Tensor:
@@ -236,6 +240,7 @@ class Transformer(nn.Module):
         query_mask: Tensor | None = None,
         memory: Tensor | Sequence[Memory] | None = None,
         memory_mask: Tensor | None = None,
+        cu_seqlens: Packing | None = None,
     ) -> Tensor:
         """Map (B, N, C) to (B, N, C).
 
@@ -247,9 +252,11 @@ class Transformer(nn.Module):
             query_mask: real tokens, for M-steps, if `key_mask` is not needed.
             memory: encoder memory of a decoder, (B, S, C), or its projections by `remember`.
             memory_mask: real positions of a memory that is a tensor, (B, S) bool.
+            cu_seqlens: documents of an encoder's tokens, each of which attends to itself alone.
 
-            Raises:
-                ValueError: the numbers of caches and layers differ, or a decoder has no memory.
+        Raises:
+            ValueError: the numbers of caches and layers differ, a decoder has no memory, or
+                documents are packed in a decoder.
         """
         layers = self.layers
         if caches is not None and len(caches) != len(layers):
@@ -262,11 +269,16 @@ class Transformer(nn.Module):
                 if self.is_decoder
                 else "received a memory, but these blocks have no cross-attention"
             )
+        if cu_seqlens is not None and self.is_decoder:
+            raise ValueError(
+                "packed documents (cu_seqlens) are not supported by blocks with cross-attention: "
+                "pad them and pass key_mask"
+            )
         for index, block in enumerate(layers):
             key = None if rng is None else rng.fold(index)
             cache = None if caches is None else caches[index]
             seen = memory if memory is None or isinstance(memory, Tensor) else memory[index]
-            given = (key_mask, is_causal, key, cache, query_mask, seen, memory_mask)
+            given = (key_mask, is_causal, key, cache, query_mask, seen, memory_mask, cu_seqlens)
             if self.activation_checkpointing and self.training and caches is None:
                 x = checkpoint(block, x, *given, use_reentrant=False)
             else:

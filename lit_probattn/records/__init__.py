@@ -1,1 +1,1 @@
-"""What pages are made of: Markdown, tables, pictures, HTML. Imports `base` alone of ours."""
+"""Building blocks of pages: Markdown, tables, figures, HTML. Imports only `base`."""

@@ -1,14 +1,16 @@
-"""Self-contained HTML pages: nothing is read from elsewhere, neither fonts nor scripts."""
+"""Self-contained HTML pages without external fonts or scripts."""
 
 from __future__ import annotations
 
 import base64
 import html
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import GENERATOR
 
+_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto;
        padding: 0 1rem; }
@@ -27,8 +29,8 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
     Args:
         title: plain text.
         body: HTML.
-        style: CSS that is added to `STYLE`.
-        script: JavaScript that runs once the body is there.
+        style: CSS in addition to `STYLE`.
+        script: JavaScript that runs after the body is loaded.
     """
     code = f"<script>{script}</script>\n" if script else ""
     return (
@@ -38,12 +40,12 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
     )
 
 
-def body_of(text: str, pictures: Mapping[str, bytes] | None = None) -> str:
-    """Return Markdown as HTML; HTML inside it stays text.
+def body_of(text: str, figures: Mapping[str, bytes] | None = None) -> str:
+    """Convert Markdown to HTML; HTML inside it is escaped.
 
     Args:
         text: Markdown.
-        pictures: PNG files by the addresses that the text has; they are carried in the page.
+        figures: PNG and SVG files by their address in the text, which are embedded.
 
     Raises:
         ConfigError: markdown-it-py is not installed.
@@ -52,18 +54,19 @@ def body_of(text: str, pictures: Mapping[str, bytes] | None = None) -> str:
         from markdown_it import MarkdownIt
     except ImportError as error:
         raise ConfigError(
-            "an HTML page needs markdown-it-py: pip install 'lit-probattn[html]'"
+            "HTML pages need markdown-it-py: pip install 'lit-probattn[html]'"
         ) from error
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = parser.parse(text)
     for token in (inner for outer in tokens for inner in outer.children or ()):
-        if token.type == "image" and (content := (pictures or {}).get(str(token.attrs["src"]))):
+        address = str(token.attrs.get("src", ""))
+        if token.type == "image" and (content := (figures or {}).get(address)):
             encoded = base64.b64encode(content).decode()
-            token.attrs["src"] = f"data:image/png;base64,{encoded}"
+            token.attrs["src"] = f"data:{_TYPES[PurePosixPath(address).suffix]};base64,{encoded}"
     rendered: str = parser.renderer.render(tokens, parser.options, {})
     return rendered
 
 
-def page_of(title: str, text: str, pictures: Mapping[str, bytes]) -> str:
-    """Return a whole page of Markdown, see `body_of`."""
-    return page(title, body_of(text, pictures))
+def page_of(title: str, text: str, figures: Mapping[str, bytes]) -> str:
+    """Convert Markdown to a whole page; see `body_of`."""
+    return page(title, body_of(text, figures))

@@ -1,4 +1,4 @@
-"""Names, commands and facts of others in Markdown: they stay text, whatever they contain."""
+"""Escaping of names, commands and other external text in Markdown."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import re
 
 _TAG = re.compile(r"<(?=[A-Za-z/!?])")
 _PIPE = re.compile(r"(\\*)\|")
-# Where a link, a picture, or the definition of a link's name would begin.
+# Start of a link, an image, or a link definition.
 _LINK = re.compile(r"(?<=\])(?=\()|(?<=!)(?=\[)|^(?=\[.*\](?::|$))")
 
 
 def one_line(text: object) -> str:
-    """Return text in one line, in which no HTML tag, link or picture begins.
+    """Return text in one line with HTML tags, links and images escaped.
 
-    The same again changes nothing.
+    The function is idempotent.
     """
     return _LINK.sub(r"\\", _TAG.sub("&lt;", " ".join(str(text).split())))
 
 
 def escaped(text: object) -> str:
-    """Return `one_line` in which no column of a table ends either."""
+    """Return `one_line` with the column separators of tables escaped."""
     return _PIPE.sub(r"\1\1\\|", one_line(text))
 
 
 def code_span(text: object) -> str:
-    """Return text in one line as code, fenced by more backticks than it has in a row."""
+    """Return text in one line as code, fenced by more backticks than it contains."""
     line = " ".join(str(text).split())
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     space = " " * (len(fence) > 1)

@@ -1,1 +1,1 @@
-"""Published tables, one resumable command each: fits, results beside the published values."""
+"""Published tables and figures, each reproduced and compared by one resumable command."""

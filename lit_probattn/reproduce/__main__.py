@@ -1,35 +1,34 @@
-"""Reproduce a published table or figure: train its cells, write published beside reproduced.
+"""Reproduce a published table or figure: train its models and compare with published values.
 
     lit-probattn reproduce --list
     lit-probattn reproduce mgk_table1 --only listops --dry-run
     lit-probattn reproduce mgk_table1 --only listops softmax_8 'mgk_*' --seeds 4096 0 1 \\
         --accelerator gpu --trainer one_gpu --jobs 4
 
-Every cell (task, row, seed) is an ordinary run of the command line, `fit` and then `test` of the
-best checkpoint. A finished cell is never run again, also not for another table that prints the same
-model; an interrupted one goes on from its newest checkpoint: run the same command again. A cell
-that fails is tried again after the others, and by the same command later. The report is written
-after every cell, and by the same command at the end.
+Each run (task, row, seed) is trained by `fit`, then `test` evaluates the best checkpoint. Finished
+runs are never repeated, even for another table with the same model; to resume interrupted ones from
+their newest checkpoint, rerun the command. Failed runs are retried after the others, and when the
+command is rerun. The report is written after each run.
 
-Array jobs: --shard 0/8 … 7/8 with one --runs folder, then once without; or --executor slurm
---shards 8, which submits them and writes the report. torchrun shares the cells among its processes,
-one GPU each; --launch 'torchrun --nproc-per-node 8' gives every run all GPUs. --jobs N runs N cells
-at a time, on one GPU or in turn on those of --devices.
+Array jobs: use --shard 0/8 … 7/8 with a common --runs folder, then once without --shard; or
+--executor slurm --shards 8, which submits them and writes the report. Under torchrun, each process
+runs a part of the runs on one GPU; --launch 'torchrun --nproc-per-node 8' uses all GPUs for each
+run. --jobs N runs N at a time, on one GPU or distributed over those of --devices.
 
-A table whose numbers are of trained models (fish_table8) trains its models or takes those of other
-tables, and makes its study of each; a finished study is never made again. value_aware_table2 goes
-on from its trained models to `approximate`, and to `approximate_compare` of each seed's rows.
+A table of studies (fish_table8) trains models or uses those of other tables, and runs its study on
+each once. value_aware_table2 runs `approximate` on its trained models, and `approximate_compare` on
+the rows of each seed.
 
-A table of measured costs (mgk_table7) runs the sweep of `python -m profiling` that it stands on and
-sets each printed number beside ours; --accelerator gpu takes the sweep for a GPU.
+A table of measured costs (mgk_table7) runs its sweep of `python -m profiling` and compares each
+printed number with the measured one; --accelerator gpu selects the sweep for a GPU.
 
-A figure is judged by what its paper says of it, sentence by sentence. One of trained models
-(mgk_figure1, mgk_figure2) is drawn of cells too, and of studies that are made when all are trained;
---shortened takes the shortened protocol, or smaller models (low_rank_figure1). A figure of costs
-(mgk_figure3) runs the sweep of `python -m profiling` that it stands on.
+A figure is judged by the sentences of its paper about it. A figure of trained models (mgk_figure1,
+mgk_figure2) is drawn from its runs and from studies, which run when all models are trained;
+--shortened selects the reduced protocol, or smaller models (low_rank_figure1). A figure of costs
+(mgk_figure3) runs its sweep of `python -m profiling`.
 
-The published protocol is the default. --shortened, --steps, --max_seq_len and --set make another
-one, which the report says and compares setting by setting.
+The published protocol is the default. The report lists the settings changed by --shortened,
+--steps, --max_seq_len and --set.
 """
 
 from __future__ import annotations
@@ -52,16 +51,20 @@ MAKING = "lit_probattn.reproduce.making"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's flags; none is matched by a prefix."""
+    """Return the parser of the command; flags must be spelled out."""
     parser = Parser("lit-probattn reproduce", __doc__)
     add = parser.add_argument
-    add("table", nargs="?", help="a table or figure, such as mgk_table1; --list shows all")
+    add("table", nargs="?", help="table or figure, such as mgk_table1; --list prints all")
     add("--list", action="store_true", help="print all tables and figures with their state")
     add("--tables", type=Path, default=FOLDER, help="folder of the table files")
-    add("--shortened", action="store_true", help="the shortened protocol, or the reduced figure")
+    add("--shortened", action="store_true", help="use the reduced protocol, or the reduced figure")
     add("--max_seq_len", type=int, help="length of sequences")
-    add("--as_published", action="store_true", help="selection on test data, precision, padding")
-    add("--as_released", action="store_true", help="attention as the released code computes it")
+    add(
+        "--as_published",
+        action="store_true",
+        help="published selection on test data, precision, padding",
+    )
+    add("--as_released", action="store_true", help="use attention as in the released code")
     add_flags(parser, accelerator=None)
     return parser
 
@@ -70,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        See `lit_probattn.compare.command.run`; 2 for wrong usage and for tables that are not made.
+        See `lit_probattn.compare.command.run`; 2 for misuse and for unavailable tables.
     """
     replace_unprintable()
     arguments = sys.argv[1:] if arguments is None else list(arguments)

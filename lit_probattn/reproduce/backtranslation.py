@@ -1,16 +1,16 @@
-"""Make the training text of noisy back-translation: a reverse model translates target text.
+"""Build the training text of noisy back-translation: a reverse model translates target text.
 
     python -m lit_probattn.reproduce.backtranslation --reverse runs/de_en/0/average-10 \\
         --monolingual news.de --parallel data/wmt14_en_de --out data/wmt14_en_de_backtranslation
     lit-probattn reproduce fish_backtranslation --set \\
         data.init_args.path=data/wmt14_en_de_backtranslation
 
-The reverse model is an ordinary run from the target language into the source language. Every line
-of --monolingual is translated by the beam search of the run, as far as nothing else is given, or
-drawn with --temperature 1; the translation is made noisy and becomes the source of the line. --out
-is a folder in the layout of fairseq: the parallel text --upsample times, then the new pairs;
-validation, test, codes and dictionaries are those of --parallel. If --parallel is cut into pieces
-of BPE, so are the new pairs. An interrupted command goes on where it was.
+The reverse model is a run that translates from the target into the source language. Each line of
+--monolingual is translated by the beam search of the run or sampled with --temperature 1; noise is
+added, and the result is the source of the line. --out is a folder in the layout of fairseq: the
+parallel text --upsample times, then the new pairs; validation, test, codes and dictionaries are
+copied from --parallel. If --parallel is segmented by BPE, so are the new pairs. Rerun an
+interrupted command to resume it.
 
 Source: Edunov et al., 2018, noise of section 3; FiSH, NeurIPS 2022, section 3.7.
 """
@@ -46,7 +46,7 @@ _FILLER = "<unk>"
 
 @dataclass(frozen=True)
 class Noise:
-    """What is done to the words of a translated sentence.
+    """Noise on the words of a translated sentence.
 
     Args:
         deletion: probability that a word is left out.
@@ -69,10 +69,10 @@ class Noise:
             raise ConfigError(f"--swap must be at least 0, received {self.swap}")
 
     def __call__(self, words: Sequence[str], seed: int, name: str) -> list[str]:
-        """Return noisy words, at least one; a pure function of the seed and the sentence's name.
+        """Return at least one noisy word; a pure function of the seed and the sentence's name.
 
-        Words are left out, then replaced, then moved: word i is sorted by i + u, for u uniform on
-        [0, swap + 1), so that none moves further than `swap` places.
+        Words are deleted, then replaced, then moved: word i is sorted by i + u with u uniform on
+        [0, swap + 1), so no word moves further than `swap` positions.
         """
         key = bytes.fromhex(digest(f"{seed}\0{name}", 16))
         generator = np.random.default_rng(int.from_bytes(key, "little"))
@@ -88,7 +88,7 @@ class Noise:
 
 
 def whole_words(line: str) -> list[str]:
-    """Return the words of a line, the pieces of each together: `@@` marks all but a word's last."""
+    """Return the words of a line with their BPE pieces; all but the last piece end in `@@`."""
     words: list[str] = []
     goes_on = False
     for piece in line.split():
@@ -102,13 +102,13 @@ def whole_words(line: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which pairs are kept: words of each side, and their ratio."""
+    """Limits on the words of each side of a pair, and on their ratio."""
 
     most: int
     ratio: float
 
     def __call__(self, source: Sequence[str], target: Sequence[str]) -> bool:
-        """Whether a pair is kept."""
+        """Return whether a pair is kept."""
         lengths = sorted((len(source), len(target)))
         return lengths[0] > 0 and lengths[1] <= min(self.most, self.ratio * lengths[0])
 
@@ -117,41 +117,51 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser."""
     parser = Parser(f"python -m {MODULE}", __doc__)
     add = parser.add_argument
-    add("--reverse", type=Path, required=True, help="run of the reverse model, or a checkpoint")
-    add("--monolingual", type=Path, required=True, help="lines of the target language, plain text")
+    add("--reverse", type=Path, required=True, help="run or checkpoint of the reverse model")
+    add(
+        "--monolingual",
+        type=Path,
+        required=True,
+        help="text in the target language, one sentence a line",
+    )
     add("--parallel", type=Path, required=True, help="folder with train.*, valid.*, test.*")
-    add("--out", type=Path, required=True, help="folder that is made")
-    add("--upsample", type=int, default=16, help="how often the parallel text stands (default 16)")
-    add("--deletion", type=float, default=0.1, help="share of words left out (0.1)")
+    add("--out", type=Path, required=True, help="output folder")
+    add("--upsample", type=int, default=16, help="copies of the parallel text (default 16)")
+    add("--deletion", type=float, default=0.1, help="share of deleted words (0.1)")
     add("--filler", type=float, default=0.1, help="share of words replaced by <unk> (0.1)")
-    add("--swap", type=int, default=3, help="places that a word moves at most (3)")
-    add("--max_words", type=int, default=250, help="longer pairs are left out (250)")
-    add("--max_ratio", type=float, default=1.5, help="and such of unlike lengths (1.5)")
-    add("--seed", type=int, default=0, help="of noise and draws (default 0)")
+    add("--swap", type=int, default=3, help="largest distance by which a word moves (3)")
+    add("--max_words", type=int, default=250, help="skip longer pairs (250)")
+    add(
+        "--max_ratio",
+        type=float,
+        default=1.5,
+        help="skip larger length ratios (1.5)",
+    )
+    add("--seed", type=int, default=0, help="seed of noise and sampling (default 0)")
     add_search(parser, sizes=False)
-    add("--max_tokens", type=int, default=4096, help="tokens of a batch (default 4096)")
+    add("--max_tokens", type=int, default=4096, help="tokens per batch (default 4096)")
     add_run(parser)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the text; returns the exit status: 2 for what a user got wrong."""
+    """Run the command; return the exit status, 2 for user errors."""
     options = make_parser().parse_args(arguments)
     quieten()
     return exit_status(lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> None:
-    """Translate, make noisy, and write the folder.
+    """Translate, add noise, and write the folder.
 
     Raises:
-        ConfigError: a flag is wrong, or languages or forms of text do not go together.
+        ConfigError: a flag is invalid, or languages or segmentations do not match.
     """
     noise = Noise(options.deletion, options.filler, options.swap)
     if options.upsample < 0:
         raise ConfigError(f"--upsample must be at least 0, received {options.upsample}")
     if (options.out / "train.done").is_file():
-        raise ConfigError(f"--out {options.out} is complete: name another folder, or remove it")
+        raise ConfigError(f"--out {options.out} is complete: choose another folder, or remove it")
     total = _count(options.monolingual)
     options.checkpoint = options.reverse
     trained = open_translator(options)
@@ -160,8 +170,8 @@ def run(options: argparse.Namespace) -> None:
     text = find_plain("--parallel", options.parallel, source, target)
     if text is None:
         raise ConfigError(
-            f"--parallel {options.parallel} has no train.{source} and train.{target}; the reverse "
-            f"model translates from {target} into {source}"
+            f"--parallel {options.parallel}: missing train.{source} and train.{target}; the "
+            f"reverse model translates from {target} into {source}"
         )
     make = _Pairs(trained, noise, Filter(options.max_words, options.max_ratio), options, text)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -174,7 +184,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 class _Pairs:
-    """Turns monolingual lines into `noisy source<tab>target`, empty for pairs that are left out."""
+    """Converts monolingual lines to `noisy source<tab>target`, or empty lines for skipped pairs."""
 
     def __init__(
         self, trained: Any, noise: Noise, keep: Filter, options: Any, text: ParallelText
@@ -185,8 +195,8 @@ class _Pairs:
         coder = trained.data.coder
         if self.in_pieces and coder.cutter.method not in ("moses_bpe", "prepared"):
             raise ConfigError(
-                f"--parallel is cut into pieces of BPE, the reverse model reads "
-                f"{coder.cutter.method}: train it on the same pieces, or give plain text"
+                f"--parallel is segmented by BPE, but the reverse model uses "
+                f"{coder.cutter.method}: train it on the same segmentation, or use plain text"
             )
         self.identity = {
             "checkpoint": str(trained.checkpoint),
@@ -216,7 +226,7 @@ class _Pairs:
 
 
 def _count(path: Path) -> int:
-    """Return the number of lines; refuse what cannot be read."""
+    """Return the number of lines; ConfigError if the file is empty or unreadable."""
     try:
         with path.open("rb") as file:
             total = sum(1 for _ in file)
@@ -230,7 +240,7 @@ def _count(path: Path) -> int:
 def _assemble(
     text: ParallelText, pairs: Iterable[str], out: Path, languages: tuple[str, str], upsample: int
 ) -> int:
-    """Write the folder; return the number of pairs that were added."""
+    """Write the folder and return the number of added pairs."""
     for name, stem in (("val", "valid"), ("test", "test")):
         split = text.splits[name]
         for side, language in zip((split.source, split.target), languages, strict=True):

@@ -20,7 +20,7 @@ DRAWING = "a drawing without data; there is nothing to train or to measure"
 
 
 def missing_parts(table: Table) -> list[str]:
-    """Return the files that a table needs and this package does not have."""
+    """Return the files that a table requires but this package lacks."""
     needed = [part.config for task in table.tasks.values() for part in task.chain()]
     needed += [row.attention for row in table.rows.values()]
     return sorted({name for name in needed if not is_there(name)})
@@ -81,7 +81,7 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
 
 def _done(table: Table, place: Place) -> str:
     done = len(finished(table, place))
-    return f"{done} of {table.num_runs} cells finished (full protocol)"
+    return f"{done} of {table.num_runs} runs finished (full protocol)"
 
 
 def _has_rows(sweep: str, place: Place) -> bool:
@@ -96,4 +96,4 @@ def _studied(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> 
 
         study = Analysis.read(name, part, folder).study
         studied = sum(study.is_done(cell) for cell in done)
-    return f"{len(done)} of {table.num_runs} cells finished, {studied} studied ({part['study']})"
+    return f"{len(done)} of {table.num_runs} runs finished, {studied} studied ({part['study']})"

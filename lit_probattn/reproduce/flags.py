@@ -1,4 +1,4 @@
-"""From the flags of the authors' code to our files, and names of their layers: a page of docs.
+"""Write the page that maps flags and layer names of the authors' code to this package.
 
     python -m lit_probattn.reproduce.flags
     python -m lit_probattn.reproduce.flags --write docs/as_released.md
@@ -50,13 +50,13 @@ class Flags:
     """One row.
 
     Args:
-        flags: theirs.
-        attention: our file below configs/attention, or None.
-        intended: whether the code only intends what that file computes.
-        task: our file below configs/tasks.
-        own_task: whether the row names a task of its own.
+        flags: flags of the authors' code.
+        attention: file below configs/attention, or None.
+        intended: whether the file computes the intended instead of the actual behaviour.
+        task: file below configs/tasks.
+        own_task: whether the row names a separate task.
         options: options to add.
-        note: what else there is to say.
+        note: further remarks.
     """
 
     flags: str
@@ -85,7 +85,7 @@ def read_flags(path: Path = FILE) -> list[CodeBase]:
     """
     place = find(path)
     if not place.is_file():
-        raise ConfigError(f"no file {path}: it belongs to the source of this package")
+        raise ConfigError(f"missing file {path}, which is part of the source repository")
     content = yaml.safe_load(place.read_text(encoding="utf-8"))
     return [CodeBase(one["name"], one["code"], list(_rows(one, path))) for one in content]
 
@@ -95,8 +95,8 @@ def _rows(part: dict[str, Any], path: Path) -> Iterator[Flags]:
         unknown = set(row) - {"flags", "does", "intends", "task", "set", "note"}
         if unknown or ("does" in row and "intends" in row):
             raise ConfigError(
-                f"{path}: the row of {row.get('flags')} has one of does and intends, and flags, "
-                f"task, set, note; received {', '.join(sorted(row))}"
+                f"{path}: row {row.get('flags')}: expected one of does and intends, and flags, "
+                f"task, set, note, received {', '.join(sorted(row))}"
             )
         yield Flags(
             flags=row["flags"],
@@ -110,7 +110,7 @@ def _rows(part: dict[str, Any], path: Path) -> Iterator[Flags]:
 
 
 def make_page(table: Sequence[CodeBase]) -> str:
-    """Return the page, in Markdown."""
+    """Return the page as Markdown."""
     parts = [_INTRODUCTION]
     for one in table:
         rows = [[f"`{row.flags}`", _file(row), _options(row), row.note] for row in one.rows]
@@ -137,9 +137,9 @@ def _usual(one: CodeBase) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the page, or write it; returns the exit status."""
+    """Print or write the page; return the exit status."""
     parser = Parser("python -m lit_probattn.reproduce.flags", __doc__)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page there")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page to this file")
     options = parser.parse_args(arguments)
     try:
         text = make_page(read_flags())

@@ -128,7 +128,7 @@ def _train(options: argparse.Namespace, arguments: Sequence[str], part: Part) ->
     else:
         table = read_table(options.table, options.tables)
     for name in missing_parts(table):
-        print(f"missing part: {name}: its rows are left out", file=sys.stderr)
+        print(f"missing part: {name}: its rows are skipped", file=sys.stderr)
     report: Callable[..., Report] = uea.UEAReport if kind == "uea" else Report
     if "studies" in part:
         report = partial(ApproximationTable, part=part, is_short=options.shortened)

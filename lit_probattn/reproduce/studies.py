@@ -1,14 +1,13 @@
-"""Studies of the cells of a table or figure: each made once, kept below the runs, read as numbers.
+"""Studies of the cells of a table or figure: each runs once and is stored below the runs.
 
-A `CellStudy` is a study of `lit_probattn.analysis` with its flags. What draws or compares it needs
-three calls:
+A `CellStudy` is a study of `lit_probattn.analysis` with its flags. It is used with three calls:
 
     spectrum = CellStudy("spectrum", {"full": True})
     failed = run_studies(spectrum.jobs(cells), 2, ())      # those with a checkpoint, unless done
     table = spectrum.table(cell, "spectrum_layers.csv")    # or Value(...).of(spectrum, cell)
 
-Results lie in RUNS/reproduce/studies, a folder per cell, study and flags. A study is done when its
-text is there, which it writes last; an interrupted one is started again and goes on where it keeps
+Results are in RUNS/reproduce/studies, one folder per cell, study and flags. A study is done when
+its text exists, which is written last; an interrupted one is restarted, and resumes if it stores
 rows (`rank`, `query_likelihood`).
 """
 
@@ -36,14 +35,14 @@ _DEVICES = {"gpu": "cuda", None: "auto"}
 
 @dataclass(frozen=True)
 class CellStudy:
-    """A study with its flags, of any cell.
+    """A study with its flags, for any cell.
 
     Args:
-        name: the study, as a user types it.
-        flags: by name, without dashes; True is a switch, a list several values.
+        name: name of the study on the command line.
+        flags: flags by name, without dashes; True is a switch, a list several values.
 
     Raises:
-        ConfigError: there is no such study, or it has no such flag.
+        ConfigError: the study or a flag is unknown.
     """
 
     name: str
@@ -56,28 +55,28 @@ class CellStudy:
         known = {flag.name for flag in names[self.name].load().flags}
         for flag in self.flags:
             if flag not in known:
-                raise ConfigError(f"study {self.name} has no flag {flag!r}{nearest(flag, known)}")
+                raise ConfigError(f"study {self.name}: unknown flag {flag!r}{nearest(flag, known)}")
 
-    # ---- where -------------------------------------------------------------------------------
+    # ---- folders -----------------------------------------------------------------------------
 
     def folder(self, cell: Cell) -> Path:
         """Return the folder of a cell's results.
 
-        Its name depends on the flags and on what the cell's evaluation saw: a cell that is
-        trained anew is studied anew.
+        Its name depends on the flags and on the evaluated checkpoint, so a retrained cell is
+        studied again.
         """
         seen = (cell.result() or {}).get("report")
         text = json.dumps([dict(self.flags), seen], sort_keys=True)
         return cell.folder / "studies" / cell.name / f"{self.name}-{digest(text, 8)}"
 
     def is_done(self, cell: Cell) -> bool:
-        """Whether the cell is trained and its study finished."""
+        """Return whether the cell is trained and its study finished."""
         return cell.result() is not None and (self.folder(cell) / f"{self.name}.md").is_file()
 
     def arguments(self, cell: Cell) -> list[str]:
-        """Return the command line after the module's name; of a cell to be trained, the likely one.
+        """Return the arguments of the command; for an untrained cell with the expected checkpoint.
 
-        The checkpoint is the one that the cell's evaluation took.
+        Otherwise the checkpoint is that of the cell's evaluation.
         """
         result, place = cell.result(), cell.place
         checkpoint = place.runs / cell.run_name / "0"
@@ -88,8 +87,8 @@ class CellStudy:
         words += ["--device", _DEVICES.get(place.accelerator, str(place.accelerator))]
         words += self.words
         folders = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
-        data = [f"{key}={path}" for key, path in folders.items() if path]
-        return [*words, *(["--data", *data] if data else [])]
+        data = [(f"--data.{key}", str(path)) for key, path in folders.items() if path]
+        return [*words, *(word for pair in data for word in pair)]
 
     @property
     def words(self) -> list[str]:
@@ -101,10 +100,10 @@ class CellStudy:
         return words
 
     def command(self, cell: Cell) -> str:
-        """Return the command as one would type it."""
+        """Return the command as typed in a shell."""
         return f"python -m {MODULE} {shown_command(self.arguments(cell))}"
 
-    # ---- making ------------------------------------------------------------------------------
+    # ---- running -----------------------------------------------------------------------------
 
     def jobs(self, cells: Sequence[Cell]) -> list[StudyJob]:
         """Return the missing studies of the trained cells; equal cells are studied once."""
@@ -118,7 +117,7 @@ class CellStudy:
 
         Args:
             cell: the cell.
-            file: such as `spectrum_layers.csv`.
+            file: name of the table, such as `spectrum_layers.csv`.
 
         Raises:
             ConfigError: the study has no such table.
@@ -126,21 +125,21 @@ class CellStudy:
         path = self.folder(cell) / file
         if not path.is_file():
             there = sorted(found.name for found in path.parent.glob("*.csv"))
-            raise ConfigError(f"study {self.name} has no table {file}; it has {', '.join(there)}")
+            raise ConfigError(f"study {self.name}: unknown table {file}; has {', '.join(there)}")
         return pd.read_csv(path)
 
-    def pictures(self, cell: Cell) -> list[Path]:
-        """Return the pictures of a finished study."""
+    def figures(self, cell: Cell) -> list[Path]:
+        """Return the figures of a finished study."""
         return sorted(self.folder(cell).glob("*.png"))
 
 
 @dataclass(frozen=True)
 class StudyJob(Job):
-    """A study of a trained cell; it keeps its own rows, so that it goes on by itself.
+    """The job that runs a study of a trained cell; the study resumes from its stored rows.
 
     Args:
         cell: the cell.
-        study: what is made of it.
+        study: the study.
     """
 
     cell: Cell
@@ -148,12 +147,12 @@ class StudyJob(Job):
 
     @property
     def name(self) -> str:
-        """Names of the cell, of the study and of its flags."""
+        """Name of the cell, of the study and of its flags."""
         return f"{self.cell.name}-{self.study.folder(self.cell).name}"
 
     @property
     def label(self) -> str:
-        """The cell's, and the study."""
+        """Label of the cell, and the study."""
         return f"{self.cell.label}, {self.study.name}"
 
     @property
@@ -163,15 +162,15 @@ class StudyJob(Job):
 
     @property
     def kind(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Seeds take as long."""
+        """Study, task and row, since all seeds take equally long."""
         return self.study.name, self.cell.task.name, self.cell.row.name
 
     def is_done(self) -> bool:
-        """Whether its text is there, which it writes last."""
+        """Whether its text exists, which is written last."""
         return self.study.is_done(self.cell)
 
     def work(self) -> Work:
-        """Run the study; what a user got wrong is not tried again."""
+        """Run the study; user errors are not retried."""
         words = self.study.arguments(self.cell)
         yield from study_step(self.study.name, words, self.log_path)
         return f"done: {self.study.folder(self.cell)}"
@@ -182,41 +181,41 @@ def study_step(name: str, arguments: Sequence[str], log: Path) -> Generator[Comm
 
     Args:
         name: the study.
-        arguments: its command line after the module's name.
-        log: what its output is appended to.
+        arguments: arguments of its command line.
+        log: file to which the output is appended.
 
     Raises:
-        ChildError: it failed; the message is the last line of the log.
+        ChildError: the study failed; the message is the last line of the log.
     """
     status = yield Command(arguments, MODULE)
     if status:
         lines = log.read_text(errors="replace").strip().splitlines()
-        reason = f"{name} ended with status {status}: {lines[-1][:300]}"
-        raise ChildError(reason, again=status != 2)  # what a user got wrong stays wrong
+        reason = f"{name} exited with status {status}: {lines[-1][:300]}"
+        raise ChildError(reason, again=status != 2)  # user errors are not retried
 
 
 def run_studies(jobs: Sequence[Job], num_slots: int, devices: Sequence[str]) -> dict[str, str]:
-    """Run studies; return why by label for those that are not done then.
+    """Run studies; return the reasons, by label, for those that are not done.
 
     Args:
-        jobs: studies, and what is made of them.
-        num_slots, devices: as in `Runner`.
+        jobs: studies and their comparisons.
+        num_slots, devices: see `Runner`.
     """
     outcome = Runner(num_slots, devices, what="studies").run(jobs)
-    busy = dict.fromkeys(outcome.elsewhere, "another process is working on it")
+    busy = dict.fromkeys(outcome.elsewhere, "running in another process")
     return {**outcome.failed, **outcome.skipped, **busy}
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number out of a table of a study.
+    """A number in a table of a study.
 
     Args:
         file: the table.
-        column: what is read, of the lines that `where` leaves.
-        where: values that columns must have.
-        at_least, at_most: numbers that columns must reach, or not exceed.
-        reduce: what makes one number of the lines; `only` expects a single one.
+        column: column to read in the selected rows.
+        where: required values of columns.
+        at_least, at_most: bounds on columns.
+        reduce: reduction of the rows to one number; `only` expects a single row.
     """
 
     file: str
@@ -233,10 +232,10 @@ class Value:
         return f"{self.file}, column {self.column}" + (f" where {chosen}" if chosen else "")
 
     def of(self, study: CellStudy, cell: Cell) -> float:
-        """Return the number of a cell that is studied.
+        """Return the number of a studied cell.
 
         Raises:
-            ConfigError: the table has no such column or lines, or several lines for `only`.
+            ConfigError: the column or the rows are missing, or there are several rows for `only`.
         """
         table = study.table(cell, self.file)
         for column in (self.column, *self.where, *self.at_least, *self.at_most):
@@ -250,6 +249,6 @@ class Value:
         for column, most in self.at_most.items():
             table = table[table[column] <= most]
         if table.empty or (self.reduce == "only" and len(table) > 1):
-            raise ConfigError(f"{self._words}: expected one line, found {len(table)}")
+            raise ConfigError(f"{self._words}: expected one row, found {len(table)}")
         values = table[self.column]
         return float(values.iloc[0] if self.reduce == "only" else values.agg(self.reduce))

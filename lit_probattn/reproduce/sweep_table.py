@@ -1,8 +1,8 @@
-"""Tables of measured costs: every printed number beside ours, and its ratio to the baseline's.
+"""Tables of measured costs: printed and measured numbers, and ratios to the baseline.
 
-An absolute number belongs to its device, so it is judged on the paper's device alone; elsewhere it
-cannot be told. A ratio to the baseline needs a GPU, unless it is counted; its printed value is
-rounded as its parts are, and its order is its side of 1.
+An absolute number is judged only on the paper's device. A ratio to the baseline requires a GPU
+unless it is counted; its printed value has the rounding of its parts, and its order is whether it
+is above or below 1.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from lit_probattn.analysis.drawing import label, ratio_axis, tiles
+from lit_probattn.analysis.drawing import CHEAPER, label, tiles
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.tables import FOLDER, Row, read_published
 from lit_probattn.experiments.expectations import (
@@ -28,9 +29,11 @@ from lit_probattn.experiments.expectations import (
     tells_of,
 )
 from lit_probattn.experiments.page import Page, as_csv, image
+from lit_probattn.records.figures import ReportFigure, colour_of
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
 from profiling.report.claims import device_of
+from profiling.report.figures import plain_names
 from profiling.report.page import page_of
 from profiling.sweep.config import SweepConfig
 
@@ -45,7 +48,7 @@ _LEGEND = (
 
 @dataclass(frozen=True)
 class Ours:
-    """A number of a sweep with the spread of its repeats, how and where it was found."""
+    """A number of a sweep with the spread of its repeats, its origin and its device."""
 
     estimate: Estimate
     source: str
@@ -56,7 +59,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class SweepTable(SweepFigure):
-    """A table of `kind: sweep_table`, see configs/reproduce/mgk_table7.yaml.
+    """A table of `kind: sweep_table`; see configs/reproduce/mgk_table7.yaml.
 
     Args:
         name, part, runs, command: as in SweepFigure; `part["sweeps"]` is the one sweep.
@@ -73,14 +76,14 @@ class SweepTable(SweepFigure):
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """Its rows, those of whole models."""
+        """Rows of the sweep with scope model."""
         (frame,) = self.frames.values()
         return frame[(frame["status"] == "ok") & (frame["scope"] == "model")]
 
-    # ---- ours ----------------------------------------------------------------------------------
+    # ---- measured numbers ----------------------------------------------------------------------
 
     def found(self, variant: str, metric: str, batch_size: int, source: str) -> Ours | None:
-        """Return a variant's number at one place; of several backends, the first of the grid."""
+        """Return a variant's number at one point, with the first backend of the grid."""
         rows = self.frame[(self.frame["variant"] == variant) & self.frame[metric].notna()]
         rows = rows[(rows["batch_size"] == batch_size) & (rows["source"] == source)]
         backend = self.config.variants[variant].backend or self.config.grid.backend[0]
@@ -95,13 +98,13 @@ class SweepTable(SweepFigure):
         return Ours(number, source, batch_size, *where)
 
     def value(self, variant: str, metric: str) -> Ours | None:
-        """Return a number at the printed batch size, measured or else predicted."""
+        """Return the measured, otherwise the predicted number at the printed batch size."""
         size = self.part["batch_size"]
         both = (self.found(variant, metric, size, source) for source in ("measured", "predicted"))
         return next((one for one in both if one is not None), None)
 
     def ratio(self, variant: str, metric: str) -> Ours | None:
-        """Return the ratio to the baseline, at the first batch size where both sides have one."""
+        """Return the ratio to the baseline at the first batch size with both numbers."""
         base = self.config.baseline_of(variant)
         sizes = dict.fromkeys([self.part["batch_size"], *self.config.grid.batch_size])
         for size in sizes if base is not None else ():
@@ -112,15 +115,14 @@ class SweepTable(SweepFigure):
                     return replace(own, estimate=own.estimate.over(other.estimate))
         return None
 
-    # ---- printed beside ours -------------------------------------------------------------------
+    # ---- comparison ----------------------------------------------------------------------------
 
     @cached_property
     def printed(self) -> dict[tuple[str, str], str]:
         """The printed numbers, by variant and number.
 
         Raises:
-            ConfigError: published.csv has a row or a number that the table does not name, or lacks
-                one that it names.
+            ConfigError: published.csv and the table differ in their rows or numbers.
         """
         names = {tuple(heads): variant for variant, heads in self.part["rows"].items()}
         found: dict[tuple[str, str], str] = {}
@@ -129,15 +131,15 @@ class SweepTable(SweepFigure):
                 continue
             key = (row["method"], row["heads"])
             if key not in names or row["metric"] not in self.part["numbers"]:
-                raise ConfigError(f"{self.name} does not name {', '.join(key)}, {row['metric']}")
+                raise ConfigError(f"{self.name}: missing {', '.join(key)}, {row['metric']}")
             found[names[key], row["metric"]] = row["value"]
         for variant in self.part["rows"]:
             if variant not in self.config.variants:
                 hint = nearest(variant, self.config.variants)
-                raise ConfigError(f"{self.name}: the sweep has no variant {variant!r}{hint}")
+                raise ConfigError(f"{self.name}: unknown variant {variant!r} of the sweep{hint}")
             for number in self.part["numbers"]:
                 if (variant, number) not in found:
-                    raise ConfigError(f"{self.name}: published.csv prints no {number} of {variant}")
+                    raise ConfigError(f"{self.name}: published.csv: missing {number} of {variant}")
         return found
 
     @cached_property
@@ -223,7 +225,7 @@ class SweepTable(SweepFigure):
         }
 
     def text(self) -> list[str]:
-        """Return what stands in the report: the table, its legend, the picture."""
+        """Return the section of the report: table, legend, figure."""
         size = self.part["batch_size"]
         others = [one for one in self.config.grid.batch_size if one != size]
         places = f"All are of batches of {size}"
@@ -233,34 +235,67 @@ class SweepTable(SweepFigure):
         legend = _LEGEND.format(device=self.part["device"], places=f"{places}.")
         return [
             *("## Published beside ours", "", *self.lines, "", legend, ""),
-            *(image("printed", "printed and our ratios"), ""),
+            *(image("printed"), ""),
         ]
 
-    def picture(self) -> Figure:
-        """Draw printed and our ratios to the baseline, a panel per number."""
-        figure, axes = tiles(len(self.part["numbers"]), 3, 4.6, 3.4)
+    def printed_figure(self) -> ReportFigure:
+        """Return the figure of printed and measured ratios to the baseline."""
         known = self.table[self.table["baseline"].notna()]
-        for axis, name in zip(axes, self.part["numbers"], strict=True):
+        told, names = [], plain_names(self.frame)
+        for name in self.part["numbers"]:
+            part = known[known["number"] == name]
+            below = int((part["ratio"] < 1).sum())
+            printed = int((part["ratio_published"] < 1).sum())
+            what = part["words"].iloc[0].partition(",")[0].capitalize()
+            told.append(
+                f"{what}: {below} of {part['ratio'].count()} ratios below 1 (published: {printed} "
+                f"of {len(part)})"
+            )
+        ours = ", ".join(sorted(set(self.frame.loc[self.frame[_TIME].notna(), "device_name"])))
+        bases = " or ".join(dict.fromkeys(names[base] for base in known["baseline"]))
+        caption = (
+            f"Ratios to {bases}; below 1 is cheaper. Diamonds: as printed, one value each, on "
+            f"{self.part['device']}; dots: ours, on {ours or 'no device'}. The devices differ, so "
+            "agreement cannot be told. Ours are medians with error bars from 20 % to 80 % of the "
+            "repetitions; peaks of memory do not vary."
+        )
+        return ReportFigure(". ".join(told), caption, self.drawn)
+
+    def drawn(self) -> Figure:
+        """Draw printed and measured ratios to the baseline, one panel per number."""
+        known = self.table[self.table["baseline"].notna()]
+        names = plain_names(self.frame)
+        height = 1.3 + 0.45 * known["variant"].nunique()
+        figure, axes = tiles(len(self.part["numbers"]), 3, 4.8, height, sharey=True)
+        for axis, (name, number) in zip(axes, self.part["numbers"].items(), strict=True):
             part = known[known["number"] == name].reset_index(drop=True)
-            names = [f"{e['variant']}\n/ {e['baseline']}" for e in part.to_dict("records")]
-            for shift, column, colour, words in (
-                (-0.2, "ratio_published", "tab:red", "published"),
-                (0.2, "ratio", "tab:blue", "ours"),
-            ):
-                values = part[column].astype(float)
-                bars = axis.bar(part.index + shift, values.fillna(0.0), 0.38, color=colour)
-                bars.set_label(words)
-                texts = ["–" if pd.isna(value) else f"{value:.3f}" for value in values]
-                axis.bar_label(bars, texts, fontsize=7)
-            axis.set_xticks(range(len(names)), names, fontsize=8)
-            axis.set_axisbelow(True)
-            ratio_axis(axis, [*part["ratio_published"], *part["ratio"].dropna().astype(float)])
-            label(axis, "", "ratio (below 1 = cheaper)", part["words"].iloc[0], legend=8)
-        figure.suptitle(self.part["title"], fontsize=10)
+            for place, entry in enumerate(part.to_dict("records")):
+                colour = colour_of(names[entry["variant"]])
+                hollow: dict[str, Any] = {"markerfacecolor": "white", "ls": "none"}
+                printed = [entry["ratio_published"]]
+                axis.plot(printed, [-place], marker="D", ms=7, color=colour, **hollow)
+                ours = self.ratio(entry["variant"], number["metric"])
+                if ours is not None:
+                    one = ours.estimate
+                    error = [[one.value - one.low], [one.high - one.value]]
+                    style: dict[str, Any] = {"fmt": "o", "ms": 7, "capsize": 3, "color": colour}
+                    axis.errorbar([one.value], [-place], xerr=error, **style)
+            rows = part.to_dict("records")
+            labels = [f"{names[e['variant']]}\nof {names[e['baseline']]}" for e in rows]
+            axis.set_yticks([-place for place in range(len(labels))], labels)
+            axis.set_ylim(-len(labels) + 0.4, 0.6)
+            axis.set_xlim(left=0.0)
+            axis.axvline(1.0, color="0.5", lw=0.8, ls=":")
+            label(axis, f"ratio to the baseline ({CHEAPER})", "", part["words"].iloc[0])
+        marks = [
+            Line2D([], [], marker="D", ls="none", color="0.3", mfc="white", label="published"),
+            Line2D([], [], marker="o", ls="none", color="0.3", label="ours"),
+        ]
+        figure.legend(handles=marks, loc="outside lower center", ncols=2)
         return figure
 
     def numbers(self) -> list[Finding]:
-        """Return the printed numbers and ratios, judged."""
+        """Return the findings on printed numbers and ratios."""
         found = []
         for entry in self.table.to_dict("records"):
             what = f"{entry['words']}, {entry['variant']}"
@@ -272,18 +307,18 @@ class SweepTable(SweepFigure):
         return found
 
     def page(self) -> Page:
-        """Return the sweep's report with the table in it, `printed.csv` and the picture."""
+        """Return the sweep's report with the table, `printed.csv` and the figure."""
         (frame,) = self.frames.values()
         whole = page_of(self.config, frame, self.command, self.text())
         return replace(
             whole,
             findings=[*whole.findings, *self.numbers()],
             tables={**whole.tables, "printed": as_csv(self.table, 6)},
-            pictures={**whole.pictures, "printed": self.picture},
+            figures={"printed": self.printed_figure(), **whole.figures},
         )
 
     def write(self, folder: Path) -> str:
-        """Write the report; return its table."""
+        """Write the report and return its table."""
         self.page().write(folder)
         return "\n".join(self.lines)
 
@@ -300,14 +335,14 @@ def table_of(
     command: str = "",
     folder: Path = FOLDER,
 ) -> SweepTable:
-    """Return a table of `kind: sweep_table`, on the sweep of the accelerator.
+    """Return a table of `kind: sweep_table` with the sweep for the accelerator.
 
     Args:
-        name: its name.
+        name: name of the table.
         part: its entry.
         runs: folder of the runs.
         accelerator: `gpu` or `cuda` for the sweep on a GPU.
-        command: the command, for the report.
+        command: command in the report.
         folder: folder of published.csv.
     """
     sweep = part["sweep_on_gpu" if accelerator in ("gpu", "cuda") else "sweep"]
@@ -315,12 +350,12 @@ def table_of(
 
 
 def ratio_verdict(printed: Printed, ours: Ours | None, needed: str) -> Verdict:
-    """Judge a printed ratio; its order is its side of 1.
+    """Judge a printed ratio; its order is whether it is above or below 1.
 
     Args:
         printed: the ratio.
-        ours: that of the sweep.
-        needed: the device that it is about.
+        ours: ratio of the sweep.
+        needed: device of the printed ratio.
     """
     if ours is None or not tells_of(needed, ours.device, ours.source):
         return "cannot be told"

@@ -1,12 +1,12 @@
-"""Archives x variants x seeds of the UEA collection, beside the published table.
+"""Archives x variants x seeds of the UEA collection, compared with the published table.
 
     python -m lit_probattn.reproduce.uea --dry-run
     python -m lit_probattn.reproduce.uea --archives JapaneseVowels BasicMotions --source bundled \\
         --seeds 0 1 2
 
-Each archive is a task and each variant a row of a table that is run as `python -m
-lit_probattn.reproduce` runs its own: a finished cell is never run again, an interrupted one goes on
-from its newest checkpoint. Other content of an archive's files makes another cell.
+Each archive is a task and each variant a row of a table that runs like those of `lit-probattn
+reproduce`: finished runs are not repeated, interrupted ones resume from their newest checkpoint. An
+archive with other files is another task.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ METRIC = Metric(
     better="higher",
     scale=100,
 )
-# The published runs: best accuracy on the test file, which the whole training file trains for.
+# The published runs train on the whole training file and select the best accuracy on the test file.
 _ON_TEST = {"run.monitor": "val/accuracy", "run.monitor_mode": "max"}
-# Their batch norm takes its statistics over padded steps too.
+# Their batch norm includes padded steps in its statistics.
 _PADDING_COUNTS = {"model.init_args.norm_positions": "all", "data.init_args.pad_to": "max"}
 _HELD_OUT = "published: the whole training file trains; here: 80 % of each class"
 _WHOLE_BATCHES = (
@@ -71,19 +71,19 @@ def make_table(
 
     Args:
         path: the file.
-        place: where the archives lie.
-        archives: names of the collection; none means the table's own.
-        variants: names of the table or of configs/attention, or files; none means the table's own.
-        epochs: passes over the training split, in place of the recipes'.
-        source: the released files, or those that aeon carries.
-        select_on: the split that selects the checkpoint.
+        place: folders of the data.
+        archives: names of the collection; default: those of the table.
+        variants: names of the table or of configs/attention, or files; default: those of the table.
+        epochs: number of epochs, overriding the recipes.
+        source: the released files, or those included in aeon.
+        select_on: split that selects the checkpoint.
 
     Returns:
-        The table, and why archives are missing in it: no files, and no published sizes.
+        The table, and the reasons for missing archives: neither files nor published sizes.
 
     Raises:
-        ConfigError: the file lacks a part, or an unknown variant.
-        DataError: an unknown archive, or malformed files.
+        ConfigError: a part of the file is missing, or a variant is unknown.
+        DataError: an archive is unknown, or its files are malformed.
     """
     content = read_yaml(path)
     for key in ("task", "seeds", "variants", "protocols", "archives", "others"):
@@ -108,13 +108,12 @@ def make_table(
 
 
 def archives_of(path: Path, only: Sequence[str]) -> list[str]:
-    """Return the names of `only` that are archives; others need not be read."""
+    """Return the names of `only` that are archives, so that others are not read."""
     variants = read_yaml(path).get("variants", {})
     return [name for name in only if not fnmatch.filter(variants, name)]
 
 
 def _recipe(content: Mapping[str, Any], archive: str) -> dict[str, Any]:
-    """How an archive is trained: its own entry, or that of all others."""
     known = {**content["archives"], **content.get("extra", {})}
     part = known.get(archive, content["others"])
     protocol = content["protocols"][part["protocol"]]
@@ -129,7 +128,7 @@ def _task(
     source: Source,
     select_on: Selection,
 ) -> TaskEntry | str:
-    """Return an archive with its recipe, or why its sizes are unknown."""
+    """Return the task of an archive, or the reason why its sizes are unknown."""
     check_name(archive)
     recipe = _recipe(content, archive)
     folders: Any = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
@@ -179,13 +178,12 @@ def _task(
 
 
 def _row(content: Mapping[str, Any], name: str, tasks: Mapping[str, TaskEntry]) -> Row:
-    """Return a variant of the table, or that of an attention file."""
     part = content["variants"].get(name)
     if part is None:
         if Path(name).suffix != ".yaml" and name not in named_files("attention"):
             raise ConfigError(
-                f"unknown variant {name!r}{nearest(name, content['variants'])}; or give a name or "
-                "a file of configs/attention"
+                f"unknown variant {name!r}{nearest(name, content['variants'])}; names and files of "
+                "configs/attention are also supported"
             )
         path = file_named("attention", name)
         attention_entry(path)
@@ -197,7 +195,10 @@ def _row(content: Mapping[str, Any], name: str, tasks: Mapping[str, TaskEntry]) 
     printed = {
         task: {METRIC.name: found[column]} for task, found in numbers.items() if column in found
     }
-    published = {**{task: {} for task in tasks}, **printed}  # an archive without a number runs too
+    published = {
+        **{task: {} for task in tasks},
+        **printed,
+    }  # unpublished archives also run
     return Row(
         name=name,
         method=part.get("method", name),
@@ -209,7 +210,7 @@ def _row(content: Mapping[str, Any], name: str, tasks: Mapping[str, TaskEntry]) 
 
 
 class UEAReport(Report):
-    """The report with how checkpoints were selected, and where the files come from."""
+    """Report with the selection of checkpoints and the origin of the files."""
 
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
         """Return protocol and hashes of the archive."""
@@ -232,7 +233,7 @@ class UEAReport(Report):
         }
 
     def text(self) -> list[str]:
-        """Return how both sides chose their checkpoints."""
+        """Return how checkpoints were selected here and in the paper."""
         return [
             "Held-out: lowest loss on 20 % of the training file, by class. Published numbers come "
             "from checkpoints that were selected on the test split. Hashes of the archives' files "
@@ -241,26 +242,31 @@ class UEAReport(Report):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's flags; none is matched by a prefix."""
+    """Return the parser of the command; flags must be spelled out."""
     parser = Parser(f"python -m {MODULE}", __doc__)
     add = parser.add_argument
-    add("--table", type=Path, default=TABLE, help="recipes and published numbers")
-    add("--archives", nargs="+", help="names, or `all` of the collection; default: the table's")
-    add("--variants", nargs="+", help="the table's names, or names or files of configs/attention")
-    add("--epochs", type=int, help="in place of the recipes' epochs; for shorter runs")
-    add("--source", choices=("released", "bundled"), default="released", help="bundled: aeon's")
+    add("--table", type=Path, default=TABLE, help="file with recipes and published numbers")
+    add("--archives", nargs="+", help="archives, or `all` (default: those of the table)")
+    add("--variants", nargs="+", help="names of the table, or names or files of configs/attention")
+    add("--epochs", type=int, help="number of epochs, overriding the recipes")
+    add(
+        "--source",
+        choices=("released", "bundled"),
+        default="released",
+        help="bundled: from aeon",
+    )
     add(
         "--select_on",
         choices=("val", "test"),
         default="val",
-        help="test selects on test data, as the papers did; flagged in every result",
+        help="test: select on test data, as in the papers; flagged in every result",
     )
     add_flags(parser, out=OUT, accelerator="cpu")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; see `lit_probattn.compare.command.run`, and 2 for wrong usage."""
+    """Run the command; the exit status is that of `run` in `compare.command`, or 2 for misuse."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = make_parser().parse_args(arguments)
     try:

@@ -29,7 +29,8 @@ class LanguageModeling(Task):
     `<split>/words` are the per-word values.
 
     If batches contain the number of tokens of their global batch (`global_tokens`), the training
-    loss is the mean over these tokens, independent of ranks and accumulation steps.
+    loss is the mean over these tokens, independent of ranks and accumulation steps. Training
+    batches can be packed: `cu_seqlens` instead of `key_mask` (`datamodules.core.packing`).
 
     `predict` continues prompts token by token, using each layer's cache or recurrent state.
 
@@ -68,7 +69,9 @@ class LanguageModeling(Task):
 
     def token_losses(self, batch: Batch) -> Tensor:
         """Return the loss of every scored token, in order, (num_scored,) float32."""
-        hidden = self.model(batch["inputs"], key_mask=batch["key_mask"], rng=self.random_key(batch))
+        bounds: Any = batch.get("cu_seqlens")
+        given: Any = {"key_mask": batch["key_mask"]} if bounds is None else {"cu_seqlens": bounds}
+        hidden = self.model(batch["inputs"], **given, rng=self.random_key(batch))
         return self.model.token_losses(hidden, batch["target"])
 
     def batch_loss(self, batch: Batch) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lit_probattn.attention.packing import packing_of
 from lit_probattn.base.arguments import arguments_of, takes
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.masked_language_model import MaskedLanguageModel, mask_tokens
@@ -19,7 +20,8 @@ class MaskedLanguageModeling(CountedTask):
 
     A batch's `target` (B, N) contains the original tokens, -100 for tokens that are never masked.
     Tokens are masked here, as a pure function of seed, optimiser step, sample and position: with
-    new masks in every training epoch, and fixed masks in evaluation.
+    new masks in every training epoch, and fixed masks in evaluation. Training batches can be
+    packed: `cu_seqlens` instead of `key_mask` (`datamodules.core.packing`).
 
     Logs, in addition to the values of every task, for `val` and `test`: `mlm_error`, the
     percentage of masked tokens whose most likely prediction is wrong; `mlm_loss`, their mean −log
@@ -88,7 +90,8 @@ class MaskedLanguageModeling(CountedTask):
         self, batch: Batch, with_pairs: bool = True
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the results of `encode`, and the logits of pairs, (B, 2)."""
-        key = self.random_key(batch)
+        bounds: Any = batch.get("cu_seqlens")
+        key, packing = self.random_key(batch), packing_of(bounds)
         inputs, target = mask_tokens(
             batch["inputs"],
             batch["target"],
@@ -96,8 +99,11 @@ class MaskedLanguageModeling(CountedTask):
             vocab_size=self.model.vocab_size,
             probability=self.mask_probability,
             mask_token=self.mask_token,
+            packing=packing,
         )
-        given: Any = {"key_mask": batch["key_mask"], "token_types": batch.get("token_types")}
+        given: Any = {"token_types": batch.get("token_types"), "cu_seqlens": packing}
+        if packing is None:
+            given["key_mask"] = batch["key_mask"]
         if not with_pairs:
             return self.model(inputs, **given, rng=key), target, None
         hidden, logits = self.model(inputs, **given, rng=key, with_pairs=True)

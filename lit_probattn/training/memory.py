@@ -66,6 +66,10 @@ def describe(trainer: pl.Trainer, task: pl.LightningModule, batch: Any) -> str:
         return f"{place} before the first batch: lower the model's {count:,} parameters"
     rows, inputs = len(batch["sample_ids"]), batch.get("inputs")
     sizes = "" if inputs is None else f" of size {' x '.join(map(str, inputs.shape[1:]))}"
+    bounds = batch.get("cu_seqlens")  # packed: one row, and the longest sample is a part of it
+    if bounds is not None and inputs is not None:
+        sizes = f" packed into {inputs.shape[1]} tokens"
+        inputs = inputs[:, : int(bounds.diff().max())]
     stage = str(getattr(trainer.state.stage, "value", trainer.state.stage))
     data: Any = getattr(trainer, "datamodule", None)
     if trainer.training:

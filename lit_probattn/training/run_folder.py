@@ -70,6 +70,10 @@ FREE_KEYS = (
     "data.init_args.data_dir",
     "data.init_args.cache_dir",
 )
+# The number of steps, and what follows it: see `shorter`.
+STEPS, SCHEDULE = "trainer.max_steps", "model.init_args.schedule_steps"
+WARMUP = "model.init_args.warmup_steps"
+INTERVALS = ("trainer.val_check_interval", "run.checkpoint_every")
 # Settings that can differ between the processes of one run.
 _OF_A_RANK = (
     *("data.init_args.num_workers", "data.init_args.pin_memory"),
@@ -517,6 +521,27 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     for key, item in value.items():
         flat |= flatten(item, f"{prefix}.{key}" if prefix else str(key))
     return flat
+
+
+def shorter(config: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Return the settings of a run of so many steps, by dotted key.
+
+    The schedule ends with the run, warm-up keeps its share of the steps, and validations and
+    checkpoints are at most the run apart.
+    """
+    flat = flatten(config)
+    before = flat.get(STEPS) or steps
+    found: dict[str, Any] = {STEPS: steps}
+    if flat.get(SCHEDULE) is not None:
+        found[SCHEDULE] = steps
+    if flat.get(WARMUP):
+        found[WARMUP] = max(1, round(flat[WARMUP] * min(1.0, steps / before)))
+    # Validations are counted in micro-batches, checkpoints in steps.
+    most = {INTERVALS[0]: steps * int(flat.get("trainer.accumulate_grad_batches") or 1)}
+    found |= {
+        key: min(flat[key], most.get(key, steps)) for key in INTERVALS if flat.get(key) is not None
+    }
+    return found
 
 
 def _candidates(settings: RunSettings, name: str) -> list[Path]:

@@ -172,13 +172,13 @@ def _pairs(texts: list[str]) -> dict[str, Any]:
     pairs = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"--data: expected KEY=VALUE, received {text!r}")
+        if not equals or not key or not value:
+            raise ConfigError(f"--data.{key}: expected a value, received none")
         try:
             pairs[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             reason = getattr(error, "problem", "cannot be read")
-            raise ConfigError(f"--data {text}: not valid YAML: {reason}") from error
+            raise ConfigError(f"--data.{key} {value}: not valid YAML: {reason}") from error
     return pairs
 
 

@@ -1,1 +1,1 @@
-"""Operations, parameters and memory: closed forms, and counts of built layers."""
+"""Operations, parameters and memory: closed forms, and counts of models."""

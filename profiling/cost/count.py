@@ -1,6 +1,6 @@
-"""Count a model's multiply-adds and parameters, and set the closed forms beside them.
+"""Count the multiply-adds and parameters of a model and compare them with closed forms.
 
-Blocks of a stack are alike, so one is counted and multiplied, after checking that they are alike.
+The blocks of a stack are identical, which is checked; one is counted and multiplied.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from profiling.cost.exact import (
 from profiling.cost.models import AttentionOnly
 from profiling.measure.rows import Scope, Source, Status
 
-# Measured and closed form may differ by this much, relatively.
+# Allowed relative difference of measured value and closed form.
 TOLERANCE = 1e-6
 SCOPES: tuple[Scope, ...] = ("attention", "layers", "model")
 
 
 @dataclass(frozen=True)
 class CostEntry:
-    """One row's worth of counts; see `profiling.measure.rows.ProfileRow`."""
+    """Counts of one row; see `profiling.measure.rows.ProfileRow`."""
 
     source: Source
     scope: Scope
@@ -54,12 +54,12 @@ class CostEntry:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is counted, and how.
+    """A model to count, with its inputs and mode.
 
     Args:
-        make_inputs: makes its inputs on a device.
-        shape: sizes for the closed forms; None for attention alone.
-        train: forward and backward instead of forward; fvcore's number stays the forward's.
+        make_inputs: creates its inputs on a device.
+        shape: sizes for the closed forms; None for a single attention layer.
+        train: forward and backward instead of forward; fvcore counts the forward pass only.
     """
 
     build: Callable[[], nn.Module]
@@ -73,20 +73,20 @@ class Setting:
 
     @property
     def calls(self) -> int:
-        """Sequences through every attention layer."""
+        """Number of sequences per attention layer."""
         return self.batch_size if self.shape is None else self.shape.calls
 
     @property
     def num_layers(self) -> int:
-        """Attention layers."""
+        """Number of attention layers."""
         return 1 if self.shape is None else self.shape.num_attentions
 
     @contextlib.contextmanager
     def device(self) -> Iterator[str]:
-        """Enter the place where backward takes the path that it takes on real tensors.
+        """Enter the device on which backward runs the same operations as on real tensors.
 
-        On meta tensors PyTorch's attention runs as plain matrix products; fake CPU tensors take
-        the fused kernel, whose backward computes the scores again.
+        On meta tensors PyTorch's attention runs as plain matrix products; on fake CPU tensors as
+        the fused kernel, whose backward pass recomputes the scores.
         """
         if self.train and self.backend in ("sdpa", "auto"):
             with FakeTensorMode(), torch.device("cpu"):
@@ -102,7 +102,7 @@ def attention_layers(model: nn.Module) -> list[Attention]:
 
 
 def stacks(model: nn.Module) -> list[Transformer]:
-    """Return the stacks of blocks that a model names."""
+    """Return the stacks of blocks of a model."""
     return [getattr(model, name) for name in cast(Any, model).stacks]
 
 
@@ -129,7 +129,7 @@ def count_parameters(model: nn.Module, attention_only: bool) -> dict[Scope, int]
 
 
 def table_parameters(model: nn.Module) -> int:
-    """Count token and position tables, and an output layer that is tied to them."""
+    """Count token and position embeddings, including an output layer tied to them."""
     tables = (nn.Embedding, AdaptiveSoftmax)
     return sum(_numel(m) for m in model.modules() if isinstance(m, tables))
 
@@ -139,7 +139,7 @@ def _numel(module: nn.Module) -> int:
 
 
 def _backend_note(layer: Attention, inputs: Tensor, backend: str, train: bool) -> str:
-    """Name the operations that the backend runs, and what backward adds to twice the forward."""
+    """Return the operations that the backend runs, and the recomputation in the backward pass."""
     view = AttentionOnly(layer)
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
@@ -153,12 +153,12 @@ def _backend_note(layer: Attention, inputs: Tensor, backend: str, train: bool) -
 
 
 def count_costs(setting: Setting) -> tuple[Attention, list[CostEntry]]:
-    """Count a model in every scope, measured and in closed form; return its first attention too."""
+    """Return the first attention layer of a model, and measured and closed-form counts by scope."""
     with torch.device("meta"):
         model = setting.build()
         layer = attention_layers(model)[0]
         for module in attention_layers(model):
-            module.dropout = 0.0  # no products in it, and tracing cannot follow its generator
+            module.dropout = 0.0  # has no products, and tracing does not support its generator
         measured = _measure(setting, model, "meta", fvcore_macs)
         parameters, tables = count_parameters(model, setting.shape is None), table_parameters(model)
         probe = _probe(setting, layer)
@@ -198,7 +198,7 @@ def count_costs(setting: Setting) -> tuple[Attention, list[CostEntry]]:
 
 
 def _checked(found: CostEntry, fvcore: Macs, exact: CostEntry | None, train: bool) -> CostEntry:
-    """Compare a measurement with fvcore and the closed form; a difference changes its status."""
+    """Compare a count with fvcore and the closed form; a difference changes its status."""
     differences = []
     if not train and _differ(found.macs, fvcore.products):
         differences.append(f"FlopCounterMode {found.macs} and fvcore {fvcore.products} MACs")
@@ -228,7 +228,7 @@ def _probe(setting: Setting, layer: Attention) -> Tensor:
 def _measure(
     setting: Setting, model: nn.Module, device: str, count: Callable[[nn.Module, Tensor], Macs]
 ) -> dict[Scope, Macs]:
-    """Count attention alone, and by models of one and two blocks the stacks and the whole."""
+    """Count an attention layer, and stacks and model by models with one and two blocks."""
     if isinstance(getattr(model, "is_causal", None), bool):
         model.is_causal = False  # type: ignore[assignment]
     layer = attention_layers(model)[0]
@@ -254,7 +254,6 @@ def _measure(
 
 
 def _exact(setting: Setting, layer: Attention) -> dict[Scope, CostEntry]:
-    """Return the closed forms of every scope as analytic entries."""
     one = attention_cost(layer, setting.seq_len)
     run = backend_macs(
         layer, setting.seq_len, setting.backend, train=setting.train, dtype=setting.dtype

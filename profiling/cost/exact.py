@@ -1,8 +1,7 @@
-"""Closed forms of what our models cost, to the unit.
+"""Exact closed forms of the models' cost.
 
-The attention part comes from the layer: `Cost.macs` states what its reference runs,
-`Cost.pair_macs` what its other backends run. The forms here add blocks, embeddings and heads, and
-the backward pass.
+The layer provides the cost of attention: `Cost.macs` for its reference, `Cost.pair_macs` for its
+other backends. This module adds blocks, embeddings, heads and the backward pass.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from lit_probattn.base.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class ExactCost:
-    """Closed forms of one scope (model, layers or attention), forward, one batch.
+    """Closed forms of one scope (model, layers or attention) for the forward pass of a batch.
 
-    `macs` are matrix products of the reference; `norm_operations` count five per element of a
+    `macs` are matrix products of the reference; `norm_operations` are five per element of a
     normalisation, as fvcore does.
     """
 
@@ -33,17 +32,17 @@ class ExactCost:
 
 
 def attention_cost(layer: Attention, seq_len: int) -> Cost:
-    """Return what a layer says of its cost over one sequence, or raise a UnsupportedError."""
+    """Return the cost formula of a layer for one sequence, or raise an UnsupportedError."""
     try:
         return layer.cost(seq_len)
     except NotImplementedError as error:
         raise UnsupportedError(
-            f"{type(layer).__name__} gives no cost formula: implement cost(seq_len)"
+            f"{type(layer).__name__} has no cost formula: implement cost(seq_len)"
         ) from error
 
 
 def layer_of_row(row: Mapping[str, Any]) -> Attention | None:
-    """Return the layer that a row of a sweep measured, without memory; None if it is not ours."""
+    """Return the layer of a row on the meta device; None if it is not a layer of this package."""
     cls = variants().get(row["attention_class"])
     if cls is None:
         return None
@@ -64,12 +63,12 @@ def backend_macs(
     train: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> int | None:
-    """Return what a backend runs for one layer and one sequence, or None without a closed form.
+    """Return the multiply-adds of a backend for one layer and sequence; None without closed form.
 
-    Forward, a fused backend may run more products than the reference: extra coordinates that carry
-    norms and priors, and values once per component. Forward and backward together are three times
-    the forward, plus what is computed again: blockwise repeats the scores; PyTorch's fused
-    attention repeats them too (five products in backward for two in forward).
+    In the forward pass, a fused backend may run more products than the reference: extra coordinates
+    for norms and priors, and values once per component. Forward and backward together are three
+    times the forward pass plus recomputation: blockwise and PyTorch's fused attention recompute the
+    scores (five products in backward for two in forward).
     """
     cost = attention_cost(layer, seq_len)
     macs = cost.macs
@@ -91,17 +90,17 @@ def backend_macs(
 # ---------------------------------------------------------------------- models
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a stack of blocks and what stands around it.
+    """Sizes of a stack of blocks, its embeddings and its head.
 
     Args:
-        num_layers: blocks of a stack.
-        num_sequences: sequences that one sample sends through the blocks (2 for a pair).
+        num_layers: number of blocks of a stack.
+        num_sequences: number of sequences per sample (2 for a pair).
         norm_first: pre-norm, with a final norm.
-        embedding_parameters: token and position tables (and an output layer tied to them).
-        head_parameters: the head, and what is not in the blocks otherwise.
-        head_macs: the head's products for one sample.
-        has_decoder: a second stack, whose blocks have cross-attention and its norm too; source and
-            target have one length.
+        embedding_parameters: token and position embeddings, and an output layer tied to them.
+        head_parameters: the head and other parameters outside the blocks.
+        head_macs: multiply-adds of the head for one sample.
+        has_decoder: there is a second stack, whose blocks also have cross-attention and its norm;
+            source and target have the same length.
     """
 
     num_layers: int
@@ -118,22 +117,22 @@ class ModelShape:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of all stacks."""
+        """Number of blocks of all stacks."""
         return self.num_layers * (2 if self.has_decoder else 1)
 
     @property
     def num_attentions(self) -> int:
-        """Attention layers of all blocks."""
+        """Number of attention layers of all blocks."""
         return self.num_layers * (3 if self.has_decoder else 1)
 
     @property
     def num_norms(self) -> int:
-        """Norms of all blocks: one after each attention, one after each MLP."""
+        """Number of norms of all blocks: one per attention layer and one per MLP."""
         return self.num_attentions + self.num_blocks
 
     @property
     def calls(self) -> int:
-        """Sequences through every layer."""
+        """Number of sequences per layer."""
         return self.batch_size * self.num_sequences
 
 

@@ -1,8 +1,8 @@
-"""The models whose cost is measured; they build and run on the meta device too.
+"""The models whose cost is measured; they also run on the meta device.
 
 One attention layer, the papers' language model, the classifier of the Long Range Arena, its pair
 classifier, and the encoder-decoder of translation. A model names its stacks of blocks. Inputs are
-random: cost does not depend on what a token says.
+random, since cost does not depend on them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lit_probattn.randomness import RandomKey
 
 
 class AttentionOnly(nn.Module):
-    """A single attention layer as a model, called with its input alone."""
+    """A single attention layer as a model; the input is the only argument."""
 
     def __init__(self, layer: nn.Module, is_causal: bool = False) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class AttentionOnly(nn.Module):
     def build(
         cls, attention: AttentionFactory, *, embed_dim: int, head_dim: int, is_causal: bool
     ) -> AttentionOnly:
-        """Make the layer, then the model."""
+        """Build the layer and the model."""
         return cls(attention(embed_dim, head_dim=head_dim), is_causal)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -43,18 +43,18 @@ class AttentionOnly(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The decoder of the WikiText-103 experiments, called with token ids alone.
+    """The decoder of the WikiText-103 experiments; token ids are the only argument.
 
     All words of all clusters are evaluated, so that the cost does not depend on the targets.
-    Whether attention has biases and dropout is left to `attention`.
+    `attention` determines whether attention has biases and dropout.
 
     Source: MGK, ICML 2022, appendix A.1.2: post-norm blocks, causal attention without biases,
     ReLU feed-forward, embedding scaled by √C, fixed sinusoids, tied adaptive softmax.
 
     Args:
-        is_causal: mask the future. Counting leaves it out: a causal mask halves nothing in the
-            papers' counts, and backends that skip hidden blocks would otherwise differ.
-        options: sizes and the rest of `lit_probattn.models.language_model.LanguageModel`.
+        is_causal: use a causal mask. Counting disables it, because the papers' counts ignore it
+            and backends that skip masked blocks would differ.
+        options: further arguments of `lit_probattn.models.language_model.LanguageModel`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LanguageModel(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """The classifier of the Long Range Arena, called with token ids alone."""
+    """The classifier of the Long Range Arena; token ids are the only argument."""
 
     def __init__(self, attention: AttentionFactory, **options: Any) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class SequenceModel(nn.Module):
 
 
 class PairModel(nn.Module):
-    """The retrieval model: one encoder for two texts, and a head on [X0, X1, X0·X1, X0−X1].
+    """The retrieval model: one encoder for both texts, and a head on [X0, X1, X0·X1, X0−X1].
 
     Source: MGK, ICML 2022, the Retrieval model of its base code.
     """
@@ -147,19 +147,19 @@ class PairModel(nn.Module):
 
 
 class TranslationModel(nn.Module):
-    """The encoder-decoder of translation, called with source and target tokens of one length.
+    """The encoder-decoder of translation; source and target tokens of equal length.
 
-    Whether attention has biases and dropout is left to `attention`, which makes all three kinds of
-    layers: self-attention of encoder and decoder, and cross-attention.
+    `attention` creates self-attention of encoder and decoder and cross-attention, and determines
+    whether they have biases and dropout.
 
     Source: FiSH, NeurIPS 2022, figure 4 and appendix A.4: fairseq's `transformer_iwslt_de_en`.
 
     Args:
-        is_causal: mask the future of the target; as in `LanguageModel`.
+        is_causal: use a causal mask for the target; see `LanguageModel`.
         include_output_layer: evaluate all words.
-        vocab_size: words of each side.
-        num_layers: blocks of each side.
-        options: sizes and the rest of `EncoderDecoder`.
+        vocab_size: number of words of source and target.
+        num_layers: number of blocks of encoder and decoder.
+        options: further arguments of `EncoderDecoder`.
     """
 
     def __init__(

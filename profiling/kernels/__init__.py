@@ -1,1 +1,1 @@
-"""The fused kernels measured: parity, speed, compilation, tuning."""
+"""Measurements of the fused kernels: parity, speed, compilation, tuning."""

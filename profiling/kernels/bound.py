@@ -1,9 +1,9 @@
-"""The time that attention needs at least: its counted work at the measured rates of the processor.
+"""Lower bound on the time of attention: counted work at the measured rates of the processor.
 
-Products of heads, exponentials, multiply-adds between maps, and normal draws, forward and backward,
-as an implementation needs them that keeps no N × N map: backward computes the scores again. A lower
-bound on the CPU; nothing is added for memory, maxima, sums or Python. In bfloat16 products of heads
-are at the rate of a large `torch.mm` in it, all else at those of float32.
+The work consists of matrix products of heads, exponentials, multiply-adds that mix score maps, and
+normal draws, forward and backward, for an implementation that stores no N × N map and recomputes
+the scores in backward. Memory accesses, maxima, sums and Python are not counted. In bfloat16,
+matrix products run at the rate of a large `torch.mm`, everything else at the rates of float32.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from lit_probattn.kernels.cpu import draws, library
 from lit_probattn.measure.timing import alone_on, time_once
 from lit_probattn.randomness import RandomKey
 
-_SECONDS = 0.05  # that one measurement of a rate takes
+_SECONDS = 0.05  # duration of one measurement of a rate
 _OPERANDS, _SQUARE = 1 << 14, 1024
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a call computes.
+    """Counted work of a call.
 
     Args:
-        products: multiply-adds in products of heads.
-        exponentials: of the softmax.
-        mixing: multiply-adds between maps, of components' factors too.
-        normals: draws.
+        products: multiply-adds in matrix products of heads.
+        exponentials: exponentials of the softmax.
+        mixing: multiply-adds that mix score maps or apply factors of components.
+        normals: normal draws.
     """
 
     products: int
@@ -43,7 +43,7 @@ class Work:
     normals: int
 
     def seconds(self, threads: int = 1, dtype: torch.dtype = torch.float32) -> float:
-        """Return the bound on this processor; of bfloat16 products alone are in that dtype."""
+        """Return the bound on this processor; only matrix products run in bfloat16."""
         rates = measured_rates()
         products = rates.products if dtype == torch.float32 else max(rates.products, mm_rate(dtype))
         found = 2 * (self.products / products + self.mixing / rates.products)
@@ -53,7 +53,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Rates:
-    """FLOP/s of products, exponentials/s and normal draws/s of one core, float32."""
+    """FLOP/s of matrix products, exponentials/s and normal draws/s of one core in float32."""
 
     products: float
     exponentials: float
@@ -61,7 +61,7 @@ class Rates:
 
 
 def visible_pairs(masks: Masks) -> int:
-    """Return how many pairs of a head a causal mask leaves, of others all."""
+    """Return the number of pairs of a head under a causal mask; other masks are ignored."""
     if not masks.is_causal:
         return masks.num_queries * masks.num_keys
     hidden = masks.num_keys - masks.num_queries
@@ -71,7 +71,7 @@ def visible_pairs(masks: Masks) -> int:
 def softmax_work(heads: int, head_dim: int, pairs: int, *, train: bool) -> Work:
     """Return the work of softmax attention over `pairs` pairs of all samples."""
     passes = 2 if train else 1
-    products = 7 if train else 2  # backward: scores again, and the gradients of its four operands
+    products = 7 if train else 2  # backward: scores and the gradients of four operands
     return Work(pairs * heads * products * head_dim, pairs * heads * passes, 0, 0)
 
 
@@ -79,7 +79,7 @@ def work(call: HeadCall, scores: Scores, *, train: bool) -> Work:
     """Return the work of a call whose scores are in normal form.
 
     Raises:
-        NotImplementedError: scores are a function of the maps that is no two layers.
+        NotImplementedError: the scores are a function of the maps other than two layers.
     """
     pairs = call.query.shape[0] * visible_pairs(call.masks)
     size, value_size = scores.query.shape[-1], call.value.shape[-1]
@@ -94,7 +94,7 @@ def work(call: HeadCall, scores: Scores, *, train: bool) -> Work:
     if isinstance(scores.reduce, MapFunction):
         layers = scores.reduce.layers
         if layers is None:
-            raise NotImplementedError("this function of the maps has no count")
+            raise NotImplementedError("no work count for this function of the score maps")
         noise, mixing = layers.noise, _layer_mixing(layers)
     elif scores.reduce == "soft" and components > 1:
         if scores.key.shape[2] == 1 and scores.coef is None:  # factors of one exponential
@@ -102,10 +102,10 @@ def work(call: HeadCall, scores: Scores, *, train: bool) -> Work:
         else:
             exponentials = components * heads
     products = maps * size + heads * value_size
-    if train:  # scores again, then gradients of both operands of every product
+    if train:  # recomputed scores, and gradients of both operands of every product
         products += 3 * maps * size + 2 * heads * value_size
     passes = 2 if train else 1
-    mixing *= 4 if train else 1  # again, and the gradients of both sides
+    mixing *= 4 if train else 1  # recomputation, and gradients of both operands
     normals = 0 if noise is None else noise.num_maps * passes
     found = products, exponentials * passes, mixing, normals
     return Work(*(pairs * count for count in found))
@@ -118,7 +118,7 @@ def _layer_mixing(layers: Layers) -> int:
 
 @lru_cache
 def mm_rate(dtype: torch.dtype) -> float:
-    """Return FLOP/s of a large product by `torch.mm` on one core, the best of seven tries."""
+    """Return FLOP/s of a large `torch.mm` on one core, the best of seven trials."""
     a, b = (torch.randn(_SQUARE, _SQUARE).to(dtype) for _ in range(2))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -132,10 +132,10 @@ def mm_rate(dtype: torch.dtype) -> float:
 
 @lru_cache(maxsize=1)
 def measured_rates() -> Rates:
-    """Return the rates of one core, each the best of seven tries.
+    """Return the rates of one core, each the best of seven trials.
 
     Raises:
-        UnsupportedError: there is no C library here.
+        UnsupportedError: the C library is not available.
     """
     with alone_on(torch.device("cpu")):
         return _measured_rates()

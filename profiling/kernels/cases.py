@@ -1,4 +1,4 @@
-"""Layers and masks that the kernels are compared, compiled and tuned with."""
+"""Layers and masks with which the kernels are compared, compiled and tuned."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Case:
     """A variant with options, and the masks of its call.
 
     Args:
-        name: for tables and tests.
+        name: name in tables and tests.
         layer: class of the variant.
-        options: its arguments; two heads unless they say otherwise.
+        options: its arguments; two heads by default.
         masks: any of causal, key, pairs, bias, dropout.
     """
 
@@ -43,7 +43,7 @@ _8_HEADS = {"num_heads": 8, "num_global_heads": 2}
 _MIXED = {**_3_HEADS, "mixer": "mlp", "mixing_bias": "all", "noise": "none"}
 _SHIFTED = {"num_components": 2, "shifted_keys": True}
 
-# What the fused kernels are compared with.
+# Cases in which the fused kernels are compared with the reference.
 CASES = [
     Case("fish hard", FiSHAttention, {**_3_HEADS, "noise": "none"}, ("causal", "pairs")),
     Case("fish", FiSHAttention, _3_HEADS, ("key",)),
@@ -107,7 +107,7 @@ CASES = [
     Case("gaussian", SoftmaxAttention, {"score": "gaussian"}, ("pairs", "bias")),
 ]
 
-# Each form of the kernels once, to be compiled.
+# Each specialisation of the kernels once, for compilation.
 FORMS = [
     Case("fish hard, 2 of 8", FiSHAttention, {**_8_HEADS, "noise": "none"}),
     Case("fish hard, 4 of 8", FiSHAttention, {**_8_HEADS, "num_global_heads": 4, "noise": "none"}),
@@ -126,19 +126,19 @@ FORMS = [
 
 
 def named_like(cases: list[Case], names: str | None) -> list[Case]:
-    """Return the cases whose name contains a comma-separated part; a ConfigError without any."""
+    """Return the cases whose name contains a comma-separated part; ConfigError if none does."""
     parts = [part.strip() for part in (names or "").split(",")]
     found = [case for case in cases if any(part in case.name for part in parts)]
     if not found:
         known = ", ".join(case.name for case in cases)
-        raise ConfigError(f"no kernel is named like {names!r}; expected a part of one of: {known}")
+        raise ConfigError(f"no kernel name contains {names!r}; expected a part of one of: {known}")
     return found
 
 
 def draw_heads(
     layer: Attention, batch: int, num_queries: int, num_keys: int, draw: Callable[..., Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query, stored keys and value of a layer as projections of drawn numbers would be."""
+    """Return random query, stored keys and value in the memory layout of a layer's projections."""
     layout = layer.layout
     query = draw(batch, num_queries, layout.query * layout.head_dim)
     key = draw(batch, num_keys, layer.key_width)
@@ -151,9 +151,9 @@ def draw_heads(
 
 
 def compile_cases() -> list[Case]:
-    """Return the cases whose kernels the compile table lists: each form once, causal.
+    """Return the cases of the compile table: each specialisation once, causal.
 
-    Forms with pairs are there with attention dropout, too.
+    Kernels that loop over pairs are also listed with attention dropout.
     """
     forms = [replace(case, masks=("causal",)) for case in FORMS]
     return forms + [

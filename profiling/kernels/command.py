@@ -1,4 +1,4 @@
-"""What `python -m profiling kernels` does besides measuring speed: each a table, each a verdict."""
+"""Modes of `python -m profiling kernels`; each but the speed test makes a table and a verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_probattn.records.markdown import one_line
 from lit_probattn.records.tables import markdown_lines
 from profiling.sweep.run import missing_device
 
-Outcome = tuple[Page, bool]  # the report, and whether all is well
+Outcome = tuple[Page, bool]  # the report, and whether all checks passed
 _NOWHERE = "none: nothing runs"
 
 PARITY_SHAPES = {
@@ -27,12 +27,12 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 
 def integers(text: str) -> list[int]:
-    """Read integers separated by commas."""
+    """Parse integers separated by commas."""
     return [int(part) for part in text.split(",")]
 
 
 def dtypes(text: str) -> list[torch.dtype]:
-    """Read names of dtypes separated by commas; an unknown one is an ArgumentTypeError."""
+    """Parse names of dtypes separated by commas; an unknown one raises an ArgumentTypeError."""
     for name in text.split(","):
         if name not in _DTYPES:
             raise argparse.ArgumentTypeError(
@@ -45,20 +45,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "--config", help="name or file of configs/profiling, with sides: measure speed"
+        "--config", help="measure the speed of the sides of this name or file of configs/profiling"
     )
     what.add_argument(
-        "--parity", action="store_true", help="errors of every kernel beside eager code's"
+        "--parity", action="store_true", help="compare the errors of kernels and eager code"
     )
     what.add_argument(
         "--compile-table",
         action="store_true",
-        help="registers, spills and shared memory, compiled for sm_80 and sm_90; needs no GPU",
+        help="list registers, spills and shared memory on sm_80 and sm_90; needs no GPU",
     )
     what.add_argument(
         "--model",
         action="store_true",
-        help="what every kernel should cost, from counted work: ratios to softmax; needs no GPU",
+        help="predict ratios to softmax from the counted work of each kernel; needs no GPU",
     )
     what.add_argument(
         "--tune", action="store_true", help="find and store launch configurations; needs a GPU"
@@ -67,30 +67,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--train-steps",
         type=int,
         metavar="N",
-        help="train N steps of a small ListOps with triton and with the reference",
+        help="train N steps of a small ListOps model with triton and with the reference",
     )
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], help="device (default: a GPU if available)"
+    )
     parser.add_argument("--dtypes", type=dtypes, help="comma-separated, e.g. float32,bfloat16")
     parser.add_argument(
-        "--cases", help="only kernels, or comparisons of --config, with one of these in their name"
+        "--cases", help="select kernels, or comparisons of --config, by parts of their names"
     )
     parser.add_argument("--head-dims", type=integers, help="head sizes, comma-separated")
-    parser.add_argument("--seq-lens", type=integers, help="lengths in place of the file's")
-    parser.add_argument("--threads", type=integers, help="threads in place of the file's")
+    parser.add_argument("--seq-lens", type=integers, help="lengths, replacing those of the file")
+    parser.add_argument("--threads", type=integers, help="threads, replacing those of the file")
     parser.add_argument(
         "--passes", choices=["all", "forward"], help="kernels to compile (default: all)"
     )
     parser.add_argument("--capabilities", type=integers, help="default 80,90")
     parser.add_argument(
         "--out",
-        help="report folder; by default the report is only printed. With --config, points that "
-        "were measured there are not measured again",
+        help="report folder (default: print the report). With --config, points that it contains "
+        "are not measured again",
     )
 
 
-# The flags that each kind of run reads.
+# The flags that each mode supports.
 _READ = {
-    "config": {"seq_lens", "head_dims", "threads", "cases", "out"},
+    "config": {"dtypes", "seq_lens", "head_dims", "threads", "cases", "out"},
     "parity": {"device", "dtypes", "cases", "head_dims", "out"},
     "compile_table": {"dtypes", "cases", "head_dims", "passes", "capabilities", "out"},
     "model": {"head_dims", "out"},
@@ -100,14 +102,14 @@ _READ = {
 
 
 def refuse_flags_not_read(options: argparse.Namespace) -> None:
-    """Raise a ConfigError for a flag that this kind of run does not read."""
+    """Raise a ConfigError for a flag that the mode does not support."""
     kind = next(name for name in _READ if getattr(options, name) not in (None, False))
     for name in sorted(set().union(*_READ.values()) - _READ[kind]):
         if getattr(options, name) is not None:
             useful = " or ".join(_flag(k) for k in _READ if name in _READ[k])
-            raise ConfigError(f"{_flag(name)} is not read with {_flag(kind)}, only with {useful}")
+            raise ConfigError(f"{_flag(name)} has no effect with {_flag(kind)}, only with {useful}")
     if options.compile_table and options.dtypes and len(options.dtypes) > 1:
-        raise ConfigError("--compile-table takes one of --dtypes")
+        raise ConfigError("--compile-table requires exactly one dtype in --dtypes")
 
 
 def _flag(name: str) -> str:
@@ -115,7 +117,7 @@ def _flag(name: str) -> str:
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    """Run what the flags ask for; return report, rows and verdict, or raise a ConfigError."""
+    """Run the selected mode; return its report and verdict, or raise a ConfigError."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     gone = missing_device(device)
     if gone is not None and not (options.compile_table or options.model):
@@ -132,7 +134,7 @@ def run(options: argparse.Namespace) -> Outcome:
 
 
 def made_here(machine: str) -> Made:
-    """Return that a report of this command is made now, on a machine."""
+    """Return the provenance of a report of this command."""
     return Made(command_line(), machine, versions(), git_revision())
 
 
@@ -200,7 +202,7 @@ def _parity(options: argparse.Namespace, device: str) -> Outcome:
     from profiling.kernels.triton_internals import spare_the_interpreter
 
     if device == "cpu" and not interpreted():
-        raise ConfigError("without a GPU kernels run in the interpreter: set TRITON_INTERPRET=1")
+        raise ConfigError("without a GPU, kernels run in the interpreter: set TRITON_INTERPRET=1")
     if interpreted():
         spare_the_interpreter()
     usual = torch.float16 if device == "cpu" else torch.bfloat16
@@ -229,7 +231,7 @@ def _tune(options: argparse.Namespace, device: str) -> Outcome:
     from profiling.kernels.compile import HEAD_DIMS, tune
 
     if device != "cuda":
-        raise ConfigError("launch configurations are found by measurement, which needs a GPU")
+        raise ConfigError("tuning of launch configurations requires a GPU")
     path, rows = tune(
         options.head_dims or HEAD_DIMS,
         options.dtypes or [torch.bfloat16],

@@ -1,7 +1,7 @@
-"""Kernels compiled for GPUs that need not be there: registers, spills, memory; tuning.
+"""Compile kernels for GPUs without their presence (registers, spills, memory), and tune them.
 
-Needs no driver: the assembler comes with Triton. Needs compiled mode: kernels that were imported
-for the interpreter cannot be compiled.
+No driver is needed, since Triton includes the assembler. Kernels that were imported for the
+interpreter cannot be compiled.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from profiling.kernels.parity import heads_and_gradients, make_inputs
 
 # Shared memory that one program may use, in bytes.
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
-_REGISTERS, _THREADS = 65536, 2048  # of a multiprocessor; 1 KiB of shared memory a program is lost
+_REGISTERS, _THREADS = 65536, 2048  # of a multiprocessor; a program reserves 1 KiB of shared memory
 
 HEAD_DIMS = (16, 32, 64, 128)
-_LENGTH = 1024  # a multiple of every tile, as the tests of speed use
+_LENGTH = 1024  # a multiple of every tile, as in the speed tests
 _TOKENS, _TUNED_LENGTH, _REPEATS = 16384, 4096, 5
-WARPS, STAGES = (4, 8), (2, 3)  # of a program, that tuning tries
+WARPS, STAGES = (4, 8), (2, 3)  # of a program, candidates of tuning
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class CompiledRow:
     Args:
         capability: 80 for A100, 90 for H100 and H200.
         tiles: queries x keys of a tile.
-        spill_bytes: stored for want of registers, per thread.
-        programs: that a multiprocessor holds at once, by registers and shared memory.
+        spill_bytes: register spills in bytes per thread.
+        programs: number of resident programs per multiprocessor, by registers and shared memory.
         wgmma: whether products use Hopper's warp-group instructions.
-        narrowest: columns of the narrowest of these instructions; from 64 on they run at full rate.
-        doubled: a product has fewer than 16 rows per warp of its layout, so that warps compute the
-            same rows, and with them all that is made of it.
-        compile_s: seconds; next to nothing where Triton's cache holds the kernel.
+        narrowest: columns of the narrowest of these instructions, which run at full rate from 64.
+        doubled: whether a product has fewer than 16 rows per warp of its layout, so that several
+            warps compute the same rows and everything derived from them.
+        compile_s: compile time in seconds; almost 0 if the kernel is in Triton's cache.
     """
 
     case: str
@@ -83,7 +83,7 @@ class CompiledRow:
 
 
 class _Driver:
-    """What Triton's launcher asks a driver before it compiles, answered for a GPU not there."""
+    """Driver for Triton's launcher that reports a GPU which need not be present."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -94,7 +94,7 @@ class _Driver:
         return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        return self.capability  # the launcher keeps what it compiled per device
+        return self.capability  # the launcher caches compiled kernels per device
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -102,10 +102,10 @@ class _Driver:
 
 @contextmanager
 def _distinct_functions() -> Iterator[None]:
-    """Refuse kernels whose functions Triton 3.6 takes for one another: a RuntimeError.
+    """Raise a RuntimeError for functions of kernels that Triton 3.6 confuses.
 
-    It tells the versions of a function apart by all tensors in its arguments, in order. Two calls
-    that divide the same tensors differently among tuples get one version, for the first of them.
+    Triton specialises a function by the sequence of all tensors in its arguments. Two calls that
+    divide the same tensors differently into tuples get one version, compiled for the first call.
     """
     from triton.compiler.code_generator import CodeGenerator
 
@@ -120,7 +120,7 @@ def _distinct_functions() -> Iterator[None]:
         if before != shape:
             raise RuntimeError(
                 f"{fn.fn.__qualname__} is called with tuples of {before} and of {shape} entries "
-                "that hold the same tensors: Triton 3.6 compiles one function for both"
+                "with the same tensors: Triton 3.6 compiles one function for both"
             )
         return original(self, fn, args, kwargs, *rest)
 
@@ -129,7 +129,7 @@ def _distinct_functions() -> Iterator[None]:
 
 
 def _leaves(value: Any, path: str, found: list[str]) -> Any:
-    """Append types of tensors, and values and places of constants; return how tuples nest."""
+    """Append types of tensors and values and paths of constants; return the nesting of tuples."""
     from triton.language.core import tuple as triton_tuple
 
     if isinstance(value, tuple | triton_tuple):
@@ -141,7 +141,7 @@ def _leaves(value: Any, path: str, found: list[str]) -> Any:
 
 
 def specialisation(launched: Launched, capability: int) -> str:
-    """Return the key under which Triton keeps what it compiles of a launch; nothing is compiled."""
+    """Return the key of a launch in Triton's cache, without compiling it."""
     import triton
     from triton.runtime import driver
     from triton.runtime.jit import compute_cache_key
@@ -158,7 +158,7 @@ def specialisation(launched: Launched, capability: int) -> str:
 
 
 def compile_launch(launched: Launched, capability: int) -> Any:
-    """Compile a launch for a GPU of this capability (80, 90); a RuntimeError if interpreted."""
+    """Compile a launch for a GPU capability (80, 90); RuntimeError in the interpreter."""
     import triton
     from triton.runtime import driver
 
@@ -171,12 +171,12 @@ def compile_launch(launched: Launched, capability: int) -> Any:
         with _distinct_functions():
             return launched.kernel.warmup(*launched.args, grid=(1,), **launched.options)
     finally:
-        if torch.cuda.is_available():  # elsewhere there is no driver to go back to
+        if torch.cuda.is_available():  # otherwise there is no driver to restore
             driver.reset_active()
 
 
 def resources(compiled: Any, capability: int) -> dict[str, Any]:
-    """Assemble compiled code once more, verbosely; return what its row says of it."""
+    """Assemble compiled code again with statistics; return the columns of its row."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     ptx = compiled.asm["ptx"]
@@ -213,10 +213,10 @@ def resources(compiled: Any, capability: int) -> dict[str, Any]:
 
 
 def doubled_products(ttgir: str) -> int:
-    """Count the products of which several warps compute the same rows or columns.
+    """Count the products in which several warps compute the same rows or columns.
 
-    A layout with `warpsPerCTA = [w, v]` covers 16 w rows and as many times v columns as its
-    instruction has; a smaller tile is repeated.
+    A layout with `warpsPerCTA = [w, v]` covers 16 w rows and v times the columns of its
+    instruction; a smaller tile is replicated.
     """
     pattern = (
         r"(#\w+) = #ttg\.nvidia_mma<\{.*?warpsPerCTA = \[(\d+), (\d+)\].*?"
@@ -237,7 +237,7 @@ def doubled_products(ttgir: str) -> int:
 def recorded_launches(
     case: Case, head_dim: int, dtype: torch.dtype, capability: int = 90
 ) -> list[Launched]:
-    """Return the launches of one forward and backward call, without running them."""
+    """Return the launches of a forward and a backward pass, without running them."""
     torch.manual_seed(0)
     layer = case.layer(head_dim, head_dim=head_dim, **{"num_heads": 2, **case.options})
     inputs = make_inputs(layer, case, _LENGTH, _LENGTH, dtype, seed=0, clear=False)
@@ -253,7 +253,7 @@ def compile_rows(
     dtype: torch.dtype = torch.bfloat16,
     forward_only: bool = False,
 ) -> Iterator[CompiledRow]:
-    """Compile what calls would launch, one row per kernel; a ConfigError in the interpreter."""
+    """Compile the kernels that calls would launch, one row each; ConfigError in the interpreter."""
     if interpreted():
         raise ConfigError("kernels cannot be compiled in the interpreter: unset TRITON_INTERPRET")
     for case, head_dim, capability in product(cases, head_dims, capabilities):
@@ -284,9 +284,9 @@ def _row(
 
 
 def faults(rows: Sequence[CompiledRow]) -> list[str]:
-    """Return what is wrong: forward kernels that spill, programs that no GPU can hold, double work.
+    """Return the defects: forward kernels that spill, programs that exceed a GPU, repeated rows.
 
-    Chunks of linear attention are shorter than 16 rows per warp on purpose: states fill registers.
+    Chunks of linear attention deliberately have fewer than 16 rows per warp: states fill registers.
     """
     found = []
     for row in rows:
@@ -301,10 +301,10 @@ def faults(rows: Sequence[CompiledRow]) -> list[str]:
 
 
 def candidates(shape: Shape) -> Iterator[Launch]:
-    """Return what is worth trying for a kernel."""
+    """Yield the candidate launch configurations of a kernel."""
     tiles = [(128, 64), (128, 32), (64, 64), (64, 32), (128, 128), (64, 128), (32, 64), (32, 32)]
     for (block_q, block_k), warps, stages in product(tiles, WARPS, STAGES):
-        if "key" in shape.kernel or "value" in shape.kernel:  # the outer tile is one of keys
+        if "key" in shape.kernel or "value" in shape.kernel:  # the outer tile is over keys
             block_q, block_k = block_k, block_q
         if block_q * block_k * shape.num_tiles <= 128 * 128 * 2:
             yield Launch(block_q, block_k, warps, stages)
@@ -313,7 +313,7 @@ def candidates(shape: Shape) -> Iterator[Launch]:
 def tuned_call(
     case: Case, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], object]:
-    """Return forward and backward of a layer, at the size that tuning times."""
+    """Return a function that runs forward and backward of a layer at the size used by tuning."""
     heads = max(1, 512 // head_dim // case.options.get("num_components", 1))
     torch.manual_seed(0)
     options = {**case.options, "num_heads": heads}
@@ -325,12 +325,12 @@ def tuned_call(
 def tune(
     head_dims: Sequence[int], dtypes: Sequence[torch.dtype], cases: Sequence[Case]
 ) -> tuple[str, list[dict[str, object]]]:
-    """Time forward and backward with every candidate; store the fastest of every kernel.
+    """Time forward and backward with every candidate; store the fastest one per kernel.
 
-    Replays of a CUDA graph are timed, since the time of Python would hide differences. A candidate
-    that does not compile, or does not fit, is passed over; one that loses the GPU (`lost_gpu`) is a
-    RuntimeError. Kernels are tuned one after the other, the others keeping what they have. Returns
-    the file, and a line per kernel.
+    CUDA graphs are replayed, since the time of Python would hide differences. A candidate that does
+    not compile or does not fit is skipped; one after which the GPU fails (`lost_gpu`) raises a
+    RuntimeError. Kernels are tuned one at a time with the other configurations fixed. Returns the
+    file and a row per kernel.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     with alone_on(device):
@@ -346,7 +346,7 @@ def fastest_launches(
     cases: Sequence[Case],
     device: torch.device,
 ) -> tuple[dict[str, Launch], list[dict[str, object]]]:
-    """Return the fastest candidate of every kernel, and a line about each; see `tune`."""
+    """Return the fastest candidate and a row per kernel; see `tune`."""
     best: dict[str, Launch] = {}
     lines: list[dict[str, object]] = []
     for case, head_dim, dtype in product(cases, head_dims, dtypes):
@@ -363,12 +363,12 @@ def fastest_launches(
                         run()
                         replay = replayed(run, device)
                         seconds = [time_once(replay, device) for _ in range(_REPEATS)]
-                except Exception as error:  # a candidate may ask for more than the GPU has
+                except Exception as error:  # a candidate may exceed the GPU's resources
                     if lost_gpu(error):
                         raise
                     continue
                 finally:
-                    replay = run  # a graph holds the memory of its call
+                    replay = run  # a graph keeps the memory of its call
                 times[launch] = summarise(seconds).median_s
             if times:
                 best[shape.key] = min(times, key=lambda launch: times[launch])

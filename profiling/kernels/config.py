@@ -1,4 +1,4 @@
-"""The file of `python -m profiling kernels`: sides, and what their ratios must not exceed."""
+"""The file of `python -m profiling kernels`: sides to compare, and bounds on their ratios."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ SdpaBackend = Literal["any", "cudnn", "flash", "efficient", "math"]
 
 
 class TorchSdpa(Strict):
-    """PyTorch's own softmax attention: what it chooses, or one of its backends by name."""
+    """PyTorch's softmax attention with the backend that it selects, or one given by name."""
 
     num_heads: int = Field(ge=1)
     backend: SdpaBackend = "any"
 
 
 class TorchLayer(Strict):
-    """`torch.nn.MultiheadAttention`, called without its weights; a layer, which has no cache."""
+    """`torch.nn.MultiheadAttention` without returned weights; a layer without a decoding cache."""
 
     num_heads: int = Field(ge=1)
 
 
 class TorchProducts(Strict):
-    """The products of linear attention alone, forward and backward, by `torch.bmm`.
+    """Only the matrix products of linear attention, forward and backward, by `torch.bmm`.
 
-    Without a mask these are 2 and 4; under a causal mask those of the form by chunks
-    (`lit_probattn.attention.linear.average`), with its chunks and spans: 4 and 8.
+    There are 2 and 4 without a mask, and 4 and 8 with a causal mask, computed with the chunks and
+    spans of `lit_probattn.attention.linear.average`.
     """
 
     num_heads: int = Field(ge=1)
 
 
 class Grid(Strict):
-    """Points at which all sides are measured; each value replaces that of the file."""
+    """Points at which all sides are measured; a value overrides that of the file."""
 
     seq_lens: list[int] = Field(min_length=1)
     head_dims: list[int] = Field(min_length=1)
@@ -50,15 +50,17 @@ class Grid(Strict):
     modes: list[Mode] = Field(default=["train"], min_length=1)
     scopes: list[Scope] = Field(default=["attention"], min_length=1)
     dtypes: list[Dtype] | None = None
-    num_threads: list[int] = Field(default=[], description="of PyTorch on a CPU; none: as set")
-    tokens: int = Field(ge=1, description="batch size times length, the same at every point")
+    num_threads: list[int] = Field(
+        default=[], description="PyTorch's CPU threads; empty: unchanged"
+    )
+    tokens: int = Field(ge=1, description="batch size times length, equal at every point")
 
 
 class Side(Strict):
     """One implementation: an attention variant on a backend, or one of PyTorch's.
 
     Args:
-        seq_lens: lengths at which it runs, for what is too slow or too large at others; None: all.
+        seq_lens: lengths at which it runs, if it is too slow or large at others; None means all.
         head_dims: head sizes at which it runs.
         dtypes: dtypes in which it runs.
     """
@@ -76,11 +78,11 @@ class Side(Strict):
     def _exactly_one(self) -> Side:
         kinds = ("attention", "torch_sdpa", "torch_layer", "torch_products")
         if sum(getattr(self, kind) is not None for kind in kinds) != 1:
-            raise ValueError(f"a side needs one of {', '.join(kinds)}")
+            raise ValueError(f"a side needs exactly one of {', '.join(kinds)}")
         return self
 
     def runs_at(self, point: KernelsConfig) -> bool:
-        """Whether this side runs at a point."""
+        """Return whether this side runs at a point."""
         if self.torch_layer is not None and (point.scope != "layer" or point.mode == "decode"):
             return False
         if self.torch_products is not None and (point.scope, point.mode) != ("attention", "train"):
@@ -93,16 +95,16 @@ class Side(Strict):
 
 
 class Bounds(Strict):
-    """What must hold of a comparison; None asks for nothing."""
+    """Bounds on a comparison; None means no bound."""
 
     max_time_ratio: float | None = None
     min_time_ratio: float | None = None
     max_memory_ratio: float | None = None
-    min_tflops: float | None = Field(default=None, description="of `side`, by CUDA graph")
+    min_tflops: float | None = Field(default=None, description="of `side`, timed by CUDA graph")
 
 
 class Gate(Bounds):
-    """Bounds at some points: those that agree with all that is given."""
+    """Bounds at the points that match all given values."""
 
     head_dim: int | None = None
     mode: Mode | None = None
@@ -117,7 +119,7 @@ class Gate(Bounds):
         return self
 
     def applies(self, point: KernelsConfig) -> bool:
-        """Whether this is asked of a point; masked halves of causal calls are asked nothing."""
+        """Return whether the gate applies to a point; gates on TFLOP/s exclude causal calls."""
         names = ("head_dim", "mode", "seq_len", "dtype")
         given = {name: getattr(self, name) for name in names}
         same = all(value in (None, getattr(point, name)) for name, value in given.items())
@@ -125,7 +127,7 @@ class Gate(Bounds):
 
 
 class Comparison(Bounds):
-    """Two sides, what their ratios must not exceed anywhere, and what at some points."""
+    """Two sides, bounds on their ratios at all points, and gates at some points."""
 
     name: str
     side: str
@@ -133,14 +135,14 @@ class Comparison(Bounds):
     gates: list[Gate] = Field(default_factory=list)
 
     def bounds(self, point: KernelsConfig) -> list[Bounds]:
-        """Return what is asked of the comparison at a point."""
+        """Return the bounds on the comparison at a point."""
         return [self, *(gate for gate in self.gates if gate.applies(point))]
 
 
 class KernelsConfig(Strict):
     """The file of `python -m profiling kernels`.
 
-    `picture` says which comparisons its figure shows: label of a row, label of a colour, name. Mode
+    `figure` says which comparisons its figure shows: label of a row, label of a mark, name. Mode
     `train` is forward and backward, `eval` forward, `decode` one query over `seq_len` keys. With
     scope `layer` everything runs with its projections, to and from width `layer_heads · head_dim`.
     """
@@ -162,15 +164,15 @@ class KernelsConfig(Strict):
     grid: Grid | list[Grid] | None = None
     sides: dict[str, Side]
     comparisons: list[Comparison]
-    picture: dict[str, dict[str, str]] = Field(default_factory=dict)
+    figure: dict[str, dict[str, str]] = Field(default_factory=dict)
     parity_tests: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _known_comparisons(self) -> KernelsConfig:
         names = [comparison.name for comparison in self.comparisons]
-        for name in (name for row in self.picture.values() for name in row.values()):
+        for name in (name for row in self.figure.values() for name in row.values()):
             if name not in names:
-                raise ValueError(f"picture names comparison {name!r}{nearest(name, names)}")
+                raise ValueError(f"figure names comparison {name!r}{nearest(name, names)}")
         return self
 
     @model_validator(mode="after")
@@ -179,16 +181,16 @@ class KernelsConfig(Strict):
             for name in (comparison.side, comparison.against):
                 if name not in self.sides:
                     raise ValueError(
-                        f"comparison {comparison.name!r} names side {name!r}; "
+                        f"comparison {comparison.name!r}: unknown side {name!r}; "
                         f"expected one of {', '.join(self.sides)}"
                     )
         return self
 
 
 def points(config: KernelsConfig) -> list[KernelsConfig]:
-    """Return the configurations of all points, grid after grid; the file's own without one.
+    """Return the configurations of all points in the order of the grids; without grids, the file.
 
-    A point has the sides that run at its length, and the comparisons of these.
+    A point has the sides that run at its length, and their comparisons.
     """
     if config.grid is None:
         return [_at(config, {})]
@@ -218,34 +220,49 @@ def narrowed(
     seq_lens: list[int] | None = None,
     head_dims: list[int] | None = None,
     num_threads: list[int] | None = None,
+    dtypes: list[str] | None = None,
     cases: str | None = None,
 ) -> KernelsConfig:
-    """Return the file with other points, and only comparisons whose name contains one of `cases`.
+    """Return the file with other points and the comparisons whose name contains one of `cases`.
+
+    Lengths, head sizes and threads replace those of the file; `dtypes` keeps the points that have
+    one of them.
 
     Raises:
-        ConfigError: points are given for a file without a grid, or no comparison is left.
+        ConfigError: points are given for a file without a grid, or no point or comparison matches.
     """
     points_given = {"seq_lens": seq_lens, "head_dims": head_dims, "num_threads": num_threads}
     update = {name: values for name, values in points_given.items() if values is not None}
-    if update and config.grid is None:
-        raise ConfigError(f"{', '.join(update)}: the file has no grid whose points they replace")
-    if update and config.grid is not None:
+    given = [*update, *(["dtypes"] if dtypes is not None else [])]
+    if given and config.grid is None:
+        raise ConfigError(f"{', '.join(given)}: the file has no grid to override")
+    if given and config.grid is not None:
         grids = config.grid if isinstance(config.grid, list) else [config.grid]
         changed = [grid.model_copy(update=update) for grid in grids]
+        if dtypes is not None:
+            in_file = [grid.dtypes or [config.dtype] for grid in changed]
+            kept = [[name for name in names if name in dtypes] for names in in_file]
+            changed = [
+                grid.model_copy(update={"dtypes": names})
+                for grid, names in zip(changed, kept, strict=True)
+                if names
+            ]
+        if not changed:
+            raise ConfigError(f"no point of the file is in {', '.join(dtypes or [])}")
         config = config.model_copy(update={"grid": changed})
     if cases is None:
         return config
-    kept = [c for c in config.comparisons if any(part in c.name for part in cases.split(","))]
-    if not kept:
+    chosen = [c for c in config.comparisons if any(part in c.name for part in cases.split(","))]
+    if not chosen:
         names = "; ".join(c.name for c in config.comparisons)
-        raise ConfigError(f"no comparison has {cases!r} in its name; there are: {names}")
-    used = {name for c in kept for name in (c.side, c.against)}
+        raise ConfigError(f"no comparison name contains {cases!r}; comparisons: {names}")
+    used = {name for c in chosen for name in (c.side, c.against)}
     sides = {name: side for name, side in config.sides.items() if name in used}
-    return config.model_copy(update={"comparisons": kept, "sides": sides})
+    return config.model_copy(update={"comparisons": chosen, "sides": sides})
 
 
 def load_kernels(path: str | Path) -> KernelsConfig:
-    """Read and check a kernels file; a ConfigError names the place in one line."""
+    """Load and validate a kernels file; a ConfigError names the location in one line."""
     try:
         return KernelsConfig.model_validate(read_yaml(file_named("measurement", str(path))))
     except ValidationError as error:

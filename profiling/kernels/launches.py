@@ -1,7 +1,7 @@
-"""How many launches one call takes: Triton kernels, torch operations in and around operators.
+"""Count the launches of a call: Triton kernels, torch operations inside and around operators.
 
-And how many bytes they move, counted in Triton's interpreter: every kernel reads each byte that it
-needs once and writes each once, as if what several programs read stayed in the cache.
+Also count the bytes that they move, in Triton's interpreter: each kernel reads and writes each byte
+once, as if data shared by several programs stayed in the cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lit_probattn.base.torch_internals import TorchDispatchMode, outside_modes
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
 from lit_probattn.kernels.runtime import recording
 
-# What makes room or another view, and launches nothing.
+# Operations that only allocate or return a view, without a launch.
 _FREE = {
     *("view", "_unsafe_view", "expand", "transpose", "detach", "alias", "unsqueeze", "select"),
     *("slice", "split", "t", "permute", "as_strided", "empty", "new_empty", "empty_like"),
@@ -35,10 +35,10 @@ class Launches:
 
     Args:
         kernels: names of Triton kernels, in order.
-        inside: torch operations inside our operators, by name.
+        inside: torch operations inside this package's operators, by name.
         outside: torch operations around them: priors, variances, and their gradients.
-        torch_bytes: what all torch operations read and write.
-        kernel_bytes: what each kernel reads and writes, in order; by `count_bytes` only.
+        torch_bytes: bytes that all torch operations read and write.
+        kernel_bytes: bytes that each kernel reads and writes, in order; set by `count_bytes` only.
     """
 
     kernels: list[str] = field(default_factory=list)
@@ -49,17 +49,17 @@ class Launches:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the call moves."""
+        """Number of bytes that the call moves."""
         return self.torch_bytes + sum(self.kernel_bytes)
 
     @property
     def count(self) -> int:
-        """Launches of our operators."""
+        """Number of launches of this package's operators."""
         return len(self.kernels) + self.inside.total()
 
 
 class _Count(TorchDispatchMode):
-    """Counts operations by name; what our operators do counts for itself."""
+    """Counts operations by name; this package's operators count those inside them separately."""
 
     def __init__(self, found: Launches, counter: Counter[str]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _Count(TorchDispatchMode):
         if run is not None:
             with _Count(self.found, self.found.inside):
                 return run(*args)
-        with self:  # to and reshape launch something only sometimes
+        with self:  # to and reshape do not always launch a kernel
             out = func.decompose(*args, **(kwargs or {}))
         if out is not NotImplemented:
             return out
@@ -84,7 +84,7 @@ class _Count(TorchDispatchMode):
 
 
 def _tensor_bytes(x: Any) -> int:
-    """Return the bytes of tensors; what is broadcast counts once."""
+    """Return the bytes of tensors; broadcast elements count once."""
     if isinstance(x, Tensor):
         pairs = zip(x.shape, x.stride(), strict=True)
         return x.element_size() * int(np.prod([size if stride else 1 for size, stride in pairs]))
@@ -92,7 +92,7 @@ def _tensor_bytes(x: Any) -> int:
 
 
 def count_launches(run: Callable[[], object]) -> Launches:
-    """Return the launches of a call, of which no Triton kernel runs; tensors are on any device."""
+    """Return the launches of a call without running Triton kernels; works on any device."""
     found = Launches()
     with recording() as recorded, _Count(found, found.outside):
         run()
@@ -101,7 +101,7 @@ def count_launches(run: Callable[[], object]) -> Launches:
 
 
 def count_bytes(run: Callable[[], object]) -> Launches:
-    """Return the launches of a call and the bytes they move, running it in the interpreter."""
+    """Run a call in the interpreter; return its launches and the bytes that they move."""
     found = Launches()
     with _addresses(found), _Count(found, found.outside):
         run()
@@ -110,7 +110,7 @@ def count_bytes(run: Callable[[], object]) -> Launches:
 
 @contextmanager
 def _addresses(found: Launches) -> Iterator[None]:
-    """Note the distinct addresses that every launch in the interpreter loads and stores."""
+    """Record the distinct addresses that each launch in the interpreter loads and stores."""
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
@@ -132,7 +132,7 @@ def _addresses(found: Launches) -> Iterator[None]:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
         seen.clear()
-        with outside_modes():  # the interpreter copies what it is given
+        with outside_modes():  # the interpreter copies its arguments
             execute(self, *args, **kwargs)
         sizes = {kind: len(np.unique(np.concatenate(found))) for kind, found in seen.items()}
         found.kernels.append(self.fn.__name__)

@@ -1,9 +1,9 @@
-"""`python -m profiling kernels --model`: what each kernel should cost, from counted work.
+"""`python -m profiling kernels --model`: predicted cost of each kernel, from counted work.
 
-A prediction to hold the first measurement against, not a measurement. Launches of one call are
-recorded, so that it follows the launch configurations. Each kernel that goes over pairs has, per
-pair, products of two tiles in shared memory, products whose left tile is made in registers,
-exponentials, and ordinary operations. One unit is one product of a head, 2 E FLOP per pair:
+This is a prediction to compare with the first measurement. It uses the recorded launches of a call,
+so it depends on the launch configurations. A kernel that loops over pairs has, per pair, products
+of two tiles in shared memory, products whose left tile is computed in registers, exponentials, and
+ordinary operations. One unit is one matrix product of a head, 2 E FLOP per pair:
 
     4096 FLOP, 16 exponentials, 128 operations per clock and multiprocessor of Hopper:
     an exponential is 128 / E units, an operation 16 / E;
@@ -11,9 +11,9 @@ exponentials, and ordinary operations. One unit is one product of a head, 2 E FL
     full rate (published latencies): 1.5 times as long for n = 32, 2.5 for 16;
     a tile of fewer than 16 rows per warp is computed 16 warps / rows times.
 
-Ordinary operations either hide under the products or add up: both are given. What is not counted:
-loads, synchronisation, causal edges, waiting of a single program per multiprocessor. A leading
-error of a tenth is to be expected.
+Ordinary operations either overlap with the products or add to them; both times are given. Loads,
+synchronisation, causal edges and stalls of a single program per multiprocessor are not counted.
+Expect errors of at least 10 %.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ _LAYERS: Mapping[str, tuple[type[Attention], dict[str, Any]]] = {
     ),
 }
 _LENGTH = 256
-# Assumed, not measured: the part of the tensor cores' rate that PyTorch's fused attention reaches,
-# exponentials included, with heads up to FLASH_WIDTH entries (its FlashAttention 2) and wider ones
-# (its memory-efficient kernels, of which only Ampere's instructions are used).
+# Assumed, not measured: the fraction of the tensor cores' rate that PyTorch's fused attention
+# reaches, including exponentials, with head_dim up to FLASH_WIDTH (FlashAttention 2) and above
+# (memory-efficient kernels, which use only instructions of Ampere).
 FLASH_WIDTH, RATES = 256, (0.35, 0.2)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one kernel does per pair of a query and a key, summed over the heads of a sample.
+    """Work of a kernel per pair of a query and a key, summed over the heads of a sample.
 
     Args:
-        shared: products of tiles in shared memory.
-        columns: of these products' tiles.
-        fed: products whose left tile was made in registers.
-        exponentials: all that are taken.
-        operations: ordinary float32 operations.
-        repeats: times that all but `fed` is computed.
+        shared: number of products of tiles in shared memory.
+        columns: columns of the tiles of these products.
+        fed: number of products whose left tile is computed in registers.
+        exponentials: number of exponentials.
+        operations: number of ordinary float32 operations.
+        repeats: how often everything except `fed` is computed.
     """
 
     kernel: str
@@ -84,12 +84,12 @@ class Units:
 
     @property
     def hidden(self) -> float:
-        """Time if ordinary operations hide under the others."""
+        """Time if ordinary operations overlap with the others."""
         return self.matrix + self.exponentials
 
     @property
     def total(self) -> float:
-        """Time if everything adds up."""
+        """Time without overlap."""
         return self.hidden + self.operations
 
     def __add__(self, other: Units) -> Units:
@@ -101,7 +101,7 @@ class Units:
 
 
 def narrow_factor(columns: int) -> float:
-    """Return how much longer a product of shared tiles with so few columns takes."""
+    """Return the slow-down of a product of shared tiles with this number of columns."""
     return max(1.0, (16 + columns / 4) / (columns / 2))
 
 
@@ -115,7 +115,7 @@ def units(work: Work, head_dim: int) -> Units:
 
 
 def work_of(launched: Launched) -> Work | None:
-    """Return the work of a launch; None for one that goes over no pairs."""
+    """Return the work of a launch; None if it does not loop over pairs."""
     name, options = launched.kernel.__name__, launched.options
     if "form" not in options or "BLOCK_K" not in options:
         return None
@@ -136,21 +136,21 @@ def _dense(name: str, launched: Launched, columns: int) -> _Counts:
     k, products, heads = form.components, form.products, call.num_heads // 2
     row, col = call.row is not None, call.col is not None
     exponentials = 1 if form.factored or form.hard else k
-    # A score takes one multiply-add with its scale and key term, one addition of a row's term.
+    # A score needs one multiply-add with its scale and key term, and one addition of a row's term.
     scores = 1 + k if form.factored else k * (1 + row)
-    if form.plain:  # scaled where something is subtracted
+    if form.plain:  # the scale is part of the subtraction
         scores = 0
-    if form.hard:  # the largest, and which it is
+    if form.hard:  # the maximum and its index
         scores += 3 * (k - 1)
     if "forward" in name:
         shared, fed = products, 1
-        # The running maximum, its subtraction per exponential, the sum, half a conversion.
+        # Running maximum, its subtraction per exponential, sum, half a conversion.
         operations = scores + k + exponentials + (exponentials - 1) + 1.5
         operations += 1 - k if form.factored or form.hard else 0
     else:
         keys, values = options.get("KEYS", True), options.get("VALUES", False)
         shared, fed = products + keys, (products if keys else 0) + values
-        # Subtraction of the normaliser and dP − δ; per product a weight times it and a conversion.
+        # Subtraction of the normaliser, and dP − δ; per product a multiplication and a conversion.
         operations = scores + exponentials + (1 + 1.5 * k if keys else 0) + 0.5 * values
         operations += k if keys and (row or col) else 0  # sums for terms
         if form.hard:
@@ -159,11 +159,11 @@ def _dense(name: str, launched: Launched, columns: int) -> _Counts:
 
 
 def _fish(name: str, launched: Launched, columns: int) -> _Counts:
-    """Count FiSH with a linear mixing: G maps per head group, H heads."""
+    """Count FiSH with linear mixing: G maps per head group, H heads."""
     call, form, options = launched.args[0], launched.options["form"], launched.options
     maps, groups, heads = form.maps, call.num_groups // 2, call.num_heads // 2
-    # Per group: the factor of its maps; per head: mixing, exponent. With one loop for all tiles two
-    # comparisons per group and a selection per head; programs of keys have them at causal edges.
+    # Per group: the factor of its maps; per head: mixing, exponent. One loop for all tiles adds two
+    # comparisons per group and a selection per head; programs over keys have them at causal edges.
     shared, fed = float(groups * maps), 0.0
     operations = float(groups * maps + heads * (maps + 1))
     if not form.parts and "key" not in name:
@@ -175,7 +175,7 @@ def _fish(name: str, launched: Launched, columns: int) -> _Counts:
         keys, values = options.get("KEYS", True), options.get("VALUES", False)
         shared += heads * keys
         fed += groups * maps * keys + heads * values
-        # dP − δ, times the weight, the share of every map; half a conversion per product.
+        # dP − δ, product with the weight, contribution to each map; half a conversion per product.
         operations += heads * (2 + maps) * keys + 0.5 * (groups * maps * keys + heads * values)
         if options.get("SLOTS", 0):
             operations += 2 * heads * maps
@@ -185,7 +185,7 @@ def _fish(name: str, launched: Launched, columns: int) -> _Counts:
 def recorded(
     layer_type: type[Attention], options: Mapping[str, Any], head_dim: int
 ) -> tuple[list[Launched], list[Launched]]:
-    """Return the launches of a forward and of a backward pass, in bfloat16."""
+    """Return the launches of a forward and a backward pass in bfloat16."""
     torch.manual_seed(0)
     layer = layer_type(head_dim, head_dim=head_dim, **options)
     case = Case("", layer_type)
@@ -197,13 +197,13 @@ def recorded(
 
 
 def predicted(launches: Sequence[Launched], head_dim: int) -> Units:
-    """Return the time of launches that go over pairs."""
+    """Return the time of the launches that loop over pairs."""
     found = (work_of(launched) for launched in launches)
     return sum((units(x, head_dim) for x in found if x is not None), Units(0.0, 0.0, 0.0))
 
 
 def ratio_rows(head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[dict[str, object]]:
-    """Yield a line per variant and head size: units, ratios to softmax, launches."""
+    """Yield a row per variant and head size: units, ratios to softmax, launches."""
     for head_dim in head_dims:
         base: list[Units] = []
         for name, (layer_type, options) in _LAYERS.items():
@@ -232,16 +232,16 @@ def _tiles(launched: Launched) -> str:
 
 
 def concatenated_units(num_global: int, num_heads: int, head_dim: int) -> float:
-    """Return the time of hard FiSH as PyTorch's softmax over concatenated heads, both passes.
+    """Return the time of both passes of hard FiSH by PyTorch's softmax over concatenated heads.
 
-    Queries and keys have G E entries: forward G + 1 products of a head, backward 3 G + 2.
+    Queries and keys have size G E: G + 1 products of a head in forward, 3 G + 2 in backward.
     """
     rate = RATES[num_global * head_dim > FLASH_WIDTH]
     return num_heads * (4 * num_global + 3) / rate
 
 
 def fish_rows(head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[dict[str, object]]:
-    """Yield what both implementations of hard FiSH should cost, and which is the faster."""
+    """Yield the predicted cost of both implementations of hard FiSH, and the faster one."""
     for head_dim in head_dims:
         for name, (layer_type, options) in _LAYERS.items():
             if layer_type is FiSHAttention:
@@ -259,14 +259,14 @@ def fish_rows(head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[dict[str, object
 
 
 def fish_units(num_global: int, num_heads: int, head_dim: int) -> Units:
-    """Return the time of the kernels of hard FiSH, both passes."""
+    """Return the time of both passes of the hard FiSH kernels."""
     options = {"num_heads": num_heads, "num_global_heads": num_global, "noise": "none"}
     forward, backward = recorded(FiSHAttention, options, head_dim)
     return predicted((*forward, *backward), head_dim)
 
 
 def fastest(num_global: int, num_heads: int, head_dim: int) -> str:
-    """Return the backend that hard FiSH should be fastest with: `triton` or `sdpa`."""
+    """Return the backend that should be fastest for hard FiSH: `triton` or `sdpa`."""
     ours = fish_units(num_global, num_heads, head_dim)
     middle = (ours.hidden + ours.total) / 2
     other = concatenated_units(num_global, num_heads, head_dim)

@@ -1,10 +1,10 @@
-"""Errors of the fused kernels beside those of plain eager code, and a training run with either.
+"""Errors of the fused kernels compared with eager code, and a training run with both.
 
-The yardstick is the reference in float64. Eager code is the same reference with every matrix
-product in the kernel's precision (inputs and results rounded to it) and the rest in float32, as
-mixed-precision training runs it. A kernel may err at most twice as much, root mean square, in the
-output and in the gradient of every input, and in the gradients of a layer's parameters taken
-together: some of them are two numbers, whose errors are themselves uncertain by a fifth.
+Errors are relative to the reference in float64. Eager code is the reference with matrix products in
+the kernel's precision (rounded inputs and results) and the rest in float32, as in mixed-precision
+training. The root mean square error of a kernel may be at most twice that of eager code, in the
+output, in the gradient of each input, and in the gradients of all parameters of a layer together:
+a parameter may have only two elements, so that its error is uncertain by a fifth.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ INPUTS = ("out", "query", "key", "value", "bias")  # the other tensors are a lay
 TASK = "configs/tasks/tiny/lra_listops.yaml"
 ATTENTION = tuple(f"configs/attention/{name}.yaml" for name in ("mgk", "smgk", "fish", "mlk"))
 
-# Gap between the losses of a step, in float32: rounding, amplified by a few steps of training.
+# Difference of the losses of a step in float32: rounding, amplified by a few training steps.
 BOUND = 1e-4
 
 
 @dataclass(frozen=True)
 class ParityRow:
-    """Errors of one tensor, `out` or what the gradient belongs to; `rms` is root mean square."""
+    """Errors of the output or of the gradient of `tensor`; `rms` is root mean square."""
 
     case: str
     dtype: str
@@ -53,7 +53,7 @@ class ParityRow:
 
     @property
     def ratio(self) -> float:
-        """Error of the kernel over that of eager code; 0 when both are exact."""
+        """Error of the kernel relative to eager code; 0 if both are exact."""
         return self.rms / self.eager_rms if self.eager_rms else (float("inf") if self.rms else 0.0)
 
     def shown(self, head_dim: int) -> dict[str, object]:
@@ -67,7 +67,7 @@ class ParityRow:
 
 
 def over_budget(rows: Sequence[ParityRow]) -> list[ParityRow]:
-    """Return the rows of a case that err too much; all parameters where they do so together."""
+    """Return the rows of a case above the budget; all parameters if their joint error is above."""
     parameters = [row for row in rows if row.tensor not in INPUTS]
     squares = [row.ratio**2 for row in parameters]
     together = (sum(squares) / len(squares)) ** 0.5 if squares else 0.0
@@ -76,7 +76,7 @@ def over_budget(rows: Sequence[ParityRow]) -> list[ParityRow]:
 
 
 class _LowProducts(TorchFunctionMode):
-    """Matrix products in a lower precision, the rest as written."""
+    """Runs matrix products in a lower precision, everything else unchanged."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class _LowProducts(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Inputs:
-    """One call of a layer's heads: query, stored keys and value, masks, dropout."""
+    """Arguments of a call: query, stored keys and value, masks, dropout."""
 
     tensors: tuple[Tensor, Tensor, Tensor]
     masks: Masks
@@ -108,10 +108,10 @@ def make_inputs(
     seed: int,
     clear: bool = True,
 ) -> Inputs:
-    """Return random inputs whose values `dtype` holds, on the layer's device.
+    """Return random inputs that are exact in `dtype`, on the layer's device.
 
-    Hard inference with `clear`: pairs whose best two components are closer than rounding can tell
-    apart are hidden, because which of them wins, and so gets the gradient, is not defined there.
+    For hard inference, `clear` masks pairs whose best two components differ by less than rounding,
+    since the component that gets the gradient is then undefined.
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(layer.parameters()).device
@@ -145,7 +145,7 @@ def make_inputs(
 
 
 def run_heads(layer: Attention, backend: str, call: HeadCall) -> Tensor:
-    """Return the heads' output of a call on one backend; keys are shifted or combined inside."""
+    """Return the heads' output of a call on one backend, including shifts of keys and priors."""
     core = layer.core
     engines = engines_of(core.makes)
     if backend not in engines:
@@ -213,7 +213,7 @@ def parity_rows(
         for name, truth in exact.items():
             entry = squares.setdefault(name, [0.0, 0.0, 0.0, 0])
             ours = (found[name].double() - truth).abs()
-            # Eager code hands its results on in the same precision.
+            # Eager code passes its results on in the same precision.
             plain = (eager[name].to(found[name].dtype).double() - truth).abs()
             entry[0] = max(entry[0], _finite(ours.max()))
             entry[1] += _finite(ours.square().sum())
@@ -227,7 +227,7 @@ def parity_rows(
 
 
 def _finite(value: Tensor) -> float:
-    """Return a number; infinity for NaN, so that no comparison hides it."""
+    """Return a number, with NaN replaced by infinity so that comparisons fail."""
     return float(value) if bool(torch.isfinite(value)) else float("inf")
 
 
@@ -239,7 +239,7 @@ def losses(
     folder: Path,
     flags: Sequence[str] = (),
 ) -> list[float]:
-    """Return the training loss of every step of a command-line run; ConfigError if it fails."""
+    """Return the training loss of each step of a command-line run; ConfigError if it fails."""
     accelerator = "gpu" if device == "cuda" else "cpu"
     command = [
         *(sys.executable, "-m", "lit_probattn", "fit", "--config", TASK, "--config", attention),
@@ -265,9 +265,9 @@ def losses(
 def compare_training(
     steps: int, device: str, attention: Sequence[str] = ATTENTION, flags: Sequence[str] = ()
 ) -> tuple[list[dict[str, object]], bool]:
-    """Train with both backends; return a line per step and whether all gaps are within BOUND.
+    """Train with both backends; return a row per step and whether all gaps are within BOUND.
 
-    `flags` are further ones of the runs.
+    `flags` are extra flags of the runs.
     """
     lines: list[dict[str, object]] = []
     followed = True

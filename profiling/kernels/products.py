@@ -1,4 +1,4 @@
-"""The products of linear attention run alone, which bound what its layers can reach by PyTorch."""
+"""Matrix products of linear attention, a lower bound on the time of its layers in PyTorch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Make = Callable[..., Tensor]
 def linear_products(
     given: TorchProducts, config: KernelsConfig, make: Make
 ) -> Callable[[], list[Tensor]]:
-    """Return a function that runs the products of forward and backward once.
+    """Return a function that runs the matrix products of forward and backward once.
 
-    Operands are there before, contiguous; output and gradients are allocated, as everywhere, and
-    other results are written into memory that is there. No feature map, no denominator, no mask, no
-    running sum of states. F is E.
+    Operands are contiguous and exist before; output and gradients are allocated by the call, and
+    other results are written to existing buffers. There is no feature map, denominator, mask or
+    running sum of states. The number of features F is E.
     """
     return (_of_chunks if config.is_causal else _of_sums)(given, config, make)
 
 
 def _of_sums(given: TorchProducts, config: KernelsConfig, make: Make) -> Callable[[], list[Tensor]]:
-    """State f^T v and rows times it; four products of their gradients."""
+    """State f^T v and its product with the queries; four products for the gradients."""
     heads, size = config.batch_size * given.num_heads, config.head_dim
     row, col, value, grad = (make(heads, config.seq_len, size) for _ in range(4))
     state, grad_state = make(heads, size, size), make(heads, size, size)
@@ -45,7 +45,7 @@ def _of_sums(given: TorchProducts, config: KernelsConfig, make: Make) -> Callabl
 def _of_chunks(
     given: TorchProducts, config: KernelsConfig, make: Make
 ) -> Callable[[], list[Tensor]]:
-    """By spans, as `causal_average`, the last chunk filled up; pairs and states are kept."""
+    """Products by spans as in `causal_average`, last chunk padded; pairs and states are saved."""
     heads, size = config.batch_size * given.num_heads, config.head_dim
     chunk = min(chunk_length(size), config.seq_len)
     chunks = -(-config.seq_len // chunk)

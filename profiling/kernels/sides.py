@@ -1,4 +1,4 @@
-"""What `profiling kernels --config` runs: attention alone or a layer, training or decoding."""
+"""Sides of `profiling kernels --config`: heads or a layer, in training, inference or decoding."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ Make = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class _WatchedKey(RandomKey):
-    """A key that notes every draw."""
+    """A key that records every draw."""
 
     drawn: list[int] = field(default_factory=list, compare=False)
 
     def philox_key(self, stream: int) -> tuple[int, int]:
-        """Note the draw and return its key words."""
+        """Record the draw and return its key words."""
         self.drawn.append(stream)
         return super().philox_key(stream)
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A forward pass without arguments, and the tensors that get gradients."""
+    """A forward pass without arguments, and the tensors that receive gradients."""
 
     forward: Callable[[], Tensor]
     leaves: list[Tensor]
@@ -58,17 +58,16 @@ def side_function(
 ) -> Callable[[], list[Tensor]]:
     """Return a function that runs a side once, forward or forward and backward.
 
-    With scope `attention`, only attention itself is inside: no projections. Keys are shifted,
-    expanded and combined with priors inside, as in the layer, and parameters get their gradients.
-    With scope `layer` it is self-attention of a layer of width `layer_heads` · `head_dim`. Backend
-    `auto` is what a layer would choose. In mode `decode` one query attends to `seq_len` keys;
-    a layer appends it to a cache that holds the others. An attention that cannot be built is a
-    ConfigError.
+    Scope `attention` excludes the projections, but includes shifts and priors of keys and the
+    gradients of parameters, as in the layer. Scope `layer` is self-attention of a layer of width
+    `layer_heads` · `head_dim`. Backend `auto` selects as a layer does. In mode `decode` one query
+    attends to `seq_len` keys; a layer appends it to a cache with the others. An attention layer
+    that cannot be built raises a ConfigError.
 
     Args:
-        side: what runs.
-        config: where.
-        drawn: gets the stream of every random draw, of dropout and of noise.
+        side: the side.
+        config: the point.
+        drawn: receives the stream of every random draw of dropout and noise.
     """
     rng = _WatchedKey(config.seed, drawn=[] if drawn is None else drawn)
     device, dtype = torch.device(config.device), getattr(torch, config.dtype)
@@ -112,7 +111,7 @@ def _layer(side: Side, config: KernelsConfig) -> Attention:
     return build_attention(class_path, init_args, width, config.head_dim)
 
 
-# ---- attention alone -----------------------------------------------------------------------------
+# ---- attention without projections ---------------------------------------------------------------
 
 
 def _num_queries(config: KernelsConfig) -> int:
@@ -134,7 +133,7 @@ def _sdpa(sdpa: TorchSdpa, query: Tensor, key: Tensor, value: Tensor, is_causal:
 
 
 def heads_call(layer: Attention, config: KernelsConfig, make: Make, rng: RandomKey) -> HeadCall:
-    """Return a call of drawn heads at a point, whose heads need gradients."""
+    """Return a call with random heads that require gradients."""
     rows, cols = _num_queries(config), config.seq_len
     found = draw_heads(layer, config.batch_size, rows, cols, make)
     query, key, value = (x.contiguous().requires_grad_() for x in found)
@@ -159,12 +158,12 @@ def _own_heads(
 
 
 def _inner(tokens: Tensor) -> Tensor:
-    """Return tokens that are no leaf: counters of FLOP hang a hook on inputs of modules."""
+    """Return tokens as a non-leaf tensor: FLOP counters add a hook to the inputs of modules."""
     return tokens.view_as(tokens) if torch.is_grad_enabled() else tokens.detach()
 
 
 def _multihead_attention(given: TorchLayer, config: KernelsConfig, make: Make) -> _Prepared:
-    """PyTorch's own layer, whose head size is its width over the number of heads."""
+    """PyTorch's layer, whose head size is its width divided by the number of heads."""
     width = config.layer_heads * config.head_dim
     layer = nn.MultiheadAttention(width, given.num_heads, batch_first=True)
     tokens = make(config.batch_size, config.seq_len, width).requires_grad_()
@@ -182,7 +181,7 @@ def _multihead_attention(given: TorchLayer, config: KernelsConfig, make: Make) -
 
 
 def _projected_heads(sdpa: TorchSdpa, config: KernelsConfig, make: Make) -> _Prepared:
-    """Projections of one matrix product, PyTorch's attention, and the output's projection."""
+    """Input projections by one matrix product, PyTorch's attention, output projection."""
     width, inner = config.layer_heads * config.head_dim, sdpa.num_heads * config.head_dim
     tokens = make(config.batch_size, _num_queries(config), width).requires_grad_()
     into, out_of = nn.Linear(width, 3 * inner), nn.Linear(inner, width)
@@ -216,7 +215,7 @@ def _own_layer(
 
     def forward() -> Tensor:
         if cache is not None:
-            # Every call appends the same token; to a state of fixed size it is added again.
+            # Every call appends the same token; a state of fixed size adds it repeatedly.
             if isinstance(cache, KVCache):
                 cache.truncate(before)
             else:
@@ -226,11 +225,11 @@ def _own_layer(
     return _Prepared(forward, [tokens, *layer.parameters()])
 
 
-# ---- what bounds a side --------------------------------------------------------------------------
+# ---- bound of a side -----------------------------------------------------------------------------
 
 
 def side_work(side: Side, config: KernelsConfig) -> Work | None:
-    """Return the counted work of a side, attention alone; None where there is no count."""
+    """Return the counted work of a side with scope attention; None without a count."""
     if side.torch_products is not None or side.torch_layer is not None:
         return None
     train, device = config.mode == "train", torch.device("meta")

@@ -1,4 +1,4 @@
-"""`python -m profiling kernels`: the implementations of attention side by side, in one run."""
+"""`python -m profiling kernels`: compare implementations of attention in one run."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from lit_probattn.records.tables import counted, markdown_lines
 from profiling.kernels.bound import measured_rates
 from profiling.kernels.command import made_here
 from profiling.kernels.config import Comparison, KernelsConfig, points
-from profiling.kernels.picture import time_picture
+from profiling.kernels.figure import time_figure
 from profiling.kernels.sides import side_function, side_work
 from profiling.sweep.run import missing_device
 
 
 @dataclass(frozen=True)
 class SideResult:
-    """What was measured of one side.
+    """Measurements of one side.
 
     Args:
-        eager: seconds of calls from Python, round by round.
-        graph: seconds of replays of the same kernels; None where there is no graph.
-        note: why there is none.
-        bound: the least seconds that its counted work can take (`profiling.kernels.bound`), on a
-            CPU in float32 or bfloat16.
+        eager: seconds of calls from Python, by round.
+        graph: seconds of CUDA graph replays; None without a graph.
+        note: the reason why there is no graph.
+        bound: lower bound on the seconds (`profiling.kernels.bound`), on a CPU in float32 or
+            bfloat16.
     """
 
     eager: list[float]
@@ -61,19 +61,19 @@ class SideResult:
 
     @property
     def best(self) -> list[float]:
-        """Seconds of the kernels alone where they are known."""
+        """Seconds of the graph replays, or of calls from Python without a graph."""
         return self.eager if self.graph is None else self.graph
 
     @property
     def flops_per_s(self) -> float | None:
-        """Products that run per second, by the median."""
+        """FLOP/s of matrix products, by the median time."""
         return None if self.flops is None else self.flops / quantile(self.best, 0.5)
 
 
 def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
-    """Run the parity tests that the config names; return whether they passed and the last line."""
+    """Run the parity tests of the config; return whether they passed, and the last line."""
     if not config.parity_tests:
-        return False, "no parity tests are named"
+        return False, "the file names no parity tests"
     missing = [t for t in config.parity_tests if not (root / t.split("::")[0]).exists()]
     if missing:
         return False, f"parity tests not found: {', '.join(missing)}"
@@ -84,11 +84,11 @@ def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
 
 
 def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str]]:
-    """Time every side in turns and take its peak memory; also say why a side could not run.
+    """Time all sides in turns and measure peak memory; also return why a side did not run.
 
-    On a GPU the kernels are timed by replaying a CUDA graph, in which no Python runs; calls from
-    Python are timed after them. Without a GPU there are only the calls. A RuntimeError names the
-    side that lost the GPU (`lost_gpu`).
+    On a GPU, a CUDA graph is replayed, without Python; calls from Python are timed afterwards.
+    Without a GPU only calls are timed. A RuntimeError names the side after which the GPU failed
+    (`lost_gpu`).
     """
     device = torch.device(config.device)
     functions, replays, memory, flops = {}, {}, {}, {}
@@ -101,9 +101,9 @@ def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str
             function()
             memory[name] = peak_bytes(function, device)
             runs_library = device.type == "cpu" and side.backend in ("native", "auto")
-            flops[name] = None if runs_library else _flops(function)  # C counts nothing
+            flops[name] = None if runs_library else _flops(function)  # C code is not counted
             if drawn and device.type == "cuda":
-                # A graph would repeat one draw: its numbers are arguments of its kernels.
+                # A graph would repeat one draw, since its numbers are arguments of its kernels.
                 notes[name] = "eager only: draws dropout or noise"
             else:
                 replays[name] = captured(function, device)
@@ -112,7 +112,7 @@ def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str
         except torch.OutOfMemoryError:
             failed[name] = "out of memory"
             continue
-        except RuntimeError as error:  # a backend that does not take these sizes
+        except RuntimeError as error:  # a backend that does not support these sizes
             reason = str(error).partition("\n")[0]
             if lost_gpu(error):
                 raise RuntimeError(f"{name}: {reason}") from error
@@ -122,7 +122,7 @@ def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str
     names = ("warmup", "repeats", "max_seconds")
     limits: dict[str, Any] = {name: getattr(config, name) for name in names}
     graphs = time_sides(replays, device=device, **limits)
-    replays.clear()  # the graphs hold the memory of their calls
+    replays.clear()  # the graphs keep the memory of their calls
     eager = time_sides(functions, device=device, **limits)
     results = {
         name: SideResult(
@@ -154,7 +154,7 @@ def _flops(function: Callable[[], object]) -> int | None:
 
 
 def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """Return FLOP/s of a large square matrix product on random data, the best of a few."""
+    """Return FLOP/s of a large square matrix product on random data, the best of a few trials."""
     size = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     function = partial(torch.matmul, a, b)
@@ -164,13 +164,13 @@ def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -> tuple[Page, bool]:
-    """Run the parity tests, then measure; return the report and whether all bounds hold.
+    """Run the parity tests and the measurements; return the report and whether all bounds hold.
 
-    When the tests are red there are times of every side but no ratio between them. Points are kept
-    in `folder`, where there is one, and not measured again.
+    If a test fails, the report has times but no ratios. Points are stored in `folder`, if given,
+    and not measured again.
 
     Raises:
-        ConfigError: the device is not there, or a side cannot be built.
+        ConfigError: the device is not available, or a side cannot be built.
     """
     gone = missing_device(config.device)
     if gone is not None:
@@ -184,14 +184,14 @@ def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -
     return speed_report(config, rows, ceiling, tests, device_name(config.device)), passed
 
 
-# What tells a point from the others of its file.
+# Keys that identify a point of a file.
 _POINT = {"dtype", "head_dim", "seq_len", "batch_size", "is_causal", "mode", "scope", "num_threads"}
 
 
 def open_store(config: KernelsConfig, folder: Path, green: bool) -> RowStore[dict[str, Any]]:
-    """Return the measured points of a folder; those of other sides or other code are dropped."""
+    """Open the measured points of a folder; points of other sides or other code are dropped."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = config.model_dump(exclude={"grid", "parity_tests", "picture", *_POINT})
+    given = config.model_dump(exclude={"grid", "parity_tests", "figure", *_POINT})
     settings = {**given, "green": green, "revision": git_revision(), "versions": versions()}
     return RowStore(folder / "points.jsonl", dict[str, Any], ("place",), settings=settings)
 
@@ -199,7 +199,7 @@ def open_store(config: KernelsConfig, folder: Path, green: bool) -> RowStore[dic
 def point_rows(
     config: KernelsConfig, ceiling: float, green: bool, store: RowStore[dict[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """Return `measured_rows` with the threads of the point, or what the store has of it."""
+    """Return the stored rows of a point, or `measured_rows` with the threads of the point."""
     place = place_name(config)
     kept = [row["rows"] for row in (store.rows if store else []) if row["place"] == place]
     if kept:
@@ -216,7 +216,7 @@ def point_rows(
 
 
 def place_name(config: KernelsConfig) -> str:
-    """Return the heading of a point, which tells it from the others."""
+    """Return the heading of a point, which identifies it."""
     passes = {
         "train": "forward + backward",
         "eval": "forward",
@@ -230,7 +230,7 @@ def place_name(config: KernelsConfig) -> str:
 
 
 def measured_rows(config: KernelsConfig, ceiling: float, green: bool) -> list[dict[str, Any]]:
-    """Measure one point; return a row per side, and per comparison if parity tests were green."""
+    """Measure one point; return a row per side, and per comparison if the parity tests passed."""
     results, failed = measure(config)
     place = {"place": place_name(config)}
     rows: list[dict[str, Any]] = [
@@ -266,10 +266,10 @@ def _side_row(result: SideResult, ceiling: float) -> dict[str, Any]:
 def _compare(
     comparison: Comparison, config: KernelsConfig, results: dict[str, SideResult]
 ) -> dict[str, Any]:
-    """Return the ratios of two sides, taken per round, and whether what is asked of them holds.
+    """Return the ratios of two sides within rounds, and whether their bounds hold.
 
-    Graphs are compared with graphs. Where one side has none, calls from Python are compared, and
-    bounds on time ask nothing of a GPU: Python's own time would decide.
+    Graphs are compared with graphs. If a side has none, calls from Python are compared; bounds on
+    time then do not apply to a GPU, since Python would dominate.
     """
     side, against = results[comparison.side], results[comparison.against]
     by_graph = side.graph is not None and against.graph is not None
@@ -298,7 +298,7 @@ def _compare(
 
 
 def _verdict(name: str, bound: float | None, value: float | None) -> tuple[str, bool] | None:
-    """Return what is required and whether it holds; None if nothing is, or it is not measured."""
+    """Return the requirement and whether it holds; None if there is none or it was not measured."""
     if bound is None or value is None:
         return None
     return f"{name} {bound:g}", value <= bound if name.endswith("≤") else value >= bound
@@ -311,14 +311,14 @@ def speed_report(
     tests: str,
     hardware: str,
 ) -> Page:
-    """Return the report of measured rows: a section per point.
+    """Return the report of measured rows, one section per point.
 
     Args:
         config: the file.
-        rows: of `measured_rows`, of any number of points.
+        rows: rows of `measured_rows` for any number of points.
         ceiling: FLOP/s of a large matrix product.
-        tests: what the parity tests said.
-        hardware: where they were measured.
+        tests: result of the parity tests.
+        hardware: the device and its processor.
     """
     missed = [row for row in rows if row.get("holds") is False]
     dearer = [row for row in rows if row.get("time_ratio", 0.0) > 1.0 and row["timed"] == "graph"]
@@ -344,10 +344,10 @@ def speed_report(
     facts += [f"MISSED: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in missed]
     facts += [f"Above 1: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in dearer]
     lines = [f"- {one_line(fact)}" for fact in facts]
-    found, pictures = finding(config, rows), {}
+    found, figures = finding(config, rows), {}
     lines += ["", f"Finding: {found}"] if found else []
     if found:
-        pictures["time_ratio"] = partial(time_picture, config, rows)
+        figures["time_ratio"] = time_figure(config, rows)
         lines += ["", image("time_ratio")]
     for place in dict.fromkeys(row["place"] for row in rows):
         here = [row for row in rows if row["place"] == place]
@@ -369,13 +369,13 @@ def speed_report(
         finding=found,
         body=lines,
         tables={"rows": as_csv(pd.DataFrame(rows))},
-        pictures=pictures,
+        figures=figures,
     )
 
 
 def finding(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the range of each comparison that the file's picture shows; empty if there is none."""
-    names = dict.fromkeys(name for row in config.picture.values() for name in row.values())
+    """Return the range of each comparison that the file's figure shows; empty if there is none."""
+    names = dict.fromkeys(name for row in config.figure.values() for name in row.values())
     told = []
     for name in names:
         found = [row["time_ratio"] for row in rows if row.get("comparison") == name]

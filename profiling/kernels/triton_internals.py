@@ -1,6 +1,6 @@
-"""Triton's interpreter without work that nothing uses, which is two thirds of its time.
+"""Remove unused work from Triton's interpreter, which saves two thirds of its time.
 
-It reaches for what Triton keeps to itself; where a version has that no more, nothing is changed.
+This uses private members of Triton; if a version lacks them, nothing is changed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 
 def spare_the_interpreter() -> None:
-    """Leave out what the interpreter does without effect, in this process.
+    """Skip work of the interpreter that has no effect, in this process.
 
-    It exchanges the language's functions whenever one jitted function calls another, thousands of
-    times per launch; only the launch undoes it, and all but the first time changes nothing. And it
-    computes whether integers overflow, but asserts that only with its option `debug`.
+    The interpreter patches the language's functions whenever one jitted function calls another,
+    thousands of times per launch, although only the first call has an effect and only the launch
+    restores them. It also computes integer overflow, which only its option `debug` checks.
     """
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     patch = getattr(interpreter, "_patch_lang", None)
@@ -31,7 +31,7 @@ def spare_the_interpreter() -> None:
 
 
 def once_per_launch(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `patch`, which takes a function, but only for modules that no launch has open."""
+    """Return `patch` restricted to modules that no running launch has patched."""
     patched: set[str] = set()
 
     @functools.wraps(patch)
@@ -42,7 +42,7 @@ def once_per_launch(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
             if isinstance(value, ModuleType) and value.__name__.startswith("triton.language")
         }
         if patched and modules <= patched:
-            return None  # what a device function gets is dropped
+            return None  # the result is unused in a device function
         scope = patch(function)
         if not patched:
             restore = scope.restore

@@ -1,1 +1,1 @@
-"""Counters, timers, memory, and the rows that hold what they found."""
+"""Rows of measurements, and work in several processes."""

@@ -1,6 +1,6 @@
 """Run work in several processes of one machine, with the variables that torchrun sets.
 
-The processes are forked, so what the parent has imported need not be imported again.
+The processes are forked, so modules imported by the parent are not imported again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def run_in_ranks(
     """Run `work` in `count` forked processes of one thread, which may form a process group.
 
     Args:
-        count: number of processes. One gets no variables of a distributed run.
-        log: file for what they print; its end is part of the error. None: the terminal.
+        count: number of processes. A single one gets no variables of a distributed run.
+        log: file for their output, whose end is part of the error. None means the terminal.
 
     Raises:
-        ChildError: an exit status is not 0, or the time is over.
+        ChildError: an exit status is not 0, or the time limit is exceeded.
     """
     port = find_free_network_port()
     processes = [_fork(work, rank_variables(rank, count, port), log) for rank in range(count)]
@@ -49,7 +49,7 @@ def run_in_ranks(
         printed = "; they printed\n" + "\n".join(lines)
     if late:
         raise ChildError(
-            f"ranks {late} did not end within {timeout:.0f} s and were killed{printed}"
+            f"ranks {late} did not finish within {timeout:.0f} s and were killed{printed}"
         )
     codes = [process.exitcode for process in processes]
     if any(codes):
@@ -57,7 +57,7 @@ def run_in_ranks(
 
 
 def rank_variables(rank: int, count: int, port: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for one rank of a single node; none for one rank."""
+    """Return the variables that torchrun sets for a rank on one node; empty for a single rank."""
     if count == 1:
         return {}
     world = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))

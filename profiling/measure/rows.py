@@ -1,4 +1,4 @@
-"""The rows of a sweep: one schema, JSON Lines while running, CSV and Parquet when done."""
+"""The rows of a sweep: one schema, JSON Lines during the sweep, CSV and Parquet afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import replacing
 from lit_probattn.base.rows import RowStore
 
-ROWS = "rows.jsonl"  # in the folder of results
+ROWS = "rows.jsonl"  # in the results folder
 Source = Literal["measured", "predicted", "analytic"]
 Status = Literal["ok", "failed", "skipped", "mismatch"]
 Quantity = Literal["cost", "memory", "time"]
@@ -24,18 +24,18 @@ Seconds = Annotated[float | None, Field(gt=0)]
 
 
 class ProfileRow(BaseModel):
-    """One source's numbers for one scope of one grid point. Every row names every column.
+    """Values of one source for one scope of one point. Every row has all columns.
 
-    `macs` are multiply-adds in matrix products; `fvcore_operations` are fvcore's total, norms
-    included; `paper_operations` follow the papers' rule (multiplications plus additions) for the
-    papers' layer, `paper_operations_printed` the simplification that the paper prints.
-    `resident_memory_bytes` are parameters, buffers and inputs; `peak_memory_bytes` is the rise of
-    one call above that. Tables add both as `memory_bytes` (see `to_frame`).
+    `macs` are multiply-adds in matrix products; `fvcore_operations` is fvcore's total, including
+    norms; `paper_operations` follow the papers' rule (multiplications plus additions) for the
+    papers' layer, `paper_operations_printed` the simplified formula in the paper.
+    `resident_memory_bytes` are parameters, buffers and inputs; `peak_memory_bytes` is the peak of
+    one call above that. Tables contain the sum as `memory_bytes` (see `to_frame`).
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    # which point
+    # identity of the point
     sweep: str
     point_id: str
     row_index: Annotated[int, Field(ge=0)]
@@ -60,7 +60,7 @@ class ProfileRow(BaseModel):
     backend: str
     dtype: str
     device: str
-    # what came of it
+    # results
     status: Status
     reason: str | None
     macs: Count
@@ -79,7 +79,7 @@ class ProfileRow(BaseModel):
     time_p80_s: Seconds
     time_repeats: int | None
     energy_j: float | None
-    # how it was made
+    # provenance
     backend_note: str | None
     device_name: str
     versions: str
@@ -88,12 +88,12 @@ class ProfileRow(BaseModel):
 
     @classmethod
     def of(cls, known: dict[str, Any]) -> ProfileRow:
-        """Return a row; what was not measured becomes None."""
+        """Return a row; values that were not measured are None."""
         return cls.model_validate(dict.fromkeys(cls.model_fields) | known)
 
 
 def row_store(path: Path) -> RowStore[ProfileRow]:
-    """Return a file of rows: a point has several, and one that failed is measured again."""
+    """Open a file of rows: a point has several, and a failed point is measured again."""
     return RowStore(
         path,
         ProfileRow,
@@ -107,7 +107,7 @@ def read_rows(path: str | Path) -> list[ProfileRow]:
     """Return the rows of complete points of a file.
 
     Raises:
-        ConfigError: no file, a damaged line that is not the last, or a point twice.
+        ConfigError: the file is missing, a line before the last is corrupt, or a point is repeated.
     """
     if not Path(path).is_file():
         raise ConfigError(f"cannot read {path}: no such file")
@@ -115,9 +115,10 @@ def read_rows(path: str | Path) -> list[ProfileRow]:
 
 
 def to_frame(rows: Iterable[ProfileRow], variants: Sequence[str] = ()) -> pd.DataFrame:
-    """Return rows as a table of the whole schema, sorted; `variants` in this order, then others.
+    """Return rows as a sorted table with all columns; `variants` in this order, then others.
 
-    `memory_bytes` is added: resident memory and the peak above it, what a device must have in all.
+    The column `memory_bytes` is added: resident memory plus the peak above it, which a device must
+    provide.
     """
     fields = ProfileRow.model_fields
     frame = pd.DataFrame([row.model_dump() for row in rows], columns=list(fields))

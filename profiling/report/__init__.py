@@ -1,1 +1,1 @@
-"""Reports of finished sweeps: ratios, tables, figures, a page."""
+"""Reports of finished sweeps: ratios, tables, figures and the page."""

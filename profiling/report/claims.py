@@ -1,7 +1,7 @@
-"""What a paper says of a cost, in the rows of a sweep: which numbers a claim is about.
+"""Claims of a paper about cost, judged by the rows of a sweep.
 
-Verdicts are those of `lit_probattn.experiments.expectations`: a count cannot vary, a time has the
-spread of its repeats.
+Verdicts come from `lit_probattn.experiments.expectations`. Counts have no spread; the spread of a
+time is the spread of its repeats.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _WORDS = {name: words for name, (words, _, _) in METRICS.items()}
 _LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
 _KEYS = [*PLACE, "mode", "backend", "dtype", "scope"]
 _CONSTANT = 0.01
-_DIGITS = 12  # ratios of counts that are equal may differ in the last bits
-# What a device takes: papers print it of their GPU. Everything else is counted, and holds anywhere.
+_DIGITS = 12  # equal ratios of counts may differ in the last bits
+# Costs that depend on the device: the papers' values are for a GPU. All others are counted.
 _OF_A_DEVICE = frozenset(
     {"resident_memory_bytes", _PEAK, _MEMORY, "nvml_memory_bytes", _TIME, "energy_j"}
 )
 
 
 def device_of(metric: str) -> str:
-    """Return the device that a column of the rows is about; empty for what is counted."""
+    """Return the device that a metric depends on; empty for counted metrics."""
     return "cuda" if metric in _OF_A_DEVICE else ""
 
 
@@ -56,9 +56,9 @@ def judge(sentence: Sentence, config: SweepConfig, frame: pd.DataFrame) -> Findi
 
 
 def values_of(claim: Claim, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return what a claim is about: a row per variant and place; `low`, `value` and `high`.
+    """Return the values of a claim: a row per variant and point with `low`, `value` and `high`.
 
-    Measured or counted numbers, and predicted ones where nothing was measured.
+    Values are measured or counted, or predicted if they were not measured.
     """
     rows = frame[(frame["status"] == "ok") & (frame["scope"] == claim.scope)]
     if claim.mode is not None:
@@ -95,7 +95,7 @@ def ratios_of(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> pd.Data
 
 
 def estimates(table: pd.DataFrame) -> list[Estimate]:
-    """Return the numbers of lines with `value`, `low` and `high`."""
+    """Return one estimate per row from the columns `value`, `low` and `high`."""
     columns = (table[name].round(_DIGITS) for name in ("value", "low", "high"))
     return [Estimate(*numbers) for numbers in zip(*columns, strict=True)]
 
@@ -130,7 +130,6 @@ def _judge(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> Finding:
 
 
 def _chosen(claim: Claim, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of a claim's variants."""
     return table if claim.variants is None else table[table["variant"].isin(claim.variants)]
 
 
@@ -158,7 +157,7 @@ def _bounded(claim: Claim, table: pd.DataFrame) -> Finding:
 
 def _lines(claim: Claim, table: pd.DataFrame, axis: str) -> list[pd.DataFrame]:
     keys = [k for k in ("variant", *_KEYS) if k != axis]
-    if claim.metric.startswith("num_parameters"):  # which length is profiled changes nothing
+    if claim.metric.startswith("num_parameters"):  # independent of the profiled length
         keys = [k for k in keys if k not in ("seq_len", "batch_size", "mode")]
     parts = [part.sort_values(axis) for _, part in table.groupby(keys, dropna=False, sort=False)]
     parts = [part.drop_duplicates(axis) for part in parts]
@@ -196,13 +195,13 @@ def _step(before: Estimate, after: Estimate) -> Estimate:
 
 
 def _extent(numbers: Sequence[Estimate]) -> Estimate:
-    """Return the largest of some numbers as a multiple of the smallest."""
+    """Return the ratio of the largest to the smallest estimate."""
     ordered = sorted(numbers, key=lambda one: one.value)
     return ordered[-1].over(ordered[0])
 
 
 def _beside(claim: Claim, wanted: Sequence[str], table: pd.DataFrame) -> Finding:
-    """Judge `within` and `ordered`: variants at one place."""
+    """Judge `within` and `ordered`: variants at the same point."""
     places = []
     for _, part in table.groupby(_KEYS, dropna=False, sort=False):
         rows = dict(zip(part["variant"], estimates(part), strict=True))

@@ -1,4 +1,4 @@
-"""Two sweeps side by side: the same points on other hardware, versions or code."""
+"""Comparison of two sweeps: the same points with different hardware, versions or code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from profiling.report.ratios import METRICS, PLACE, tidy
 
 
 def compare_sweeps(first: Path, second: Path, out: Path) -> Path:
-    """Write compare.md and compare.csv, B over A at every common place, or raise a ConfigError."""
+    """Write compare.md and compare.csv with B / A at every common point, or raise a ConfigError."""
     frames = {name: to_frame(load_results(path)) for name, path in (("A", first), ("B", second))}
     keys = ["variant", *PLACE, "mode", "backend", "dtype", "scope", "metric"]
     long = {name: tidy(frame) for name, frame in frames.items()}
@@ -30,7 +30,7 @@ def compare_sweeps(first: Path, second: Path, out: Path) -> Path:
     output_folder(out)
     replace_text(out / "compare.csv", both.to_csv(index=False, float_format="%.8g"))
     lines = [
-        "# Two sweeps side by side",
+        "# Comparison of two sweeps",
         "",
         f"- Command: {code_span(command_line())}",
         f"- A: {one_line(first)}",

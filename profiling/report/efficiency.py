@@ -1,4 +1,4 @@
-"""The answer of all reports to the efficiency claim: which ratios, where, by how much."""
+"""Summary of the efficiency claim over all reports: which ratios, for which sizes, by how much."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _DROPOUT = "attention_dropout"
 
 
 def efficiency_lines(folder: Path, reports: Mapping[Path, Mapping[str, Any]]) -> list[str]:
-    """Return the lines that answer what holds of the efficiency claim; none without ratios.
+    """Return the Markdown section on the efficiency claim; empty if no report has ratios.
 
     Args:
         folder: folder of the front page.
-        reports: content of `report.json` by the folder of each report.
+        reports: content of `report.json` by report folder.
     """
     found = {path: data for path, data in reports.items() if (path / RATIOS).is_file()}
     counts = _counted(folder, found)
@@ -42,7 +42,7 @@ def efficiency_lines(folder: Path, reports: Mapping[Path, Mapping[str, Any]]) ->
 
 
 def _counted(folder: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each variant and baseline: ranges over the grids of all sweeps."""
+    """Return a row per variant and baseline with the ranges over the grids of all sweeps."""
     parts = []
     for path, data in found.items():
         variants = data["about"].get("variants") if isinstance(data["about"], dict) else None
@@ -73,7 +73,7 @@ def _counted(folder: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[dict
 
 
 def _timed(folder: Path, report: Path) -> list[dict[str, Any]]:
-    """Return a row for each variant whose training step was timed against softmax attention."""
+    """Return a row per variant whose training step was timed against softmax attention."""
     table = pd.read_csv(report / RATIOS)
     if not {"time_over_softmax", _DROPOUT} <= set(table):
         return []
@@ -99,7 +99,7 @@ def _range(values: pd.Series, form: str) -> str | None:
 
 
 def _summary(counts: list[dict[str, Any]], times: list[dict[str, Any]]) -> list[str]:
-    """Return one sentence for each of counts, times and what is missing, from the rows."""
+    """Return a sentence each on counts, times and missing measurements."""
     lines = []
     if counts:
         tops = {row["variant"]: row["multiply-adds, attention layer"] for row in counts}

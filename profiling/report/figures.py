@@ -1,14 +1,15 @@
-"""Figures of a report: which ones, by the axes that vary; heat maps, lines, relative errors.
+"""Figures of a sweep: the paper's ratios, and operations compared with time.
 
-What would be empty is not drawn: a single point, or errors that are all zero.
+The first figure has a panel for each quantity in the paper's sentences: a heat map per variant over
+width and length, or lines over the axis that varies. The second shows the ratios of multiply-adds
+and of time at the same points, if time was measured. The tables contain all values.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,52 +22,61 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from lit_probattn.analysis.drawing import (
-    CHEAPER,
-    plain_log,
-    ratio_axis,
-    ratio_bar,
-    ratio_colours,
-    tiles,
-)
+from lit_probattn.analysis.drawing import CHEAPER, ratio_axis, ratio_bar, ratio_colours, tiles
+from lit_probattn.records.figures import ReportFigure, colour_of, palette_of, shades
+from profiling.report.claims import ratios_of
 from profiling.report.names import variant_name
-from profiling.report.ratios import METRICS, PLACE, found_by, relative_errors, tidy
+from profiling.report.ratios import found_by
+from profiling.sweep.config import Claim, SweepConfig
 
 matplotlib.use("Agg")
 
 _AXES = {
-    "embed_dim": "embedding dimension D",
-    "seq_len": "sequence length N",
+    "embed_dim": "model width D (embedding dimension)",
+    "seq_len": "sequence length N (tokens)",
     "grid_heads": "heads of the baseline",
 }
-# The metrics that are drawn: what their files are called, and plain words.
+_LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
+# Labels of the drawn metrics.
 _DRAWN = {
-    "macs": ("macs", "operations (multiply-adds)"),
-    "num_parameters": ("parameters", "parameters"),
-    "num_parameters_non_embedding": ("parameters_non_embedding", "parameters without embeddings"),
-    "peak_memory_bytes": ("memory", "peak memory above resident"),
-    "memory_bytes": ("memory_total", "total peak memory"),
-    "time_median_s": ("time", "time"),
-    "energy_j": ("energy", "energy"),
+    "macs": "multiply-adds",
+    "num_parameters": "parameters",
+    "num_parameters_non_embedding": "parameters without embeddings",
+    "memory_bytes": "total peak memory",
+    "peak_memory_bytes": "peak memory above resident",
+    "time_median_s": "time",
+    "energy_j": "energy",
 }
-_SCOPES = {"attention": "attention layers", "layers": "blocks", "model": "whole model"}
+_TIME = "time_median_s"
+_SCOPES = {"attention": "attention layer", "layers": "block", "model": "model"}
 _MODES = {"eval": "forward pass", "train": "training step"}
-_BESIDE: Any = {"fontsize": 7, "frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-# Errors below this are none: what a sweep accepts as equal.
-_EQUAL = 1e-6
+_MOST_NAMED = 2  # variants in a claim
+_KEYS = ["variant", "baseline", "embed_dim", "seq_len", "grid_heads", "batch_size"]
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture of a report: its name, what it shows, and what draws it."""
+class Quantity:
+    """The content of a panel: a column of the rows for a scope and a mode."""
 
-    name: str
-    caption: str
-    draw: Callable[[], Figure]
+    metric: str
+    scope: str
+    mode: str
+
+    @property
+    def is_size(self) -> bool:
+        """Whether it is a number of parameters, which is independent of mode and length."""
+        return self.metric.startswith("num_parameters")
+
+    @property
+    def words(self) -> str:
+        """Label of the quantity."""
+        words = [f"{_DRAWN[self.metric]} of the {_SCOPES[self.scope]}"]
+        words += [] if self.is_size else [_MODES[self.mode]]
+        return ", ".join(words)
 
 
 def plain_names(frame: pd.DataFrame) -> dict[str, str]:
-    """Return the variants as the README names them, such as `softmax, 8 heads`."""
+    """Return the variants' names as in the README, such as `softmax, 8 heads`."""
     names = {}
     for variant, part in frame.groupby("variant", sort=False):
         options = json.loads(part["attention_args"].iloc[0])
@@ -75,246 +85,308 @@ def plain_names(frame: pd.DataFrame) -> dict[str, str]:
     return names
 
 
-def _title(metric: str, scope: str, mode: str) -> str:
-    """Name a quantity; parameters are those of the model in any mode."""
-    words = [_DRAWN[metric][1]]
-    words += [] if metric == "num_parameters_non_embedding" else [_SCOPES[scope]]
-    words += [] if metric.startswith("num_parameters") else [_MODES[mode]]
-    return ", ".join(words)
+def figures_of(
+    config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame, *, ratios_drawn: bool = True
+) -> dict[str, ReportFigure]:
+    """Return the figures of a sweep, at most two.
 
-
-def _headline(figure: Figure, text: str) -> None:
-    """Head a figure; a narrow one in several lines."""
-    figure.suptitle(textwrap.fill(text, int(figure.get_figwidth() * 10)), fontsize=11)
-
-
-def _panel_title(variant: str, names: dict[str, str]) -> str:
-    return names[variant]
-
-
-def _ratio_to(part: pd.DataFrame, names: dict[str, str]) -> str:
-    return f"ratio to {names[str(part['baseline'].iloc[0])]}"
-
-
-def _length_axis(axis: Axes, column: str, values: list[int]) -> None:
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(values, [str(v) for v in values], rotation=45 if len(values) > 6 else 0)
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlabel(_AXES[column])
-
-
-def _shades(values: list[object]) -> dict[object, tuple[float, ...]]:
-    """Return colours from dark to light, in the order of the values."""
-    return dict(zip(values, seaborn.color_palette("viridis", len(values)), strict=True))
-
-
-def _curve_and_dots(
-    axis: Axes, curve: pd.Series, dots: pd.Series, color: object, size: int, label: str = ""
-) -> None:
-    """Draw what is expected as a curve and what was found as dots, joined if alone."""
-    axis.plot(curve, color=color, lw=1.2)
-    style = {"ls": "--", "lw": 0.8} if curve.empty else {"ls": "none"}
-    axis.plot(dots, marker="o", ms=size, color=color, label=label, **style)
-
-
-def heat_maps(table: pd.DataFrame, names: dict[str, str]) -> Figure:
-    """Draw the ratio over D and N, one panel per variant, of one metric and scope."""
-    variants = list(dict.fromkeys(table["variant"]))
-    figure, axes = tiles(len(variants), 2 if len(variants) == 4 else 3, 5.2, 3.4)
-    colours = ratio_colours()
-    for axis, variant in zip(axes, variants, strict=True):
-        part = table[table["variant"] == variant]
-        grid = part.pivot_table(index="embed_dim", columns="seq_len", values="ratio_measured")
-        seaborn.heatmap(
-            grid, ax=axis, annot=True, fmt=".3f", annot_kws={"fontsize": 8}, cbar=False, **colours
-        )
-        axis.invert_yaxis()
-        axis.tick_params(rotation=0)
-        axis.set(xlabel=_AXES["seq_len"], ylabel=_AXES["embed_dim"])
-        axis.set_title(f"{_panel_title(variant, names)}\n{_ratio_to(part, names)}", fontsize=9)
-    ratio_bar(figure, axes[0].collections[0], axes)
-    first = table.iloc[0]
-    metric = str(first["metric"])
-    title = _title(metric, first["scope"], first["mode"])
-    _headline(figure, f"{title}: ratio, {found_by(metric, 'measured')}")
-    return figure
-
-
-def ratio_lines(table: pd.DataFrame, names: dict[str, str], x: str, hue: str) -> Figure:
-    """Draw ratios over `x`, a line per `hue`: closed forms or predictions as curves, and dots."""
-    variants = list(dict.fromkeys(table["variant"]))
-    columns = 2 if len(variants) == 4 else 3
-    figure, axes = tiles(len(variants), columns, 4.2, 3.4, sharey=True)
-    shades = _shades(sorted(table[hue].dropna().unique()))
-    metric = str(table["metric"].iloc[0])
-    drawn = table[["ratio_measured", "ratio_analytic", "ratio_predicted"]].to_numpy().ravel()
-    for axis, variant in zip(axes, variants, strict=True):
-        part = table[table["variant"] == variant].sort_values(x)
-        for shade, colour in shades.items():
-            line = part[part[hue] == shade].set_index(x)
-            curve = line["ratio_analytic"].fillna(line["ratio_predicted"]).dropna()
-            label = f"D = {shade}" if hue == "embed_dim" else names[str(shade)]
-            _curve_and_dots(axis, curve, line["ratio_measured"], colour, 4, label)
-        ratio_axis(axis, drawn)
-        _length_axis(axis, x, sorted(table[x].unique()))
-        axis.set_ylabel(f"{_ratio_to(part, names)}\n({CHEAPER})", fontsize=8)
-        axis.set_title(_panel_title(variant, names), fontsize=9)
-        seaborn.despine(ax=axis)
-    if len(shades) > 1:
-        title = _AXES["embed_dim"] if hue == "embed_dim" else "baseline"
-        axes[-1].legend(title=title, title_fontsize=7, **_BESIDE)
-    kind = f"dots: {found_by(metric, 'measured')}"
-    for source in ("predicted", "analytic"):
-        if table[f"ratio_{source}"].notna().any():
-            kind = f"curves: {found_by(metric, source)}, dots: {found_by(metric, 'measured')}"
-    first = table.iloc[0]
-    _headline(figure, f"{_title(metric, first['scope'], first['mode'])}: ratio ({kind})")
-    return figure
-
-
-def value_lines(long: pd.DataFrame, names: dict[str, str], x: str) -> Figure:
-    """Draw absolute values over `x`, a line per variant and a panel per metric and setting."""
-    keys = ["metric", "scope", "mode", "panel"]
-    groups = list(long.groupby(keys, sort=False))
-    figure, axes = tiles(len(groups), 2 if len(groups) == 4 else 3, 4.2, 3.4)
-    variants = list(dict.fromkeys(long["variant"]))
-    palette = {name: f"C{number % 10}" for number, name in enumerate(variants)}
-    sizes = dict(zip(variants, range(3 + len(variants), 3, -1), strict=True))
-    for axis, ((metric, scope, mode, panel), part) in zip(axes, groups, strict=True):
-        _, divisor, unit = METRICS[metric]
-        for variant in dict.fromkeys(part["variant"]):
-            line = part[part["variant"] == variant].sort_values(x).set_index(x)
-            value, is_found = line["value"] / divisor, line["source"] == "measured"
-            _curve_and_dots(
-                axis, value[~is_found], value[is_found], palette[variant], sizes[variant]
-            )
-        _length_axis(axis, x, sorted(long[x].unique()))
-        ways = {source: found_by(metric, source) for source in sorted(part["source"].unique())}
-        marks = ", ".join(
-            f"{'dots' if source == 'measured' else 'curves'}: {way}" for source, way in ways.items()
-        )
-        title = textwrap.fill(f"{_title(metric, scope, mode)}", 34)
-        axis.set_title("\n".join(filter(None, (title, panel, marks))), fontsize=8)
-        axis.set_ylabel(f"{METRICS[metric][0]} ({unit})")
-        seaborn.despine(ax=axis)
-        if metric in ("time_median_s", "peak_memory_bytes", "memory_bytes"):
-            plain_log(axis)
-        else:
-            axis.set_ylim(0, part["value"].max() / divisor * 1.08)
-    handles = [
-        Line2D(
-            *([], []),
-            marker="o",
-            ms=sizes[v],
-            color=palette[v],
-            lw=1.2,
-            label=_panel_title(v, names),
-        )
-        for v in variants
-    ]
-    figure.legend(handles=handles, fontsize=8, frameon=False, loc="outside right upper")
-    return figure
-
-
-def has_errors(errors: pd.DataFrame) -> bool:
-    """Whether there is anything to draw: not in a single point, nor where all errors are zero."""
-    return len(errors) > 1 and bool(errors["error"].abs().max() > _EQUAL)
-
-
-def error_figure(errors: pd.DataFrame) -> Figure:
-    """Draw the relative error of closed form or prediction, over N."""
-    figure, [axis] = tiles(1, 1, 6.4, 3.4)
-    markers = dict(zip(dict.fromkeys(errors["metric"]), "osD^vPX", strict=False))
-    for number, variant in enumerate(dict.fromkeys(errors["variant"])):
-        for metric, marker in markers.items():
-            part = errors[(errors["variant"] == variant) & (errors["metric"] == metric)]
-            label = f"{variant}: {_DRAWN[metric][1]}"
-            if len(part):
-                style = {"color": f"C{number % 10}", "marker": marker, "ms": 4, "ls": "none"}
-                axis.plot(part["seq_len"], part["error"], label=label, **style)
-    _length_axis(axis, "seq_len", sorted(errors["seq_len"].unique()))
-    limit = max(0.01, 1.1 * errors["error"].abs().max())
-    axis.set_ylim(-limit, limit)
-    axis.set_ylabel("expected / counted or measured − 1")
-    axis.axhline(0.0, color="0.6", lw=0.8, ls=":")
-    axis.legend(**_BESIDE)
-    seaborn.despine(ax=axis)
-    _headline(figure, "Relative error of closed forms and predictions")
-    return figure
-
-
-def pictures_of(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[Picture]:
-    """Return what fits the grid."""
+    Args:
+        config: the sweep, whose sentences define the content of the paper's figure.
+        frame: its rows.
+        ratios: their ratios.
+        ratios_drawn: draw the paper's figure; False if another figure replaces it.
+    """
     names = plain_names(frame)
-    varying = [c for c in ("grid_heads", "seq_len", "embed_dim") if frame[c].nunique() > 1]
-    found: list[Picture] = []
-    if "embed_dim" in varying or "seq_len" in varying:
-        found += _ratio_figures(ratios, names, varying)
-    if varying:
-        found += _value_figure(frame, names, varying[0])
-    errors = relative_errors(frame)
-    errors = errors[errors["metric"].isin(_DRAWN)]
-    if has_errors(errors):
-        caption = "Relative error of closed forms and predictions"
-        found.append(Picture("relative_error", caption, partial(error_figure, errors)))
+    varying = [c for c in _AXES if frame[c].nunique() > 1]
+    found: dict[str, ReportFigure] = {}
+    if ratios_drawn and varying:
+        parts = _quantities(config, ratios, varying)
+        if parts:
+            found["figure"] = ratio_figure(parts, names)
+    together = _operations_and_time(config, frame)
+    if len(together):
+        found["operations_and_time"] = together_figure(together, names)
     return found
 
 
-def _ratio_figures(
-    ratios: pd.DataFrame, names: dict[str, str], varying: list[str]
-) -> list[Picture]:
-    drawn = []
-    table = ratios[ratios["metric"].isin(_DRAWN) & ratios["ratio_measured"].notna()]
-    keys = ["metric", "scope", "mode", "backend", "dtype", "batch_size"]
-    seen: list[pd.DataFrame] = []
-    for (metric, scope, mode, backend, _, _), part in table.groupby(keys, sort=False):
-        is_size = metric.startswith("num_parameters")
-        if is_size and mode != table["mode"].iloc[0]:
-            continue
-        values = part[["variant", *PLACE, "ratio_measured"]].round(9).reset_index(drop=True)
-        if metric == "macs" and any(values.equals(old) for old in seen):
-            continue  # forward and backward together have the ratios of the forward
-        seen.append(values)
-        name = re.sub(r"[^\w-]", "_", f"{_DRAWN[metric][0]}_{scope}_{mode}_{backend}")
-        text = f"{_title(metric, scope, mode)}: ratio, {found_by(metric, 'measured')}"
-        text += "" if is_size else f" (backend {backend})"
-        by_length = not is_size and "seq_len" in varying
-        if by_length and "embed_dim" in varying and len(part) > 1:
-            draw = partial(heat_maps, part, names)
-            drawn.append(Picture(f"heat_{name}", f"{text}, over D and N", draw))
-        x, hue = ("seq_len", "embed_dim") if by_length else ("embed_dim", "baseline")
-        if x not in varying or part[x].nunique() < 2:
-            continue
-        if not by_length:
-            part = part.drop_duplicates(["variant", "embed_dim"])
-        draw = partial(ratio_lines, part, names, x, hue)
-        drawn.append(Picture(f"lines_{name}", f"{text}, over the {_AXES[x]}", draw))
-    return drawn
+# ---- the paper's ratios ----------------------------------------------------------------------
 
 
-def _value_figure(frame: pd.DataFrame, names: dict[str, str], axis: str) -> list[Picture]:
-    long = tidy(frame)
-    scopes = long["scope"].unique()
-    scope = "model" if "model" in scopes else scopes[0]
-    long = long[long["metric"].isin(_DRAWN) & (long["scope"] == scope)]
-    is_size = long["metric"].str.startswith("num_parameters")
-    if axis == "seq_len":
-        long = long[~is_size]
-    else:
-        long = long[~is_size | (long["mode"] == long["mode"].min())]
-    if axis != "grid_heads":
-        long = long[long["metric"] != "num_parameters_non_embedding"]
-    if axis != "embed_dim":
-        long = long[long["embed_dim"] == long["embed_dim"].max()]
-    labels = [c for c in ("backend", "dtype", "batch_size") if long[c].nunique() > 1]
-    panel = long[labels].astype(str).agg(", ".join, axis=1) if labels else ""
-    long = long.assign(panel=panel)
-    long.loc[long["metric"].str.startswith("num_parameters"), "panel"] = ""
-    long = long.drop_duplicates(["metric", "mode", "panel", "variant", "source", axis])
-    several = long.groupby(["metric", "scope", "mode", "panel"])[axis].transform("nunique") > 1
-    long = long[several]
-    if long.empty:
-        return []
-    width = f", D = {long['embed_dim'].iloc[0]}" if axis != "embed_dim" else ""
-    draw = partial(value_lines, long, names, axis)
-    return [Picture("values", f"Absolute values{width}", draw)]
+def _quantities(
+    config: SweepConfig, ratios: pd.DataFrame, varying: Sequence[str]
+) -> dict[Quantity, pd.DataFrame]:
+    """Return the ratios of each quantity in the paper's sentences; without sentences, of all.
+
+    A training step with the same ratios of counts as the forward pass is not drawn.
+    """
+    known = ratios[ratios["metric"].isin(_DRAWN) & ratios["ratio_measured"].notna()]
+    claims = [claim for sentence in config.sentences for claim in sentence.holds]
+    wanted: list[tuple[str, str, str | None]] = [
+        (c.metric, c.scope, c.mode) for c in claims if c.metric in _DRAWN
+    ]
+    if not wanted:
+        scopes = known["scope"].unique()
+        scope = "model" if "model" in scopes else next(iter(scopes), "model")
+        wanted = [(metric, scope, None) for metric in _DRAWN]
+    found: dict[Quantity, pd.DataFrame] = {}
+    for metric, scope, only in sorted(
+        dict.fromkeys(wanted), key=lambda one: list(_DRAWN).index(one[0])
+    ):
+        table = known[(known["metric"] == metric) & (known["scope"] == scope)]
+        for mode in [only] if only else sorted(table["mode"].unique()):
+            part = table[table["mode"] == mode]
+            if part.empty:
+                continue
+            part = part[part["backend"] == part.groupby("variant")["backend"].transform("first")]
+            quantity = Quantity(metric, scope, mode)
+            axis = _axis(quantity, varying)
+            keys = ["variant", "embed_dim", "grid_heads"]
+            part = part.drop_duplicates(keys if quantity.is_size else _KEYS)
+            same = [q for q, old in found.items() if _alike(q, old, quantity, part)]
+            if axis is None or part[axis].nunique() < 2 or same:
+                continue
+            found[quantity] = part
+    return found
+
+
+def _alike(first: Quantity, one: pd.DataFrame, second: Quantity, other: pd.DataFrame) -> bool:
+    """Return whether two quantities look identical in a figure."""
+    if (first.metric, first.scope) != (second.metric, second.scope):
+        return False
+    columns = ["variant", "embed_dim", "seq_len", "grid_heads", "ratio_measured"]
+    tables = (table[columns].round(9).reset_index(drop=True) for table in (one, other))
+    return first.is_size or next(tables).equals(next(tables))
+
+
+def _axis(quantity: Quantity, varying: Sequence[str]) -> str | None:
+    """Return the horizontal axis of a quantity; None if it does not vary along any axis."""
+    order = (
+        ("embed_dim", "grid_heads") if quantity.is_size else ("seq_len", "embed_dim", "grid_heads")
+    )
+    return next((axis for axis in order if axis in varying), None)
+
+
+def _is_grid(quantity: Quantity, part: pd.DataFrame) -> bool:
+    return not quantity.is_size and min(part[c].nunique() for c in ("embed_dim", "seq_len")) > 1
+
+
+def ratio_figure(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str]) -> ReportFigure:
+    """Return the figure of the ratios of several quantities."""
+    found = {found_by(q.metric, "measured") for q in parts}
+    first, table = next(iter(parts.items()))
+    points = sum(len(part) for part in parts.values())
+    bases = list(dict.fromkeys(names[b] for b in table["baseline"]))
+    caption = (
+        f"Ratios to {' or '.join(bases)} at the same width, length and batch size; {CHEAPER}. "
+        f"{points} ratios, {' or '.join(sorted(found))}"
+    )
+    has_error = any(q.metric == _TIME for q in parts)
+    one = next(iter(parts.values()))
+    caption += f" with backend {', '.join(sorted(one['backend'].unique()))}; "
+    caption += (
+        "medians without error bars, whose spread is in the table of ratios."
+        if has_error
+        else (
+            "counts and predictions have no error."
+            if found == {"counted"}
+            else "counts and peaks of memory do not vary between repetitions."
+        )
+    )
+    return ReportFigure(claim_of(first, table, names), caption, partial(_draw_ratios, parts, names))
+
+
+def claim_of(quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str]) -> str:
+    """Return the range of each variant's ratio as a sentence; the extremes of many variants."""
+    ranges = part.groupby("variant", sort=False)["ratio_measured"].agg(["min", "max"])
+    base = " or ".join(dict.fromkeys(names[b] for b in part["baseline"]))
+    where = [_SCOPES[quantity.scope], *([] if quantity.is_size else [_MODES[quantity.mode]])]
+    what = f"the {_DRAWN[quantity.metric]} of {base} ({', '.join(where)})"
+    told = [f"{names[str(v)]}: {_range(low, high)}" for v, low, high in ranges.itertuples()]
+    if len(told) <= _MOST_NAMED:
+        return f"{'; '.join(told)} of {what}"
+    least = names[str(ranges["min"].idxmin())]
+    whole = _range(ranges["min"].min(), ranges["max"].max())
+    return f"{len(told)} variants need {whole} of {what}; {least} the least"
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+
+
+def _draw_ratios(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str]) -> Figure:
+    """Draw heat maps over width and length, one per variant, or lines over one axis."""
+    drawn: list[Callable[[Axes], Any]] = []
+    for quantity, part in parts.items():
+        if _is_grid(quantity, part):
+            for variant in dict.fromkeys(part["variant"]):
+                one = part[part["variant"] == variant]
+                drawn.append(partial(heat_map, quantity, one, names))
+        else:
+            drawn.append(partial(ratio_lines, quantity, part, names))
+    figure, axes = tiles(
+        len(drawn), 2 if len(drawn) in (2, 4) else 3, 6.4 if len(drawn) == 1 else 4.7, 3.4
+    )
+    images = []
+    for axis, draw in zip(axes, drawn, strict=True):
+        image = draw(axis)
+        images += [(image, axis)] if image is not None else []
+    if images:
+        ratio_bar(figure, images[0][0], [axis for _, axis in images])
+    _legend(figure, [v for part in parts.values() for v in part["variant"]], names, drawn, images)
+    return figure
+
+
+def _legend(
+    figure: Figure,
+    variants: Iterable[str],
+    names: Mapping[str, str],
+    drawn: Sequence[object],
+    images: Sequence[object],
+) -> None:
+    if len(drawn) == len(images):
+        return
+    colours = palette_of(names[v] for v in variants)
+    handles = [Line2D([], [], marker="o", color=c, label=name) for name, c in colours.items()]
+    ncols = max(1, int(figure.get_figwidth() / 3.6))
+    figure.legend(handles=handles, loc="outside lower center", ncols=ncols)
+
+
+def heat_map(
+    quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str], axis: Axes
+) -> object:
+    """Draw the ratio of a variant over width and length; return the image."""
+    grid = part.pivot_table(index="embed_dim", columns="seq_len", values="ratio_measured")
+    style: dict[str, Any] = {"fmt": ".2f", "annot_kws": {"fontsize": 8}, "linewidths": 0.5}
+    seaborn.heatmap(grid, ax=axis, annot=True, cbar=False, **style, **ratio_colours())
+    axis.invert_yaxis()
+    axis.tick_params(rotation=0)
+    axis.set(xlabel=_AXES["seq_len"], ylabel="model width D")
+    axis.set_title(f"{names[str(part['variant'].iloc[0])]}\n{quantity.words}")
+    return axis.collections[0]
+
+
+def ratio_lines(
+    quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str], axis: Axes
+) -> None:
+    """Draw expected and found ratios over the axis that varies, one line per variant.
+
+    Dots of different sizes keep overlapping lines visible.
+    """
+    varying = [c for c in _AXES if part[c].nunique() > 1]
+    x = _axis(quantity, varying) or "seq_len"
+    variants = list(dict.fromkeys(part["variant"]))
+    palette = palette_of(names[variant] for variant in variants)
+    for place, variant in enumerate(variants):
+        one = part[part["variant"] == variant]
+        others = [c for c in varying if c != x and one[c].nunique() > 1]
+        lines = [part for _, part in one.groupby(others[0])] if others else [one]
+        colours = (
+            shades(names[variant], len(lines)) if len(lines) > 1 else [palette[names[variant]]]
+        )
+        for colour, line in zip(colours, lines, strict=True):
+            line = line.drop_duplicates(x).sort_values(x).set_index(x)
+            expected = line["ratio_analytic"].fillna(line["ratio_predicted"]).dropna()
+            axis.plot(expected, color=colour, lw=1.2)
+            size = 4 + 1.3 * (len(variants) - 1 - place)
+            joined = {"ls": "--", "lw": 0.8} if expected.empty else {"ls": "none"}
+            axis.plot(line["ratio_measured"], marker="o", ms=size, color=colour, **joined)
+    axis.set_xscale("log", base=2)
+    values = sorted(part[x].unique())
+    axis.set_xticks(values, [str(v) for v in values], rotation=45 if len(values) > 6 else 0)
+    axis.xaxis.set_minor_locator(NullLocator())
+    found = part[["ratio_measured", "ratio_analytic", "ratio_predicted"]].to_numpy().ravel()
+    ratio_axis(axis, found)
+    axis.set(xlabel=_AXES[x], ylabel=f"ratio ({CHEAPER})")
+    ways = [f"dots {found_by(quantity.metric, 'measured')}"]
+    for source in ("analytic", "predicted"):
+        if part[f"ratio_{source}"].notna().any():
+            ways.append(f"curves {found_by(quantity.metric, source)}")
+    axis.set_title(f"{quantity.words}\n{', '.join(ways)}")
+
+
+# ---- operations and time ----------------------------------------------------------------------
+
+
+def _operations_and_time(config: SweepConfig, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return ratios of multiply-adds and of time at the points with both."""
+    if _TIME not in frame or not frame[_TIME].notna().any():
+        return pd.DataFrame()
+    tables = []
+    for metric in ("macs", _TIME):
+        modes = []
+        for mode in frame["mode"].unique():
+            claim = Claim(metric=metric, mode=mode, scope="model", below=1.0)
+            for scope in ("model", "layers", "attention"):
+                table = ratios_of(claim.model_copy(update={"scope": scope}), config, frame)
+                table = table[table["source"] == "measured"] if len(table) else table
+                if len(table):
+                    modes.append(table)
+                    break
+        tables.append(pd.concat(modes, ignore_index=True) if modes else pd.DataFrame())
+    counts, times = tables
+    if counts.empty or times.empty:
+        return pd.DataFrame()
+    keys = ["variant", "embed_dim", "seq_len", "grid_heads", "batch_size", "mode", "scope"]
+    counts = counts.drop_duplicates(keys)[[*keys, "value"]].rename(columns={"value": "macs"})
+    both = times.drop_duplicates(keys).merge(counts, on=keys)
+    both["baseline"] = [config.baseline_of(name) for name in both["variant"]]
+    return both
+
+
+def together_figure(both: pd.DataFrame, names: Mapping[str, str]) -> ReportFigure:
+    """Return the figure of operations and time."""
+    bases = " or ".join(dict.fromkeys(names[b] for b in both["baseline"]))
+    told = []
+    for variant, part in both.groupby("variant", sort=False):
+        counts, times = part["macs"], part["value"]
+        told.append(
+            f"{names[str(variant)]} {_range(counts.min(), counts.max())} of the multiply-adds, "
+            f"{_range(times.min(), times.max())} of the time"
+        )
+    claim = "; ".join(told[:_MOST_NAMED])
+    claim += f"; {len(told) - _MOST_NAMED} more variants" if len(told) > _MOST_NAMED else ""
+    device = ", ".join(sorted(both["device_name"].unique()))
+    caption = (
+        f"Ratios to {bases} at the same width, length and batch size; {CHEAPER}. Diamonds: "
+        f"multiply-adds, counted; dots: median time on {device}. Error bars: the variant's 20 % "
+        f"and 80 % quantiles of repeated measurements over the opposite ones of its baseline. "
+        f"{len(both)} points."
+    )
+    return ReportFigure(claim, caption, partial(_draw_together, both, names))
+
+
+def _draw_together(both: pd.DataFrame, names: Mapping[str, str]) -> Figure:
+    """Draw one panel per mode and setting with one row per variant."""
+    columns = [
+        "mode",
+        *(c for c in ("embed_dim", "seq_len", "batch_size") if both[c].nunique() > 1),
+    ]
+    places = list(both.groupby(columns, sort=False))[:6]
+    variants = list(dict.fromkeys(both["variant"]))
+    height = 1.3 + 0.42 * len(variants)
+    figure, axes = tiles(len(places), 3, 4.6, height, sharey=True, sharex=True)
+    heights = {variant: -place for place, variant in enumerate(variants)}
+    for axis, (place, part) in zip(axes, places, strict=True):
+        for row in part.to_dict("records"):
+            colour, y = colour_of(names[row["variant"]]), heights[row["variant"]]
+            axis.plot([row["macs"], row["value"]], [y, y], color="0.85", lw=1, zorder=1)
+            hollow: dict[str, Any] = {"markerfacecolor": "white", "ls": "none"}
+            axis.plot([row["macs"]], [y], marker="D", ms=6, color=colour, **hollow)
+            error = [[row["value"] - row["low"]], [row["high"] - row["value"]]]
+            axis.errorbar([row["value"]], [y], xerr=error, fmt="o", ms=6, capsize=3, color=colour)
+        axis.axvline(1.0, color="0.5", lw=0.8, ls=":")
+        labels = [textwrap.fill(names[variant], 24) for variant in variants]
+        axis.set_yticks(list(heights.values()), labels)
+        axis.set_ylim(-len(variants) + 0.4, 0.6)
+        axis.set_xlim(left=0.0)
+        axis.set_xlabel(f"ratio to the baseline ({CHEAPER})")
+        told = [_MODES[str(place[0])]]
+        letters = {**_LETTERS, "batch_size": "batch"}
+        told += [f"{letters[c]} = {v}" for c, v in zip(columns[1:], place[1:], strict=True)]
+        axis.set_title(", ".join(told))
+    marks = [
+        Line2D([], [], marker="D", ls="none", color="0.3", mfc="white", label="multiply-adds"),
+        Line2D([], [], marker="o", ls="none", color="0.3", label="time"),
+    ]
+    figure.legend(handles=marks, loc="outside lower center", ncols=2)
+    return figure

@@ -1,4 +1,4 @@
-"""Names of variants as in the README: the variant, its heads, and its score maps."""
+"""Names of variants as in the README: variant, number of heads, number of score maps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def variant_name(attention_class: str, options: Mapping[str, Any], heads: Iterab
     Args:
         attention_class: name of the layer's class.
         options: arguments of the class.
-        heads: numbers of heads that occur; none is named if they vary.
+        heads: numbers of heads that occur; omitted from the name if they vary.
     """
     name = attention_class.removesuffix("Attention")
     name = name.lower() if name[1:].islower() else name
@@ -36,7 +36,7 @@ def variant_name(attention_class: str, options: Mapping[str, Any], heads: Iterab
 
 
 def name_of(variant: Mapping[str, str], heads_vary: bool = False) -> str:
-    """Return the name of a variant as a `report.json` describes it."""
+    """Return the name of a variant from its entry in `report.json`."""
     options = json.loads(variant["attention_args"])
     heads = [] if heads_vary or "num_heads" not in options else [options["num_heads"]]
     return variant_name(variant["attention_class"], options, heads)

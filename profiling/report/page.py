@@ -1,4 +1,4 @@
-"""`lit-probattn report`: tables, figures and text of one sweep, in a folder or one page."""
+"""`lit-probattn report`: tables, figures and text of one sweep, as a folder or an HTML page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lit_probattn.records.tables import markdown_lines, unequal_sides
 from profiling.cost.exact import layer_of_row
 from profiling.measure.rows import ProfileRow, read_rows, to_frame
 from profiling.report.claims import judge
-from profiling.report.figures import pictures_of
+from profiling.report.figures import figures_of
 from profiling.report.ratios import METRICS, crossovers, found_by, ratio_table, relative_errors
 from profiling.report.stored import is_report, stored_rows
 from profiling.report.tables import (
@@ -44,14 +44,14 @@ _EXPECTED_BY = {"analytic": "closed form", "predicted": "prediction on fake tens
 def write_report(
     config: SweepConfig, results: Path, out: Path, *, html: bool = False, command: str = ""
 ) -> list[Path]:
-    """Write the report of a sweep, and perhaps one HTML page; return the files.
+    """Write the report of a sweep, optionally also as one HTML page; return the files.
 
     Args:
         config: the sweep.
-        results: folder of its rows, or of a report, whose rows are taken.
+        results: folder of its rows, or a report folder, whose rows are read.
         out: folder of the report.
-        html: write the page too.
-        command: the command that writes the report, to be named after the rows' own.
+        html: also write the HTML page.
+        command: the command that writes the report, printed after the command of the rows.
 
     Raises:
         ConfigError: no rows, rows of several versions, or no baseline row.
@@ -69,8 +69,8 @@ def page_of(
         config: the sweep.
         frame: its rows.
         command: as in `write_report`.
-        printed: lines with a published table beside ours, above what the paper says; the caller
-            adds the pictures that they name.
+        printed: lines with the published and the reproduced table, placed above the paper's
+            claims; the caller adds the figures that they reference.
 
     Raises:
         ConfigError: rows of several versions, or no baseline row.
@@ -80,23 +80,18 @@ def page_of(
     ratios = ratio_table(frame)
     table, constants = compact(frame)
     findings = [judge(one, config, frame) for one in config.sentences]
-    pictures = pictures_of(frame, ratios)
+    figures = figures_of(config, frame, ratios, ratios_drawn=not printed)
     dearer, found = dearer_lines(frame, ratios), trends(ratios)
     before = [part for line in unequal_lines(frame) for part in (line, "")]
     before += [*(f"- {one_line(line)}" for line in dearer), ""] if dearer else []
     same = ", ".join(f"{k} {one_line(v)}" for k, v in constants.items() if k in _READABLE)
-    body = [f"Same in every row: {same}.", ""] if same else []
+    body = [part for name in figures for part in (image(name), "")]
+    body += [f"Same in every row: {same}.", ""] if same else []
     body += [*variants_table(frame), *printed, *_paper(config, findings, frame, ratios)]
     body += ["## Ratios", "", *extremes_table(ratios)]
     body += ["## Values", "", *quantity_tables(frame, ratios)]
     body += [*agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
     body += failures_table(frame, notes)
-    if pictures or not printed:
-        body += ["## Figures", ""]
-    if not pictures and not printed:
-        body += ["None: the tables hold every number.", ""]
-    for one in pictures:
-        body += [image(one.name, one.caption), "", f"{one_line(one.caption)}.", ""]
     return Page(
         kind="sweep",
         title=config.report.title if config.report else config.name,
@@ -106,13 +101,13 @@ def page_of(
         body=body,
         findings=findings,
         tables={"rows": as_csv(table), "ratios": as_csv(ratios.dropna(axis=1, how="all"), 8)},
-        pictures={one.name: one.draw for one in pictures},
+        figures=figures,
         about={"sweep": config.name, "variants": variants_of(frame)},
     )
 
 
 def made_of(frame: pd.DataFrame, command: str = "") -> Made:
-    """Return where the rows of a sweep were made: the command is the one that made them."""
+    """Return the provenance of the rows of a sweep, with the command that measured them."""
     columns = {
         **{"command": "command", "machine": "device_name"},
         **{"versions": "versions", "revision": "git_revision"},
@@ -131,13 +126,13 @@ def _rows_of(config: SweepConfig, results: Path) -> list[ProfileRow]:
     for row in rows:
         if row.sweep != config.name:
             raise ConfigError(
-                f"{results} holds rows of the sweep {row.sweep!r}, not of {config.name!r}: give "
-                "--config the file of that sweep, or --results the folder of this one"
+                f"{results} has rows of the sweep {row.sweep!r}, expected {config.name!r}: set "
+                "--config to the file of that sweep, or --results to the folder of this one"
             )
         if row.variant not in config.variants:
             raise ConfigError(
-                f"{results} holds rows of the variant {row.variant!r}, which the sweep "
-                f"{config.name!r} does not have{nearest(row.variant, config.variants)}"
+                f"{results} has rows of the variant {row.variant!r}, which is not in the sweep "
+                f"{config.name!r}{nearest(row.variant, config.variants)}"
             )
     return rows
 
@@ -145,7 +140,7 @@ def _rows_of(config: SweepConfig, results: Path) -> list[ProfileRow]:
 def _paper(
     config: SweepConfig, findings: Sequence[Finding], frame: pd.DataFrame, ratios: pd.DataFrame
 ) -> list[str]:
-    """Set what the paper says beside what is found here."""
+    """Return the section that compares the paper's claims with the findings."""
     figure = config.report
     if figure is None or not (figure.paper or figure.published):
         return []
@@ -165,7 +160,7 @@ def _judged(found: Finding) -> list[str]:
 
 
 def agreement(frame: pd.DataFrame) -> list[str]:
-    """Say how counted or measured numbers and expected ones compare over all points."""
+    """Return the section that compares found with expected values over all points."""
     errors = relative_errors(frame)
     parts = ["## Found against expected", ""]
     if errors.empty:
@@ -192,7 +187,7 @@ def agreement(frame: pd.DataFrame) -> list[str]:
 
 
 def _terms(frame: pd.DataFrame) -> list[str]:
-    """Explain the distance from counted multiply-adds to the papers' operations, at one place."""
+    """Explain the difference between counted multiply-adds and the papers' operations."""
     analytic = (frame["source"] == "analytic") & (frame["scope"] == "attention")
     rows = frame[analytic & (frame["mode"] == frame["mode"].min())]
     rows = rows[rows["paper_operations"].notna()]
@@ -223,7 +218,7 @@ def _terms(frame: pd.DataFrame) -> list[str]:
 
 
 def load_results(folder: Path) -> list[ProfileRow]:
-    """Return the rows of all shards in a folder, each point once; without any, a ConfigError."""
+    """Return the rows of all shards in a folder, each point once; ConfigError if there are none."""
     files = sorted(folder.glob("rows*.jsonl"))
     if not files:
         raise ConfigError(f"no results in {folder} (rows*.jsonl); run lit-probattn sweep first")
@@ -236,7 +231,7 @@ def load_results(folder: Path) -> list[ProfileRow]:
                 rows.append(row)
             elif (first.macs, first.num_parameters) != (row.macs, row.num_parameters):
                 raise ConfigError(
-                    f"{path}: other counts of the point {row.point_id} than in {files[0]}"
+                    f"{path}: counts of the point {row.point_id} differ from {files[0]}"
                 )
     if not rows:
         raise ConfigError(f"the sweep in {folder} is empty: no point is complete")
@@ -244,34 +239,34 @@ def load_results(folder: Path) -> list[ProfileRow]:
 
 
 def require_one_version(frame: pd.DataFrame) -> None:
-    """Raise a ConfigError for rows of several versions, whose ratios would mean nothing."""
+    """Raise a ConfigError for rows of several versions, whose ratios would be meaningless."""
     for column in ("versions", "git_revision"):
         found = sorted(frame[column].unique())
         if len(found) > 1:
             raise ConfigError(
-                f"the sweep mixes {column}: {' | '.join(found)}; run it again in a fresh folder, "
-                "or set them side by side with --compare"
+                f"the sweep mixes {column}: {' | '.join(found)}; rerun it in a new folder, "
+                "or compare the results with --compare"
             )
 
 
 def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
-    """Return notes on baselines that have no numbers; if none has any, raise a ConfigError."""
+    """Return notes on baselines without values; raise a ConfigError if all are without."""
     measured = set(frame.loc[frame["status"] == "ok", "variant"])
     wanted = {v: b for v in config.variants if (b := config.baseline_of(v)) is not None}
     without = {v: b for v, b in wanted.items() if b not in measured}
     if wanted and len(without) == len(wanted):
         raise ConfigError(
-            f"no baseline row: {', '.join(sorted(set(without.values())))} has no numbers in this "
+            f"no baseline row: {', '.join(sorted(set(without.values())))} has no values in this "
             "sweep, so there are no ratios to report"
         )
     return [f"{v}: baseline {b} has no numbers" for v, b in without.items()]
 
 
 def unequal_lines(frame: pd.DataFrame) -> list[str]:
-    """Say where variants and their baselines differ in dropout, backend or precision."""
+    """Return notes on variants that differ from their baseline in dropout, backend or precision."""
     sides: dict[str, dict[str, object]] = {}
     for variant, part in frame[frame["status"] == "ok"].groupby("variant", sort=False):
-        # What ran is in the note of a count; the grid may say `auto`.
+        # The note of a count names the backend that ran; the grid may contain `auto`.
         ran = part["backend_note"].dropna().astype(str).str.split(":").str[0]
         sides[str(variant)] = {
             "attention dropout": json.loads(part["attention_args"].iloc[0]).get("dropout", 0.0),
@@ -285,10 +280,10 @@ def unequal_lines(frame: pd.DataFrame) -> list[str]:
 
 
 def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:
-    """Return the table without columns that hold one value or none, and those values."""
+    """Return the table without constant or empty columns, and the constant values."""
     same = {c: frame[c].iloc[0] for c in frame if frame[c].nunique(dropna=False) == 1}
     dropped = [*same, "point_id", "row_index", "rows_in_point", "baseline"]
-    dropped += ["attention_class", "attention_args"]  # the table of variants has them
+    dropped += ["attention_class", "attention_args"]  # in the table of variants
     kept = frame.drop(columns=[c for c in dict.fromkeys(dropped) if c in frame])
     constants = {k: v for k, v in same.items() if not pd.isna(v) and k not in _PROVENANCE}
     return kept, constants

@@ -1,4 +1,4 @@
-"""Join variant rows to baseline rows: ratios, measured beside analytic, and crossover lengths."""
+"""Join variant rows with baseline rows: measured and analytic ratios, crossover lengths."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ METRICS: dict[str, tuple[str, float, str]] = {
     "energy_j": ("energy", 1.0, "J"),
 }
 
-# Metrics that are counted, on any device and without running anything.
+# Metrics that are counted on any device, without running the model.
 _COUNTED = frozenset(
     {"macs", "fvcore_operations", "num_parameters", "num_parameters_non_embedding"}
 )
 
 
 def found_by(metric: str, source: str) -> str:
-    """Say how a number was found: counted, measured, closed form or predicted."""
+    """Return the origin of a value: counted, measured, closed form or predicted."""
     if source == "measured":
         return "counted" if metric in _COUNTED else "measured"
     return {"analytic": "closed form", "predicted": "predicted"}[source]
@@ -47,7 +47,7 @@ COLUMNS = [
 
 
 def tidy(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return one line per metric and source: usable numbers only (status ok)."""
+    """Return one row per metric and source, for points with status ok."""
     metrics = [m for m in METRICS if m in frame.columns]
     keys = ["variant", "baseline", *PLACE, *SETTING, "source"]
     good = frame[frame["status"] == "ok"]
@@ -58,7 +58,7 @@ def tidy(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratio_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per metric, place and variant that has a baseline measured at the same place.
+    """Return a row per metric, point and variant whose baseline was measured at the same point.
 
     `relative_gap` is measured ratio over analytic (else predicted) ratio, minus one.
     """
@@ -96,8 +96,7 @@ def ratio_table(frame: pd.DataFrame) -> pd.DataFrame:
 def crossovers(ratios: pd.DataFrame) -> pd.DataFrame:
     """Return the length from which each variant stays below its baseline.
 
-    Between grid points the ratio is taken as linear in log N; lengths outside the grid are not
-    guessed.
+    Between grid points the ratio is interpolated linearly in log N; there is no extrapolation.
     """
     wanted = ("macs", "time_median_s", "peak_memory_bytes", "energy_j")
     rows = []
@@ -126,7 +125,7 @@ def _cross(lengths: list[int], ratios: list[float]) -> str:
 
 
 def relative_errors(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return expected over measured, minus one, wherever both exist."""
+    """Return expected / measured - 1 for all points with both values."""
     long = tidy(frame)
     keys = ["variant", *PLACE, "mode", "backend", "dtype", "scope", "metric"]
     measured = long[long["source"] == "measured"]

@@ -1,8 +1,8 @@
-"""The rows of a report that is there already, from its own `rows.csv` and `report.json`.
+"""Read the rows of an existing report from its `rows.csv` and `report.json`.
 
-A committed report keeps its numbers in `rows.csv`, without columns that hold one value: those that
-say where a row was made stand in `report.json`, the others follow from the sweep's file. So a
-report can be made again, with what reports say today, where the results it was made from are gone.
+The `rows.csv` of a committed report omits constant columns: provenance is in `report.json`, and the
+others follow from the sweep file. A report can therefore be rendered again after its results are
+deleted.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MADE = {
     **{"command": "command", "device_name": "machine"},
     **{"versions": "versions", "git_revision": "revision"},
 }
-_CHANGED = ", so the sweep's file is not the one it was made from: run the sweep again"
+_CHANGED = ", so the sweep file has changed since the report was written: run the sweep again"
 
 
 def is_report(folder: Path) -> bool:
-    """Whether a folder holds a report of a sweep."""
+    """Return whether a folder contains the report of a sweep."""
     return (folder / DATA).is_file()
 
 
@@ -40,17 +40,19 @@ def stored_rows(config: SweepConfig, folder: Path, root: Path) -> list[ProfileRo
     """Return the rows of a report.
 
     Args:
-        config: its sweep.
-        folder: of the report.
-        root: folder that paths in the sweep's file start from.
+        config: the sweep.
+        folder: the report folder.
+        root: folder to which paths in the sweep file are relative.
 
     Raises:
-        ConfigError: the report is not one of this sweep, or the sweep's variants or grid are others
-            than when it was made.
+        ConfigError: the report is of another sweep, or the variants or the grid of the sweep have
+            changed since it was written.
     """
     data = read(folder)
     if data["kind"] != "sweep":
-        raise ConfigError(f"{folder}: a report of kind {data['kind']!r}, expected that of a sweep")
+        raise ConfigError(
+            f"{folder}: expected the report of a sweep, received kind {data['kind']!r}"
+        )
     made = {column: data["made"][name] for column, name in _MADE.items()}
     with (folder / "rows.csv").open(encoding="utf-8", newline="") as file:
         lines = [{k: v for k, v in line.items() if v} for line in csv.DictReader(file)]
@@ -62,12 +64,12 @@ def stored_rows(config: SweepConfig, folder: Path, root: Path) -> list[ProfileRo
     for point in make_plan(config, root):
         entries = groups.pop(_place(point, keys), None)
         if entries is None:
-            raise ConfigError(f"{folder}: rows.csv has no rows of {point.label}{_CHANGED}")
+            raise ConfigError(f"{folder}: rows.csv: missing rows of {point.label}{_CHANGED}")
         rows += _rows_of(point, entries, made)
     if groups:
-        raise ConfigError(f"{folder}: rows.csv has {' '.join(next(iter(groups)))}{_CHANGED}")
+        raise ConfigError(f"{folder}: rows.csv: unknown {' '.join(next(iter(groups)))}{_CHANGED}")
     if variants_of(to_frame(rows, list(config.variants))) != data["about"]["variants"]:
-        raise ConfigError(f"{folder}: the report is of other variants{_CHANGED}")
+        raise ConfigError(f"{folder}: the variants of the report differ{_CHANGED}")
     return rows
 
 

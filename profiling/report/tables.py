@@ -1,4 +1,4 @@
-"""Tables and sentences of a report, as lines of Markdown."""
+"""Tables and sentences of a report as lines of Markdown."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _COSTS = (
 
 
 def _settings(table: pd.DataFrame) -> list[str]:
-    """Return the setting columns that vary; the head of a report names the devices."""
+    """Return the setting columns that vary, except devices, which the head of a report names."""
     columns = [c for c in SETTING if c not in ("scope", "device_name")]
     return [c for c in columns if table[c].nunique(dropna=False) > 1]
 
 
 def extremes_table(ratios: pd.DataFrame) -> list[str]:
-    """Return the range of every ratio, with the places of the extremes; alike modes in one line."""
+    """Return the range of every ratio and the points of the extremes; equal modes share a row."""
     if ratios.empty:
         return ["No variant has a baseline at the same place.", ""]
     lines: dict[tuple[str, ...], list[str]] = {}
@@ -60,7 +60,7 @@ def extremes_table(ratios: pd.DataFrame) -> list[str]:
 
 
 def _varying(ratios: pd.DataFrame, metric: str) -> list[str]:
-    """Return the axes of the grid that vary and that the metric can depend on."""
+    """Return the axes that vary in the grid and on which the metric can depend."""
     axes = [c for c in PLACE if ratios[c].nunique(dropna=False) > 1]
     is_size = metric.startswith("num_parameters")
     return [c for c in axes if not is_size or c in ("embed_dim", "grid_heads")]
@@ -72,9 +72,9 @@ def _place(row: pd.Series, varying: Sequence[str], equals: str = "=") -> str:
 
 
 def trends(ratios: pd.DataFrame) -> list[str]:
-    """Say how the main ratios run over the grid, one sentence each; alike modes in one.
+    """Describe the trends of the main ratios over the grid; modes with equal trends share a line.
 
-    A sentence begins with what we do: `count: …` or `measure: …`.
+    A sentence starts with the method: `count: …` or `measure: …`.
     """
     sentences: dict[str, list[str]] = {}
     for metric in _COSTS[:-1]:
@@ -120,7 +120,7 @@ def _kind(steps: pd.Series) -> str:
 
 
 def crossover_table(cross: pd.DataFrame) -> list[str]:
-    """Return crossover lengths; one line where all of a variant's are alike."""
+    """Return crossover lengths, in one row if all lengths of a variant are equal."""
     if cross.empty:
         return []
     rows = []
@@ -141,7 +141,7 @@ def crossover_table(cross: pd.DataFrame) -> list[str]:
 
 
 def variants_table(frame: pd.DataFrame) -> list[str]:
-    """Say what each variant is."""
+    """Return the table of variants with their classes, arguments and sizes."""
     columns = ["variant", "baseline", "attention_class", "attention_args", "num_heads", "head_dim"]
     rows = []
     for (variant, name), group in frame.groupby(["variant", "attention_class"], sort=False):
@@ -155,7 +155,7 @@ def variants_table(frame: pd.DataFrame) -> list[str]:
 
 
 def variants_of(frame: pd.DataFrame) -> list[dict[str, str]]:
-    """Return what tells the variants of a sweep apart, as plain data."""
+    """Return the columns that identify the variants of a sweep, as plain data."""
     columns = ["variant", "baseline", "attention_class", "attention_args", "head_dim"]
     table = frame[columns].drop_duplicates("variant").fillna("").astype(str)
     return cast(list[dict[str, str]], table.to_dict("records"))
@@ -164,7 +164,7 @@ def variants_of(frame: pd.DataFrame) -> list[dict[str, str]]:
 def published_table(
     published: Sequence[Published], frame: pd.DataFrame, ratios: pd.DataFrame
 ) -> list[str]:
-    """Set published numbers beside ours."""
+    """Return the table of published and reproduced values."""
     rows = [
         {
             "what": item.what,
@@ -179,7 +179,7 @@ def published_table(
 
 
 def quantity_tables(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
-    """Return absolute values, counted or measured, of the outermost scope."""
+    """Return tables of the counted or measured values of the outermost scope."""
     parts: list[str] = []
     good = frame[(frame["status"] == "ok") & (frame["source"] == "measured")]
     if good.empty:
@@ -214,7 +214,7 @@ def _matters(table: pd.DataFrame, metric: str, column: str) -> bool:
 
 
 def failures_table(frame: pd.DataFrame, notes: Sequence[str]) -> list[str]:
-    """List points without numbers, with their reasons."""
+    """List the points without values and the reasons."""
     bad = frame[frame["status"] != "ok"]
     if bad.empty and not notes:
         return ["Every point has its numbers: none failed, none was skipped.", ""]
@@ -230,9 +230,9 @@ def failures_table(frame: pd.DataFrame, notes: Sequence[str]) -> list[str]:
 
 
 def dearer_lines(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
-    """Return the regressions: a line per variant and quantity that exceeds its baseline somewhere.
+    """Return the regressions: a line per variant and quantity that exceeds its baseline anywhere.
 
-    For FiSH, also the head size below which a pair of positions costs more.
+    For FiSH, also the head size below which the N² term is larger.
     """
     if ratios.empty:
         return []
@@ -256,9 +256,9 @@ def dearer_lines(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
 
 
 def _break_even(frame: pd.DataFrame) -> list[str]:
-    """Say at which of the head sizes the N² term of a variant exceeds that of MHA.
+    """Return the head sizes at which the N² term of a variant exceeds that of MHA.
 
-    The N² term of the scores by the paper's rule; projections are the N term, which is always
+    The N² term are the scores by the paper's rule. The projections are the N term, which is always
     smaller with fewer global heads.
     """
     lines = []

@@ -1,1 +1,1 @@
-"""Stand-alone measurements: `python -m profiling study NAME`; what they share is in `study.py`."""
+"""Stand-alone measurements, `python -m profiling study NAME`; shared code is in `study.py`."""

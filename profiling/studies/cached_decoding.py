@@ -1,8 +1,8 @@
-"""Decoding from caches: tokens per second and bytes of cache by length, beside softmax attention.
+"""Decoding with caches: tokens/s and cache size by length, compared with softmax attention.
 
-One layer, one new token at a time behind so many cached tokens, the way a language model generates.
-MGK, sMGK and MLK have half the heads, FiSH half as many global heads; head sizes are alike. MLK's
-cache is a state of fixed size.
+One layer decodes one token at a time after a number of cached tokens, as in generation with a
+language model. MGK, sMGK and MLK have half the heads, FiSH half as many global heads; head sizes
+are equal. The cache of MLK is a state of fixed size.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def build(name: str, options: argparse.Namespace) -> Attention:
 
 
 def filled(layer: Attention, x: Tensor, spare: int) -> Cache:
-    """Return the cache of a layer that has read tokens (B, N, C), with space for `spare` more."""
+    """Return the cache of a layer after tokens (B, N, C), with capacity for `spare` more."""
     cache = layer.new_cache(x.shape[1] + spare)
     with torch.no_grad():
         layer(x, is_causal=True, cache=cache)
@@ -57,7 +57,7 @@ def filled(layer: Attention, x: Tensor, spare: int) -> Cache:
 
 
 def decode(layer: Attention, cache: Cache, length: int, tokens: Tensor) -> None:
-    """Read tokens one by one behind the first `length` of a cache; a state of sums goes on."""
+    """Decode tokens one by one after `length` cached tokens; MLK updates its state in place."""
     if isinstance(cache, KVCache):
         cache.truncate(length)
     with torch.no_grad():
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> Report:
         for name, layer in made.items():
             time, cache = times[name], caches[name]
             if isinstance(cache, KVCache):
-                cache.truncate(length)  # the terms of the keys that it has stored stay
+                cache.truncate(length)  # stored terms of the keys are kept
             case = {"tokens": length, "variant": name, "heads": layer.num_heads}
             speed = options.batch * options.tokens / time["time_median_s"]
             found = {"tokens_per_s": round(speed, 1), "cache_bytes": cache.num_bytes}
@@ -106,8 +106,8 @@ def run(options: argparse.Namespace) -> Report:
             f"{options.batch}, {options.tokens} new tokens, float32"
         ],
         finding=(
-            f"behind {max(options.lengths)} tokens, time of a token over softmax's (and bytes of "
-            f"cache over softmax's): {told}"
+            f"after {max(options.lengths)} tokens, time per token (and cache bytes) relative to "
+            f"softmax: {told}"
         ),
     )
 

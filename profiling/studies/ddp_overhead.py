@@ -1,11 +1,11 @@
-"""Two processes beside one with the same global batch: what DDP costs.
+"""Overhead of DDP: two processes compared with one at the same global batch.
 
-Three sides take turns on the same machine: one process; one process with half of the batch, which
-is the work of each of two processes; two processes with DDP over gloo. Every process computes with
-one thread. One round trains each side for a few steps. A side's time is the median over the steps
-of all rounds; the spread is that of the rounds' ratios (20 % and 80 % quantiles). Besides wall
-time the table gives the processor time of all processes of a side, which other work on the machine
-hardly changes; it excludes waiting for the other process.
+Three sides run in turns on the same machine: one process; one process with half the batch, the work
+of each of two processes; two processes with DDP over gloo. Each process has one thread. One round
+trains each side for a few steps. The time of a side is the median over the steps of all rounds; the
+spread is given by the 20 % and 80 % quantiles of the rounds' ratios. The table also contains the
+processor time of all processes of a side, which is less sensitive to other load and excludes
+waiting for the other process.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from profiling.studies.layouts import Recorder, fit_command, train_in_ranks
 from profiling.studies.study import Report, command, shown
 
 GLOBAL_BATCH, WARMUP = 16, 3
-# Side: processes, samples of one optimiser step.
+# Side: number of processes, samples per optimiser step.
 SIDES = {
     "1 process": (1, GLOBAL_BATCH),
     "1 process, half the batch": (1, GLOBAL_BATCH // 2),
     "2 processes": (2, GLOBAL_BATCH),
 }
 ONE, HALF, TWO = SIDES
-# What 2 processes are compared with, and on which clock.
+# Comparisons of 2 processes: the other side and the clock.
 RATIOS = {
     "same global batch: wall": (ONE, 0),
     "half the batch: wall (1 = no overhead)": (HALF, 0),
@@ -53,7 +53,7 @@ Times = dict[str, list[npt.NDArray[np.float64]]]  # by side and round: (steps - 
 
 
 class StepTimes(Recorder):
-    """Writes the seconds of every step but the first few, on the wall and of all processors."""
+    """Records wall time and processor time of every step except the first few."""
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Read the clocks."""
@@ -67,7 +67,7 @@ class StepTimes(Recorder):
 
 
 def fit_arguments(side: str, variant: str, steps: int, folder: Path) -> list[str]:
-    """Return the command line of one training."""
+    """Return the command line of a run."""
     processes, batch = SIDES[side]
     counts = {"trainer.max_steps": steps, "model.init_args.schedule_steps": steps}
     flags = {**counts, "data.init_args.batch_size": batch, **SIZES}
@@ -75,7 +75,7 @@ def fit_arguments(side: str, variant: str, steps: int, folder: Path) -> list[str
 
 
 def measure(variant: str, options: argparse.Namespace) -> Times:
-    """Train the sides in turns and return the times of their steps."""
+    """Train the sides in turns and return their step times."""
     times: Times = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> Report:
     rows = pd.DataFrame(ratios)
     caption = "2 processes / 1 process, with quantiles over the rounds"
     return Report(
-        "What a second process costs",
+        "Overhead of a second process",
         rows,
         {"Median step": pd.DataFrame(steps), caption: shown(rows, "variant", "clock")},
         [

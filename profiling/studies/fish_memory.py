@@ -1,12 +1,12 @@
-"""Peak memory of FiSH, blockwise against the materialising reference, to the byte on the CPU.
+"""Peak memory of FiSH on the CPU, blockwise compared with the reference, which stores all maps.
 
     python -m profiling study fish_memory                       # N = 4096: the reference needs 4 GB
     python -m profiling study fish_memory --seq_len 1024 --variants gfish mish
 
 One layer of the WikiText model (C = 128, E = 16, H = 8, G = 2), forward and backward of one
-sequence, attention noise drawn. Exit status 1 if a ratio is above `--max_ratio`.
+sequence with attention noise. The exit status is 1 if a ratio is above `--max_ratio`.
 
-Expected at N = 4096: fish 30 MiB of 3331 MiB (0.009), gfish 40 MiB of 3843 MiB (0.010).
+Expected result at N = 4096: fish 30 MiB of 3331 MiB (0.009), gfish 40 MiB of 3843 MiB (0.010).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VARIANTS = ("fish", "hard_fish", "gfish", "hard_gfish", "mish", "hard_mish")
 
 
 def layer_peak_bytes(variant: str, backend: str, options: argparse.Namespace) -> int:
-    """Return the peak of one training step of a layer above what is live before, in bytes."""
+    """Return the peak memory of a layer's training step above the memory before it, in bytes."""
     entry = attention_entry(f"configs/attention/{variant}.yaml")
     sizes = {"num_heads": 8, "num_global_heads": options.num_global_heads, "bias": False}
     changes = {**sizes, "dropout": 0.0, "backend": backend}
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> Report:
         rows[f"{backend}_bytes"] = peaks
     rows["memory_over_reference"] = rows["blockwise_bytes"] / rows["reference_bytes"]
     return Report(
-        "Peak memory of FiSH, blockwise beside materialised",
+        "Peak memory of FiSH, blockwise and materialised",
         rows,
         {f"One layer, one sequence of {options.seq_len}, both passes": shown(rows, "variant")},
         passed=bool((rows["memory_over_reference"] <= options.max_ratio).all()),

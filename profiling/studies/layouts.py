@@ -1,13 +1,13 @@
-"""One global batch, several layouts, the same losses.
+"""Losses of one global batch in several layouts, which must be equal.
 
-A layout is a number of processes and of accumulation steps. The global batch is fixed, so each
-layout sums the same numbers in another order. Each variant is trained from the same seed in every
-layout; the table gives the largest difference of a step's loss to the layout of one process without
-accumulation, relative to that loss. Attention dropout and noise are on: they are drawn by sample.
-Dropout of torch's generator, which is drawn by rank, is off.
+A layout is a number of processes and of accumulation steps. The global batch is fixed, so layouts
+sum the same numbers in different orders. Each variant is trained from the same seed in every
+layout; the table contains the largest relative difference of a step's loss to one process without
+accumulation. Attention dropout and noise are enabled, since they are drawn per sample. Dropout by
+torch's generator, which is drawn per rank, is disabled.
 
-With `--precision 64-true` the same table shows what is left when rounding is a billion times finer:
-a layout that computed something else would not shrink.
+With `--precision 64-true`, rounding is a billion times finer, so differences due to rounding vanish
+and an incorrect layout remains visible.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ QUIET = {
     **dict.fromkeys(("trainer.enable_checkpointing", "trainer.enable_progress_bar"), "false"),
 }
 # Softmax; MGK with priors by gradient (A), M-step (B) and nearest component (C); MLK; FiSH with
-# noise. `--variants all` adds every other file of configs/attention.
+# noise. `--variants all` adds all other files of configs/attention.
 LEAST_STEPS = 5  # the recipe warms up for 4
 REQUIRED = ("softmax", "mgk", "mgk_soft_e", "mgk_hard_e", "mlk", "fish")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a global batch is spread: W processes and A accumulation steps."""
+    """Division of a global batch into W processes and A accumulation steps."""
 
     processes: int
     accumulation: int = 1
@@ -63,13 +63,13 @@ LAYOUTS = (Layout(1, 4), Layout(2), Layout(2, 2), Layout(4))
 
 
 class Recorder(Callback):
-    """Collects numbers at every step and writes them to the .npy file `path` at the end."""
+    """Collects values at every step and writes them to the .npy file `path` at the end."""
 
     def __init__(self, path: str) -> None:
         self.path, self.rows = path, list[Any]()
 
     def array(self) -> npt.NDArray[np.float64]:
-        """Return what is written; called in every process."""
+        """Return the array to write; called in every process."""
         return np.asarray(self.rows)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -82,9 +82,9 @@ class Recorder(Callback):
 def fit_command(
     variant: str, processes: int, recorder: type[Recorder], path: Path, flags: Mapping[str, object]
 ) -> list[str]:
-    """Return the command line of one training on the CPU, which leaves the array `path`.
+    """Return the command line of a run on the CPU that writes the array `path`.
 
-    Data and run go beside it; several processes are joined by DDP.
+    Data and run folder are next to it; several processes use DDP.
     """
     flags = {
         **QUIET,
@@ -101,12 +101,12 @@ def fit_command(
 
 
 def train_in_ranks(commands: Sequence[list[str]], processes: int, log: Path) -> None:
-    """Train one command after the other in a group of processes; a ChildError if one fails."""
+    """Run training commands one after another in a process group; ChildError if one fails."""
     run_in_ranks(lambda: next(filter(None, map(train, commands)), 0), processes, log=log)
 
 
 class StepLosses(Recorder):
-    """Writes the loss of every optimiser step, the mean over the global batch; shape (steps,)."""
+    """Records the loss of every optimiser step, the mean over the global batch; shape (steps,)."""
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
@@ -120,7 +120,7 @@ class StepLosses(Recorder):
 def fit_arguments(
     variant: str, layout: Layout, steps: int, precision: str, folder: Path
 ) -> list[str]:
-    """Return the command line of one training with a global batch of 8."""
+    """Return the command line of a run with a global batch of 8."""
     flags = {
         "trainer.max_steps": steps,
         "model.init_args.schedule_steps": steps,
@@ -135,7 +135,7 @@ def fit_arguments(
 def losses_of(
     variants: Sequence[str], layout: Layout, steps: int, precision: str, folder: Path
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Train every variant in one layout; return losses (steps,), or raise a ChildError."""
+    """Train all variants in one layout; return losses (steps,), or raise a ChildError."""
     commands = [fit_arguments(variant, layout, steps, precision, folder) for variant in variants]
     train_in_ranks(commands, layout.processes, folder / "log.txt")
     found = {variant: np.load(folder / f"{variant}.npy") for variant in variants}
@@ -149,7 +149,7 @@ def losses_of(
 def largest_differences(
     variants: Sequence[str], layouts: Sequence[Layout], *, steps: int, precision: str = "32-true"
 ) -> pd.DataFrame:
-    """Return `variant`, `layout` and the largest relative `difference` of a loss to BASE."""
+    """Return `variant`, `layout` and the largest relative `difference` of a loss from BASE."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         base = losses_of(variants, BASE, steps, precision, Path(folder))
@@ -174,8 +174,8 @@ def run(options: argparse.Namespace) -> Report:
         f"Largest relative difference of a step's loss to 1 process over {steps} steps, "
         f"{precision}, global batch 8, attention dropout 0.1"
     )
-    picture = ("variant", "difference", "layout")
-    return Report("One global batch, several layouts", rows, {caption: table}, picture=picture)
+    figure = ("variant", "difference", "layout")
+    return Report("One global batch, several layouts", rows, {caption: table}, figure=figure)
 
 
 main = command(

@@ -1,13 +1,13 @@
-"""One training step of this package beside the plain formula with its maps stored, as ratios.
+"""Ratios of one training step of this package to the plain formula with stored maps.
 
     python -m profiling study step_ratio --length 2000 --batch 2 --out reports/step_ratio_cpu
 
-The model of the Long Range Arena's ListOps (width 64, head size 32, 2 layers, dropout 0.1 outside
-attention) with softmax of 8 heads, MGK and sMGK of 4. `package` is the package's own choice of
-backend; `plain` is attention as released code writes it (`PlainAttention`), which stores every
-N x N map, on the same weights. Float32; forward and backward, or with `--mode eval` forward alone.
-All sides run in turns in one process after a warm-up; ratios are medians over rounds of the ratio
-within a round, with 20 % and 80 % quantiles. Before timing, both forms must give the same logits.
+The ListOps model of the Long Range Arena (width 64, head size 32, 2 layers, dropout 0.1 outside
+attention) with softmax attention (8 heads), MGK and sMGK (4 heads). `package` uses the backend that
+the package selects; `plain` is attention as in released code (`PlainAttention`), which stores every
+N x N map, with the same weights. Float32; forward and backward, or forward with `--mode eval`. All
+sides run in turns in one process after a warm-up; ratios are medians of the ratios within rounds,
+with 20 % and 80 % quantiles. Before timing, both must compute the same logits.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ TOLERANCE = 1e-4  # of logits of order 0.1, float32, before training
 
 
 class PlainAttention(nn.Module):
-    """Self-attention by the plain formula, on the weights of a layer.
+    """Self-attention by the plain formula with the weights of a layer.
 
     Raises:
-        NotImplementedError: not softmax, nor a soft mixture of Gaussians; or grouped heads, or a
-            rotation.
+        NotImplementedError: the layer is neither softmax nor soft MGK, or has grouped heads or
+            rotary positions.
     """
 
     def __init__(self, layer: Attention) -> None:
@@ -56,7 +56,7 @@ class PlainAttention(nn.Module):
             served = layer.core.score == "gaussian" and layer.core.e_step != "hard"
         if not served or layer.num_kv_heads != layer.num_heads or layer.rotary is not None:
             raise NotImplementedError(
-                f"no plain form of {type(layer).__name__} with these options: use its reference"
+                f"no plain formula of {type(layer).__name__} with these options: use its reference"
             )
         self.layer = layer
 
@@ -82,7 +82,7 @@ class PlainAttention(nn.Module):
         return scores.softmax(dim=-1)
 
     def _mixture(self, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Σ_r π_r exp(−‖q − k_r‖² / 2σ_r²) over its row sum, (B, H, N, N)."""
+        """Σ_r π_r exp(−‖q − k_r‖² / 2σ_r²) divided by its row sum, (B, H, N, N)."""
         layer = self.layer
         assert isinstance(layer, MGKAttention)
         core = layer.core
@@ -104,7 +104,7 @@ class PlainAttention(nn.Module):
 
 
 def materialise(model: nn.Module) -> nn.Module:
-    """Replace every attention layer of a model by its plain form, on the same weights."""
+    """Replace each attention layer of a model by `PlainAttention` with the same weights."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, Attention):
@@ -113,7 +113,7 @@ def materialise(model: nn.Module) -> nn.Module:
 
 
 def build(config: str, heads: int, length: int, dropout: float) -> Classifier:
-    """Build the ListOps model of a variant; all variants from one seed."""
+    """Build the ListOps model of a variant from a common seed."""
     entry = attention_entry(f"configs/attention/{config}.yaml")
     options = {**entry["init_args"], "num_heads": heads, "dropout": dropout}
     sizes = {"embed_dim": 64, "head_dim": 32, "num_layers": 2, "mlp_dim": 128}
@@ -126,7 +126,7 @@ def build(config: str, heads: int, length: int, dropout: float) -> Classifier:
 def build_sides(
     length: int, dropout: float, device: torch.device
 ) -> dict[tuple[str, str], nn.Module]:
-    """Return both forms of every variant, by variant and form, with the same weights."""
+    """Return models by (variant, package or plain); both have the same weights."""
     sides: dict[tuple[str, str], nn.Module] = {}
     for name, (config, heads) in VARIANTS.items():
         model = build(config, heads, length, dropout).to(device)
@@ -136,7 +136,7 @@ def build_sides(
 
 
 def largest_difference(sides: dict[tuple[str, str], nn.Module], tokens: torch.Tensor) -> float:
-    """Return the largest difference of the two forms' logits; a RuntimeError beyond rounding."""
+    """Return the largest difference of logits between both forms; RuntimeError above rounding."""
     found = 0.0
     for name in VARIANTS:
         mask = torch.ones_like(tokens, dtype=torch.bool)
@@ -147,29 +147,28 @@ def largest_difference(sides: dict[tuple[str, str], nn.Module], tokens: torch.Te
         for form in (PLAIN, PACKAGE):
             sides[name, form].train()
     if found > TOLERANCE:
-        raise RuntimeError(f"the two forms differ by {found:.1e} in their logits")
+        raise RuntimeError(f"the logits of package and plain formula differ by {found:.1e}")
     return found
 
 
 def step(model: nn.Module, tokens: Tensor) -> None:
-    """Run forward and backward of a batch without padding."""
+    """Run forward and backward on a batch without padding."""
     key = RandomKey(0, 0, torch.arange(len(tokens), device=tokens.device))
     F.cross_entropy(model(tokens, rng=key), torch.zeros_like(tokens[:, 0])).backward()
     model.zero_grad(set_to_none=True)
 
 
 def infer(model: nn.Module, tokens: Tensor) -> None:
-    """Run forward alone."""
+    """Run the forward pass."""
     with torch.no_grad():
         model(tokens)
 
 
 def measure(options: argparse.Namespace, dropout: float) -> tuple[list[dict[str, Any]], float]:
-    """Time all sides with one rate of attention dropout; return rows and the largest difference.
+    """Time all sides with one dropout rate; return rows and the largest difference of logits.
 
-    A side that does not fit the GPU's memory has "failed" (`measure_sides`). The two forms are
-    compared on two sequences, which fit. On a GPU, too: products of float32 are not rounded to TF32
-    there unless somebody asks PyTorch for it.
+    A side that exceeds the GPU's memory has "failed" set (`measure_sides`). Logits are compared on
+    two sequences, which fit, also on a GPU, where PyTorch does not use TF32 by default.
     """
     device = torch.device(options.device)
     sides = build_sides(options.length, dropout, device)
@@ -195,8 +194,18 @@ def measure(options: argparse.Namespace, dropout: float) -> tuple[list[dict[str,
     return rows, difference
 
 
+def finding(package: pd.DataFrame, *, trains: bool) -> str:
+    """Return the time of every variant beside softmax, over the rates of dropout."""
+    told = []
+    for name, part in package[package["variant"] != BASELINE].groupby("variant", sort=False):
+        low, high = part["time_over_softmax"].min(), part["time_over_softmax"].max()
+        told.append(f"{name}: {low:.2f}" + (f" to {high:.2f}" if high > low else ""))
+    what = "a training step" if trains else "inference"
+    return f"{'; '.join(told)} of the time of {what} with {BASELINE}"
+
+
 def run(options: argparse.Namespace) -> Report:
-    """Measure every rate of dropout."""
+    """Measure all dropout rates."""
     measured = [measure(options, dropout) for dropout in options.dropout]
     rows = pd.DataFrame([row for part, _ in measured for row in part])
     where = f"{counted(options.batch, 'sequence')} of {counted(options.length, 'token')}"
@@ -224,7 +233,9 @@ def run(options: argparse.Namespace) -> Report:
             f"{options.warmup} untimed rounds, then "
             f"{' and '.join(str(n) for n in rows['time_repeats'].dropna().astype(int).unique())}",
         ],
-        ("variant", "time_over_plain", "form", "attention_dropout"),
+        ("variant", "time_over_softmax", "attention_dropout"),
+        package,
+        finding=finding(package, trains=trains),
     )
 
 

@@ -1,8 +1,7 @@
-"""What all studies share: flags, timing of all sides in one run, table, picture, report.
+"""Shared code of all studies: flags, timing of all sides in one run, table, figure, report.
 
-A study is a file of this folder with a place in `STUDIES`, or one of `examples/studies/`. It says
-what is measured: `run` turns flags into a `Report`, and `main = command(...)` prints it and, with
-`--out`, writes it.
+A study is a file of this folder listed in `STUDIES`, or a file of `examples/studies/`. Its `run`
+measures and returns a `Report`, and `main = command(...)` prints it and, with `--out`, writes it.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import pandas as pd
 import torch
+from matplotlib.lines import Line2D
 
 from lit_probattn.analysis.drawing import CHEAPER
 from lit_probattn.attention import recorded_choices
@@ -29,23 +28,25 @@ from lit_probattn.base.files import refuse_to_replace
 from lit_probattn.experiments.page import Made, Page, as_csv, image
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import Side, round_ratios, spread, time_sides
-from lit_probattn.records.tables import markdown_lines, panels
+from lit_probattn.records.figures import ReportFigure, colour_of, panels
+from lit_probattn.records.tables import markdown_lines
 
 STUDIES = (
     "cached_decoding",
     "ddp_overhead",
     "fish_memory",
     "layouts",
+    "packed_documents",
     "step_ratio",
     "talking_heads",
 )
 
 
 class OneLineParser(Parser):
-    """Errors are one line."""
+    """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the message and leave with status 2."""
+        """Print the message and exit with status 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -53,39 +54,42 @@ SEED = (Flag("seed", "seed of PyTorch's generator", 0),)
 TIMED = (
     *SEED,
     Flag("device", "torch device", "cpu"),
-    Flag("threads", "CPU threads, 0 for PyTorch's choice; 1 on a machine that is shared", 0),
+    Flag("threads", "CPU threads; 0: PyTorch's default; use 1 on a shared machine", 0),
     Flag("warmup", "untimed rounds", 1, least=0),
     Flag("repeats", "timed rounds", 5, least=1),
-    Flag("max_seconds", "no new round starts after this long; 3 rounds at least", math.inf),
+    Flag("max_seconds", "start no new round after this time; at least 3 rounds run", math.inf),
 )
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a study found.
+    """The result of a study.
 
     Args:
         tables: the tables to print, by caption.
-        picture: columns (x, y, *groups) of a bar chart of `y`, with its quantiles.
+        figure: columns (x, y, *groups) of a chart of `y` over the variants `x`, with quantiles.
+            Ratios of a side to itself are not drawn.
+        drawn_rows: rows of the figure; all by default.
         passed: False makes the exit status 1.
-        finding: what was found, in a sentence.
+        finding: one sentence that summarises the result.
     """
 
     title: str
     rows: pd.DataFrame
     tables: Mapping[str, pd.DataFrame]
     notes: Sequence[str] = ()
-    picture: tuple[str, ...] = ()
+    figure: tuple[str, ...] = ()
+    drawn_rows: pd.DataFrame | None = None
     passed: bool = True
     finding: str = ""
 
     def page(self, facts: Mapping[str, str]) -> Page:
-        """Return the page of rows that were made as `provenance.facts` says."""
+        """Return the page with the provenance of its rows (`provenance.facts`)."""
         body = [*(f"- {note}" for note in self.notes), *([""] if self.notes else [])]
         body += [f"Finding: {self.finding}", ""] if self.finding else []
         for caption, table in self.tables.items():
             body += [f"{caption}:", "", *markdown_lines(table), ""]
-        pictures = {self.picture[1]: self.drawn} if self.picture else {}
+        figures = self.figures()
         tables = {"rows": as_csv(self.rows.assign(**facts))}
         if any("_over_" in name for name in self.rows):
             kept = [n for n in self.rows if not n.endswith(("_s", "_bytes", "_repeats"))]
@@ -95,31 +99,92 @@ class Report:
             title=self.title,
             made=Made.by_facts(facts),
             finding=self.finding,
-            body=[*body, *(image(name, self.title) for name in pictures)],
+            body=[*body, *(line for name in figures for line in (image(name), ""))],
             tables=tables,
-            pictures=pictures,
+            figures=figures,
         )
 
+    def figures(self) -> dict[str, ReportFigure]:
+        """Return the figure, if any; a study with another figure overrides `drawn`."""
+        if not self.figure:
+            return {}
+        x, y, *groups = self.figure
+        claim = self.finding.removesuffix(".") or self._claim(x, y, groups)
+        caption = f"{heading(y).capitalize()} by {heading(x)}"
+        caption += f" and {' and '.join(map(heading, groups))}" if groups else ""
+        caption += f"; {CHEAPER}, the denominator has the same settings" if "_over_" in y else ""
+        repeats = self.rows.get("time_repeats", pd.Series(dtype=float)).dropna().astype(int)
+        if f"{y}_p20" in self.rows and len(repeats):
+            counts = " or ".join(map(str, sorted(repeats.unique())))
+            caption += f". Medians of n = {counts} rounds; error bars: 20 % and 80 % quantiles"
+        return {y: ReportFigure(claim, f"{caption}.", self.drawn)}
+
+    @property
+    def _shown(self) -> pd.DataFrame:
+        """The rows of the figure, without ratios of a side to itself."""
+        rows = self.rows if self.drawn_rows is None else self.drawn_rows
+        y = self.figure[1]
+        if "_over_" not in y or f"{y}_p20" not in rows:
+            return rows
+        is_one = (rows[[y, f"{y}_p20", f"{y}_p80"]] == 1.0).all(axis=1)
+        return rows[~is_one]
+
+    def _claim(self, x: str, y: str, groups: Sequence[str]) -> str:
+        """Return the smallest value per `x`, in ascending order."""
+        told = []
+        for name, part in self._shown.groupby(x, sort=False):
+            low, high = part[y].min(), part[y].max()
+            ends = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+            told.append(f"{name} {ends}")
+        what = heading(y) + (f" ({', '.join(map(heading, groups))})" if groups else "")
+        return f"{what.capitalize()}: {'; '.join(told)}"
+
     def drawn(self) -> Any:
-        """Return the figure."""
-        x, y, *groups = self.picture
-        wide = self.rows.pivot(index=x, columns=groups).reindex(self.rows[x].unique())
-        error = None
-        if f"{y}_p20" in self.rows:
-            sides = (wide[y] - wide[f"{y}_p20"], wide[f"{y}_p80"] - wide[y])
-            error = np.stack([side.to_numpy().T for side in sides], axis=1)
-        figure, [[axis]] = panels(1, 1, 9, 3.8)
-        wide[y].plot.bar(ax=axis, yerr=error, capsize=3, rot=0, logy="_over_" not in y)
-        words = [heading(y), CHEAPER if "_over_" in y else "", "error bars: 20 % to 80 % of rounds"]
-        words = [word for word in words[: 2 if error is None else 3] if word]
-        axis.set(xlabel=heading(x), ylabel="\n".join(words), title=self.title)
+        """Return the figure: a dot with quantiles for each row, in the variant's colour."""
+        x, y, *groups = self.figure
+        rows = self._shown
+        names = list(dict.fromkeys(rows[x]))
+        keys = list(dict.fromkeys(rows[groups].itertuples(index=False, name=None)))
+        figure, [[axis]] = panels(1, 1, 7.0, 1.6 + 0.25 * len(names) * max(1, len(keys)))
+        for number, key in enumerate(keys):
+            part = rows[(rows[groups] == list(key)).all(axis=1)] if groups else rows
+            shift = 0.6 * ((number + 0.5) / len(keys) - 0.5)
+            for row in part.to_dict("records"):
+                value, place = row[y], -names.index(row[x]) - shift
+                ends = [row.get(f"{y}_p20", value), row.get(f"{y}_p80", value)]
+                error = [[value - ends[0]], [ends[1] - value]] if f"{y}_p20" in row else None
+                colour = colour_of(str(row[x]))
+                inside = colour if number == 0 else "white"
+                style: dict[str, Any] = {"fmt": "oDsv^<>"[number % 7], "ms": 6, "capsize": 3}
+                axis.errorbar([value], [place], xerr=error, color=colour, mfc=inside, **style)
         if "_over_" in y:
-            axis.axhline(1.0, color="0.5", lw=0.8, ls=":")
-        beside: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "title_fontsize": 8}
-        named = ", ".join(map(heading, groups))
-        axis.legend(title=named, fontsize=8, frameon=False, **beside)
-        axis.spines[["top", "right"]].set_visible(False)
+            axis.axvline(1.0, color="0.5", lw=0.8, ls=":")
+            axis.set_xlim(left=0.0)
+        else:
+            axis.set_xscale("log")
+        axis.set_yticks([-place for place in range(len(names))], list(map(str, names)))
+        axis.set_ylim(-len(names) + 0.4, 0.6)
+        axis.set_xlabel(heading(y) + (f" ({CHEAPER})" if "_over_" in y else ""))
+        if groups:
+            handles = [
+                Line2D(
+                    [],
+                    [],
+                    marker="oDsv^<>"[n % 7],
+                    ls="none",
+                    color="0.3",
+                    mfc="0.3" if n == 0 else "white",
+                    label=", ".join(map(_told, groups, key)),
+                )
+                for n, key in enumerate(keys)
+            ]
+            figure.legend(handles=handles, loc="outside lower center", ncols=2)
         return figure
+
+
+def _told(column: str, value: object) -> str:
+    """Return a value with the name of its column, unless it is a string."""
+    return str(value) if isinstance(value, str) else f"{heading(column)} {value:g}"
 
 
 Run = Callable[[argparse.Namespace], Report]
@@ -131,13 +196,13 @@ def command(
     run: Run,
     flags: Sequence[Flag],
 ) -> Callable[..., int]:
-    """Return the `main` of a study, which takes arguments and returns the exit status.
+    """Return the `main` of a study, which accepts arguments and returns the exit status.
 
     Args:
-        module: `__name__` of the study; if that is the program, `main` runs now.
-        description: its help.
-        run: makes the report.
-        flags: its flags; of two with a name the later counts.
+        module: `__name__` of the study; if it is `__main__`, `main` runs now.
+        description: description in its help text.
+        run: function that returns the report.
+        flags: flags of the study; a later flag overrides an earlier one of the same name.
     """
     is_program = module == "__main__"
     name = Path(sys.argv[0]).stem if is_program else module.rpartition(".")[2]
@@ -153,7 +218,7 @@ def command(
         named = {flag.name: flag for flag in flags}
         for flag in named.values():
             flag.add_to(parser)
-        parser.add_argument("--out", type=Path, help="report folder; without it, only printed")
+        parser.add_argument("--out", type=Path, help="report folder (default: print the report)")
         options = parser.parse_args(arguments)
         for flag in named.values():
             flag.check(options, parser)
@@ -163,7 +228,7 @@ def command(
         torch.manual_seed(getattr(options, "seed", 0))
         try:
             if device.startswith("cuda") and not torch.cuda.is_available():
-                raise ConfigError(f"--device {device}: this machine has no CUDA device")
+                raise ConfigError(f"--device {device}: no CUDA device is available")
             if options.out is not None:
                 made = (options.out / f for f in ("report.md", "rows.csv", "ratios.csv"))
                 refuse_to_replace(made, options.out / "report.md")
@@ -189,18 +254,18 @@ def measure_sides(
     options: argparse.Namespace,
     over: Callable[[Side], Mapping[str, Side]],
 ) -> dict[Side, dict[str, Any]]:
-    """Time all sides in turns in one process, and take the peak memory of one call of each.
+    """Time all sides in turns in one process, and measure the peak memory of one call of each.
 
-    A side that runs out of the GPU's memory in its first warm-up is left out of the turns: it has
-    "failed", and NaN in the other columns, as have ratios to it.
+    A side that exceeds the GPU's memory in its first warm-up is excluded: its column "failed" is
+    set, and the others are NaN, as are ratios to it.
 
     Args:
-        options: with the flags `TIMED`.
-        over: the sides that a side is compared with, by label.
+        options: values of the flags `TIMED`.
+        over: returns the baselines of a side by label.
 
     Returns:
-        Columns by side: time, peak memory above what is resident, and for each label the ratios
-        of time, taken within a round, and of memory.
+        Columns by side: time, peak memory above resident memory, and for each label the ratios of
+        time (within rounds) and of memory.
     """
     device = torch.device(options.device)
     limits = {name: getattr(options, name) for name in ("warmup", "repeats", "max_seconds")}
@@ -225,32 +290,32 @@ def measure_sides(
 
 
 def _fits(side: Callable[[], object]) -> bool:
-    """Run a side once; return whether the GPU's memory held it."""
+    """Run a side once; return whether it fits into the GPU's memory."""
     try:
         side()
     except torch.OutOfMemoryError:
         pass
     else:
         return True
-    torch.cuda.empty_cache()  # only here are the tensors of the call gone
+    torch.cuda.empty_cache()  # the tensors of the call are released only here
     return False
 
 
 def backend_of(side: Callable[[], object]) -> str:
-    """Run a side once; return the backend that its last attention call took."""
+    """Run a side once; return the backend of its last attention call."""
     side()
     return list(recorded_choices().values())[-1]
 
 
 def heading(column: str) -> str:
-    """Return a column's name for display."""
+    """Return the displayed name of a column."""
     return column.replace("_over_", " / ").replace("_", " ")
 
 
 def shown(rows: pd.DataFrame, *cases: str) -> pd.DataFrame:
     """Format the rows for display: cases, median time, memory, ratios with quantiles.
 
-    What is not known is a dash.
+    Unknown values are dashes.
     """
     table = rows[list(cases)].rename(columns=heading)
     for name in rows:

@@ -1,10 +1,11 @@
-"""Talking heads before the softmax: FiSH's engines beside the form that stores all maps.
+"""Talking heads before the softmax: FiSH compared with an implementation that stores all maps.
 
     scores_o = Σ_h p_oh q_h · k_h / √E,    weights_o = softmax(scores_o)
 
-FiSH with as many global heads as heads computes it (`FiSHAttention(num_global_heads=num_heads,
-mixer="linear", noise="none")`). The plain form is the product of all heads, one mixing product,
-softmax, product with the values, by autograd. Forward and backward of a layer, self-attention.
+FiSH with as many global heads as heads is equivalent (`FiSHAttention(num_global_heads=num_heads,
+mixer="linear", noise="none")`). The plain form multiplies all heads, mixes them by one matrix
+product, applies the softmax and multiplies by the values, with autograd. Measured is self-attention
+of a layer, forward and backward.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PLAIN, FUSED, SOFTMAX = "plain form", "FiSH", "softmax"
 
 
 class BeforeTheSoftmax(Attention):
-    """The plain form."""
+    """Talking heads that store all maps."""
 
     def build(self, options: LayerOptions) -> None:
         """Add the mixing matrix."""
@@ -41,7 +42,7 @@ class BeforeTheSoftmax(Attention):
 
 
 def layers(embed_dim: int, num_heads: int, seed: int = 0) -> dict[str, Attention]:
-    """Return softmax attention and both forms of talking heads, which compute the same."""
+    """Return softmax attention and two equivalent implementations of talking heads."""
     torch.manual_seed(seed)
     plain = BeforeTheSoftmax(embed_dim, num_heads, backend="reference")
     with torch.no_grad():
@@ -61,7 +62,7 @@ def step(layer: Attention, x: Tensor) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Time all forms at every length."""
+    """Time all implementations at every length."""
     rows, worst = [], 0.0
     for length in options.lengths:
         made = layers(options.embed_dim, options.num_heads, options.seed)

@@ -1,1 +1,1 @@
-"""Grids of points: what to measure, who measures it, going on where it stopped."""
+"""Sweeps over grids of points: configuration, plan, measurement and resuming."""

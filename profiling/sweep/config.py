@@ -1,4 +1,4 @@
-"""The file of a sweep: a model, variants with a baseline, a grid, and what to measure."""
+"""The sweep file: a model, variants with a baseline, a grid, and the quantities to measure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
 class Strict(BaseModel):
-    """A part of the file; unknown keys are errors."""
+    """A section of the file; unknown keys raise an error."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class AttentionEntry(Strict):
-    """An attention as in `configs/attention`: a file, or class_path; init_args override."""
+    """An attention variant as in `configs/attention`: config or class_path; init_args override."""
 
     config: str | None = None
     class_path: str | None = None
@@ -38,11 +38,11 @@ class AttentionEntry(Strict):
     @model_validator(mode="after")
     def _exactly_one(self) -> AttentionEntry:
         if (self.config is None) == (self.class_path is None):
-            raise ValueError("an attention needs either config (a file) or class_path")
+            raise ValueError("an attention needs exactly one of config (a file) and class_path")
         return self
 
     def resolve(self, root: Path) -> tuple[str, dict[str, Any]]:
-        """Return class path and arguments, those of the file first."""
+        """Return class path and arguments; init_args override those of the file."""
         if self.class_path is not None:
             return self.class_path, dict(self.init_args)
         assert self.config is not None
@@ -54,10 +54,10 @@ class Variant(Strict):
     """A variant of the sweep.
 
     Args:
-        attention: which attention.
+        attention: class and arguments of the attention layer.
         heads_divisor: with `num_heads` in the grid, the variant uses num_heads / heads_divisor.
-        baseline: the variant it is compared with; None means the sweep's baseline.
-        backend: this variant's implementation, instead of the grid's.
+        baseline: the variant in the denominator of ratios; None means the sweep's baseline.
+        backend: backend of this variant, overriding the grid.
     """
 
     attention: AttentionEntry
@@ -70,8 +70,8 @@ class ModelConfig(Strict):
     """The model around the attention.
 
     Args:
-        kind: which model.
-        task: a file of `configs/tasks`; its model sizes are defaults for the ones below.
+        kind: name of the model.
+        task: a file of `configs/tasks`, whose model sizes are the defaults of the sizes below.
         head_dim: E; or
         head_dim_divisor: E = embed_dim / head_dim_divisor.
         mlp_dim: inner width of the blocks; or
@@ -95,14 +95,14 @@ class ModelConfig(Strict):
     @model_validator(mode="after")
     def _one_rule(self) -> ModelConfig:
         if self.head_dim is not None and self.head_dim_divisor is not None:
-            raise ValueError("give head_dim or head_dim_divisor, not both")
+            raise ValueError("set head_dim or head_dim_divisor, not both")
         if self.mlp_dim is not None and self.mlp_ratio is not None:
-            raise ValueError("give mlp_dim or mlp_ratio, not both")
+            raise ValueError("set mlp_dim or mlp_ratio, not both")
         return self
 
 
 class Grid(Strict):
-    """The values whose every combination is a point. `num_heads` are the baseline's heads."""
+    """Values whose combinations are the points. `num_heads` is the baseline's number of heads."""
 
     embed_dim: list[Size] = Field(min_length=1)
     seq_len: list[Size] = Field(min_length=1)
@@ -114,7 +114,7 @@ class Grid(Strict):
 
 
 class TimingConfig(Strict):
-    """How time is taken."""
+    """Warm-up, repeats and limits of time measurements."""
 
     warmup: int = Field(default=3, ge=0)
     repeats: int = Field(default=20, ge=1)
@@ -122,17 +122,17 @@ class TimingConfig(Strict):
 
 
 class Published(Strict):
-    """A number to compare with, published or counted by hand, and where ours is found.
+    """A published or hand-counted value, and the point that reproduces it.
 
     Args:
-        what: what it is, for the table.
-        value: the number.
-        source: where it was published.
+        what: label in the table.
+        value: the published value.
+        source: its publication.
         metric: a column of the rows, in the unit of `scale`.
-        variant: which variant.
-        is_ratio: the ratio to the baseline instead of the value; predicted if not measured.
-        scale: our value is divided by this.
-        where: columns that pick the point.
+        variant: name of the variant.
+        is_ratio: use the ratio to the baseline instead of the value; predicted if not measured.
+        scale: divisor of the reproduced value.
+        where: values of the columns that select the point.
     """
 
     what: str
@@ -145,7 +145,7 @@ class Published(Strict):
     where: dict[str, int | str] = Field(default_factory=dict)
 
     def find(self, frame: pd.DataFrame, ratios: pd.DataFrame) -> float | None:
-        """Return our measured number, or None if it was not measured."""
+        """Return the reproduced value, or None if it was not measured."""
         table = ratios if self.is_ratio else frame
         rows = table[table["variant"] == self.variant]
         if self.is_ratio:
@@ -165,18 +165,18 @@ Axis = Literal["embed_dim", "seq_len", "grid_heads"]
 
 
 class Claim(Strict):
-    """A part of a sentence that numbers of a sweep can contradict: one condition, at every place.
+    """A testable part of a sentence: one condition that must hold at every point of a sweep.
 
     Args:
-        metric: a column of the table of rows; `memory_bytes` is resident memory and the peak above
-            it together.
-        variants: which; None means all that have a baseline.
-        scope: of the rows: `attention`, `layers`, `model`.
-        mode: `eval`, `train`; None means all of the sweep.
-        below: the ratio to the baseline is smaller than this at every place.
-        reaches: the ratio to the baseline is at most this somewhere.
-        falls_over: along these axes the ratio never rises, and falls somewhere on every line.
-        constant_over: along these axes the ratio stays within 1 %.
+        metric: a column of the rows; `memory_bytes` is the sum of resident memory and the peak
+            above it.
+        variants: names of the variants; None means all that have a baseline.
+        scope: scope of the rows: `attention`, `layers`, `model`.
+        mode: `eval` or `train`; None means all modes of the sweep.
+        below: the ratio to the baseline is below this value at every point.
+        reaches: the ratio to the baseline is at most this value at one point or more.
+        falls_over: the ratio never rises along these axes, and falls at least once on every line.
+        constant_over: the ratio stays within 1 % along these axes.
         within: values of the variants differ by at most this share of the smallest.
         ordered: values of the variants rise in the order of `variants`.
     """
@@ -205,12 +205,12 @@ class Claim(Strict):
 
 
 class Sentence(Strict):
-    """A sentence of a paper; a text alone is one that nothing judges.
+    """A sentence of a paper; a plain string is a sentence that is not judged.
 
     Args:
-        says: the sentence, in our words.
-        holds: what must hold for it.
-        figure: the published figure, where a sweep belongs to several.
+        says: the sentence, paraphrased.
+        holds: the claims that must hold for it.
+        figure: the published figure, if a sweep reproduces several.
     """
 
     says: str
@@ -224,13 +224,13 @@ class Sentence(Strict):
 
 
 class Figure(Strict):
-    """What the report compares with a published figure or table.
+    """A published figure or table that the report compares with the sweep.
 
     Args:
-        title: heading.
-        paper: what the paper says; a sentence with `holds` gets a verdict.
-        notes: what explains a difference, one sentence each.
-        published: published numbers beside ours.
+        title: heading of the section.
+        paper: sentences of the paper; those with `holds` get a verdict.
+        notes: explanations of differences, one sentence each.
+        published: published values to compare with reproduced ones.
     """
 
     title: str
@@ -240,7 +240,7 @@ class Figure(Strict):
 
 
 class SweepConfig(Strict):
-    """The file of `lit-probattn sweep`; `name` is that of its folder of results."""
+    """The file of `lit-probattn sweep`; `name` is the name of its results folder."""
 
     name: str = Field(pattern=r"^[\w+-][\w.+-]*$")
     model: ModelConfig
@@ -285,7 +285,7 @@ class SweepConfig(Strict):
         """Import the class of every variant.
 
         Raises:
-            ConfigError: one cannot be had; see `class_of`.
+            ConfigError: a class cannot be imported; see `class_of`.
         """
         for name, variant in self.variants.items():
             try:
@@ -300,7 +300,7 @@ class SweepConfig(Strict):
 
 
 def describe(error: ValidationError) -> str:
-    """Return a validation error in one line, with the nearest valid name for a wrong one."""
+    """Return a validation error in one line, with the nearest valid name for an unknown one."""
     return rows.describe(error, _all_fields())
 
 
@@ -311,10 +311,10 @@ def _all_fields() -> set[str]:
 
 
 def load_sweep(path: str | Path) -> SweepConfig:
-    """Read and check a sweep file, given by its path or its name in configs/profiling.
+    """Load and validate a sweep file, given by its path or its name in configs/profiling.
 
     Raises:
-        ConfigError: the file is missing or wrong; one line that names the place.
+        ConfigError: the file is missing or invalid; one line with the location.
     """
     try:
         return SweepConfig.model_validate(read_yaml(file_named("measurement", str(path))))

@@ -1,4 +1,4 @@
-"""From a sweep file to its points: sizes resolved, stable identities, shards."""
+"""The points of a sweep file: resolved sizes, stable identities, shards."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _NEEDED = {
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: a variant at one place of the grid, and one quantity.
+    """One measurement: a variant, a combination of the grid's values, and a quantity.
 
-    `problem` says why the point cannot be built; it then becomes a failed row.
+    `problem` is the reason why the point cannot be built; it then becomes a failed row.
     """
 
     sweep: str
@@ -66,13 +66,13 @@ class Point:
 
     @property
     def point_id(self) -> str:
-        """A name that depends on everything that decides the result."""
+        """Identity of the point: a digest of all settings that affect the result."""
         content = json.dumps(dataclasses.asdict(self), sort_keys=True, default=str)
         return digest(content, 16)
 
     @property
     def label(self) -> str:
-        """A short text for progress lines."""
+        """Short description for progress lines."""
         heads = "" if self.grid_heads is None else f" H={self.grid_heads}"
         return (
             f"{self.quantity} {self.variant} D={self.embed_dim} N={self.seq_len}{heads} "
@@ -81,7 +81,7 @@ class Point:
 
     @property
     def in_process(self) -> bool:
-        """Counting allocates nothing and may run beside the sweep's own code."""
+        """Whether the point runs in the sweep's process: counting allocates no memory."""
         return self.quantity == "cost"
 
 
@@ -91,11 +91,11 @@ def task_sizes(path: Path) -> dict[str, Any]:
     for key in ("model", "init_args"):
         content = content.get(key) if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{path} does not set model.init_args")
+        raise ConfigError(f"{path}: missing model.init_args")
     if content.get("share_layers"):
         raise ConfigError(
-            f"{path} sets share_layers, which sweeps do not measure: their layers have weights of "
-            "their own; leave it out"
+            f"{path}: sweeps do not support share_layers, since each layer has separate weights; "
+            "remove it"
         )
     return {k: content[k] for k in _SIZES if isinstance(content.get(k), int | float)}
 
@@ -103,7 +103,7 @@ def task_sizes(path: Path) -> dict[str, Any]:
 def model_sizes(
     config: ModelConfig, embed_dim: int, root: Path
 ) -> tuple[dict[str, Any], str | None]:
-    """Return the sizes of the model at one width, and why they are impossible, if they are."""
+    """Return the sizes of the model at one width, and the reason if they are invalid."""
     sizes = dict(_DEFAULTS[config.kind])
     if config.task is not None:
         sizes.update(task_sizes(find(config.task, root)))
@@ -125,7 +125,7 @@ def model_sizes(
     if missing:
         raise ConfigError(
             f"model of kind {config.kind} needs {', '.join(missing)}: set them under model, or "
-            "name a task file that does"
+            "in a task file"
         )
     sizes["include_output_layer"] = config.include_output_layer
     sizes["is_causal"] = config.is_causal
@@ -133,11 +133,11 @@ def model_sizes(
 
 
 def make_plan(config: SweepConfig, root: Path) -> list[Point]:
-    """Return every point of a sweep: counting first, then memory, then time.
+    """Return all points of a sweep: first counts, then memory, then time.
 
     Args:
         config: the sweep.
-        root: folder that paths in the file start from.
+        root: folder to which paths in the file are relative.
     """
     grid, points = config.grid, []
     attentions = {name: v.attention.resolve(root) for name, v in config.variants.items()}
@@ -164,7 +164,7 @@ def make_plan(config: SweepConfig, root: Path) -> list[Point]:
         if heads is not None:
             divisor = config.variants[name].heads_divisor
             if heads % divisor:
-                problem = f"{heads} heads are not divisible by heads_divisor {divisor}"
+                problem = f"num_heads {heads} is not divisible by heads_divisor {divisor}"
             init_args["num_heads"] = max(1, heads // divisor)
         points.append(
             Point(

@@ -1,4 +1,4 @@
-"""Measure one point: build its model, count or run it, and return its rows."""
+"""Measure one point: build the model, count or run it, and return the rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "encoder_decoder": TranslationModel,
 }
 _FACTORIES: dict[str, AttentionFactory] = {}
-# Models that end in an output layer over all words, and mask the future.
+# Models with an output layer over the vocabulary and a causal mask.
 _WRITERS = ("language_model", "encoder_decoder")
 
 
@@ -62,7 +62,7 @@ def build_model(point: Point) -> nn.Module:
     """Return the point's model on the current default device, in the point's mode.
 
     Raises:
-        ConfigError, ValueError: the attention refuses its arguments or sizes.
+        ConfigError, ValueError: the attention layer rejects its arguments or sizes.
     """
     arguments = {**point.init_args, "backend": point.backend}
     attention = _factory(point.class_path, arguments)
@@ -87,7 +87,7 @@ def build_model(point: Point) -> nn.Module:
 def make_inputs(point: Point, device: torch.device | str) -> Tensor:
     """Return random inputs: features (B, N, C), tokens (B, N), or pairs of texts (B, 2, N).
 
-    A pair is what a pair classifier compares, or a source and its target.
+    A pair is the two inputs of a pair classifier, or source and target.
     """
     shape: tuple[int, ...] = (point.batch_size, point.seq_len)
     if point.model == "attention":
@@ -99,13 +99,13 @@ def make_inputs(point: Point, device: torch.device | str) -> Tensor:
 
 
 def model_shape(point: Point) -> ModelShape | None:
-    """Return the sizes that the closed forms of the whole model need; None for attention alone."""
+    """Return the sizes for the closed forms of the model; None for a single attention layer."""
     if point.model == "attention":
         return None
     sizes, c = point.sizes, point.embed_dim
     vocab, hidden = sizes["vocab_size"], sizes["mlp_dim"]
     num_sequences, norm_first, has_decoder = 1, True, point.model == "encoder_decoder"
-    if has_decoder:  # the output layer is the target's table
+    if has_decoder:  # the output layer is tied to the target embedding
         embedding, head_parameters, norm_first = 2 * vocab * c, 0, False
         head_macs = point.seq_len * c * vocab if sizes["include_output_layer"] else 0
     elif point.model == "language_model":
@@ -138,7 +138,7 @@ def model_shape(point: Point) -> ModelShape | None:
 def point_rows(
     point: Point, entries: list[dict[str, Any]], layer: Attention | None
 ) -> list[ProfileRow]:
-    """Fill in what all rows of a point share."""
+    """Complete the entries of a point with the columns that all its rows share."""
     shared: dict[str, Any] = {
         "sweep": point.sweep,
         "point_id": point.point_id,
@@ -183,12 +183,12 @@ def _safe_device_name(device: str) -> str:
 
 
 def failed_rows(point: Point, reason: str, status: str = "failed") -> list[ProfileRow]:
-    """Return the one row of a point that could not be measured, with the reason."""
+    """Return the single row of a point that could not be measured, with the reason."""
     return point_rows(point, [_without_numbers(reason, status)], None)
 
 
 def skipped_rows(point: Point, reason: str, peak: int, resident: int) -> list[ProfileRow]:
-    """Return the rows of a point that was not measured because of its predicted memory."""
+    """Return the rows of a point that was skipped because of its predicted memory."""
     entries = [_without_numbers(reason, "skipped")]
     if point.quantity == "memory":
         entries.append(_memory("predicted", peak, resident))
@@ -206,7 +206,7 @@ def _memory(source: Source, peak: int, resident: int, **more: Any) -> dict[str, 
 
 # ---------------------------------------------------------------------- quantities
 def measure_cost(point: Point) -> list[ProfileRow]:
-    """Count multiply-adds and parameters on the meta device, beside the closed forms."""
+    """Count multiply-adds and parameters on the meta device; add the closed forms."""
     setting = Setting(
         build=partial(build_model, point),
         make_inputs=partial(make_inputs, point),
@@ -228,7 +228,7 @@ def _cost_entry(entry: CostEntry) -> dict[str, Any]:
 
 
 def make_step(point: Point, device: torch.device) -> tuple[StepFunction, Resident]:
-    """Return a function that runs one step (backward too in training), and what is resident."""
+    """Return a function that runs one step, in training with backward, and the resident memory."""
     with torch.device(device):
         model = build_model(point)
         inputs = make_inputs(point, device)
@@ -239,18 +239,18 @@ def make_step(point: Point, device: torch.device) -> tuple[StepFunction, Residen
                 model(inputs)
             return
         out = model(inputs)
-        out.backward(torch.ones_like(out))  # dense, as a loss's gradient is
+        out.backward(torch.ones_like(out))  # dense, like the gradient of a loss
         model.zero_grad(set_to_none=True)
 
     return step, (model, inputs)
 
 
 def measure_memory(point: Point, predicted: tuple[int, int] | None = None) -> list[ProfileRow]:
-    """Measure the peak memory of one step, beside the prediction by fake tensors.
+    """Measure the peak memory of one step; add the prediction by fake tensors.
 
     Args:
-        predicted: peak above resident, and resident, where they are known. Otherwise they are
-            predicted now, except on a GPU, which would wait for it.
+        predicted: peak above resident memory, and resident memory, if known. Otherwise they are
+            predicted now, except on a GPU, which would be idle meanwhile.
     """
     device = torch.device(point.device)
     build_on_cpu = partial(make_step, point, torch.device("cpu"))
@@ -276,7 +276,7 @@ def measure_memory(point: Point, predicted: tuple[int, int] | None = None) -> li
 
 
 def measure_time(point: Point) -> list[ProfileRow]:
-    """Time one step: warm-up, repeats, median and quantiles; energy where the device says it."""
+    """Time one step: warm-up, repeats, median, quantiles, and energy if the device reports it."""
     device, timing = torch.device(point.device), point.timing
     torch.manual_seed(point.seed)
     step, _ = make_step(point, device)
@@ -310,10 +310,10 @@ MEASURES: dict[str, Callable[[Point], list[ProfileRow]]] = {
 
 
 def measure_point(point: Point, predicted: tuple[int, int] | None = None) -> list[ProfileRow]:
-    """Return a point's rows; whatever goes wrong becomes a failed row with the reason.
+    """Return the rows of a point; an error becomes a failed row with the reason.
 
     Args:
-        predicted: memory of its place, see `measure_memory`.
+        predicted: its memory, see `measure_memory`.
     """
     if point.problem is not None:
         return failed_rows(point, point.problem)

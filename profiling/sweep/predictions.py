@@ -1,7 +1,7 @@
-"""Memory of a sweep's places, predicted on fake tensors before they are measured.
+"""Memory of the points of a sweep, predicted on fake tensors before they are measured.
 
-A place is all that decides a model and its step; its memory and its time are two points of it. For
-a GPU nothing is predicted: what does not fit fails at once, and a prediction takes longer.
+A place is the set of all settings of a model and its step; its memory and its time are two points.
+There is no prediction for a GPU: a step that does not fit fails sooner than a prediction takes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from profiling.sweep.points import make_step
 
 KERNELS = "triton"  # the backend that runs on a GPU only
 _LINEAR_FROM = 2  # layers; one layer alone does not show the peak between two
-# What a point has beside its place.
+# Settings of a point that do not belong to its place.
 _NOT_PLACE = {
     *("sweep", "quantity", "variant", "baseline", "grid_heads", "device", "timing", "seed"),
     *("memory_limit_bytes", "problem"),
@@ -29,12 +29,12 @@ _NOT_PLACE = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted of a place.
+    """The prediction for a place.
 
     Args:
-        memory: predicted rise of one step above what is resident, and what is resident, in bytes;
-            None is unknown.
-        problem: why the place cannot be built.
+        memory: predicted peak of one step above resident memory, and resident memory, in bytes;
+            None if unknown.
+        problem: the reason why the model cannot be built.
     """
 
     memory: tuple[int, int] | None = None
@@ -47,14 +47,14 @@ class Prediction:
 
 
 def place_of(point: Point) -> str:
-    """Return a name of the point's place, which points of other quantities and sweeps share."""
+    """Return the identity of the point's place, shared by points of other quantities and sweeps."""
     content = {k: v for k, v in dataclasses.asdict(point).items() if k not in _NOT_PLACE}
     text = json.dumps(content, sort_keys=True, default=str)
     return digest(text, 12)
 
 
 def predict(point: Point) -> tuple[int, int] | None:
-    """Predict (peak above resident, resident) in bytes on fake tensors; nothing is allocated.
+    """Predict (peak above resident, resident) in bytes on fake tensors, without allocation.
 
     Layers are alike, so both are linear in their number from two layers on: a deeper model follows
     from models of two and three layers. None for kernels of a GPU, which fake tensors on the CPU
@@ -78,10 +78,10 @@ def _predict_whole(point: Point) -> tuple[int, int]:
 
 
 class Predictions:
-    """Memory of places, each predicted once.
+    """Predicted memory of places, computed once each.
 
     Args:
-        live: whether to predict. Not on a GPU, which would wait for it.
+        live: whether to predict; False on a GPU, which would be idle meanwhile.
     """
 
     def __init__(self, *, live: bool) -> None:
@@ -90,16 +90,16 @@ class Predictions:
 
     @classmethod
     def on(cls, device: str) -> Predictions:
-        """Return those of a sweep on a device."""
+        """Return the predictions of a sweep on a device."""
         return cls(live=torch.device(device).type != "cuda")
 
     def of(self, point: Point) -> Prediction | None:
-        """Return what is known of a point's place; None if nothing is."""
+        """Return the prediction for a point, or None."""
         place = place_of(point)
         if place not in self.known and self.live:
             try:
                 self.known[place] = Prediction(predict(point))
-            except Exception as error:  # measuring it says the same
+            except Exception as error:  # the measurement raises the same error
                 text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 self.known[place] = Prediction(problem=text)
         return self.known.get(place)

@@ -1,6 +1,6 @@
-"""`lit-probattn sweep`: run a plan's points, durably, once each, whatever happens.
+"""`lit-probattn sweep`: run each point of a plan once and store its rows durably.
 
-`python -m profiling memory` sets predicted beside measured peak memory of the same points.
+`python -m profiling memory` compares predicted and measured peak memory of the same points.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from profiling.sweep.points import failed_rows, measure_point, skipped_rows
 from profiling.sweep.predictions import Predictions
 from profiling.sweep.worker import make_worker, out_of_memory, request_of, rows_of
 
-# What fake tensors do not see: numbers of Python that autograd keeps, 8 bytes each, and the fused
-# kernel's own workspace, a block of scores (at most 256 x 512, twice in backward) per thread.
+# Memory that fake tensors do not count: Python numbers that autograd saves, 8 bytes each, and the
+# workspace of the fused kernel, a block of scores per thread (at most 256 x 512, two in backward).
 _NUMBERS_KEPT_BYTES = 128
 _WORKSPACE_BYTES = 2 * 256 * 512 * 8 + 2**16
 
 
 def claim_folder(config: SweepConfig, folder: Path) -> None:
-    """Note the sweep in its folder, or check that it is the one noted there.
+    """Store the sweep in its folder, or check that it equals the stored one.
 
     Raises:
-        ConfigError: the folder holds another sweep, or files of others.
+        ConfigError: the folder contains another sweep or unrelated files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     note, content = folder / "sweep.json", config.model_dump(mode="json", exclude={"report"})
     if note.exists():
         if json.loads(note.read_text(encoding="utf-8")) != content:
             raise ConfigError(
-                f"{folder} holds results of another sweep (sweep.json differs); choose another "
+                f"{folder} contains results of another sweep (sweep.json differs); choose another "
                 "--out or remove the folder"
             )
         return
@@ -57,16 +57,16 @@ def claim_folder(config: SweepConfig, folder: Path) -> None:
 
 
 def limit_bytes(point: Point) -> int | None:
-    """Return how much memory a point may take: the sweep's limit or what the device has free."""
+    """Return the memory limit of a point: the sweep's limit, or the free memory of the device."""
     free = available_bytes(torch.device(point.device))
     limits = [v for v in (point.memory_limit_bytes, free) if v is not None]
     return min(limits) if limits else None
 
 
 def cannot_fit(point: Point, predicted: tuple[int, int] | None) -> list[ProfileRow]:
-    """Return the rows of a point that cannot fit by the prediction; none if it can.
+    """Return the rows of a point that does not fit according to the prediction; empty if it fits.
 
-    The prediction itself is kept, as a row of its own.
+    The prediction is kept as a separate row.
     """
     limit = None if predicted is None else limit_bytes(point)
     if limit is None or predicted is None or sum(predicted) <= limit:
@@ -80,15 +80,15 @@ def cannot_fit(point: Point, predicted: tuple[int, int] | None) -> list[ProfileR
 
 @dataclass(frozen=True)
 class PointJob(Job):
-    """A point that is measured.
+    """The job that measures a point.
 
     Args:
         point: the point.
-        place: folder of the results.
-        store: its rows.
-        predictions: memory of places.
-        worker: makes the process that measures memory and time.
-        timeout_s: seconds that it may take.
+        place: results folder.
+        store: rows of the sweep.
+        predictions: predicted memory.
+        worker: creates the process that measures memory and time.
+        timeout_s: limit of its run time in seconds.
     """
 
     point: Point
@@ -100,7 +100,7 @@ class PointJob(Job):
 
     @property
     def name(self) -> str:
-        """Depends on everything that decides the rows."""
+        """Identity of the point."""
         return self.point.point_id
 
     @property
@@ -110,24 +110,24 @@ class PointJob(Job):
 
     @property
     def folder(self) -> Path:
-        """Folder of locks."""
+        """Folder of the locks."""
         return self.place
 
     @property
     def kind(self) -> tuple[str, str]:  # type: ignore[override]
-        """Points of a quantity and variant take about as long."""
+        """Quantity and variant: points that take about as long."""
         return self.point.quantity, self.point.variant
 
     def is_done(self) -> bool:
-        """Whether it has rows and did not fail."""
+        """Whether the point has rows and did not fail."""
         return self.store.has(point_id=self.name)
 
     def begins(self) -> tuple[str, int]:
-        """Nothing is said: most points take less than a second."""
+        """Return no message: most points take less than a second."""
         return "", 0
 
     def work(self) -> Work:
-        """Measure the point; rows without numbers have the reason."""
+        """Measure the point; rows without values contain the reason."""
         self.store.add(*(yield from self._rows()))
         return ""
 
@@ -146,7 +146,7 @@ class PointJob(Job):
         except ChildError as error:
             return failed_rows(point, str(error))
         if out_of_memory(rows):
-            worker.close()  # what it still holds would distort the next point
+            worker.close()  # its remaining memory would distort the next point
         return rows
 
 
@@ -159,21 +159,21 @@ def run_sweep(
     count: int = 1,
     stream: Callable[[str], None] | None = None,
 ) -> list[ProfileRow]:
-    """Run what is still missing of a sweep (or of one shard) and return all its rows.
+    """Run the missing points of a sweep or of one shard and return all its rows.
 
-    Commands that share a folder share the points.
+    Concurrent commands on one folder share the points.
 
     Args:
         config: the sweep.
-        folder: where results are kept.
-        root: folder that paths in the config start from.
-        index: which shard, from 0.
+        folder: results folder.
+        root: folder to which paths in the config are relative.
+        index: shard, from 0.
         count: number of shards.
         stream: receives progress lines; None prints them.
 
     Raises:
-        ConfigError: the plan cannot be made, the folder holds another sweep, or the device of what
-            is missing is not there.
+        ConfigError: the plan is invalid, the folder contains another sweep, or the device of the
+            missing points is not available.
     """
     points = make_plan(config, root)
     claim_folder(config, folder)
@@ -196,7 +196,7 @@ def _run_missing(
     reason = missing_device(config.device)
     if reason is not None and not all(p.in_process or p.problem is not None for p in missing):
         raise ConfigError(
-            f"{reason}: run {config.name} where there is one, or set another device and name"
+            f"{reason}: run {config.name} on another machine, or set another device and name"
         )
     before = len(points) - len(missing)
     if before:
@@ -222,9 +222,9 @@ def missing_device(device: str) -> str | None:
 
 
 def describe_plan(config: SweepConfig, root: Path, index: int, count: int) -> str:
-    """Return the plan as text: every point, predicted memory, and what would be skipped.
+    """Return the plan as text: every point, its predicted memory, and whether it is skipped.
 
-    For a GPU nothing is predicted.
+    There is no prediction for a GPU.
     """
     predictions = Predictions.on(config.device)
     lines, skipped, broken, unknown = [], 0, 0, 0
@@ -255,18 +255,19 @@ def describe_plan(config: SweepConfig, root: Path, index: int, count: int) -> st
 
 
 def memory_table(config: SweepConfig, root: Path) -> tuple[str, bool]:
-    """Measure every place of a sweep and compare with the prediction.
+    """Measure the memory of a sweep's points and compare it with the prediction.
 
     Args:
         config: the sweep.
-        root: folder that paths in the config start from.
+        root: folder to which paths in the config are relative.
 
-    Raises:
-        ConfigError: the device is not there.
+        Raises:
+        ConfigError: the device is not available.
 
     Returns:
-        The table as text, and whether no point failed and, on the CPU, all are equal but for what
-        fake tensors cannot see: numbers that autograd keeps, and the fused kernel's workspace.
+        The table as text, and whether no point failed and, on the CPU, all values are equal except
+        for memory that fake tensors do not count: Python numbers saved by autograd, and the
+        workspace of the fused kernel.
     """
     gone = missing_device(config.device)
     if gone is not None:
@@ -282,10 +283,10 @@ def memory_table(config: SweepConfig, root: Path) -> tuple[str, bool]:
             lines.append({"point": point.label.removeprefix("memory "), **line})
             good = good and rows[0].status == "ok" and (equal or point.device != "cpu")
     head = [
-        "Peak memory of one step above what is resident (parameters, buffers, inputs), in bytes.",
-        "Measured: the allocator. Predicted: fake tensors, nothing allocated. They do not see",
-        "numbers of Python that autograd keeps (8 bytes each), nor the fused kernel's workspace",
-        "on the CPU (a block of scores per thread).",
+        "Peak memory of one step above resident memory (parameters, buffers, inputs), in bytes.",
+        "Measured by the allocator; predicted with fake tensors, which do not count Python numbers",
+        "that autograd saves (8 bytes each) and the workspace of the fused kernel on the CPU",
+        "(a block of scores per thread).",
         f"{device_name(config.device)}; {versions()}; revision {git_revision()}",
         "",
     ]

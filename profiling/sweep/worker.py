@@ -1,4 +1,4 @@
-"""The process that measures memory and time of points, and what the sweep asks of it."""
+"""The process that measures memory and time of points, and its requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_worker(memory_limit_bytes: int | None, command: str) -> Worker:
     """Return a worker that measures points.
 
     Args:
-        memory_limit_bytes: what it may allocate on the host, where the system can limit it; None
+        memory_limit_bytes: limit of its host allocations, if the system supports limits; None
             means no limit.
         command: the command line to record in rows.
     """
@@ -34,21 +34,21 @@ def make_worker(memory_limit_bytes: int | None, command: str) -> Worker:
 
 
 def request_of(point: Point, predicted: tuple[int, int] | None = None) -> dict[str, Any]:
-    """Return the request for a point; `predicted` is the memory of its place, where it is known."""
+    """Return the request for a point; `predicted` is its memory, if known."""
     return {"point": dataclasses.asdict(point), "predicted": predicted}
 
 
 def rows_of(worker: Worker) -> list[ProfileRow]:
-    """Return the rows that a worker answers.
+    """Return the rows of a worker's answer.
 
     Raises:
-        ChildError: it died or took too long.
+        ChildError: the worker died or exceeded its time limit.
     """
     return [ProfileRow.model_validate(row) for row in worker.answer()]
 
 
 def out_of_memory(rows: Sequence[ProfileRow]) -> bool:
-    """Whether memory ran out: what the worker still holds would distort the next point."""
+    """Return whether memory ran out, so that the worker's memory would distort the next point."""
     reason = (rows[0].reason or "").lower()
     return rows[0].status == "failed" and any(text in reason for text in _OUT_OF_MEMORY)
 

@@ -13,8 +13,8 @@ import yaml
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.configs import SIZES_OF_DATA, instantiate, link_sizes, read_yaml
 from lit_probattn.training.checkpoints import save_checkpoint
+from tests.datamodules.images.made import write_images
 from tests.datamodules.lra.files import write_pairs
-from tests.datamodules.pictures.made import write_pictures
 from tests.datamodules.text import made as made_text
 from tests.support.paths import ROOT
 
@@ -33,7 +33,7 @@ def data_options(task: str, folder: Path) -> dict[str, Any]:
     if task == "pair":
         write_pairs(folder, train=16, val=6, test=6)
     elif task == "picture":
-        write_pictures(folder, 3, 3, tuple(f"n{i:02d}" for i in range(7)))
+        write_images(folder, 3, 3, tuple(f"n{i:02d}" for i in range(7)))
     elif task in ("text", "masked"):
         made_text.write(folder)
     elif task == "sequence":

@@ -20,7 +20,7 @@ from lit_probattn.analysis.studies import curves
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.experiments.page import read
-from lit_probattn.records.tables import MAX_BYTES
+from lit_probattn.records.figures import MAX_BYTES
 from tests.analysis.made import checkpoint
 from tests.support.slow import mostly_slow
 
@@ -188,13 +188,13 @@ def test_wrong_use_is_one_line(tmp_path, capsys):
     assert "--num_samples must be at least 1, received 0" in error(
         capsys, ["rank", *given, "--num_samples", "0"]
     )
-    assert "KEY=VALUE" in error(capsys, ["rank", *given, "--data", "seed"])
-    line = error(capsys, ["rank", *given, "--data", "min_length=[1"])
+    assert "--data.seed: expected a value" in error(capsys, ["rank", *given, "--data.seed"])
+    line = error(capsys, ["rank", *given, "--data.min_length", "[1"])
     assert "--data min_length=[1: not valid YAML: expected ',' or ']'" in line
     assert "--seed must be at least 0, received -1" in error(
         capsys, ["rank", *given, "--seed", "-1"]
     )
-    assert "num_trian" in error(capsys, ["rank", *given, "--data", "num_trian=3"])
+    assert "num_trian" in error(capsys, ["rank", *given, "--data.num_trian", "3"])
     assert "unknown device" in error(capsys, ["rank", *given, "--device", "tpus"])
     assert "must be positive" in error(capsys, ["rank", *given, "--threshold", "0"])
     missing = [*flags(tmp_path / "no.ckpt", tmp_path), "--num_samples", "1"]

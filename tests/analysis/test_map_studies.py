@@ -218,7 +218,7 @@ def test_spectrum_refuses_what_memory_or_data_do_not_allow(tmp_path, capsys):
     assert main([*flags, "--length", "17"]) == 2
     assert "no sequence of val has 17 positions" in capsys.readouterr().err
     assert main([*flags, "--length", "16", "--max_gigabytes", "1e-6"]) == 2
-    assert "lower --num_samples" in capsys.readouterr().err
+    assert "reduce --num_samples" in capsys.readouterr().err
 
 
 # ---- pictures of maps ------------------------------------------------------------------------

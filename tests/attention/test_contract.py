@@ -166,7 +166,7 @@ def test_softmax_equals_torch_multihead_attention():
             {"bias": torch.zeros(5, N, N)},
             r"bias has shape \(5, 13, 13\).*\(batch, heads, queries, keys\) = \(2, 3, 13, 13\)$",
         ),
-        ({"value": torch.zeros(B, N, C)}, "value is given without key"),
+        ({"value": torch.zeros(B, N, C)}, "received value without key"),
         (
             {"key": torch.zeros(B, N, C), "value": torch.zeros(B, 7, C)},
             "key has 13 positions and value 7: expected the same",

@@ -46,6 +46,21 @@ def test_step_equals_the_full_causal_pass(name, first, step):
     torch.testing.assert_close(out, full, atol=1e-13, rtol=0)
 
 
+@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_step_of_no_tokens_changes_nothing(name, first):
+    layer, x, mask = make(name), torch.randn(B, N, C, dtype=torch.float64), left_padded_mask()
+    full = decode(layer, x, mask, layer.new_cache(), 6, 2)
+    cache = layer.new_cache()
+    given = {"is_causal": True, "cache": cache}
+    with torch.no_grad():
+        parts = [layer(x[:, :first], key_mask=mask[:, :first], **given)]
+        parts += [layer(x[:, :0], key_mask=mask[:, :0], **given)]
+        parts += [layer(x[:, first:], key_mask=mask[:, first:], **given)]
+    assert parts[1].shape == (B, 0, C)
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-13, rtol=0)
+
+
 @pytest.mark.parametrize("part_len", [1, 4, 13])
 @pytest.mark.parametrize("name", CACHED)
 def test_reading_the_cache_in_parts_changes_nothing(name, part_len):

@@ -118,7 +118,7 @@ TILED = [name for name in LAYERS if has_tiles(name)]
 def test_layers_without_tiles_are_refused_for_their_form(name):
     """And for nothing that another processor or compiler would change."""
     core = LAYERS[name](backend="native").core
-    forms = "no backend 'native'|another function than|this function of|before a function of"
+    forms = "no backend 'native'|other than softmax|this function of|before a function of"
     with pytest.raises(NotImplementedError, match=forms):
         core.pick(heads_of(LAYERS[name](), torch.randn(B, N, EMBED)))
 

@@ -152,7 +152,7 @@ def test_outputs_of_a_model_have_witnesses():
 
 def test_hashing_and_features_need_the_exponential_kernel():
     task = model()
-    with pytest.raises(UnsupportedError, match="leave out lsh and orf"):
+    with pytest.raises(UnsupportedError, match="remove lsh and orf"):
         score_approximated(task, batches(1), layers_of(task), RandomFeatures(8))
 
 

@@ -16,7 +16,7 @@ from lit_probattn.base.errors import DataError
 from tests.support.paths import ROOT
 from tests.support.runs import arguments
 
-_PARTS = ("commands", "values", "checkpoints", "text_files", "picture_files", "series_files")
+_PARTS = ("commands", "values", "checkpoints", "text_files", "image_files", "series_files")
 _PARTS += ("own_files", "translation_files", "translation_runs", "trajectory_files")
 _PARTS += ("decision_runs", "pretrained.weights", "pretrained.tokenisers")
 _PARTS += ("fine_tuning.files", "fine_tuning.runs", "pretrained.conversions", "sentences.files")

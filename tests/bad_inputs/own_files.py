@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from datamodules import LabelledTexts, OwnSeries, OwnText, PictureFolder
+from datamodules import ImageFolder, LabelledTexts, OwnSeries, OwnText
 from datamodules.__main__ import main as data_main
 from tests.bad_inputs.cases import Case, command_error, data_error
 
@@ -185,7 +185,7 @@ def pictures(*names: str, again: str = "", broken: str = "") -> Callable[[Path],
             shutil.copy(folder / names[0], folder / again)
         if broken:
             (folder / broken).write_bytes(b"\x89PNG broken")
-        made = PictureFolder(path=str(folder), image_size=16, batch_size=1)
+        made = ImageFolder(path=str(folder), image_size=16, batch_size=1)
         made.setup()
         for name in ("train", "val", "test"):
             list(map(made.split(name).__getitem__, range(len(made.split(name)))))

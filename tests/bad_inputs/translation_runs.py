@@ -128,7 +128,7 @@ def cases() -> Iterator[Case]:
     )
     yield Case(area, "the mean of more checkpoints than there are", lambda f: _test("average-5")(f))
     yield Case(
-        area, "`translate`, data of another vocabulary", _translate(b"n1", "--data", "num_words=9")
+        area, "`translate`, data of another vocabulary", _translate(b"n1", "--data.num_words=9")
     )
     yield Case(area, "a line that is longer than the model", _translate(b"n0\n" + b"n1 " * 40))
     yield Case(area, "a line that is not UTF-8", _translate(b"n0\nn\xe4\n"))

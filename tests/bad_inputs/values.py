@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from tests.bad_inputs.cases import Case, command_error, fit
-from tests.datamodules.pictures.made import write_pictures
+from tests.datamodules.images.made import write_images
 from tests.datamodules.text import made as made_text
 from tests.support.paths import ROOT
 from tests.support.runs import arguments, write_attention
@@ -210,7 +210,7 @@ def _pairs() -> Iterator[Case]:
 
 
 def _pictures(folder: Path) -> str:
-    write_pictures(folder)
+    write_images(folder)
     data = ["--data", "datamodules.ImageNet", "--data.init_args.data_dir", str(folder)]
     data += ["--data.init_args.image_size", "16"]
     return command_error(arguments("fit", folder, *data))

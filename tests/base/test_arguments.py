@@ -11,7 +11,7 @@ import pytest
 from jsonargparse import ArgumentParser
 from mypy import api
 
-from lit_probattn.base.arguments import arguments_of, by_name, takes
+from lit_probattn.base.arguments import Parser, add_data, arguments_of, by_name, takes
 from tests.support.paths import ROOT
 
 
@@ -200,3 +200,17 @@ def test_a_parser_sees_the_fields_of_records_through_subclasses():
     assert list(parser.parse_args(["--it.size=1"]).it.__dict__) == [
         *("size", "length", "depth", "width", "rate")
     ]
+
+
+@pytest.mark.parametrize(
+    "words", [["--data.num_train", "3"], ["--data.num_train=3"], ["--data.init_args.num_train=3"]]
+)
+def test_arguments_of_the_data_are_written_as_for_fit(words):
+    parser = Parser("a program")
+    parser.add_argument("--other", nargs="+")
+    add_data(parser)
+    options = parser.parse_args([*words, "--other", "a", "b", "--data.name", "x=y"])
+    assert options.data == ["num_train=3", "name=x=y"]
+    assert options.other == ["a", "b"]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--data", "num_train=3"])

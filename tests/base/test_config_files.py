@@ -133,7 +133,7 @@ def test_an_unknown_name_is_one_line_with_the_nearest(kind, name, expected):
 
 def test_a_variable_that_names_no_folder_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv(config_files.VARIABLE, str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match=r"LIT_PROBATTN_CONFIGS: .*none is no folder"):
+    with pytest.raises(ConfigError, match=r"LIT_PROBATTN_CONFIGS: .*none is not a folder"):
         find("configs/none.yaml")
 
 
@@ -191,10 +191,10 @@ def test_what_a_bundle_says_stands_under_its_key(folders):
     [
         (
             "one: {trainer: {}}\ntwo: {base: onee}\n",
-            r"mine\.bundle\.yaml: two has the unknown base 'onee'; did you mean 'one'",
+            r"mine\.bundle\.yaml: two: unknown base 'onee'; did you mean 'one'",
         ),
-        ("one: {base: two}\ntwo: {base: one}\n", "base goes in a circle: two -> one -> two"),
-        ("two: 3\n", r"mine\.bundle\.yaml: two must hold a mapping of keys, received int"),
+        ("one: {base: two}\ntwo: {base: one}\n", "base is circular: two -> one -> two"),
+        ("two: 3\n", r"mine\.bundle\.yaml: two must be a mapping, received int"),
         ("under: 3\ntwo: {}\n", "under must be a key with dots, received 3"),
         ("two: {}\ntwo: {}\n", "duplicate key 'two'"),
         ("two: {a: *none}\n", r"mine\.bundle\.yaml"),

@@ -168,7 +168,7 @@ REFUSED = {
     "--max_keys 0": "--max_keys must be at least 1, received 0",
     "--evict_by age": "--evict_by requires a bounded cache: add --max_keys N",
     "--device cuda:x": "unknown device 'cuda:x'",
-    "--data data_dir=nowhere": "text: the release is not under",
+    "--data.data_dir nowhere": "text: the release is not under",
 }
 
 
@@ -207,11 +207,11 @@ def test_a_table_is_not_overwritten(folder, tmp_path, capsys):
 
 def test_other_text_than_the_runs_is_refused(folder, tmp_path, capsys):
     other = made.write(tmp_path, train="a <unk> b c\n" * 20)
-    status = generate(folder, "--data", f"data_dir={other}", prompts=["a"])
+    status = generate(folder, "--data.data_dir", str(other), prompts=["a"])
     lines = capsys.readouterr().err.splitlines()
     assert status == 2
     assert lines[-1].startswith("error: the checkpoint was trained with a different vocabulary: ")
-    assert lines[-1].endswith("or its vocabulary: --data vocab_file=FILE")
+    assert lines[-1].endswith("or its vocabulary: --data.vocab_file FILE")
 
 
 def test_words_that_nothing_stands_for_are_refused(tmp_path, folder, capsys):

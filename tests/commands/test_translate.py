@@ -129,7 +129,7 @@ def test_ends_of_lines_of_other_systems_are_no_text():
 
 
 def test_other_vocabularies_are_refused(translate):
-    status, _, err = translate("--data", "num_words=9")
+    status, _, err = translate("--data.num_words", "9")
     assert status == 2
     (line,) = [line for line in err.splitlines() if line.startswith("error")]
     assert "the checkpoint was trained with a source dictionary of" in line

@@ -194,7 +194,7 @@ def _resume_cells(words: Sequence[str], folder: Path, log: Path) -> dict[str, ob
     told = _run([*words, "--executor", "local", "--shards", "2"], log)
     logs = sorted(folder.glob("runs/reproduce/submitit/*/*_log.out"))
     lines = [line for path in logs for line in path.read_text().splitlines()]
-    shown = re.compile(r"goes on from|starts;|minutes$|finished before|cells finished")
+    shown = re.compile(r"resumes from|starts;|minutes$|finished before|runs finished")
     for line in lines:
         if shown.search(line):
             print(f"   {line.partition('; log ')[0]}")
@@ -202,7 +202,7 @@ def _resume_cells(words: Sequence[str], folder: Path, log: Path) -> dict[str, ob
     again = _run([*words, "--shard", "0/2"], log)
     print("   once more: " + again.splitlines()[-1], flush=True)
     starts = sorted(json.loads(text)["num_starts"] for text in results.values())
-    resumed = re.search(r"goes on from step (\d+)", "\n".join(lines))
+    resumed = re.search(r"resumes from step (\d+)", "\n".join(lines))
     return {
         "points": len(results),
         "starts": starts,

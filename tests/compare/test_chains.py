@@ -146,7 +146,7 @@ def test_a_killed_chain_goes_on_where_it_was(tmp_path):
     lines = []
     assert runner(1, lines)(cells).ran == 3
     assert "finished before, not run again" in lines[0]
-    assert "goes on from step 9 of 16" in lines[1]
+    assert "resumes from step 9 of 16" in lines[1]
     assert commands_run(first) == ["fit", "test"]
     assert commands_run(second) == ["fit", "fit", "test"]
     assert commands_run(cells[2]) == ["fit", "test"]
@@ -159,7 +159,7 @@ def test_what_begins_with_a_failure_is_skipped_in_a_line(tmp_path):
     outcome = runner(1, lines)(cells)
     failed = "second, MGK, 1 head, seed 3"
     assert list(outcome.failed) == [failed]
-    reason = f"it begins with {failed}, which failed"
+    reason = f"it depends on {failed}, which failed"
     assert outcome.skipped == {f"{t}, MGK, 1 head, seed 3": reason for t in ("tuned", "other")}
     assert sum(line.endswith(f"skipped: {reason}") for line in lines) == 2
     assert outcome.ran == 5  # `first` of both rows, and the other row
@@ -229,24 +229,24 @@ def test_the_command_runs_chains(tmp_path, capsys):
     (tmp_path / "FAIL").write_text("first-softmax")
     assert main([*words, "--attempts", "1"]) == 1
     assert (
-        "4 of 8 cells finished, 4 of them now; 1 failed, 0 run elsewhere, 3 skipped, 0 tasks"
+        "4 of 8 runs finished, 4 of them now; 1 failed, 0 in other processes, 3 skipped, 0 tasks"
         in (capsys.readouterr().out)
     )
     (tmp_path / "FAIL").unlink()
     assert main(words) == 0
-    assert "8 of 8 cells finished, 4 of them now; 0 failed, 0 run elsewhere, 0 tasks" in (
+    assert "8 of 8 runs finished, 4 of them now; 0 failed, 0 in other processes, 0 tasks" in (
         capsys.readouterr().out
     )
     assert main([*words, "--set", "thir:a=1"]) == 2
-    assert "--set thir:a: there is no task 'thir'" in capsys.readouterr().err
+    assert "--set thir:a: unknown task 'thir'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("start", "message"),
     [
         ("fist", "second starts_from the unknown task 'fist'; did you mean 'first'"),
-        ("tuned", "starts_from goes in a circle: second -> tuned -> second"),
-        ("second", "starts_from goes in a circle: second -> second"),
+        ("tuned", "starts_from is circular: second -> tuned -> second"),
+        ("second", "starts_from is circular: second -> second"),
     ],
 )
 def test_starts_that_cannot_be_are_refused(tmp_path, start, message):
@@ -260,7 +260,7 @@ def test_a_seed_of_starts_is_for_chains(tmp_path, capsys):
     tables = write_tables(tmp_path / "tables")
     words = ["tiny", "--tables", str(tables), "--runs", str(tmp_path), "--start_seed", "1"]
     assert main([*words, "--dry-run"]) == 2
-    assert "--start_seed: no run of tiny begins with another one" in capsys.readouterr().err
+    assert "--start_seed: no run of tiny starts from another run" in capsys.readouterr().err
 
 
 # ---- tokenisers ----------------------------------------------------------------------------------
@@ -328,5 +328,5 @@ def test_missing_data_of_a_start_are_told_with_what_begins_with_it(bert, tmp_pat
     (tmp_path / "text.txt").unlink()
     failed = Counted().prepare(bert)
     assert "text.txt: no such file or folder" in failed["bert_pretraining_long"]
-    assert failed["squad"] == "it begins with bert_pretraining_long, whose data cannot be read"
+    assert failed["squad"] == "it starts from bert_pretraining_long, whose data cannot be read"
     assert list(missing_by_task(bert)) == ["bert_pretraining_long"]

@@ -65,15 +65,15 @@ def test_a_language_model_is_compared_by_what_selects_its_checkpoints():
         (["--task", "tiny/listops", "--attention", "mgk"], "unknown task 'tiny/listops'; did you"),
         (["--task", TASK, "--attention", "mgk num_head=2"], "did you mean 'num_heads'?"),
         (["--task", TASK, "--attention", "mgk heads"], "expected KEY=VALUE, received 'heads'"),
-        (["--task", TASK, "--attention", "mgk", "mgk"], "--attention 'mgk' is given twice"),
-        (["--task", TASK, TASK, "--attention", "mgk"], "--task lra_listops_tiny is given twice"),
-        (["--task", TASK, "--attention", "mgk", "--seeds", "1", "2", "1"], "--seeds: 1 is given t"),
+        (["--task", TASK, "--attention", "mgk", "mgk"], "duplicate --attention 'mgk'"),
+        (["--task", TASK, TASK, "--attention", "mgk"], "duplicate --task lra_listops_tiny"),
+        (["--task", TASK, "--attention", "mgk", "--seeds", "1", "2", "1"], "--seeds: duplicate 1"),
         (["--task", TASK, "--attention", "mgk", "--name", "a/b"], "--name must be the name of a"),
-        (["--task", TASK, "--attention", " "], "--attention ' ': a name, then KEY=VALUE words"),
+        (["--task", TASK, "--attention", " "], "--attention ' ': expected NAME KEY=VALUE"),
         (
             ["--task", TASK, "--attention", "softmax", "mgk data.init_args.batch_size=4"],
             "lra_listops_tiny: the variants differ in data.init_args.batch_size, so their scores "
-            "could not be compared: give these to all by --set",
+            "are not comparable: use --set to set these for all",
         ),
         (
             ["--task", TASK, "--attention", "softmax", "mgk trainer.max_steps=4"],
@@ -149,7 +149,7 @@ def test_variants_run_over_seeds_and_are_reported(tmp_path, monkeypatch, capsys)
     assert (out / "figures/learning_curves.png").stat().st_size > 10_000
     capsys.readouterr()
     assert main(words) == 0
-    assert "9 of 9 cells finished, 0 of them now" in capsys.readouterr().out
+    assert "9 of 9 runs finished, 0 of them now" in capsys.readouterr().out
 
 
 def _with_metrics(folder: Path) -> None:

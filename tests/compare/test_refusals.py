@@ -132,7 +132,7 @@ def test_tasks_name_the_scores_that_tables_and_monitors_read():
         metric = Metric("monitor", "validate", monitor, ("", ""), "", "higher")
         refuse_unlogged_metrics(TaskEntry(name, str(path), {"monitor": metric}), content)
         wrong = replace(metric, key=f"{monitor}x")
-        with pytest.raises(ConfigError, match="logs no "):
+        with pytest.raises(ConfigError, match="does not log "):
             refuse_unlogged_metrics(TaskEntry(name, str(path), {"monitor": wrong}), content)
 
 

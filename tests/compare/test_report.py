@@ -79,7 +79,7 @@ def test_what_results_of_others_say_stays_text(tmp_path):
         keep(cell, 30.0, **facts, backends=backends)
     _, _, written = report_of(tmp_path, table, cells)
     page = Page(body_of(written))
-    assert page.attributes("img", "src") == ["figures/results.png"]
+    assert page.attributes("img", "src") == ["figures/results.svg"]
     assert not page.attributes("a", "href")
     assert "Heading" not in page.texts["h1"]
 
@@ -375,7 +375,12 @@ def drawn(values, monkeypatch, tmp_path, options=None):
     """The panel of the results, with values by row and seed."""
     figures = []
     tmp_path.mkdir(exist_ok=True)
-    monkeypatch.setattr(page_module, "save_png", lambda figure, *_: figures.append(figure))
+
+    def keep_figure(figure, *_):
+        figures.append(figure)
+        return []
+
+    monkeypatch.setattr(page_module, "save_figure", keep_figure)
     table, cells = tiny_cells(tmp_path, options=options)
     for cell in cells:
         found = values.get(cell.row.name, [])
@@ -385,12 +390,12 @@ def drawn(values, monkeypatch, tmp_path, options=None):
     return figures[0]
 
 
-def test_spread_is_drawn_where_the_legend_says_so(tmp_path, monkeypatch):
+def test_spread_is_drawn_where_the_caption_says_so(tmp_path, monkeypatch):
     several = drawn({"softmax_2": [36.0, 37.5], "mgk_1": [30.0]}, monkeypatch, tmp_path / "2")
     one = drawn({"softmax_2": [36.0], "mgk_1": [30.0]}, monkeypatch, tmp_path / "1")
-    legends = [{t.get_text() for t in f.legends[0].get_texts()} for f in (several, one)]
-    assert "mean ± standard deviation" in legends[0]
-    assert "mean (one seed: no spread)" in legends[1]
+    texts = [(tmp_path / name / "out/report.md").read_text() for name in "21"]
+    assert "mean ± standard deviation over seeds (n − 1)" in texts[0]
+    assert "one seed, no error known" in texts[1]
     (bars,), nothing = ([c for c in f.axes[0].containers if c.has_xerr] for f in (several, one))
     assert nothing == []
     # A row with one seed has no bar.
@@ -419,14 +424,15 @@ def test_numbers_of_another_protocol_do_not_squeeze_ours(
     printed = [row["published"]["listops"] for row in TABLE["rows"].values()]
     assert (low < min(printed)) == is_drawn
     assert low < values - 0.5 < values + 0.5 < high
-    told = f"\npublished (its own protocol): {min(printed):g} to {max(printed):g}, off this axis"
+    told = f"\npublished: {min(printed):g} to {max(printed):g}, off this axis"
     assert axis.get_xlabel().endswith(told) != is_drawn
 
 
 def test_one_seed_does_not_push_published_numbers_off_the_axis(monkeypatch, tmp_path):
     axis = drawn({"softmax_2": [36.0]}, monkeypatch, tmp_path, Options(shortened=True)).axes[0]
     assert "off this axis" not in axis.get_xlabel()
-    assert "published (its own protocol)" in axis.get_legend_handles_labels()[1]
+    low, high = axis.get_xlim()
+    assert low < min(row["published"]["listops"] for row in TABLE["rows"].values()) < high
 
 
 def test_pictures_say_where_they_come_from(tmp_path):
@@ -434,7 +440,8 @@ def test_pictures_say_where_they_come_from(tmp_path):
     keep(cells[0], 36.0)
     report_of(tmp_path, table, cells)
     told = Image.open(tmp_path / "out/figures/results.png").text["Description"]
-    assert told.startswith("A tiny table | a proc")
+    assert told.startswith("A tiny table | Small dots: one seed each")
+    assert "| a proc" in told
     assert told.endswith("| abcdef1 | python -m lit_probattn.reproduce tiny")
 
 
@@ -460,7 +467,7 @@ def test_long_names_of_rows_stay_inside_the_picture():
         for row in names
     )
     rows = pd.DataFrame({"task": "squad", "row": names} | {f"value {m}": 9.0 for m in metrics})
-    figure = draw(summary, rows, "long names", lambda _: names[0], compared=True)
+    figure = draw(summary, rows, lambda _: names[0], compared=True)
     figure.canvas.draw()
     left, right = figure.axes
     shown = [label.get_text() for label in left.get_yticklabels()]

@@ -79,7 +79,7 @@ def test_killed_command_goes_on_and_runs_no_finished_cell_again(tmp_path):
     outcome = runner(1, lines)(cells)
     assert (outcome.ran, len(outcome.finished)) == (3, 4)
     assert "finished before, not run again" in lines[0]
-    assert "goes on from step 9 of 16" in lines[1]
+    assert "resumes from step 9 of 16" in lines[1]
     assert commands_run(cells[0]) == ["fit", "test"]
     assert commands_run(cells[1]) == ["fit", "fit", "test"]
     starts = read_starts(cells[1].version())
@@ -126,7 +126,7 @@ def test_failed_cell_stops_no_other_and_is_tried_again(tmp_path):
     (tmp_path / "FAIL").touch()
     outcome = runner(2)(cells, attempts=1)
     assert len(outcome.failed) == 4
-    assert all("`fit` ended with status 3; see " in text for text in outcome.failed.values())
+    assert all("`fit` exited with status 3; see " in text for text in outcome.failed.values())
     (tmp_path / "FAIL").unlink()
     assert runner(2)(cells).ran == 4
 
@@ -140,9 +140,9 @@ def test_failed_cell_is_tried_again_after_the_others(tmp_path):
     assert outcome.finished == [*cells[1:], cells[0]]
     (failed,) = [line for line in lines if ": failed: " in line]
     assert failed.startswith("[1/4] ")
-    assert failed.endswith("; it is tried again after the others")
+    assert failed.endswith("; retried after the others")
     assert lines[-3].startswith("[1/4] ")
-    assert "goes on from step 16 of 16" in lines[-3]
+    assert "resumes from step 16 of 16" in lines[-3]
     (tmp_path / "FAIL").touch()
     cells[0].result_path.unlink()
     assert list(runner(1, lines)(cells).failed) == [cells[0].label]
@@ -212,8 +212,8 @@ def test_progress_counts_all_cells(tmp_path):
     _, cells = tiny_cells(tmp_path)
     lines = []
     runner(2, lines)(cells)
-    told = [re.split("[,;]", line)[0] for line in lines if "cells finished" in line]
-    assert told == [f"{i} of 4 cells finished" for i in (1, 2, 3, 4)]
+    told = [re.split("[,;]", line)[0] for line in lines if "runs finished" in line]
+    assert told == [f"{i} of 4 runs finished" for i in (1, 2, 3, 4)]
 
 
 def test_interrupted_command_has_its_cells_saved(tmp_path):
@@ -227,7 +227,7 @@ def test_interrupted_command_has_its_cells_saved(tmp_path):
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 130
     told = log.read_text()
-    assert "interrupted: 0 of 4 cells are finished; the same command goes on" in told
+    assert "interrupted: 0 of 4 runs are finished; rerun the command to resume" in told
     assert (tmp_path / "SAVED").exists()
 
 
@@ -265,13 +265,13 @@ def test_shards_are_a_partition_and_the_whole_command_reports(tmp_path, capsys, 
     assert "report:" not in capsys.readouterr().out
     assert main(arguments(tmp_path, "--only", "listops")) == 0
     printed = capsys.readouterr().out
-    assert "4 of 4 cells finished, 0 of them now" in printed
+    assert "4 of 4 runs finished, 0 of them now" in printed
     assert "report: " in printed
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert main(arguments(tmp_path, "--only", "listops")) == 0
-    assert "2 of 2 cells finished" in capsys.readouterr().out
+    assert "2 of 2 runs finished" in capsys.readouterr().out
 
 
 def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, capsys):
@@ -280,7 +280,10 @@ def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, cap
     (line,) = [text for text in printed.err.splitlines() if text.startswith("skipped: retrieval")]
     assert "new_aan_pairs.train.tsv" in line
     assert "lit-probattn data prepare retrieval" in line
-    assert "2 of 3 cells finished, 2 of them now; 0 failed, 0 run elsewhere, 1 tasks" in printed.out
+    assert (
+        "2 of 3 runs finished, 2 of them now; 0 failed, 0 in other processes, 1 tasks"
+        in printed.out
+    )
 
 
 def test_options_make_other_cells(tmp_path):

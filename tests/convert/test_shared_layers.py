@@ -66,7 +66,7 @@ def test_what_has_no_place_for_a_shared_block_says_so(tmp_path):
     path = tmp_path / "task.yaml"
     sizes = {"num_layers": 3, "share_layers": True}
     path.write_text(yaml.safe_dump({"model": {"init_args": sizes}}))
-    with pytest.raises(ConfigError, match=r"task.yaml sets share_layers, which sweeps"):
+    with pytest.raises(ConfigError, match=r"task.yaml: sweeps do not support share_layers"):
         task_sizes(path)
 
 

@@ -283,7 +283,7 @@ def test_matching_rules():
     assert model_parameters(near, **plain) == pytest.approx(
         model_parameters(seventy, **plain), rel=2e-3
     )
-    with pytest.raises(ValueError, match="needs num_heads to divide embed_dim"):
+    with pytest.raises(ValueError, match="must be divisible by num_heads"):
         matched_mlp_dim(Sizes(256, 70, 32, 1024, 6, 32000))
     with pytest.raises(ValueError, match="too small"):
         matched_mlp_dim(Sizes(256, 1, 1, 16, 6, 32000))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from datamodules.__main__ import main
-from tests.datamodules.pictures.made import picture
+from tests.datamodules.images.made import picture
 from tests.datamodules.text.translation import made as made_translation
 from tests.support.paths import ROOT
 
@@ -87,7 +87,7 @@ def test_wrong_data_is_one_line(arguments: list[str], tmp_path: Path, capsys) ->
 def test_help_names_every_option(capsys) -> None:
     assert main(["--help"]) == 0
     names = (
-        "image, imagenet, iwslt14, listops, lm1b, masked_text, own_pictures, own_series, own_text, "
+        "image, imagenet, iwslt14, listops, lm1b, masked_text, own_images, own_series, own_text, "
         "own_texts, pathfinder, pretraining_text, question_answering, retrieval, synthetic, text, "
         "text_pairs, toy_trajectories, "
         "toy_translation, trajectories, translation, uea, wikitext103, wmt14"
@@ -160,8 +160,8 @@ def test_check_shows_what_is_in_own_texts(tmp_path: Path, capsys) -> None:
     )
     assert re.search(r"^<unk> in train: (\d+) of \d+ tokens \(12.50 %\)$", shown, re.M)
     last = shown.splitlines()[-1]
-    assert last.endswith(f"--data.init_args.path {path} --data.init_args.tokens words "
-                         "--data.init_args.min_count=3")  # fmt: skip
+    assert last.endswith(f"--data.path {path} --data.tokens words "
+                         "--data.min_count=3")  # fmt: skip
 
 
 def test_check_shows_what_is_in_own_text(tmp_path: Path, capsys) -> None:

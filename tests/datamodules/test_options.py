@@ -410,7 +410,7 @@ OPEN = {
     "imagenet",
     "iwslt14",
     "lm1b",
-    "own_pictures",
+    "own_images",
     "pathfinder",
     "pretraining_text",
     "question_answering",

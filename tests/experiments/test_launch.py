@@ -49,7 +49,7 @@ def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, executor
     if executor == "local":
         logs = (tmp_path / "runs/reproduce/submitit").glob("*/*_log.out")
         text = "".join(path.read_text() for path in logs)
-        assert text.count("1 of 1 cells finished, 1 of them now") == 2
+        assert text.count("1 of 1 runs finished, 1 of them now") == 2
 
 
 @pytest.mark.usefixtures("forked")
@@ -148,9 +148,9 @@ def test_wrong_parameters_are_one_line(tmp_path, parameters, message):
 def test_wrong_usage(tmp_path, capsys, monkeypatch):
     words = arguments(tmp_path, "--executor", "debug")
     assert main([*words, "--shard", "0/2"]) == 2
-    assert "--executor makes its own shards: leave --shard out" in capsys.readouterr().err
+    assert "--executor creates the shards: remove --shard" in capsys.readouterr().err
     assert main([*words, "--executor", "here", "--shards", "2"]) == 2
-    assert "--shards and --slurm need --executor" in capsys.readouterr().err
+    assert "--shards and --slurm require --executor" in capsys.readouterr().err
     assert main([*words, "--executor", "slurm"]) == 2
     assert "error: --slurm: " in capsys.readouterr().err  # no SLURM on this machine
     monkeypatch.setitem(sys.modules, "submitit", None)

@@ -20,6 +20,7 @@ from lit_probattn.experiments.page import (
     together,
     write_front_page,
 )
+from lit_probattn.records.figures import ReportFigure
 from lit_probattn.records.markdown import escaped
 from profiling.report.efficiency import efficiency_lines
 from tests.support.pages import Page as Shown
@@ -33,12 +34,15 @@ def drawn():
     return plt.figure(figsize=(2, 1))
 
 
+FIGURE = ReportFigure("It rises [to 3]", "Lines: ours.", drawn)
+
+
 def page(**change):
     given = {
         **{"kind": "runs", "title": "One <b>", "made": MADE, "finding": "It is so."},
         **{"body": [image("curve_one"), ""], "tables": {"rows": as_csv(ROWS)}},
         "findings": [Finding("3 > 2", "agrees", "it rises", Estimate(1.0, 0.5, 1.5))],
-        "pictures": {"curve_one": drawn},
+        "figures": {"curve_one": FIGURE},
         "about": {"cells": [1, 2]},
     }
     return Page(**{**given, **change})
@@ -46,12 +50,14 @@ def page(**change):
 
 def test_what_is_written(tmp_path):
     (tmp_path / "figures").mkdir()
-    (tmp_path / "figures/old.png").write_text("")
+    for name in ("old.png", "old.svg"):
+        (tmp_path / "figures" / name).write_text("")
     files = page().write(tmp_path)
     assert [str(path.relative_to(tmp_path)) for path in files] == [
-        *("report.md", "rows.csv", "report.json", "figures/curve_one.png"),
+        *("report.md", "rows.csv", "report.json"),
+        *("figures/curve_one.png", "figures/curve_one.svg"),
     ]
-    assert not (tmp_path / "figures/old.png").exists()
+    assert not list(tmp_path.glob("figures/old.*"))
     data = read(tmp_path)
     assert data["made"]["machine"] == "a GPU"
     assert data["findings"] == [
@@ -70,13 +76,15 @@ def test_what_is_written(tmp_path):
         f"- SHA-256: `rows.csv` {data['sha256']['rows.csv'][:12]}",
         "",
     ]
-    assert "![curve one](figures/curve_one.png)" in (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text()
+    assert "![It rises to 3](figures/curve_one.svg)\n\n**It rises" in text
+    assert "Lines: ours. Rows made on a GPU; revision abc1234, by the command above." in text
 
 
-def test_a_picture_that_is_there_is_copied(tmp_path):
+def test_a_figure_that_is_there_is_copied(tmp_path):
     page().write(tmp_path / "a")
     there = tmp_path / "a/figures/curve_one.png"
-    page(pictures={"b": there}).write(tmp_path / "b")
+    page(figures={"b": there}, body=[image("b")]).write(tmp_path / "b")
     assert (tmp_path / "b/figures/b.png").read_bytes() == there.read_bytes()
 
 
@@ -125,14 +133,14 @@ def test_the_committed_front_page_has_every_committed_report(tmp_path):
 
 def test_one_page_carries_everything(tmp_path):
     *_, drawn_file = page().write(tmp_path, html=True)
-    assert drawn_file.name == "curve_one.png"
+    assert drawn_file.name == "curve_one.svg"
     shown = Shown((tmp_path / "report.html").read_text())
     (address,) = shown.attributes("img", "src")
-    assert address.startswith("data:image/png;base64,")
+    assert address.startswith("data:image/svg+xml;base64,")
     assert shown.texts["title"] == ["One <b>"]
 
 
-def test_a_terminal_gets_no_pictures_and_no_files():
+def test_a_terminal_gets_no_figures_and_no_files():
     assert "![" not in page().summary()
     assert "SHA-256" not in page().summary()
 

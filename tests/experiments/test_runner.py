@@ -83,7 +83,7 @@ def test_what_waits_for_a_job_that_failed_is_skipped(folder):
     left, other = Made(folder, "left", (refused,)), Made(folder, "other")
     outcome = Runner(say=lambda line: None).run([left, refused, broken, other])
     assert outcome.failed == {"job refused": "status 2", "job broken": "status 3"}
-    assert outcome.skipped == {"job left": "it begins with job refused, which failed"}
+    assert outcome.skipped == {"job left": "it depends on job refused, which failed"}
     assert outcome.finished == [other]
     # What a user got wrong stays wrong; the others are tried again after all.
     assert order(folder) == ["refused", "broken", "other", "broken"]
@@ -92,7 +92,7 @@ def test_what_waits_for_a_job_that_failed_is_skipped(folder):
 def test_a_job_without_what_it_begins_with_is_skipped(folder):
     left = Made(folder, "left", (Made(folder, "elsewhere"),))
     outcome = Runner(say=lambda line: None).run([left])
-    assert outcome.skipped == {"job left": "it begins with job elsewhere, which is not finished"}
+    assert outcome.skipped == {"job left": "it depends on job elsewhere, which is not finished"}
     assert not (folder / "order").exists()
 
 

@@ -222,9 +222,9 @@ P = torch.ones(H, G)
             lambda: LF.mgk_attention(
                 *heads_of(6, 6, 6), key_shift=torch.ones(2, E), scale=1.0, variance=torch.ones(2)
             ),
-            "give one of them",
+            "pass one of them",
         ),
-        (lambda: LF.fish_attention(*heads_of(2, 2, 5), P), "from 2 global heads to 6, expected 5"),
+        (lambda: LF.fish_attention(*heads_of(2, 2, 5), P), "2 global heads to 6, expected 5"),
         (lambda: LF.fish_attention(*heads_of(3, 3, 6), P), r"shape \(6, 2\), expected \(heads, 3"),
         (lambda: LF.linear_attention(*heads_of(6, 6, 6), feature_map="favor"), "random_features"),
         (lambda: LF.mlk_attention(*heads_of(6, 6, 6)), "expected .B, heads, components"),

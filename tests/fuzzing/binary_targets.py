@@ -21,9 +21,9 @@ import torch
 from PIL import Image as PilImage
 
 from datamodules.core.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
+from datamodules.images.samples import open_image
 from datamodules.lra import cifar, imdb
 from datamodules.lra.pathfinder_release import Entry, pictures
-from datamodules.pictures.samples import open_picture
 from datamodules.text.source import ParquetText, PlainText, TextSource
 from datamodules.text.wikitext103 import find_release
 from lit_probattn.base.errors import DataError
@@ -120,7 +120,7 @@ def check_jpeg(changes: list[Edit], folder: Path) -> str:
     path = folder / "n01_0.JPEG"
     path.write_bytes(apply(_picture("JPEG"), changes))
     try:
-        picture = open_picture(path)
+        picture = open_image(path)
     except DataError as error:
         return one_line(error, path)
     assert picture.mode == "RGB"

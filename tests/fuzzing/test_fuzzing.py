@@ -12,9 +12,9 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image as PilImage
 
+from datamodules.images.samples import open_image
 from datamodules.lra import cifar
 from datamodules.lra.pathfinder_release import Entry, pictures
-from datamodules.pictures.samples import open_picture
 from datamodules.series.ts_file import read_ts
 from datamodules.text.source import ParquetText, PlainText
 from datamodules.text.wikitext103 import find_release
@@ -95,7 +95,7 @@ def test_a_picture_with_a_wrong_checksum_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"sample_0.png is corrupt"):
         list(pictures([Entry("0.npy:1", path, 1)], 32, lambda _: None))
     with pytest.raises(DataError, match=r"sample_0.png: unreadable image"):
-        open_picture(path)
+        open_image(path)
 
 
 def test_a_pickle_that_would_fill_the_memory_is_refused_at_once():

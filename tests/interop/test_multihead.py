@@ -221,7 +221,7 @@ def test_what_is_no_layer_of_ours_is_named():
     for given, told in (
         (5, "int$"),
         (torchs, "MultiheadAttention; lit_probattn.swap"),
-        (as_multihead_attention(ours), "MultiheadForm; it has this form already"),
+        (as_multihead_attention(ours), "MultiheadForm; it has this interface already"),
     ):
         with pytest.raises(TypeError, match=f"layer must be an Attention .*received {told}"):
             as_multihead_attention(given)

@@ -300,8 +300,8 @@ def test_auto_serves_without_a_compiler_and_says_so_once(fresh, monkeypatch, cap
         layer(x).sum().backward()
     told = [record.message for record in caplog.records if "C library" in record.message]
     assert told == [
-        "the C library of the CPU cannot find the C compiler CC=no-such-compiler; torch "
-        "operations serve instead"
+        "the C library for CPUs cannot find the C compiler CC=no-such-compiler; using torch "
+        "operations instead"
     ]
     assert recorded_choices()["hard mgk without a compiler (cpu, float32)"] == "reference"
 

@@ -460,9 +460,11 @@ def test_bad_sizes_are_refused():
         model.encoder(torch.zeros(1, 3, C).double(), memory=torch.zeros(1, 3, C).double())
     layer = model.decoder.blocks[0].cross_attention
     memory, x = layer.remember(torch.randn(2, 5, C).double()), torch.randn(2, 3, C).double()
-    with pytest.raises(ValueError, match="memory holds all keys to attend to; received key beside"):
+    with pytest.raises(
+        ValueError, match="memory contains all keys to attend to; received also key"
+    ):
         layer(x, x, memory=memory)
-    with pytest.raises(ValueError, match="received is_causal beside"):
+    with pytest.raises(ValueError, match="received also is_causal"):
         layer(x, is_causal=True, memory=memory)
     with pytest.raises(ValueError, match="query has batch size 1 and the memory 2"):
         layer(x[:1], memory=memory)

@@ -156,7 +156,7 @@ SMALL_FILES = {
         (r"seq_lens: \[\d+\], head_dims: \[.*?\]", "seq_lens: [64], head_dims: [16]"),
         (r"repeats: \d+", "repeats: 1"),
     ],
-    "configs/profiling/mgk_table7.yaml": [
+    "configs/profiling/mgk_table7.bundle.yaml": [
         (r"seq_len: \[.*\]", "seq_len: [64]"),
         (r"repeats: \d+", "repeats: 1"),
     ],

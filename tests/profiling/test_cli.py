@@ -155,12 +155,15 @@ def test_torchrun_ranks_share_the_points(capsys, tmp_path, monkeypatch):
     [
         (
             ("--model", "--seq-lens", "64"),
-            "--seq-lens is not read with --model, only with --config",
+            "--seq-lens has no effect with --model, only with --config",
         ),
-        (("--parity", "--threads", "1"), "--threads is not read with --parity"),
-        (("--config", "a.yaml", "--device", "cuda"), "--device is not read with --config, only"),
-        (("--train-steps", "1", "--cases", "mgk"), "--cases is not read with --train-steps"),
-        (("--compile-table", "--dtypes", "float32,float16"), "--compile-table takes one of --dty"),
+        (("--parity", "--threads", "1"), "--threads has no effect with --parity"),
+        (("--config", "a.yaml", "--device", "cuda"), "--device has no effect with --config, only"),
+        (("--train-steps", "1", "--cases", "mgk"), "--cases has no effect with --train-steps"),
+        (
+            ("--compile-table", "--dtypes", "float32,float16"),
+            "--compile-table requires exactly",
+        ),
     ],
 )
 def test_flags_of_other_kinds_of_runs_are_refused(capsys, flags, expected):

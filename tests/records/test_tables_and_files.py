@@ -6,23 +6,14 @@ import os
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
-from PIL import Image
 
 from lit_probattn.base import files, provenance
 from lit_probattn.experiments.page import Made
 from lit_probattn.records.markdown import code_span
-from lit_probattn.records.tables import (
-    MAX_BYTES,
-    counted,
-    markdown_lines,
-    panels,
-    save_png,
-    unequal_sides,
-)
+from lit_probattn.records.tables import counted, markdown_lines, unequal_sides
 
 matplotlib.use("Agg")
 
@@ -60,26 +51,6 @@ def test_a_command_stays_text_in_a_line(text):
     tokens = MarkdownIt().parseInline(line)[0].children
     assert [token.type for token in tokens] == ["code_inline"]
     assert tokens[0].content == " ".join(text.split())
-
-
-def test_a_picture_has_its_note_and_a_bounded_size(tmp_path):
-    figure, [[axis]] = panels(1, 1, 5, 3)
-    axis.plot([0, 1], [0, 1])
-    figure.supxlabel("keys")
-    note = ("how it was made " * 9).strip()
-    path = save_png(figure, tmp_path / "new" / "a.png", note)
-    assert 0 < path.stat().st_size <= MAX_BYTES
-    picture = Image.open(path)
-    assert picture.text["Description"] == note
-    assert picture.size == (600, 360), "the note is in the file, not in the drawing"
-    assert figure.get_supxlabel() == "keys"
-
-
-def test_large_pictures_are_reduced(tmp_path):
-    figure, [[axis]] = panels(1, 1, 6, 6)
-    noise = np.random.default_rng(0).random((600, 600))
-    axis.imshow(noise, interpolation="nearest")
-    assert save_png(figure, tmp_path / "a.png", "a note").stat().st_size <= MAX_BYTES
 
 
 def test_things_are_counted_in_the_singular_and_plural():

@@ -288,7 +288,7 @@ def test_what_is_computed_is_reported_before_any_cell_is_studied(tmp_path, capsy
     assert "None is finished." in text
     assert "- Hardware: " in text
     assert main(["fish_table8", *words]) == 2  # nothing of it is computed
-    assert "no cell of fish_table8 is finished: nothing to report" in capsys.readouterr().err
+    assert "no run of fish_table8 is finished: nothing to report" in capsys.readouterr().err
 
 
 # ---- what is refused -----------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_what_is_computed_is_reported_before_any_cell_is_studied(tmp_path, capsy
     ("change", "message"),
     [
         ({"study": "spectra"}, "unknown study 'spectra'; did you mean 'spectrum'?"),
-        ({"flags": {"num_sample": 2}}, "study head_distance has no flag 'num_sample'; did you"),
+        ({"flags": {"num_sample": 2}}, "study head_distance: unknown flag 'num_sample'; did you"),
         ({"task": "wikitext_smal"}, "fish_table8: unknown task 'wikitext_smal'; did you mean"),
         ({"baseline": "softmax_9"}, "unknown baseline 'softmax_9'; did you mean 'softmax_8'?"),
         (
@@ -315,7 +315,7 @@ def test_what_is_computed_is_reported_before_any_cell_is_studied(tmp_path, capsy
         ),
         (
             {"rows": {"a": {"printed": ["Softmax", "9"], "cells": "fish_table11 softmax_8"}}},
-            "fish_table8: row a: published.csv prints nothing of Softmax, 9",
+            "fish_table8: row a: published.csv: missing Softmax, 9",
         ),
     ],
 )
@@ -330,12 +330,12 @@ def test_values_that_a_study_does_not_have_are_one_line(tmp_path):
     report = report_of(tmp_path, MEANS)
     cell, study = report.results[0][0], report.study
     for value, message in (
-        (Value("none.csv", "mean"), "has no table none.csv; it has head_distance_layers.csv"),
+        (Value("none.csv", "mean"), "unknown table none.csv; has head_distance_layers.csv"),
         (Value("head_distance_layers.csv", "means"), "no column 'means'; did you mean 'mean'?"),
-        (Value("head_distance_layers.csv", "mean"), "expected one line, found 2"),
+        (Value("head_distance_layers.csv", "mean"), "expected one row, found 2"),
         (
             Value("head_distance_layers.csv", "mean", {"layer": 3}, reduce="mean"),
-            "one line, found 0",
+            "one row, found 0",
         ),
     ):
         with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
@@ -382,5 +382,5 @@ def test_a_study_that_fails_is_tried_again_and_told(tmp_path, capfd):
     told = capfd.readouterr()
     (line,) = [line for line in told.err.splitlines() if line.startswith("failed: ")]
     assert line.startswith(
-        "failed: wikitext_small, Softmax, 8 heads, seed 0, spectrum: spectrum ended with"
+        "failed: wikitext_small, Softmax, 8 heads, seed 0, spectrum: spectrum exited with"
     )

@@ -114,7 +114,7 @@ def test_the_folder_has_the_parallel_text_several_times_and_the_new_pairs(
     assert (out / "valid.yot").read_text() == (text / "valid.yot").read_text()
     assert (out / "test.toy").read_text() == (text / "test.toy").read_text()
     assert main(command(text, reverse, out)) == 2
-    assert "is complete: name another folder" in capsys.readouterr().err
+    assert "is complete: choose another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_folder_has_the_parallel_text_several_times_and_the_new_pairs(
         (("--swap", "-1"), "--swap must be at least 0, received -1"),
         (("--upsample", "-1"), "--upsample must be at least 0, received -1"),
         (("--monolingual", "nowhere.txt"), "--monolingual nowhere.txt: No such file"),
-        (("--parallel", "nowhere"), "has no train.yot and train.toy"),
+        (("--parallel", "nowhere"), "missing train.yot and train.toy"),
     ],
 )
 def test_what_does_not_fit_is_one_line(reverse, tmp_path, capsys, more, message):

@@ -79,10 +79,10 @@ def test_list_names_every_table_with_its_state(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert sum("figure" not in line.split()[0] for line in lines) == 35
     by_name = {line.split()[0]: line for line in lines}
-    assert "of 165 cells finished (full protocol)" in by_name["mgk_table1"]
-    assert "0 of 25 cells finished (full protocol)" in by_name["fish_table2"]
-    assert "0 of 210 cells finished (full protocol)" in by_name["fish_table7"]
-    assert "0 of 36 cells finished (full protocol)" in by_name["low_rank_table1"]
+    assert "of 165 runs finished (full protocol)" in by_name["mgk_table1"]
+    assert "0 of 25 runs finished (full protocol)" in by_name["fish_table2"]
+    assert "0 of 210 runs finished (full protocol)" in by_name["fish_table7"]
+    assert "0 of 36 runs finished (full protocol)" in by_name["low_rank_table1"]
     assert "reproduce.uea" in by_name["fish_table6"]
 
 
@@ -91,9 +91,9 @@ def test_list_names_every_table_with_its_state(capsys):
     [
         (
             ["low_rank_table1", "--set", "sqad:a=1"],
-            "there is no task 'sqad'; did you mean 'squad'?",
+            "unknown task 'sqad'; did you mean 'squad'?",
         ),
-        (["mgk_table1", "--start_seed", "1"], "--start_seed: no run of mgk_table1 begins with"),
+        (["mgk_table1", "--start_seed", "1"], "--start_seed: no run of mgk_table1 starts from"),
         (["mgk_tabel1"], "expected a table, received 'mgk_tabel1'; did you mean 'mgk_table1'?"),
         (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean 'listops'?"),
         (["mgk_table1", "--shard", "3/3"], "--shard: expected 0 <= i < n"),
@@ -102,9 +102,9 @@ def test_list_names_every_table_with_its_state(capsys):
         (["mgk_table1", "--steps", "0"], "--steps must be at least 1, received 0"),
         (["mgk_table1", "--attempts", "0"], "--attempts must be at least 1, received 0"),
         (["mgk_table7", "--jobs", "2"], "--jobs does not apply to mgk_table7"),
-        (["fish_table6", "--shortened"], "EthanolConcentration has no shortened protocol; use"),
+        (["fish_table6", "--shortened"], "EthanolConcentration has no reduced protocol; use"),
         (["mgk_table7", "--shortened"], "--shortened does not apply to mgk_table7"),
-        (["fish_table5", "--max_seq_len", "9"], "imagenet has no length that --max_seq_len"),
+        (["fish_table5", "--max_seq_len", "9"], "imagenet does not support --max_seq_len"),
         (["mgk_figure3", "--seeds", "1"], "--seeds does not apply to mgk_figure3"),
         (["mgk_figure3", "--shortened"], "--shortened does not apply to mgk_figure3"),
         (["mgk_figure3", "--only", "mgk4"], "--only does not apply to mgk_figure3"),
@@ -143,7 +143,7 @@ def test_missing_parts_are_named(tmp_path, capsys):
     words = ["tiny", "--tables", str(tables), "--only", "listops", "--dry-run"]
     assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
     printed = capsys.readouterr()
-    assert "missing part: configs/attention/none.yaml: its rows are left out" in printed.err
+    assert "missing part: configs/attention/none.yaml: its rows are skipped" in printed.err
     assert "| listops | MGK" not in printed.out
 
 
@@ -153,7 +153,7 @@ def test_a_measured_table_takes_the_sweep_of_its_accelerator(tmp_path, capsys):
     assert main([*words, "--accelerator", "gpu"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: device cuda is not available")
-    assert "run mgk_table7_cuda where there is one" in told
+    assert "run mgk_table7_cuda on another machine" in told
     assert main([*words, "--report"]) == 2
     assert f"no results in {tmp_path}/profiling/mgk_table7 " in capsys.readouterr().err
 
@@ -175,7 +175,7 @@ def test_the_uea_table_is_run_as_the_others(monkeypatch, capsys):
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="a GPU is there")
 def test_a_gpu_that_is_not_there_is_told_before_any_cell(places, tmp_path, capsys):
     assert main(["tiny", *places, "--only", "listops", "--accelerator", "gpu"]) == 2
-    assert "there is no GPU here: use --accelerator cpu" in capsys.readouterr().err
+    assert "no GPU is available; use --accelerator cpu" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.log"))
 
 
@@ -201,7 +201,7 @@ def test_real_runs_killed_and_resumed(places, tmp_path):
     before = first.read_bytes()
     again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "[1/2] listops, Softmax, 2 heads, seed 3: finished before, not run again" in again.stdout
-    assert "[2/2] listops, MGK, 1 head, seed 3: goes on from step " in again.stdout
+    assert "[2/2] listops, MGK, 1 head, seed 3: resumes from step " in again.stdout
     assert first.read_bytes() == before
     results = [json.loads(path.read_text()) for path in cells.glob("*.jsonl")]
     assert sorted(result["num_starts"] for result in results) == [1, 2]

@@ -205,7 +205,7 @@ def test_perplexity_against_the_head_size():
 
 def test_pictures_are_in_the_axes_of_the_paper():
     fixed, widths = cells("fixed", FALLING), cells("width", BASELINES)
-    left, right = report(AgainstParameters, fixed, widths).pictures()["figure"].axes
+    left, right = report(AgainstParameters, fixed, widths).drawn()["figure"]().axes
     assert (left.get_xlabel(), right.get_xlabel()) == ("parameters", "embedding size")
     assert [text.get_text() for text in left.get_legend().get_texts()] == [
         "d = 64, head size 16",
@@ -216,10 +216,10 @@ def test_pictures_are_in_the_axes_of_the_paper():
     assert [text.get_ha() for text in right.texts] == ["left", "right"] * 2
     points = [c.lines[0].get_ydata()[0] for c in right.containers[2:]]
     assert points == pytest.approx([98.0, 102.0, 106.0, 110.0])  # one point a model, no mean
-    (axis,) = report(AgainstHeads, fixed, widths).pictures()["figure"].axes
+    (axis,) = report(AgainstHeads, fixed, widths).drawn()["figure"]().axes
     assert axis.get_xlabel() == "heads"
     sizes = cells("head_size", [(4, 8, 64, 1, 9.0), (8, 8, 64, 1, 8.0), (8, 16, 64, 1, 7.0)])
-    (axis,) = report(AgainstHeadSize, sizes).pictures()["figure"].axes
+    (axis,) = report(AgainstHeadSize, sizes).drawn()["figure"]().axes
     assert axis.get_xlabel() == "head size"
     assert len(axis.containers) == 2
 
@@ -249,7 +249,7 @@ def test_scores_against_parameters():
     )
     worse = report(FineTuned, fine_tuned(*widths, *((*m[:4], m[4] - 20.0) for m in better)))
     assert set(verdicts(worse).values()) == {"differs"}
-    axes = made.pictures()["figure"].axes
+    axes = made.drawn()["figure"]().axes
     assert [axis.get_xlabel() for axis in axes] == ["parameters"] * 3
     assert [axis.get_ylabel().split(" (")[0] for axis in axes] == [
         "F1",
@@ -305,7 +305,7 @@ def test_a_sentence_that_nothing_judges_is_named(tmp_path):
     made.table = FIGURES["low_rank_figure3a"].table(
         "low_rank_figure3a", kinds()["low_rank_figure3a"], FOLDER, Place(), True
     )
-    with pytest.raises(ConfigError, match="low_rank_figure3a: nothing judges the sentence 'unhea"):
+    with pytest.raises(ConfigError, match="low_rank_figure3a: no judge for the sentence 'unhea"):
         _ = made.findings
 
 

@@ -81,9 +81,9 @@ def test_a_row_that_is_none_is_refused(tmp_path):
     path = tmp_path / "flags.yaml"
     rows = [{"flags": "--x", "does": "mgk.yaml", "intends": "smgk.yaml"}]
     path.write_text(yaml.safe_dump([{"name": "x", "code": "y", "task": "z", "rows": rows}]))
-    with pytest.raises(ConfigError, match="the row of --x has one of does and intends"):
+    with pytest.raises(ConfigError, match="row --x: expected one of does and intends"):
         read_flags(path)
-    with pytest.raises(ConfigError, match="it belongs to the source"):
+    with pytest.raises(ConfigError, match="is part of the source"):
         read_flags(tmp_path / "none.yaml")
 
 

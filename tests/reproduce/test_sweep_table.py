@@ -178,10 +178,10 @@ def test_what_the_sweep_prints_of_mlk_it_prints_of_smlk(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rows": {"softmax": ["Softmax", "2"]}}, "does not name MGK, 1, memory_kb"),
+        ({"rows": {"softmax": ["Softmax", "2"]}}, "missing MGK, 1, memory_kb"),
         (
             {"rows": {"softmax": ["Softmax", "2"], "mkg": ["MGK", "1"]}},
-            "the sweep has no variant 'mkg'; did you mean 'mgk'?",
+            "unknown variant 'mkg' of the sweep; did you mean 'mgk'?",
         ),
         (
             {
@@ -191,7 +191,7 @@ def test_what_the_sweep_prints_of_mlk_it_prints_of_smlk(name):
                     "joules": {"metric": "energy_j", "words": ""},
                 }
             },
-            "published.csv prints no joules of softmax",
+            "published.csv: missing joules of softmax",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import ImageClassifier
 from lit_probattn.tasks.image_classifier import read_weights
-from tests.datamodules.pictures.made import write_pictures
+from tests.datamodules.images.made import write_images
 from tests.support.paths import ROOT
 from tests.support.runs import in_ranks, newest_state, only_version, write_attention
 from tests.tasks.tiny import loss_scaling, overflow_at, trainer
@@ -31,7 +31,7 @@ SWIN = {"patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": [2, 2], "nu
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     """Seven classes with 3 training and 3 validation pictures each."""
-    return write_pictures(tmp_path_factory.mktemp("imagenet"), 3, 3, CLASSES)
+    return write_images(tmp_path_factory.mktemp("imagenet"), 3, 3, CLASSES)
 
 
 def fish(embed_dim, **options):
@@ -316,7 +316,7 @@ def test_a_resumed_run_is_the_whole_run(root, one_process, tmp_path):
 
 
 def test_a_damaged_picture_stops_a_run_with_one_line(root, tmp_path, capsys):
-    broken = write_pictures(tmp_path / "broken", 3, 1, CLASSES)
+    broken = write_images(tmp_path / "broken", 3, 1, CLASSES)
     path = broken / "train" / "n03" / "n03_1.JPEG"
     path.write_bytes(path.read_bytes()[:300])
     assert main(command("fit", tmp_path, broken, "--data.init_args.num_workers", "1")) == 2

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.commands.ask.command import main as ask
-from lit_probattn.training.memory import is_out_of_memory, out_of_memory_line
+from lit_probattn.training.memory import describe, is_out_of_memory, out_of_memory_line
 from tests.support.paths import ROOT
 from tests.support.runs import arguments, error_of, write_attention
 
@@ -70,6 +73,24 @@ def test_every_kind_of_failed_allocation_is_told(error, tmp_path, monkeypatch, c
     assert "--data.init_args.batch_size" in line
     command = re.search(r"lit-probattn ask (.*--seq_len 48 --batch 8)$", line)[1]
     assert ask([*command.split(), "--attention", "softmax"]) == 0
+
+
+def test_packed_samples_are_named_with_the_length_of_the_longest():
+    batch = {
+        "inputs": torch.zeros(1, 20, dtype=torch.int64),
+        "sample_ids": torch.arange(3),
+        "cu_seqlens": torch.tensor([0, 5, 17, 20], dtype=torch.int32),
+    }
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(root_device="cpu"),
+        state=SimpleNamespace(stage="train"),
+        training=True,
+        global_step=4,
+        accumulate_grad_batches=1,
+    )
+    line = describe(trainer, SoftmaxAttention(16, 2), batch)
+    assert "at step 4: a micro-batch of 3 samples packed into 20 tokens" in line
+    assert line.endswith("--seq_len 12 --batch 3")
 
 
 def test_in_validation_the_batch_of_validation_is_named(tmp_path, monkeypatch, capsys):

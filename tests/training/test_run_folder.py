@@ -17,8 +17,8 @@ from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.run_folder import LOCK, RunPlan, RunSettings, plan_fit
 from lit_probattn.training.run_record import read_starts, remove_leftovers, write_record
+from tests.datamodules.images.made import picture
 from tests.datamodules.lra.files import write_pairs
-from tests.datamodules.pictures.made import picture
 from tests.support.paths import ROOT
 from tests.support.runs import (
     arguments,
@@ -315,7 +315,7 @@ def test_ranks_with_other_arguments_stop_before_training(tmp_path, capfd):
 # ---- data of pictures ----------------------------------------------------------------------------
 
 
-def write_pictures(folder: Path, exchanged: bool = False) -> Path:
+def write_images(folder: Path, exchanged: bool = False) -> Path:
     """Twenty pictures of each of two classes; of each other's where they are exchanged."""
     for target, name in enumerate(("cat", "dog")):
         (folder / name).mkdir(parents=True)
@@ -326,7 +326,7 @@ def write_pictures(folder: Path, exchanged: bool = False) -> Path:
 
 
 def pictures(command: str, place: Path, path: str, *more: str) -> list[str]:
-    task = str(ROOT / "configs/tasks/own_pictures.yaml")
+    task = str(ROOT / "configs/tasks/own_images.yaml")
     files = ["--config", task, "--config", write_attention(place)]
     sizes = {"data": {"image_size": 32, "batch_size": 4, "eval_batch_size": 4, "path": path}}
     sizes["model"] = {"image_size": 32}
@@ -339,11 +339,11 @@ def pictures(command: str, place: Path, path: str, *more: str) -> list[str]:
 
 
 def test_exchanged_pictures_are_other_data(tmp_path, capsys):
-    folder = write_pictures(tmp_path / "data")
+    folder = write_images(tmp_path / "data")
     run(pictures("fit", tmp_path, str(folder)))
     run(pictures("test", tmp_path, str(folder), "--ckpt_path", "last", "--trainer.devices", "1"))
     (tmp_path / "data").rename(tmp_path / "before")
-    write_pictures(tmp_path / "data", exchanged=True)
+    write_images(tmp_path / "data", exchanged=True)
     capsys.readouterr()
     run(pictures("test", tmp_path, str(folder), "--ckpt_path", "last", "--trainer.devices", "1"))
     assert "differs from" in capsys.readouterr().out
@@ -361,7 +361,7 @@ def test_exchanged_pictures_are_other_data(tmp_path, capsys):
 
 def test_ranks_with_other_data_stop_before_the_first_step(tmp_path, capfd):
     for rank in (0, 1):
-        write_pictures(tmp_path / str(rank) / "data", exchanged=rank == 1)
+        write_images(tmp_path / str(rank) / "data", exchanged=rank == 1)
     two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 
     def work() -> int:

@@ -87,7 +87,7 @@ def test_each_habit_is_found(sentence, name):
 
 
 def test_code_is_no_habit():
-    assert habits("Set `own_pictures: what is` in the file.") == []
+    assert habits("Set `own_images: what is` in the file.") == []
     assert habits("Backends support the call; see the page.") == []
 
 

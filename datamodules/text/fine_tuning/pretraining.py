@@ -13,6 +13,7 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.division import Divided, divide
 from datamodules.core.files import expand
 from datamodules.core.own import AtPath, length_line
+from datamodules.core.packing import PackedTraining
 from datamodules.core.sequences import ragged_writer
 from datamodules.text.fine_tuning.documents import (
     DIVISIONS,
@@ -34,7 +35,7 @@ _AT_ONCE = 4096  # documents per tokenisation call
 
 
 @with_defaults(val_fraction=0.05, test_fraction=0.05)
-class PretrainingText(AtPath, Divided, EncodedTexts):
+class PretrainingText(AtPath, Divided, PackedTraining, EncodedTexts):
     """Documents of plain text for masked language models, with or without sentence pairs.
 
     The task masks tokens, with new masks in every epoch. Documents are split by a hash of their
@@ -48,7 +49,11 @@ class PretrainingText(AtPath, Divided, EncodedTexts):
             text below an article's `heading` in WikiText, or a `file`.
         next_sentence: Whether sequences have two parts, the second possibly from another document.
         **kwargs: Arguments of AtPath (a UTF-8 text file, or a folder of them), Divided
-            (split_seed also determines the pairs), EncodedTexts and DataModule.
+            (split_seed also determines the pairs), PackedTraining (without pairs only),
+            EncodedTexts and DataModule.
+
+    Raises:
+        DataError: A setting is out of range, or `pack` is set with `next_sentence`.
     """
 
     task = "pretraining_text"
@@ -58,6 +63,11 @@ class PretrainingText(AtPath, Divided, EncodedTexts):
     ) -> None:
         super().__init__(**kwargs)
         require_one_of(DIVISIONS, documents=documents)
+        if self.pack and next_sentence:
+            raise DataError(
+                "pack: true requires next_sentence: false, received true: sentence pairs are "
+                "classified one per row; set next_sentence to false here and in the task"
+            )
         self.shares = {name: self.shares[name] for name in ("val", "test")}
         self.documents, self.next_sentence = documents, next_sentence
 
@@ -134,6 +144,10 @@ class PretrainingText(AtPath, Divided, EncodedTexts):
     def mask_token(self) -> int:
         """Id of the mask token."""
         return self.tokeniser.mask
+
+    def row_budget(self) -> tuple[int, int, bool]:
+        """Return tokens per packed row and rows per optimiser step; tokens are not counted."""
+        return self.max_length, self.batch_size, False
 
     def collate(self) -> Callable[[list[Any]], Any]:
         """Return the function that collates a batch."""

@@ -185,13 +185,14 @@ class MaskedCollate(TypedCollate):
         """Return a batch.
 
         Returns:
-            `inputs`, `key_mask`, `token_types`, `target` (B, N), where special tokens and padding
-            are -100; `sample_ids` (B,); for pairs `elsewhere` (B,), True for an unrelated second
-            part.
+            `inputs`, `key_mask`, `token_types`, `target` (B, N), where special tokens, padding and
+            samples with the id FILL are -100; `sample_ids` (B,); for pairs `elsewhere` (B,), True
+            for an unrelated second part.
         """
         batch = super().__call__(samples)
         label = batch.pop("target")
         hidden = ~batch["key_mask"] | torch.isin(batch["inputs"], torch.tensor(self.special))
+        hidden |= batch["sample_ids"][:, None] == FILL
         batch["target"] = torch.where(hidden, IGNORE, batch["inputs"])
         if self.pairs:
             batch["elsewhere"] = label

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.own import length_line
+from datamodules.core.packing import PackedTraining
 from datamodules.core.report import compare_size
 from datamodules.core.token_order import Lengths
 from datamodules.text.choice import TokenChoice, of_running_text
@@ -32,7 +33,7 @@ _FORM = "sentences"
 _SHARE = 0.1
 
 
-class LM1B(TokenBatches, TextStream):
+class LM1B(PackedTraining, TokenBatches, TextStream):
     """Sentences as separate sequences of sub-words, in batches counted in tokens.
 
     Source: "Low-Rank Bottleneck in Multi-head Attention Models", section 4 and appendix C:
@@ -62,7 +63,7 @@ class LM1B(TokenBatches, TextStream):
             WikiText are skipped.
         max_length: Maximum number of predictions of a sentence, end included; longer sentences are
             truncated. It is the model's max_seq_len.
-        **kwargs: Arguments of TokenBatches and TextStream.
+        **kwargs: Arguments of PackedTraining, TokenBatches and TextStream.
 
     Raises:
         DataError: A setting is out of range, or does not apply to the corpus.
@@ -208,6 +209,11 @@ class LM1B(TokenBatches, TextStream):
         """Return the lengths of a split that determine its batches."""
         return self._sentences(name).batch_lengths(self.pad_multiple)
 
+    def row_budget(self) -> tuple[int, int, bool]:
+        """Return tokens per packed row and rows per optimiser step; tokens are counted."""
+        capacity = min(self.max_seq_len, self.max_tokens)
+        return capacity, self.max_tokens // capacity, True
+
     def collate(self) -> Callable[[list[Any]], Any]:
         """Return the function that collates a batch."""
         return SentenceCollate(_FORM, self.pad_multiple, self.max_seq_len)
@@ -238,8 +244,11 @@ class LM1B(TokenBatches, TextStream):
                 f"{name}: {len(split)} sentences, {split.num_tokens} tokens with <eos>{words}; "
                 f"{length_line(split.lengths, split)}"
             )
-        share = self.batch_lengths("train").padding_shares(self.max_tokens)[0]
-        yield f"padding in training batches: {100 * share:.1f} %"
+        if self.pack:
+            yield f"unused share of packed rows: {100 * self.packed_rows.unused:.1f} %"
+        else:
+            share = self.batch_lengths("train").padding_shares(self.max_tokens)[0]
+            yield f"padding in training batches: {100 * share:.1f} %"
         yield f"test sentence 0: {self.decode(self._sentences('test')[0].target).strip()}"
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:

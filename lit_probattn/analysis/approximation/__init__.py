@@ -1,1 +1,1 @@
-"""Sparse and random approximations of attention, swapped into trained models."""
+"""Sparse and random approximations of attention in trained models."""

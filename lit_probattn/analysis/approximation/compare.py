@@ -1,9 +1,9 @@
-"""Several models' `approximate` results side by side: kernels, or variants of attention.
+"""Compare the `approximate` results of several models, such as kernels or variants of attention.
 
 Source: value-aware attention (Gupta and Berant, 2021), figure 2 and table 2: how fast sparse
-attention approaches full attention for kernels that are more or less skewed. Folders hold what
-`approximate` wrote: `label=folder`. With `--runs label=runs/NAME/VERSION` a panel of training
-curves (figure 3) is added.
+attention approaches full attention for more or less skewed kernels. Pass output folders of
+`approximate` as `label=folder`. `--runs label=runs/NAME/VERSION` adds a panel of training curves
+(figure 3).
 """
 
 from __future__ import annotations
@@ -22,18 +22,25 @@ from lit_probattn.analysis.studies.curves import read_run
 from lit_probattn.analysis.study import Study
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 _SHOWN = ("ovo", "ovo_reopt", "ova")
 
 
 class Compare(Study):
-    """Metric, spread of the weights and errors of layers, a column or line per model."""
+    """Metric, spread of the weights, and errors of layers, with a column or line per model."""
 
     name, title = "approximate_compare", "Approximate attention compared between models"
     flags = (
-        Flag("results", "of `approximate`", nargs="+", required=True, metavar="LABEL=FOLDER"),
-        Flag("runs", "run folders, for curves", [], metavar="[LABEL=]FOLDER"),
+        Flag(
+            "results",
+            "output folders of `approximate`",
+            nargs="+",
+            required=True,
+            metavar="LABEL=FOLDER",
+        ),
+        Flag("runs", "run folders for training curves", [], metavar="[LABEL=]FOLDER"),
         Flag("metric", "column of metrics.csv", "train/loss"),
         OUT,
     )
@@ -69,7 +76,7 @@ def read(text: str, part: str) -> pd.DataFrame:
     """Read one table of `label=folder`, with a column `model`.
 
     Raises:
-        ConfigError: the text has no label, or the file is not there.
+        ConfigError: the text has no label, or the file is missing.
     """
     label, equals, folder = text.partition("=")
     if not equals:
@@ -83,7 +90,7 @@ def read(text: str, part: str) -> pd.DataFrame:
 
 
 def metric_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per number of keys, a column per model and method; the last row is exact."""
+    """Return a row per number of keys and a column per model and method; the last row is exact."""
     frame = _shown(table[table["scope"] == table["scope"].iloc[0]])
     frame["text"] = [cell(row) for row in frame.to_dict("records")]
     wide = frame.pivot_table(
@@ -95,7 +102,7 @@ def metric_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def local_table(local: pd.DataFrame) -> pd.DataFrame:
-    """Return mean relative errors: a row per number of keys, a column per model and method."""
+    """Return mean relative errors, a row per number of keys and a column per model and method."""
     frame = _shown(local)
     wide = frame.pivot_table(index="num_kept", columns="column", values="rel_error", sort=False)
     return wide.sort_index().reset_index().rename(columns={"num_kept": "keys"})
@@ -107,7 +114,7 @@ def _shown(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw the metric over the exact one against the number of keys, a panel per method."""
+    """Draw the metric relative to exact attention over the number of keys, a panel per method."""
     frame = table[table["scope"] == table["scope"].iloc[0]]
     methods = [m for m in _SHOWN if m in set(frame["method"])]
     figure, (axes,) = panels(1, len(methods), 4.0, 3.6, sharey=True)
@@ -132,7 +139,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def draw_skew(skew: pd.DataFrame) -> Figure:
-    """Draw effective support and mass of the 16 largest weights per model and layer."""
+    """Draw effective support and the mass of the 16 largest weights per model and layer."""
     figure, (axes,) = panels(1, 2, 4.0, 3.4)
     columns = (("effective_support", "effective support (keys)"), ("top_16", "mass of 16 keys"))
     for axis, (column, name) in zip(axes, columns, strict=True):

@@ -1,4 +1,4 @@
-"""Pictures of the approximation studies."""
+"""Figures of the approximation studies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
-from lit_probattn.records.tables import panels
+from lit_probattn.records.figures import panels
 
-# Okabe and Ito's colours, which most people can tell apart.
+# Okabe and Ito's colours, suitable for colour-blind readers.
 COLOURS = {
     "ovo": "#d55e00",
     "ovo_reopt": "#e69f00",
@@ -22,7 +22,7 @@ COLOURS = {
     "lsh": "#56b4e9",
     "orf": "#000000",
 }
-# Methods in plain words.
+# Labels of methods.
 WORDS = {
     "ovo": "largest weights",
     "ovo_reopt": "largest weights, re-weighted",
@@ -36,7 +36,7 @@ _STYLES = ("-", "--", ":", "-.", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
 
 
 def labels(table: pd.DataFrame) -> pd.Series:
-    """Name the methods of a table with what tells them apart."""
+    """Return labels of the methods of a table with their distinguishing options."""
 
     def name(row: dict[str, Any]) -> str:
         rounds, detail = row.get("rounds"), row.get("detail")
@@ -49,10 +49,10 @@ def labels(table: pd.DataFrame) -> pd.Series:
 
 
 def draw_metric(table: pd.DataFrame) -> Figure:
-    """Draw the metric beside the exact model's against the number of keys.
+    """Draw the metric relative to the exact model over the number of keys.
 
-    Perplexities are divided by the exact one of the same samples, percentages lose it. Sparse
-    methods are left, random features right.
+    Perplexities are divided by the exact value on the same samples; from percentages it is
+    subtracted. Sparse methods are on the left, random features on the right.
     """
     frame = table[table["scope"] == table["scope"].iloc[0]].copy()
     frame["label"] = labels(frame)
@@ -74,7 +74,7 @@ def draw_metric(table: pd.DataFrame) -> Figure:
 
 
 def _lines(axis: Axes, part: pd.DataFrame) -> None:
-    """A line per label; estimates of the value-aware optimum are open circles."""
+    """Draw one line per label; estimates of the value-aware optimum are open circles."""
     seen: dict[str, int] = {}
     for name in dict.fromkeys(part["label"]):
         rows = part[part["label"] == name]
@@ -99,7 +99,7 @@ def _lines(axis: Axes, part: pd.DataFrame) -> None:
 
 
 def draw_local(table: pd.DataFrame) -> Figure:
-    """Draw the relative error of ovo and ova per layer and head."""
+    """Draw the relative errors of ovo and ova per layer and head."""
     frame = table[table["method"].isin(["ovo", "ova"])]
     frame = table if frame.empty else frame
     layers = sorted(frame["layer"].unique())
@@ -121,7 +121,7 @@ def draw_local(table: pd.DataFrame) -> Figure:
 
 
 def draw_relative(table: pd.DataFrame) -> Figure:
-    """Draw the mean relative error of every method against its size."""
+    """Draw the mean relative error of each method over its size."""
     frame = table.copy()
     frame["label"] = labels(frame)
     frame["status"], frame["value"] = "", frame["rel_error"] + 1e-4

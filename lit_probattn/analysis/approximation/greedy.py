@@ -1,8 +1,8 @@
-"""Which r values: fully corrective greedy selection, an upper estimate of optimal-v-aware-r.
+"""Selection of r values by a fully corrective greedy search, an estimate of optimal-v-aware-r.
 
-For 1 < r ≤ E the optimal support is a combinatorial problem. Here three searches run, every query
-for itself, and the best result counts; its error is an upper estimate of the optimum's, never
-above that of optimal-v-oblivious-r, and never growing with r.
+For 1 < r ≤ E the optimal support is a combinatorial problem. Three searches run per query and the
+best result is used. Its error is an upper bound on the optimal error, at most that of
+optimal-v-oblivious-r, and does not grow with r.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from lit_probattn.analysis.approximation.oracles import nearest_value
 from lit_probattn.analysis.approximation.simplex import Support, reoptimise
 
 Select = Literal["linesearch", "lmo"]
-# A step must lower the squared error by this share of ‖o‖².
+# A step must reduce the squared error by this share of ‖o‖².
 _LEAST_GAIN = 1e-14
 _SWAP_CANDIDATES = 4
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Queries of some heads, in float64."""
+    """Queries of several heads, in float64."""
 
     value: Tensor  # (G, L, E)
     weights: Tensor  # attention weights, (G, N, L)
-    allowed: Tensor  # keys that may be used, (G, N, L) bool
+    allowed: Tensor  # allowed keys, (G, N, L) bool
     output: Tensor  # o, (G, N, E)
 
     @property
     def seen(self) -> Tensor:
-        """Queries that see something, (G, N)."""
+        """Queries with at least one allowed key, (G, N)."""
         return self.allowed.any(-1)
 
     def error(self, support: Support) -> Tensor:
-        """Return the squared error of a support's output, (G, N)."""
+        """Return the squared error of the output of a support, (G, N)."""
         return (support.output(self.value) - self.output).square().sum(-1)
 
 
 def first_support(problem: Problem, num_slots: int) -> Support:
-    """Return the supports of r = 1, with room for `num_slots`."""
+    """Return the supports of r = 1 with `num_slots` slots."""
     first = nearest_value(problem.value, problem.output, problem.allowed)
     index = first[..., None].repeat(1, 1, num_slots)
     live = torch.zeros_like(index, dtype=torch.bool)
@@ -52,11 +52,11 @@ def first_support(problem: Problem, num_slots: int) -> Support:
 
 
 def grow(problem: Problem, support: Support, num_kept: int, select: Select) -> None:
-    """Add values to supports until they have `num_kept`, or no value helps; in place.
+    """Add values to supports in place until they have `num_kept`, or no value reduces the error.
 
-    One round: the value towards which a line search lowers the error most (`linesearch`), or the
-    one most in the direction of the residual (`lmo`, fully corrective Frank-Wolfe), then new
-    weights for all (`reoptimise`). A weight that becomes zero frees its place.
+    A round selects the value with the largest error reduction by line search (`linesearch`), or the
+    value most aligned with the residual (`lmo`, fully corrective Frank-Wolfe), then recomputes all
+    weights (`reoptimise`). A zero weight frees its slot.
 
     Raises:
         ValueError: `select` is unknown.
@@ -78,7 +78,7 @@ def grow(problem: Problem, support: Support, num_kept: int, select: Select) -> N
 
 
 def _gains(problem: Problem, support: Support) -> tuple[Tensor, Tensor, Tensor]:
-    """What each key would bring: decrease of the squared error, step, direction; (G, N, L)."""
+    """Return the decrease of the squared error, step and direction for each key; (G, N, L)."""
     value, found = problem.value, support.output(problem.value)
     residual = problem.output - found
     along = residual @ value.mT
@@ -93,7 +93,7 @@ def _gains(problem: Problem, support: Support) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _insert(support: Support, key: Tensor, share: Tensor, rows: Tensor) -> None:
-    """Put `key` (G, N, 1) into the first free slot of some rows, after a step of size `share`."""
+    """Insert `key` (G, N, 1) into the first free slot of `rows`, after a step of size `share`."""
     slot = support.live.to(torch.int8).argmin(-1, keepdim=True)
     chosen = rows[..., None]
     weight = torch.where(chosen, support.weight * (1.0 - share), support.weight)
@@ -104,7 +104,7 @@ def _insert(support: Support, key: Tensor, share: Tensor, rows: Tensor) -> None:
 
 
 def heaviest_support(problem: Problem, num_kept: int) -> Support:
-    """Return the r heaviest keys with the best weights (`ovo_reopt`)."""
+    """Return the r keys with the largest weights, with optimal weights (`ovo_reopt`)."""
     ranking = problem.weights.masked_fill(~problem.allowed, -1.0)
     top = torch.sort(ranking, dim=-1, descending=True, stable=True)
     count = min(num_kept, ranking.shape[-1])
@@ -117,21 +117,21 @@ def heaviest_support(problem: Problem, num_kept: int) -> Support:
 
 
 def _normalise(support: Support, least: float) -> None:
-    """Make weights sum to one; all equal where they sum to at most `least`."""
+    """Normalise weights to sum one; uniform if they sum to at most `least`."""
     total = support.weight.sum(-1, keepdim=True)
     alike = support.live / support.live.sum(-1, keepdim=True).clamp_min(1)
     support.weight = torch.where(total > least, support.weight / total.clamp_min(1e-300), alike)
 
 
 def better(problem: Problem, first: Support, second: Support) -> Support:
-    """Return, query by query, the support with the smaller error; `first` where they are equal."""
+    """Return the support with the smaller error per query; `first` for equal errors."""
     take = (problem.error(second) < problem.error(first))[..., None]
     pairs = zip(vars(first).values(), vars(second).values(), strict=True)
     return Support(*(torch.where(take, new, old) for old, new in pairs))
 
 
 def swap(problem: Problem, support: Support, num_kept: int, passes: int) -> Support:
-    """Try to replace each member by one of the four best others; keep what improves.
+    """Try to replace each member by one of the four best other keys, and keep improvements.
 
     Expensive: `passes` · r · 5 re-optimisations.
     """
@@ -163,19 +163,19 @@ def value_aware(
     swaps: int = 0,
     max_queries: int = 8192,
 ) -> dict[int, Tensor]:
-    """Return estimates of optimal-v-aware-r: for each r, weights with at most r non-zeros.
+    """Return estimates of optimal-v-aware-r: weights with at most r non-zeros for each r.
 
-    Source: value-aware attention (Gupta and Berant, 2021), section 3; the searches are ours. r = 1
-    is exact; r ≥ E + 1 is not meant for this (`witness`). The best of two greedy searches and of
-    the r heaviest keys re-weighted; results of smaller r among `ranks` are candidates too.
+    Source: value-aware attention (Gupta and Berant, 2021), section 3; the searches are not from the
+    paper. r = 1 is exact; use `witness` for r ≥ E + 1. The result is the best of two greedy
+    searches, the r largest weights re-weighted, and the results for smaller r in `ranks`.
 
     Args:
         value: (G, L, E).
-        weights: attention weights, (G, N, L); so are the results, in float64.
-        ranks: values of r, at least 1 (else ValueError).
-        allowed: keys that may be used, bool, broadcastable to (G, N, L). None means all.
-        swaps: passes of exchanging members.
-        max_queries: queries that are worked on at a time.
+        weights: attention weights, (G, N, L), like the results, which are in float64.
+        ranks: values of r, at least 1 (otherwise ValueError).
+        allowed: allowed keys, bool, broadcastable to (G, N, L). None means all.
+        swaps: number of passes that exchange members.
+        max_queries: number of queries per chunk.
     """
     if min(ranks, default=0) < 1:
         raise ValueError(f"ranks must be at least 1, received {list(ranks)}")
@@ -194,7 +194,7 @@ def value_aware(
 
 
 def _path(problem: Problem, ranks: Sequence[int], swaps: int) -> dict[int, Support]:
-    """Supports of increasing ranks, each warm-started from the one before."""
+    """Return supports of increasing ranks, each warm-started from the previous one."""
     searches: dict[Select, Support] = {
         select: first_support(problem, 1) for select in ("linesearch", "lmo")
     }

@@ -1,4 +1,4 @@
-"""What an attention layer computes, opened up: maps, values, masks; and its heads replaced."""
+"""Maps, values and masks of an attention layer's calls, and replacement of its heads."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from lit_probattn.base.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class Opened:
-    """One call of an attention layer, opened up."""
+    """A call of an attention layer with its intermediate results."""
 
     seen: LayerCall  # the call of the layer
     call: HeadCall  # the call of its core
-    weights: Tensor  # maps, (B, H, N, L), rows summing to one over `allowed`
+    weights: Tensor  # maps, (B, H, N, L), rows sum to one over `allowed`
 
     @property
     def name(self) -> str:
-        """The layer's name in the model."""
+        """Name of the layer in the model."""
         return self.seen.name
 
     @property
@@ -37,7 +37,7 @@ class Opened:
 
     @cached_property
     def value(self) -> Tensor:
-        """Values of every head, (B, H, L, E_v)."""
+        """Values of all heads, (B, H, L, E_v)."""
         return repeat_heads(self.call.value, self.weights.shape[1]).to(self.weights.dtype)
 
     @cached_property
@@ -48,25 +48,25 @@ class Opened:
 
     @cached_property
     def output(self) -> Tensor:
-        """The exact output of every head, (B, H, N, E_v)."""
+        """Exact output of all heads, (B, H, N, E_v)."""
         return self.weights @ self.value
 
     @cached_property
     def num_visible(self) -> Tensor:
-        """Keys that every query sees, (B, H, N)."""
+        """Number of allowed keys of each query, (B, H, N)."""
         return self.allowed.sum(-1)
 
     def project(self, output: Tensor) -> Tensor:
-        """Apply gate and output map to heads' outputs: (B, H, N, E_v) -> (B, N, C)."""
+        """Apply gate and output projection to heads: (B, H, N, E_v) -> (B, N, C)."""
         heads = self.layer.gate(output.to(self.layer.out_proj.weight.dtype), self.seen.query)
         joined = heads.transpose(1, 2).flatten(2)
         return self.layer.out_proj(joined)
 
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """Return queries and keys, (B, H, ·, E), of a layer whose kernel is exp(q · k / √E).
+        """Return queries and keys, (B, H, ·, E), of a layer with the kernel exp(q · k / √E).
 
         Raises:
-            UnsupportedError: it is another one.
+            UnsupportedError: the layer has another kernel.
         """
         query, key = self.call.query, self.layer.core.components(self.call.key)
         heads = self.weights.shape[1]
@@ -78,15 +78,15 @@ class Opened:
                 return query, key
         raise UnsupportedError(
             f"{self.name}: {type(self.layer).__name__} does not use the kernel exp(q · k / √E), "
-            "which lsh and orf approximate; leave out lsh and orf"
+            "which lsh and orf approximate; remove lsh and orf"
         )
 
 
 def open_call(name: str, layer: Attention, *args: Any, **kwargs: Any) -> Opened:
-    """Compute the maps of a call by the reference; arguments as in `Attention.forward`.
+    """Compute the maps of a call by the reference; arguments are those of `Attention.forward`.
 
     Raises:
-        UnsupportedError: the call has no maps, or some weights are negative.
+        UnsupportedError: the call has no maps, or negative weights.
         ValueError: the call uses a cache.
     """
     seen = LayerCall.of(name, layer, args, kwargs)
@@ -96,8 +96,8 @@ def open_call(name: str, layer: Attention, *args: Any, **kwargs: Any) -> Opened:
         raise UnsupportedError(f"{name}: {error}") from error
     if float(weights.min()) < 0:
         raise UnsupportedError(
-            f"{name}: {type(layer).__name__} has negative weights (heads mixed after the kernel); "
-            "no convex combination of values gives its output"
+            f"{name}: {type(layer).__name__} has negative weights (heads mixed after the kernel), "
+            "so its output is not a convex combination of values"
         )
     return Opened(seen, seen.call(), weights)
 
@@ -107,9 +107,9 @@ Heads = Callable[[Opened], Tensor]
 
 @contextmanager
 def replaced_cores(layers: Mapping[str, Attention], heads: Heads) -> Iterator[None]:
-    """Compute the heads of layers, (B, H, N, E_v), by a function while the block lasts.
+    """Compute the heads of layers, (B, H, N, E_v), by a function inside the block.
 
-    Projections, masks and the output map stay those of the layer.
+    Projections, masks and output projection are unchanged.
     """
 
     def forward(name: str, layer: Attention, *args: Any, **kwargs: Any) -> Tensor:
@@ -127,10 +127,10 @@ def replaced_cores(layers: Mapping[str, Attention], heads: Heads) -> Iterator[No
 
 @contextmanager
 def checked_layers(layers: Mapping[str, Attention], tolerance: float = 1e-3) -> Iterator[None]:
-    """Check, while the block lasts, that outputs are the weighted means of values.
+    """Check inside the block that outputs are weighted means of values.
 
     Raises:
-        UnsupportedError: they are not (another denominator or a factor on the output).
+        UnsupportedError: they are not, for example because of another denominator or a factor.
     """
 
     def check(name: str, layer: Attention, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:

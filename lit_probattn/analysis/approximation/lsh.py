@@ -1,7 +1,7 @@
-"""Attention within hash buckets: queries score only the keys that were sorted close to them.
+"""LSH attention: queries are compared only with keys that are close after sorting by hash.
 
 Source: value-aware attention (Gupta and Berant, 2021), appendix A.1, after Kitaev et al., 2020.
-Departs from the source: hidden keys are left out, and a query that sees none uses itself.
+Departs from the source: masked keys are excluded, and a query without keys uses its own position.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Duplicates = Literal["count", "union"]
 
 @dataclass(frozen=True)
 class Round:
-    """One round's sorting: positions by (hash, position), and everyone's chunk."""
+    """Sorting of one round: positions by (hash, position), and the chunk of each position."""
 
     query_order: Tensor  # (G, C, B), positions chunk by chunk
     key_order: Tensor
@@ -26,7 +26,7 @@ class Round:
 
 
 def hash_round(query: Tensor, key: Tensor, directions: Tensor, chunk_len: int) -> Round:
-    """Hash queries and keys (G, N, E) by argmax [−R x; R x], sort them, cut them into chunks.
+    """Hash queries and keys (G, N, E) by argmax [−R x; R x], sort them and split them into chunks.
 
     `directions` are R, (half the buckets, E) standard normals; `chunk_len` is B and divides N.
     """
@@ -56,26 +56,25 @@ def lsh_attention(
     duplicates: Duplicates = "count",
     wrap: bool = True,
 ) -> Tensor:
-    """Return attention over hash buckets, (G, N, E_v).
+    """Return attention within hash buckets, (G, N, E_v).
 
-    Each query scores the keys of its own chunk and the one before, r = 2 B of them, in every round;
-    sums of exp(q · k / √E) run over all rounds and are divided by each other at the end. Nothing of
-    size N × N is formed.
+    In each round a query attends to the r = 2 B keys of its chunk and the previous one. Numerator
+    and denominator are sums of exp(q · k / √E) over all rounds. No N × N tensor is allocated.
 
     Args:
-        query: (G, N, E); G stands for heads and samples.
+        query: (G, N, E); G are heads and samples.
         key: (G, N, E).
         value: (G, N, E_v).
-        num_kept: r, even: keys per query and round. There are 4 N / r buckets.
+        num_kept: r, keys per query and round; even. There are 4 N / r buckets.
         num_rounds: T.
-        generator: draws the hash directions, new in every round, the same for queries and keys.
-        allowed: pairs that may be used, (G, N, N) bool. None means all.
-        duplicates: `count` adds a pair once per round that finds it, as the paper does; `union`
-            once in all.
-        wrap: whether the first chunk also sees the last; otherwise it has B keys.
+        generator: draws the hash directions, new in each round, equal for queries and keys.
+        allowed: allowed pairs, (G, N, N) bool. None means all.
+        duplicates: `count` adds a pair once per round in which it is found, as in the paper;
+            `union` adds it once.
+        wrap: whether the first chunk also attends to the last; otherwise it has B keys.
 
     Raises:
-        ValueError: r is odd or below 2, there is no round, or the numbers of queries and keys
+        ValueError: r is odd or below 2, `num_rounds` is below 1, or the numbers of queries and keys
             differ.
     """
     groups, length, size = query.shape
@@ -116,7 +115,7 @@ def _pad(x: Tensor, missing: int) -> Tensor:
 
 
 class _Sums:
-    """Running maximum, numerator and denominator of every query."""
+    """Running maximum, numerator and denominator of each query."""
 
     def __init__(self, query: Tensor, value: Tensor) -> None:
         groups, length, _ = query.shape
@@ -141,14 +140,14 @@ class _Sums:
         self.numerator = self.numerator.scatter(1, wide, numerator)
 
     def result(self, value: Tensor, seen: Tensor) -> Tensor:
-        """Divide; a query that found nothing gets its own value, if it may see itself."""
+        """Divide; a query without keys gets its own value, if it may attend to itself."""
         empty = (self.total == 0)[..., None]
         own = value * seen.diagonal(dim1=-2, dim2=-1)[..., None]
         return torch.where(empty, own, self.numerator / self.total[..., None].clamp_min(1e-38))
 
 
 def _multiplicity(rows: Tensor, cols: Tensor, rounds: list[Round], wrap: bool) -> Tensor:
-    """In how many rounds each pair is found, at least 1; (G, C, B, l)."""
+    """Return the number of rounds in which each pair is found, at least 1; (G, C, B, l)."""
     groups = torch.arange(rows.shape[0], device=rows.device).view(-1, 1, 1)
     count = torch.zeros(*rows.shape, cols.shape[-1], dtype=torch.int64, device=rows.device)
     for other in rounds:

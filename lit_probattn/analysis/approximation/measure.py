@@ -1,4 +1,4 @@
-"""Errors of approximations: of the model's metric, and of every layer's output."""
+"""Errors of approximations, in the metric of the model and in the outputs of layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lit_probattn.analysis.head_size.ranks import effective_count
 from lit_probattn.attention import Attention
 
 Batches = Iterable[Mapping[str, Any]]
-# An output this close, relatively, counts as exact.
+# Relative error up to which an output counts as exact.
 EXACT_ERROR = 1e-5
 # Means over queries, in the order of `LocalErrors.errors`.
 COLUMNS = ("abs_error", "rel_error", "score_error", "num_used", "share_exact")
@@ -35,17 +35,17 @@ class Score:
     """Sums over scored words or samples."""
 
     loss: float = 0.0  # sum of −log p
-    wrong: float | None = None  # wrong predictions; None where a task does not count them
+    wrong: float | None = None  # wrong predictions; None if the task does not count them
     count: int = 0
 
     @property
     def metric(self) -> str:
-        """`perplexity`, or the percentage `error` where wrong predictions are counted."""
+        """`perplexity`, or the percentage `error` if wrong predictions are counted."""
         return "perplexity" if self.wrong is None else "error"
 
     @property
     def value(self) -> float:
-        """The metric; NaN without any word."""
+        """The metric; NaN without words."""
         if not self.count:
             return math.nan
         if self.wrong is not None:
@@ -56,10 +56,10 @@ class Score:
 
 @torch.no_grad()
 def score(task: Any, batches: Batches) -> Score:
-    """Score a task's batches as it stands.
+    """Score the batches of a task.
 
-    A task offers `token_results(batch)` (losses, wrong), or `token_losses(batch)`, or is a
-    classifier whose call gives logits for `batch["target"]`.
+    A task has `token_results(batch)` (losses, wrong) or `token_losses(batch)`, or is a classifier
+    that returns logits for `batch["target"]`.
     """
     total = Score()
     for batch in batches:
@@ -86,7 +86,7 @@ def score_approximated(
     method: Approximation,
     head: int | None = None,
 ) -> Score:
-    """Score with these layers (or one head of them) approximated, their outputs passed on."""
+    """Score with these layers (or one of their heads) approximated and their outputs passed on."""
 
     def core(opened: Opened) -> Tensor:
         found = method.output(opened).to(opened.output.dtype)
@@ -103,7 +103,7 @@ def score_approximated(
 
 
 class _Means:
-    """Running means over the queries that count."""
+    """Running means over selected queries."""
 
     def __init__(self) -> None:
         self.sums: Any = 0.0
@@ -116,16 +116,16 @@ class _Means:
         self.count += float(rows.sum())
 
     def by_head(self) -> list[list[float]]:
-        """Return the k means of every head."""
+        """Return the k means of each head."""
         return (self.sums / max(self.count, 1.0)).tolist()
 
 
 class LocalErrors:
-    """Errors per layer, head and method, of layers whose inputs are exact."""
+    """Errors per layer, head and method for exact inputs."""
 
     def __init__(self, methods: Sequence[Approximation], masses: Sequence[int] = (1, 16, 64)):
         self.methods, self.masses = methods, masses
-        # By method number and layer: COLUMNS, and the sum of ‖W_O (o − õ)‖.
+        # By method index and layer: COLUMNS, and the sum of ‖W_O (o − õ)‖.
         self.errors: dict[tuple[int, str], _Means] = defaultdict(_Means)
         self.projected: dict[tuple[int, str], float] = defaultdict(float)
         # By layer: effective support and masses.
@@ -191,7 +191,7 @@ def top_mass(weights: Tensor, num_kept: int) -> Tensor:
 
 
 def _rows(opened: Opened, least: int) -> Tensor:
-    """Real queries with at least `least` visible keys, or as many as there are; (B, N)."""
+    """Return real queries with at least `least` allowed keys, or with all keys; (B, N)."""
     seen = opened.num_visible[:, 0]
     return opened.seen.real & (seen >= min(least, int(seen.max())))
 
@@ -200,7 +200,7 @@ def _rows(opened: Opened, least: int) -> Tensor:
 def local_errors(
     task: Any, batches: Batches, layers: Mapping[str, Attention], methods: Sequence[Approximation]
 ) -> LocalErrors:
-    """Measure all methods in all layers while the exact outputs are passed on."""
+    """Measure all methods in all layers while exact outputs are passed on."""
     errors = LocalErrors(methods)
     with replaced_cores(layers, errors.core):
         score(task, batches)
@@ -209,12 +209,12 @@ def local_errors(
 
 @dataclass
 class Witnesses:
-    """Carathéodory's theorem checked on a model's own queries."""
+    """Verification of Carathéodory's theorem on queries of a model."""
 
     num_queries: int = 0
-    most_keys: int = 0  # of a support found
+    most_keys: int = 0  # largest support
     limit: int = 0  # E_v + 1
-    largest_error: float = 0.0  # of an output, relative
+    largest_error: float = 0.0  # relative error of an output
 
     def core(self, opened: Opened) -> Tensor:
         """Find witnesses for the first sample of a call; return the exact output."""
@@ -233,7 +233,7 @@ class Witnesses:
 
 @torch.no_grad()
 def verify_caratheodory(task: Any, batches: Batches, layers: Mapping[str, Attention]) -> Witnesses:
-    """Find, for a sample per batch, exact outputs from at most E_v + 1 values."""
+    """Find exact outputs from at most E_v + 1 values for one sample per batch."""
     found = Witnesses()
     with replaced_cores(layers, found.core):
         score(task, batches)

@@ -1,4 +1,4 @@
-"""The approximations that a study compares, each as an object that maps `Opened` to outputs."""
+"""The approximations of the study, as objects that map `Opened` to outputs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from lit_probattn.analysis.approximation.random_features import (
 )
 
 MethodName = Literal["ovo", "ovo_reopt", "ova", "norm", "window", "lsh", "orf"]
-# Exactness of a method's result as an instance of what its name says.
+# Whether a result is an exact instance of its method.
 EXACT, ESTIMATE = "exact", "upper estimate"
-# Where the options of a method stand in the results.
+# Columns of the results with the options of a method.
 _COLUMNS = {
     **{"num_rounds": "rounds", "seed": "draw"},
     **dict.fromkeys(("window", "duplicates", "rows"), "detail"),
@@ -38,7 +38,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class Approximation(ABC):
-    """One approximation at one size; `num_kept` is r, the keys per query (and round)."""
+    """An approximation of one size; `num_kept` is r, the keys per query (and round)."""
 
     num_kept: int
 
@@ -46,7 +46,7 @@ class Approximation(ABC):
 
     @abstractmethod
     def weights(self, opened: Opened) -> Tensor | None:
-        """Return the approximate weights, (B, H, N, L); None where a method forms none."""
+        """Return the approximate weights, (B, H, N, L); None if the method has none."""
 
     def output(self, opened: Opened) -> Tensor:
         """Return the approximate outputs of the heads, (B, H, N, E_v)."""
@@ -55,12 +55,12 @@ class Approximation(ABC):
         return found @ opened.value
 
     def status(self, value_dim: int) -> str:
-        """Say whether results are exact instances of the method, or an estimate."""
+        """Return whether results are exact instances of the method, or estimates."""
         return EXACT
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What tells it from others of its name, beside `num_kept`; by column of the results."""
+        """Options that distinguish it, in addition to `num_kept`, by column of the results."""
         own = [field.name for field in fields(self) if field.name in _COLUMNS]
         return {_COLUMNS[name]: getattr(self, name) for name in own}
 
@@ -89,7 +89,7 @@ class ByNorm(Approximation):
 
 @dataclass(frozen=True)
 class Reoptimised(Approximation):
-    """The r largest weights' keys, with the best weights."""
+    """The keys of the r largest weights, with optimal weights."""
 
     name = "ovo_reopt"
 
@@ -103,16 +103,16 @@ class Reoptimised(Approximation):
 
 @dataclass(frozen=True)
 class Aware(Approximation):
-    """optimal-v-aware-r: exact for r = 1 and r > E_v, a greedy estimate between."""
+    """optimal-v-aware-r: exact for r = 1 and r > E_v, otherwise a greedy estimate."""
 
     name = "ova"
 
     def status(self, value_dim: int) -> str:
-        """Say that it is an estimate for 1 < r ≤ E_v."""
+        """Return ESTIMATE for 1 < r ≤ E_v, otherwise EXACT."""
         return EXACT if self.num_kept == 1 or self.num_kept > value_dim else ESTIMATE
 
     def weights(self, opened: Opened) -> Tensor | None:
-        """See `nearest_value` and `value_aware`; None from r = E_v + 1 on."""
+        """See `nearest_value` and `value_aware`; None for r > E_v."""
         if self.num_kept == 1:
             index = nearest_value(opened.value, opened.output, opened.allowed)[..., None]
             seen = (opened.num_visible > 0).to(opened.weights.dtype)[..., None]
@@ -122,7 +122,7 @@ class Aware(Approximation):
         return aware_weights(opened, [self.num_kept])[self.num_kept]
 
     def output(self, opened: Opened) -> Tensor:
-        """Return the exact output from r = E_v + 1 on; `eliminate` is the proof."""
+        """Return the exact output for r > E_v, as proved by `eliminate`."""
         found = self.weights(opened)
         return opened.output if found is None else found @ opened.value
 
@@ -152,7 +152,7 @@ class Hashing(Approximation):
     name = "lsh"
 
     def weights(self, opened: Opened) -> None:
-        """Form none."""
+        """Return None."""
         return None
 
     def output(self, opened: Opened) -> Tensor:
@@ -213,7 +213,7 @@ def aware_weights(opened: Opened, ranks: Sequence[int]) -> dict[int, Tensor]:
 
 
 def named_generator(seed: int, name: str) -> torch.Generator:
-    """Return a generator that depends on the seed and a layer's name only."""
+    """Return a generator that depends only on the seed and the layer's name."""
     state = seed
     for character in name:
         state = (state * 1000003 + ord(character)) % (1 << 62)

@@ -1,8 +1,8 @@
-"""Sparse approximations that look at all weights: which keys to keep, and with which weights.
+"""Sparse approximations computed from all weights: the kept keys and their weights.
 
-Everywhere: `weights` (…, N, L) are attention weights that sum to one over the keys that may be
-seen, `value` (…, L, E), `output` = weights @ value. Hidden keys have weight zero, and `allowed`
-(bool, broadcastable to weights) tells them from keys that just weigh nothing.
+`weights` (…, N, L) are attention weights that sum to one over allowed keys, `value` is (…, L, E),
+and `output` = weights @ value. Masked keys have weight zero; `allowed` (bool, broadcastable to
+weights) distinguishes them from other keys with weight zero.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Window = Literal["exact_r", "literal"]
 
 
 def keep_largest(weights: Tensor, ranking: Tensor, num_kept: int) -> Tensor:
-    """Keep each row's weights at the `num_kept` highest of `ranking`, divided by their sum.
+    """Keep the weights of each row at the `num_kept` largest `ranking`, divided by their sum.
 
-    Ties go to the lower index. Rows with fewer keys keep all. Hidden keys rank at -inf.
+    Ties prefer the lower index. Rows with fewer keys keep all. Masked keys have ranking -inf.
     """
     if num_kept < 1:
         raise ValueError(f"num_kept must be at least 1, received {num_kept}")
@@ -29,7 +29,7 @@ def keep_largest(weights: Tensor, ranking: Tensor, num_kept: int) -> Tensor:
 
 
 def renormalise(weights: Tensor) -> Tensor:
-    """Divide rows by their sums; rows of zeros stay."""
+    """Divide rows by their sums; zero rows are unchanged."""
     total = weights.sum(-1, keepdim=True)
     return weights / total.masked_fill(total == 0, 1.0)
 
@@ -50,7 +50,7 @@ def value_oblivious(weights: Tensor, num_kept: int, allowed: Tensor | None = Non
 def by_norm(weights: Tensor, value: Tensor, num_kept: int, allowed: Tensor | None = None) -> Tensor:
     """Return the weights at the r largest α‖v‖, divided by their sum.
 
-    Source: Kobayashi et al., 2020, as the value-aware paper's section 3 cites it.
+    Source: Kobayashi et al., 2020, as cited in section 3 of the value-aware paper.
     """
     ranking = weights * value.norm(dim=-1)[..., None, :]
     return keep_largest(weights, _hide(ranking, allowed), num_kept)
@@ -60,7 +60,7 @@ def nearest_value(value: Tensor, output: Tensor, allowed: Tensor | None = None) 
     """Return the index of the single value closest to each output, (…, N): optimal-v-aware-1.
 
     Source: value-aware attention, section 3, Eq. (3): argmin_i ‖v_i‖² − 2 v_i · o.
-    Rows that see nothing give 0.
+    Fully masked rows return 0.
     """
     scores = value.square().sum(-1)[..., None, :] - 2.0 * output @ value.mT
     if allowed is not None:
@@ -77,9 +77,9 @@ def window_mask(
     window: Window = "exact_r",
     device: torch.device | None = None,
 ) -> Tensor:
-    """Return which keys a window of r positions shows, (N, L) bool.
+    """Return the keys inside a window of r positions, (N, L) bool.
 
-    Source: value-aware attention, section 4: "r/2 positions to its left and right", cut at the
+    Source: value-aware attention, section 4: "r/2 positions to its left and right", clipped at the
     ends. `exact_r`: i − ⌊r/2⌋ … i + ⌈r/2⌉ − 1, r keys with i itself; `literal`: i − ⌊r/2⌋ … i +
     ⌊r/2⌋, r + 1 keys for even r. Causal: i − r + 1 … i.
 
@@ -109,7 +109,7 @@ def sliding_window(
 ) -> Tensor:
     """Return the weights inside the window, divided by their sum.
 
-    A row whose window shows nothing uses its own position, if it may see that.
+    A row with an empty window uses its own position, if it may attend to it.
     """
     num_queries, num_keys = weights.shape[-2:]
     inside = window_mask(num_queries, num_keys, num_kept, is_causal=is_causal, window=window)

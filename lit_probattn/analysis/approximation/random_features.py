@@ -1,8 +1,8 @@
-"""Random features whose products estimate the exponential kernel, as worded and corrected.
+"""Random features that estimate the exponential kernel, as in the paper and corrected.
 
     φ(x) = F^-½ exp(R x − ‖x‖²/2),  x = q or k divided by E^¼;   E φ(q) · φ(k) = exp(q · k / √E)
 
-holds where every row of R is N(0, I). Source: value-aware attention (Gupta and Berant, 2021),
+holds if every row of R is N(0, I). Source: value-aware attention (Gupta and Berant, 2021),
 appendix A.1, after Choromanski et al., 2021.
 """
 
@@ -20,15 +20,15 @@ def draw_rows(num_features: int, head_dim: int, rows: Rows, generator: torch.Gen
     """Return R, (F, E) float64.
 
     Args:
-        rows: `performer`: rows orthogonal in groups of E, with the lengths of normal vectors: each
-            alone is N(0, I), so the estimate is unbiased. `sqrt_d`: the same of length √E, slightly
-            biased. `iid`: independent normals. `literal`: the orthogonal initialiser of PyTorch as
-            the paper words it, which makes rows of length 1 (columns of length 1 for F > E), so
-            that the estimate is far off. `bare_qr`: `performer` without the signs that make QR's
-            rotations uniform, biased; for comparison.
+        rows: `performer`: rows orthogonal in groups of E with the lengths of normal vectors; each
+            row is N(0, I), so the estimate is unbiased. `sqrt_d`: the same with length √E, slightly
+            biased. `iid`: independent normals. `literal`: PyTorch's orthogonal initialiser as
+            described in the paper, with rows of length 1 (columns of length 1 for F > E), so the
+            estimate is far off. `bare_qr`: `performer` without the signs that make QR's rotations
+            uniform, biased; for comparison.
 
     Raises:
-        ValueError: a size is below 1 or the kind unknown.
+        ValueError: a size is below 1, or the kind is unknown.
     """
     if rows not in get_args(Rows):
         raise ValueError(f"rows must be one of {', '.join(get_args(Rows))}, received {rows!r}")
@@ -55,7 +55,7 @@ def draw_rows(num_features: int, head_dim: int, rows: Rows, generator: torch.Gen
 
 
 def log_features(x: Tensor, rows: Tensor) -> Tensor:
-    """Return log φ without the factor F^-½, (…, F), for x (…, E), not yet divided by E^¼."""
+    """Return log φ without the factor F^-½, (…, F), for x (…, E) before division by E^¼."""
     x = x * x.shape[-1] ** -0.25
     return x @ rows.to(x).mT - x.square().sum(-1, keepdim=True) / 2.0
 
@@ -68,11 +68,11 @@ def random_feature_weights(
     allowed: Tensor | None = None,
     feature_eps: float = 0.0,
 ) -> Tensor:
-    """Return the estimated attention weights, (B, H, N, L), by the rows R, (F, E).
+    """Return attention weights, (B, H, N, L), estimated with the rows R, (F, E).
 
-    Exponents lose the largest of each query, and one common largest of all keys of a head; both
-    cancel in the normalisation. A largest per key would not, nor does `feature_eps`, which is added
-    to every feature as Performer's code does. `allowed`: bool, broadcastable to (B, H, N, L).
+    The maximum per query and the maximum over all keys of a head are subtracted from the exponents;
+    both cancel in the normalisation. A maximum per key would not, nor does `feature_eps`, which is
+    added to all features as in Performer's code. `allowed`: bool, broadcastable to (B, H, N, L).
     """
     rows_q, rows_k = log_features(query, rows), log_features(key, rows)
     features_q = torch.exp(rows_q - rows_q.amax(-1, keepdim=True)) + feature_eps

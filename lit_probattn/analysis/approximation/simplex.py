@@ -1,4 +1,4 @@
-"""The best convex combination of given values: Wolfe's minimum-norm point, many queries at once.
+"""The best convex combination of given values: Wolfe's minimum-norm point, batched over queries.
 
 Tensors: G heads and samples, N queries, R slots of a support. A slot is live or free; free slots
 have weight zero.
@@ -18,15 +18,15 @@ _RIDGE = 1e-14
 
 @dataclass
 class Support:
-    """Values in use by each query, and their weights; (G, N, R) each."""
+    """Selected values of each query and their weights; (G, N, R) each."""
 
     index: Tensor  # key of each slot
-    weight: Tensor  # summing to one over live slots
+    weight: Tensor  # sums to one over live slots
     live: Tensor  # slots in use, bool
 
     @property
     def size(self) -> Tensor:
-        """Live slots, (G, N)."""
+        """Number of live slots, (G, N)."""
         return self.live.sum(-1)
 
     def points(self, value: Tensor) -> Tensor:
@@ -54,16 +54,16 @@ class Support:
 
 
 def reoptimise(support: Support, value: Tensor, output: Tensor, rows: Tensor | None = None) -> None:
-    """Give supports the weights of the point of their convex hull closest to `output`, in place.
+    """Set the weights of supports to the point of their convex hull closest to `output`, in place.
 
     Source: Wolfe (1976), minor cycles: solve [[Y Yᵀ, 1], [1ᵀ, 0]] [μ; ν] = [0; 1] with Y = V_S − o;
-    where all μ are positive they are the weights, else move towards μ until a weight is zero, drop
-    it and repeat. Dropped slots become free. The distance never grows.
+    if all μ are positive they are the weights, otherwise move towards μ until a weight is zero,
+    drop it and repeat. Dropped slots become free. The distance never grows.
 
     Args:
         value: (G, L, E), float64 for reliable supports.
         output: o, (G, N, E).
-        rows: queries to work on, (G, N) bool. None means all.
+        rows: queries to update, (G, N) bool. None means all.
     """
     chosen = support.live.any(-1) if rows is None else rows & support.live.any(-1)
     group, query = chosen.nonzero(as_tuple=True)
@@ -92,10 +92,10 @@ def reoptimise(support: Support, value: Tensor, output: Tensor, rows: Tensor | N
 
 
 def _affine_minimum(gram: Tensor, live: Tensor) -> Tensor:
-    """Weights, summing to one, of the point of the affine hull nearest to the origin; (P, R).
+    """Return the weights, with sum one, of the point of the affine hull closest to 0; (P, R).
 
-    They are A⁻¹ 1 / (1ᵀ A⁻¹ 1) for a Gram matrix A, whose largest entry is one; a small ridge
-    stands for the limit where it is singular (the hull holds the origin).
+    They are A⁻¹ 1 / (1ᵀ A⁻¹ 1) for a Gram matrix A with largest entry one; a small ridge
+    approximates the limit if A is singular (the hull contains the origin).
     """
     system = gram.masked_fill(~(live[:, :, None] & live[:, None, :]), 0.0)
     system.diagonal(dim1=-2, dim2=-1).add_(torch.where(live, _RIDGE, 1.0))

@@ -1,24 +1,24 @@
-"""Sparse and random approximations swapped into a trained model at evaluation; nothing is tuned.
+"""Evaluate a trained model with sparse and random approximations of attention, without tuning.
 
 Source: value-aware attention (Gupta and Berant, 2021), section 4, figures 1 and 2, tables 1 and 2.
 
-Every attention layer computes its exact maps; then its heads' outputs are replaced:
+Each attention layer computes its exact maps; then the outputs of its heads are replaced:
   ovo        optimal-v-oblivious-r: the r largest weights, divided by their sum
-  ovo_reopt  the same keys with the best weights, for r of at most the value size plus one
+  ovo_reopt  the same keys with optimal weights, for r of at most the value size plus one
   ova        optimal-v-aware-r: the best point from at most r values. Exact for r = 1 and for r
-             from the value size plus one on; between, an upper estimate by a greedy search, on
+             greater than the value size; otherwise an upper estimate by a greedy search, on
              --solver_samples samples
   norm       the r largest weights times norms of values
   window     r keys around the query (--window)
-  lsh        hash buckets, r keys per round; with --rounds (layers that see both sides only, unless
-             it is named)
-  orf        random features, --features of them, --draws draws, --rows kinds; not sparse
+  lsh        hash buckets with r keys per round and --rounds rounds (by default only for
+             bidirectional layers)
+  orf        --features random features with --draws draws and kinds --rows; not sparse
 
-Two views: propagated (approximate outputs are passed on; perplexity, or the percentage of wrong
-predictions) and local (exact outputs are passed on; the error of every layer and head). `--scope
-layers` and `--scope heads` approximate one layer or head at a time. lsh and orf need the kernel
-exp(q · k / √E); the others work with every variant whose outputs are weighted means of values.
-An interrupted study goes on where it stopped.
+There are two measurements: propagated (approximate outputs are passed on; perplexity, or the
+percentage of wrong predictions) and local (exact outputs are passed on; the error of each layer and
+head). `--scope layers` and `--scope heads` approximate one layer or head at a time. lsh and orf
+require the kernel exp(q · k / √E); the others support all variants whose outputs are weighted means
+of values. Rerun an interrupted study to resume it.
 """
 
 from __future__ import annotations
@@ -67,27 +67,29 @@ _NUMBERS: Any = {"type": int, "nargs": "+", "least": 1}
 
 
 class Approximate(ModelStudy):
-    """The metric with every approximation, and the errors of every layer."""
+    """The metric with each approximation, and the errors of each layer."""
 
-    name, title = "approximate", "Approximations swapped into a trained model"
+    name, title = "approximate", "Approximations in a trained model"
     flags = (
         *MODEL,
         Flag("split", "split of the data", "test", choices=SPLITS),
         Flag("num_samples", "samples for perplexity or error", 64, least=1),
         Flag("solver_samples", "samples for ova with 1 < r ≤ value size", 8, least=1),
         Flag("local_samples", "samples for the errors of layers, 0 for none", 8),
-        Flag("batch_size", "samples of a batch", 8, least=1),
-        Flag("seed", "decides which samples and draws", 0, least=0),
-        Flag("methods", "default: all that apply", nargs="+", choices=get_args(MethodName)),
+        Flag("batch_size", "samples per batch", 8, least=1),
+        Flag("seed", "seed of samples and draws", 0, least=0),
+        Flag(
+            "methods", "methods; default: all that apply", nargs="+", choices=get_args(MethodName)
+        ),
         Flag("ranks", "values of r; default: up to the length", **_NUMBERS),
-        Flag("window", "which keys r counts", "exact_r", choices=get_args(Window)),
+        Flag("window", "keys that r counts", "exact_r", choices=get_args(Window)),
         Flag("rounds", "rounds of lsh", [1, 4, 16], least=1),
         Flag("lsh_ranks", "r of lsh; default: the even --ranks above 7", **_NUMBERS),
         Flag("duplicates", "how lsh counts pairs", list(_DUPLICATES), choices=_DUPLICATES),
         Flag("features", "F of orf", [64, 256, 1024], least=1),
         Flag("rows", "rows of orf", ["performer", "literal"], choices=get_args(Rows)),
         Flag("draws", "draws of orf", 5, least=1),
-        Flag("scope", "what is approximated", "all", choices=("all", "layers", "heads")),
+        Flag("scope", "approximated parts", "all", choices=("all", "layers", "heads")),
     )
 
     def _compute(self) -> str:
@@ -106,26 +108,26 @@ class Approximate(ModelStudy):
         return "\n\n".join(parts)
 
     def batches(self, count: int) -> Iterator[dict[str, Any]]:
-        """Return `count` samples in batches, always the same."""
+        """Return `count` samples in batches, equal in every call."""
         options = self.options
         return self.trained.batches(
             options.split, count, seed=options.seed, rows=options.batch_size
         )
 
-    # ---- which approximations ------------------------------------------------------------------
+    # ---- approximations ------------------------------------------------------------------------
 
     def choose_methods(self, length: int) -> list[Approximation]:
-        """Return all approximations that the flags ask for.
+        """Return the approximations selected by the flags.
 
-        Without --methods: the sparse ones; with a kernel exp(q · k / √E) random features too, and
-        hashing if layers see both sides.
+        Without --methods: the sparse ones; with the kernel exp(q · k / √E) also random features,
+        and hashing for bidirectional layers.
         """
         options, size = self.options, self.value_dim
         ranks = options.ranks or sorted({r for r in (*_RANKS, size, size + 1) if r <= length})
         names = options.methods or self._applicable()
         sparse = [name for name in names if name not in ("lsh", "orf", "window", "ovo_reopt")]
         methods = sparse_methods(sparse, ranks)
-        if "ovo_reopt" in names:  # its cost grows with r³, and nothing is left beyond E_v + 1
+        if "ovo_reopt" in names:  # its cost grows with r³, and it is exact for r > E_v
             methods += sparse_methods(["ovo_reopt"], [r for r in ranks if r <= size + 1])
         if "window" in names:
             methods += [SlidingWindow(r, options.window) for r in ranks]
@@ -166,7 +168,7 @@ class Approximate(ModelStudy):
     # ---- the metric ----------------------------------------------------------------------------
 
     def propagated(self, methods: list[Approximation]) -> pd.DataFrame:
-        """Return a row per scope and approximation: the metric, the exact model's, and the gap."""
+        """Return a row per scope and approximation: metric, exact metric, difference."""
         options, task, size = self.options, self.trained.task, self.value_dim
         store = self.store(_KEY, "split", "num_samples", "solver_samples", "seed", "batch_size")
         exact: dict[int, Score] = {}
@@ -205,10 +207,10 @@ class Approximate(ModelStudy):
             for h in range(self.layers[name].num_heads)
         ]
 
-    # ---- what is said about it -----------------------------------------------------------------
+    # ---- text ----------------------------------------------------------------------------------
 
     def local_view(self, methods: list[Approximation]) -> list[str]:
-        """Write the errors of layers with exact inputs; return paragraphs about them."""
+        """Write the errors of layers with exact inputs; return paragraphs for the text."""
         task, samples = self.trained.task, self.options.local_samples
         errors = local_errors(task, self.batches(samples), self.layers, methods)
         table, skew = pd.DataFrame(errors.rows()), pd.DataFrame(errors.skew_rows())
@@ -232,7 +234,7 @@ class Approximate(ModelStudy):
         ]
 
     def explain(self, table: pd.DataFrame, length: int) -> str:
-        """Say what was measured, and which rows are estimates."""
+        """Return the settings of the measurement, and the rows that are estimates."""
         exact = table.drop_duplicates("samples")[["samples", "words", "metric", "exact"]]
         facts = "; ".join(
             f"{row.metric} {row.exact:.4g} over {row.words} words of {row.samples} samples"
@@ -250,14 +252,14 @@ class Approximate(ModelStudy):
 
 
 def cell(row: dict[str, Any]) -> str:
-    """Show a row's value, the spread of its draws, and whether it is an estimate."""
+    """Format the value of a row, the spread of its draws, and a mark for estimates."""
     text, spread = f"{row['value']:.4g}", row.get("spread", float("nan"))
     text += f" ± {spread:.2g}" if spread == spread else ""
     return text + (f" (≤; exact {row['exact']:.4g})" if row["status"] == ESTIMATE else "")
 
 
 def summary(table: pd.DataFrame) -> str:
-    """Return the metric as a table: rows by number of keys, columns by method, draws averaged."""
+    """Return the metric, averaged over draws, by number of keys (rows) and method (columns)."""
     frame = table[table["scope"] == table["scope"].iloc[0]].copy()
     frame["method"] = figures.labels(frame)
     cells = frame.groupby(["num_kept", "method"], sort=False).agg(

@@ -1,9 +1,9 @@
-"""Carathéodory's theorem as programs: the same output from at most E + 1 values.
+"""Carathéodory's theorem as a program: the same output from at most E + 1 values.
 
 Source: value-aware attention (Gupta and Berant, 2021), section 3: for r ≥ E + 1 (E the size of a
-value) the optimal value-aware approximation is exact. All queries of a head together, in a fixed
-number of steps; the slow, plain way for one query and bounds for fewer values are in
-tests/support/value_aware.py.
+value) the optimal value-aware approximation is exact. All queries of a head are processed together
+in a fixed number of steps; a plain implementation for one query, and bounds for fewer values, are
+in tests/support/value_aware.py.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Smaller entries of a null vector, beside its largest, are rounding.
+# Entries of a null vector below this share of its largest are rounding errors.
 _LEAST_PIVOT = 1e-9
 
 
 def eliminate(value: Tensor, weights: Tensor, allowed: Tensor | None = None) -> Tensor:
     """Return weights with at most E + 1 non-zeros per query and the same outputs.
 
-    Every step takes the least of the remaining weights, finds directions in the null space of
-    their points (1, v), and moves along each until a weight is zero; sum and mean stay.
+    Each step selects the smallest remaining weights, computes directions in the null space of their
+    points (1, v), and moves along each until a weight is zero; sum and mean do not change.
 
     Args:
         value: (L, E), shared by all queries.
         weights: (N, L), non-negative; rows sum to one, before and after.
-        allowed: keys that a query may use, bool, broadcastable to (N, L). None means all.
+        allowed: allowed keys, bool, broadcastable to (N, L). None means all.
     """
     num_kept = value.shape[1] + 1
     num_keys = value.shape[0]
@@ -34,7 +34,7 @@ def eliminate(value: Tensor, weights: Tensor, allowed: Tensor | None = None) -> 
     order = weights.argsort(-1)
     beta = weights.gather(-1, order)
     if allowed is not None:
-        # A hidden key becomes a second copy of the heaviest key, which may carry any weight.
+        # Masked keys become copies of the key with the largest weight, which may have any weight.
         hidden = ~allowed.expand_as(weights).gather(-1, order)
         order = torch.where(hidden, order[:, -1:], order)
     index, load = order[:, :num_kept], beta[:, :num_kept]
@@ -49,14 +49,14 @@ def eliminate(value: Tensor, weights: Tensor, allowed: Tensor | None = None) -> 
 
 
 def _points(value: Tensor) -> Tensor:
-    """Centred and scaled values with a one behind, (L, E + 1)."""
+    """Return centred and scaled values with an appended one, (L, E + 1)."""
     centred = value - value.mean(0)
     spread = centred.square().sum(-1).mean().sqrt().clamp_min(torch.finfo(value.dtype).tiny)
     return torch.cat([centred / spread, torch.ones_like(value[:, :1])], -1)
 
 
 def _eliminate_buffer(points: Tensor, load: Tensor, num_kept: int) -> tuple[Tensor, Tensor]:
-    """Bring (N, K) loads of points (N, K, m) to at most m non-zeros; say which m slots are left."""
+    """Reduce loads (N, K) of points (N, K, m) to at most m non-zeros; return the m slots."""
     null = torch.linalg.qr(points, mode="complete").Q[..., num_kept:]  # (N, K, K − m)
     live = torch.ones_like(load, dtype=torch.bool)
     for _ in range(null.shape[-1]):
@@ -80,7 +80,7 @@ def _eliminate_buffer(points: Tensor, load: Tensor, num_kept: int) -> tuple[Tens
 def _ratio_test(load: Tensor, u: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
     """Return the longest step along −u without a negative load, and its pivot; (N, 1) each.
 
-    Of several slots that become zero at once, the pivot is the one with the largest entry.
+    If several slots become zero at once, the pivot is the one with the largest entry.
     """
     ratio = torch.where(usable, load / u, float("inf"))
     step = ratio.amin(-1, keepdim=True)

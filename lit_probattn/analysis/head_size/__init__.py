@@ -1,6 +1,6 @@
-"""Fixed head size attention: theorems as programs, parameter counts, ranks, the experiment.
+"""Attention with fixed head size: theorems as programs, parameter counts, ranks, the experiment.
 
 Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al., 2020). Functions
-about its theorems keep its convention: inputs X are (embed_dim, seq_len), attention maps P have
-columns that sum to one, P[j, i] is the weight that query i gives to key j.
+on its theorems use its convention: inputs X are (embed_dim, seq_len), columns of attention maps P
+sum to one, and P[j, i] is the weight of key j for query i.
 """

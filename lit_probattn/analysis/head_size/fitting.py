@@ -1,4 +1,4 @@
-"""How well a small head approaches a map: factors of its logits fitted by L-BFGS."""
+"""Approximation of a map by a small head, whose logit factors are fitted by L-BFGS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lit_probattn.analysis.head_size.theorem import centred_logits
 def mean_divergence(logits: Tensor, weights: Tensor, is_causal: bool) -> Tensor:
     """Return the mean over queries of KL(weights ‖ softmax(logits)) in nats; ().
 
-    Columns, (n, n), belong to queries; causal maps are zero where the key comes later.
+    Columns, (n, n), belong to queries; causal maps are zero for later keys.
     """
     if is_causal:
         logits = _hide_later(logits)
@@ -42,9 +42,9 @@ def truncated_factors(weights: Tensor, head_size: int, is_causal: bool) -> tuple
 def fit_head(
     weights: Tensor, head_size: int, *, is_causal: bool = False, steps: int = 300, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the divergence of a head of size s from a map: truncated, and fitted from there.
+    """Return the divergence of a head of size s from a map: truncated, and fitted from that start.
 
-    The map P is (n, n), columns sum to one. `seed` draws the small noise that leaves saddles.
+    The map P is (n, n), and its columns sum to one. `seed` draws small noise against saddle points.
     """
     weights = weights.double()
     key, query = truncated_factors(weights, head_size, is_causal)

@@ -1,11 +1,11 @@
-"""Ranks of a trained model's logits, and its metric with logits of lower rank.
+"""Ranks of the logits of a trained model, and its metric with logits of lower rank.
 
 Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al., 2020). A head of
 size E has logits of rank at most E before the mask; this study measures how much of it a model
-uses: effective, stable and energy ranks of centred logits, also over E. The demand curve: all
-layers' logits, or one layer's, are replaced by their best approximation of rank r, then masked and
-normalised, and the outputs passed on. The rank of the maps themselves is given too; it says nothing
-about the bottleneck. Works for variants whose maps are a softmax of scores.
+uses: effective, stable and energy ranks of centred logits, also relative to E. For the demand
+curve, the logits of all layers, or of one, are replaced by their best approximation of rank r, then
+masked and normalised, and the outputs are passed on. The rank of the maps is also reported, but is
+no measure of the bottleneck. Supported are variants whose maps are a softmax of scores.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from lit_probattn.attention import HeadCall
 from lit_probattn.attention.numerics import masked_softmax
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 
 class LogitRanks(ModelStudy):
-    """Ranks of every map's logits, and the demand curve."""
+    """Ranks of the logits of all maps, and the demand curve."""
 
     name, title = "logit_ranks", "Ranks of logits"
     flags = (
@@ -126,19 +127,19 @@ def _require_softmax(call: HeadCall, logits: Tensor, weights: Tensor, name: str)
     expected = masked_softmax(logits, None if seen is None else seen[0])
     if not torch.allclose(expected, weights, atol=1e-6):
         raise ConfigError(
-            f"{name}: its maps are not a softmax of its scores, so ranks of logits mean nothing"
+            f"{name}: its maps are not a softmax of scores, so ranks of logits are not defined"
         )
 
 
 def truncated_output(opened: Opened, rank: int) -> Tensor:
-    """Return heads' outputs with logits of rank `rank`, (B, H, N, E_v)."""
+    """Return the outputs of heads with logits of rank `rank`, (B, H, N, E_v)."""
     logits = opened.layer.core.scores(opened.call)
     weights = masked_softmax(truncate(logits.float(), rank), opened.allowed)
     return weights.to(opened.value.dtype) @ opened.value
 
 
 def draw_ranks(table: pd.DataFrame) -> Figure:
-    """Draw effective, stable and 90 % ranks per layer, a dot per head."""
+    """Draw effective, stable and 90 % ranks per layer, one dot per head."""
     names = {"effective_rank": "effective", "stable_rank": "stable", "energy_90": "90 % of energy"}
     figure, ((axis,),) = panels(1, 1, 5.0, 3.4)
     heads = table.groupby(["layer", "head"])[list(names)].mean().reset_index()

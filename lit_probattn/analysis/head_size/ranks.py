@@ -1,7 +1,7 @@
-"""Ranks of logits: how many of its directions a head uses.
+"""Ranks of logits: the number of directions that a head uses.
 
-Row form: logits (…, N, L), row i for query i. Centring takes each row's mean away, which the
-softmax does not see.
+Logits are (…, N, L) with row i for query i. Centring subtracts the mean of each row, to which the
+softmax is invariant.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def numerical_rank(matrix: Tensor) -> Tensor:
 
 
 def effective_count(shares: Tensor) -> Tensor:
-    """Return exp(entropy) of shares that sum to one, the number of parts that they spread over."""
+    """Return exp(entropy) of shares that sum to one, the effective number of parts."""
     logs = torch.where(shares > 0, shares, 1.0).log()
     return torch.exp(-(shares * logs).sum(-1))
 
@@ -40,7 +40,7 @@ def stable_rank(values: Tensor) -> Tensor:
 
 
 def energy_rank(values: Tensor, share: float) -> Tensor:
-    """Return the fewest singular values with at least `share` of Σ σ²; (…)."""
+    """Return the smallest number of singular values with at least `share` of Σ σ²; (…)."""
     squares = values.square()
     reached = squares.cumsum(-1) >= share * squares.sum(-1, keepdim=True) * (1 - 1e-12)
     return reached.to(torch.int8).argmax(-1) + 1
@@ -49,17 +49,17 @@ def energy_rank(values: Tensor, share: float) -> Tensor:
 def map_rank(weights: Tensor, threshold: float = 1e-6) -> Tensor:
     """Return the number of singular values of at least `threshold` of attention maps; (…).
 
-    The measure of MGK. It says nothing about the bottleneck: the exponential of a matrix of low
-    rank has full rank in general.
+    This is the measure of MGK. It does not measure the bottleneck, because the exponential of a
+    matrix of low rank has full rank in general.
     """
     return (torch.linalg.svdvals(weights) >= threshold).sum(-1)
 
 
 def recovered_rank(weights: Tensor, threshold: float = 1e-8) -> tuple[Tensor, Tensor]:
-    """Return the rank of the centred logits recovered from maps, and whether it means anything.
+    """Return the rank of the centred logits recovered from maps, and whether it is valid.
 
-    Entries below 1e-30 make logarithms meaningless: they are clamped, and the second result says
-    so; (…) each.
+    Logarithms of entries below 1e-30 are meaningless: such entries are clamped, and the second
+    result is False; (…) each.
     """
     clamped = (weights < 1e-30).flatten(-2).any(-1)
     values = torch.linalg.svdvals(centre(weights.clamp_min(1e-30).log()))

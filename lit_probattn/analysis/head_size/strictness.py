@@ -1,4 +1,4 @@
-"""Larger heads compute more: theorem 2 by fitting narrow students, and by inputs that separate.
+"""Theorem 2, larger heads are more expressive: fitted narrow students, and separating inputs.
 
     f(X) = Σ_i W_o^i W_v^i X Softmax[(W_k^i X)ᵀ (W_q^i X) / √s]
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass
 class Heads:
-    """Weights of a layer without biases, head by head; leading dimensions may be added."""
+    """Weights of a layer without biases, by head; additional leading dimensions are allowed."""
 
     query: Tensor  # W_q, (…, h, s, d)
     key: Tensor  # W_k, (…, h, s, d)
@@ -24,7 +24,7 @@ class Heads:
     out: Tensor  # W_o, (…, h, d, s_v)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return f(X): (…, B, d, n) -> (…, B, d, n), leading dimensions as those of the weights."""
+        """Return f(X): (…, B, d, n) -> (…, B, d, n), with the leading dimensions of the weights."""
         x = inputs[..., :, None, :, :]  # (…, B, 1, d, n)
         q, k, v, o = (w[..., None, :, :, :] for w in self.tensors)
         weights = torch.softmax((k @ x).mT @ (q @ x) / self.query.shape[-2] ** 0.5, -2)
@@ -37,12 +37,12 @@ class Heads:
 
     @property
     def products(self) -> Tensor:
-        """W_kᵀ W_q / √s of every head, (…, h, d, d)."""
+        """Return W_kᵀ W_q / √s of all heads, (…, h, d, d)."""
         return self.key.mT @ self.query / self.query.shape[-2] ** 0.5
 
     @property
     def value_maps(self) -> Tensor:
-        """W_o W_v of every head, (…, h, d, d)."""
+        """Return W_o W_v of all heads, (…, h, d, d)."""
         return self.out @ self.value
 
 
@@ -81,8 +81,8 @@ def fit_students(
 ) -> list[float]:
     """Train layers with heads of one size on a target; return their held-out errors.
 
-    Fresh inputs N(0, 1.5²) in every step, Adam with a cosine decay, loss ‖f − g‖² / ‖g‖², which is
-    returned for each seed. All seeds train side by side.
+    Training uses new inputs N(0, 1.5²) in every step and Adam with cosine decay. The loss
+    ‖f − g‖² / ‖g‖² is returned for each seed. All seeds are trained in one batch.
     """
     embed_dim = target.query.shape[-1]
     heads = num_heads or target.query.shape[-3]
@@ -117,15 +117,15 @@ def fit_students(
 def separating_input(first: Heads, second: Heads, seq_len: int = 2, seed: int = 0) -> Tensor:
     """Return X with f(X) ≠ g(X) for two layers, following the proof of theorem 2; (d, n).
 
-    1. If the summed value maps differ, X = v 1ᵀ: all tokens equal, so weights do not matter.
-    2. Else, if the symmetric part of a difference of query-key products is not zero, one token.
-    3. Else two tokens, v₁ and a small multiple of (A' − U') v₁; the paper's choice does not always
-       exist.
+    1. If the summed value maps differ, X = v 1ᵀ: all tokens are equal, so weights have no effect.
+    2. Otherwise, if the symmetric part of a difference of query-key products is nonzero, one token.
+    3. Otherwise two tokens, v₁ and a small multiple of (A' − U') v₁; the paper's choice does not
+       always exist.
 
     `first` is f, the narrow layer; all heads of `second`, g, have one query-key product.
 
     Raises:
-        ValueError: n < 2, or nothing was found (the layers are equal to rounding).
+        ValueError: n < 2, or no input was found (the layers are equal up to rounding).
     """
     if seq_len < 2:
         raise ValueError(f"seq_len must be at least 2, received {seq_len}")
@@ -146,7 +146,7 @@ def difference(first: Heads, second: Heads, inputs: Tensor) -> float:
 def _candidates(
     first: Heads, second: Heads, seq_len: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """Inputs of the proof's three cases, of the first case that applies."""
+    """Return the inputs of the first applicable case of the proof's three cases."""
     size = first.query.shape[-1]
     gap = first.value_maps.sum(0) - second.value_maps.sum(0)
     if float(torch.linalg.matrix_norm(gap, 2)) > 1e-9:

@@ -1,10 +1,10 @@
-"""Which attention maps a head of a given size can compute: theorem 1 of the low-rank paper.
+"""Theorem 1 of the low-rank paper: the attention maps that a head of a given size can compute.
 
     Softmax[(W_k X)ᵀ (W_q X) / √s] = P        W_q, W_k: (s, d),  X: (d, n),  P: (n, n)
 
-The softmax acts on columns. Beyond the paper: head size n − 1 is enough for every P, the exact
-size is the rank of C log P with C = I − 11ᵀ / n, about half of it is enough under a causal mask,
-and for d < n there are unreachable P for every X.
+The softmax acts on columns. Beyond the paper: head size n − 1 suffices for every P, the exact size
+is the rank of C log P with C = I − 11ᵀ / n, about half of it suffices with a causal mask, and for
+d < n there are unreachable P for every X.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ def left_inverse(inputs: Tensor) -> Tensor:
     (XᵀX)⁻¹Xᵀ would square the condition number.
 
     Raises:
-        ValueError: d < n, or columns depend on each other.
+        ValueError: d < n, or the columns are linearly dependent.
     """
     size, length = inputs.shape
     if size < length:
         raise ValueError(
             f"inputs of width {size} and length {length} have no left inverse: theorem 1 needs "
-            "width ≥ length; `unreachable` tells which maps they cannot give"
+            "width ≥ length; see `unreachable` for maps that they cannot produce"
         )
     q, r = torch.linalg.qr(inputs)
     diagonal = r.diagonal().abs()
     if not float(diagonal.min()) > torch.finfo(inputs.dtype).eps * float(diagonal.max()):
-        raise ValueError("the columns of the inputs depend on each other: no left inverse")
+        raise ValueError("the columns of the inputs are linearly dependent: no left inverse")
     return torch.linalg.solve_triangular(r, q.mT, upper=True)
 
 
 def centred_logits(weights: Tensor) -> Tensor:
-    """Return C log P, C = I − 11ᵀ/n on the key axis: the logits without what softmax removes."""
+    """Return C log P, C = I − 11ᵀ/n on the key axis: logits without the part that softmax drops."""
     logs = weights.log()
     return logs - logs.mean(-2, keepdim=True)
 
@@ -61,18 +61,18 @@ def representing_weights(
 
     Source: theorem 1: with K = √s log(P · diag(δ)) = W̃_kᵀ W̃_q and W_q = W̃_q X⁺, W_k = W̃_k X⁺ the
     logits are log P + 1 (log δ)ᵀ, and the softmax over columns removes δ.
-    Beyond the source: for s < n, the centred logits C log P factorised by singular values, which
-    is exact for s ≥ rank(C log P), so always for s ≥ n − 1, and else the best of rank s.
+    Beyond the source: for s < n, the centred logits C log P are factorised by singular values. This
+    is exact for s ≥ rank(C log P), so always for s ≥ n − 1, and otherwise optimal for rank s.
 
     Args:
         inputs: X, (d, n), d ≥ n, full column rank.
-        weights: P, (n, n), positive, columns summing to one.
+        weights: P, (n, n), positive, with columns that sum to one.
         head_size: s, at least 1.
-        column_factor: δ, (n,), positive; any choice gives the same map. Needs s ≥ n.
-        balanced: share singular values among both factors also for s ≥ n: smaller weights.
+        column_factor: δ, (n,), positive; any choice gives the same map. Requires s ≥ n.
+        balanced: split singular values between both factors also for s ≥ n, for smaller weights.
 
     Raises:
-        ValueError: an argument is not so.
+        ValueError: an argument is invalid.
     """
     length = inputs.shape[-1]
     if weights.shape != (length, length) or head_size < 1:
@@ -103,20 +103,20 @@ def representing_weights(
 
 
 def tolerance(inputs: Tensor, weights: Tensor) -> float:
-    """Return the largest error of a map that rounding explains: 50 eps cond(X) max(1, |log P|)."""
+    """Return a bound on the rounding error of a map: 50 eps cond(X) max(1, |log P|)."""
     eps = torch.finfo(inputs.dtype).eps
     size = max(1.0, float(weights.log().abs().max()))
     return 50.0 * eps * float(torch.linalg.cond(inputs)) * size
 
 
 def least_head_size(weights: Tensor) -> int:
-    """Return rank(C log P): the least head size that gives P, for inputs of full column rank.
+    """Return rank(C log P), the smallest head size that can compute P for X of full column rank.
 
-    The logits that a head of size s reaches are the matrices of rank ≤ s; P fixes them up to adding
-    1 cᵀ, and no c makes the rank smaller than that of C log P. It is at most n − 1.
+    The logits of a head of size s are the matrices of rank ≤ s; P determines them up to a term
+    1 cᵀ, and no c reduces the rank below that of C log P. It is at most n − 1.
 
     Raises:
-        ValueError: a weight is below 1e-30, where logarithms mean nothing.
+        ValueError: a weight is below 1e-30, where logarithms are meaningless.
     """
     if float(weights.min()) < 1e-30:
         raise ValueError(f"weights must be at least 1e-30, received {float(weights.min()):.1e}")
@@ -132,18 +132,18 @@ def matrix_rank(matrix: Tensor, threshold: float = _RANK) -> int:
 
 
 def least_head_size_causal(weights: Tensor) -> int:
-    """Return the least head size that gives a causal map.
+    """Return the smallest head size that can compute a causal map.
 
-    Only entries at or before the query are fixed. With T[i, j] = log A[i, j + 1] − log A[i, 1] for
-    queries i and j < i, the least rank of a completion of this triangular pattern is (Woerdeman)
+    Only entries up to the query are given. With T[i, j] = log A[i, j + 1] − log A[i, 1] for queries
+    i and j < i, the smallest rank of a completion of this triangular pattern is (Woerdeman)
 
         Σ_i rank T[i.., ..i] − Σ_i rank T[i + 1.., ..i]
 
     which is ⌊n / 2⌋ for generic maps.
 
     Args:
-        weights: row form, (n, n): A[i, j] is what query i gives to key j ≤ i; rows sum to one, the
-            upper triangle is ignored.
+        weights: (n, n): A[i, j] is the weight of key j ≤ i for query i; rows sum to one, the upper
+            triangle is ignored.
     """
     logs = weights.double().clamp_min(1e-300).log()
     table = logs[1:, 1:] - logs[1:, :1]  # T[i, j] known for j ≤ i, from 0
@@ -155,8 +155,8 @@ def least_head_size_causal(weights: Tensor) -> int:
 def unreachable(inputs: Tensor, weights: Tensor) -> float:
     """Return ‖C (log P) U‖, U an orthonormal basis of the null space of X.
 
-    If it is not zero, no head of any size gives P on these inputs: X u = 0 makes the logits vanish
-    on u, so (log P) u would have to be a multiple of 1. Zero for X of full column rank.
+    If it is not zero, no head of any size can compute P on these inputs: for X u = 0 the logits
+    vanish on u, so (log P) u would be a multiple of 1. It is zero for X of full column rank.
     """
     _, values, right = torch.linalg.svd(inputs, full_matrices=True)
     rank = int((values > _RANK * values[0]).sum())
@@ -165,7 +165,7 @@ def unreachable(inputs: Tensor, weights: Tensor) -> float:
 
 
 def counter_example() -> tuple[Tensor, Tensor, Tensor]:
-    """Return the paper's X, P with d = 1 < n = 2, and the column that every head gives.
+    """Return the paper's X and P with d = 1 < n = 2, and the column that every head computes.
 
     The logits are [[w, 0], [0, 0]], so the second column of the softmax is (½, ½) for every w, and
     the map is at least ¼ away from P = [[½, ¾], [½, ¼]].
@@ -178,8 +178,8 @@ def counter_example() -> tuple[Tensor, Tensor, Tensor]:
 def permutation_by_circle(permutation: Tensor, sharpness: float) -> Tensor:
     """Return the map of a head of size 2 whose largest weights follow a permutation, (n, n).
 
-    Keys k_j = (cos 2πj/n, sin 2πj/n), queries c · k_π(i): rank does not limit where the largest
-    weights are, only exact maps. The margin is c (1 − cos 2π/n), so c must grow like n².
+    Keys k_j = (cos 2πj/n, sin 2πj/n), queries c · k_π(i): the rank limits exact maps, but not the
+    positions of the largest weights. The margin is c (1 − cos 2π/n), so c must grow like n².
     """
     length = len(permutation)
     angle = torch.arange(length, dtype=torch.float64) * (2 * torch.pi / length)

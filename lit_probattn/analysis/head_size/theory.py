@@ -1,4 +1,4 @@
-"""Theorems 1 and 2 run on random matrices: the numbers behind the claims, and a figure of fits."""
+"""Theorems 1 and 2 on random matrices: errors, thresholds, and a figure of fits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from lit_probattn.analysis.head_size.theorem import (
 from lit_probattn.analysis.options import OUT
 from lit_probattn.analysis.study import Study
 from lit_probattn.base.arguments import Flag
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 
 def conditioned_inputs(width: int, length: int, condition: float, seed: int) -> torch.Tensor:
@@ -42,7 +43,7 @@ def conditioned_inputs(width: int, length: int, condition: float, seed: int) -> 
 def construction_table(
     lengths: Sequence[int] = (8, 16, 32, 64), conditions: Sequence[float] = (1.0, 10.0, 1e4)
 ) -> pd.DataFrame:
-    """Return errors of theorem 1's construction: head size n, n with balanced factors, n − 1."""
+    """Return errors of theorem 1's construction with head sizes n, n (balanced) and n − 1."""
     rows = []
     for length in lengths:
         weights = random_map(length, seed=length)
@@ -63,7 +64,7 @@ def construction_table(
 
 
 def threshold_table(lengths: Sequence[int] = (6, 8, 10, 11, 16, 32)) -> pd.DataFrame:
-    """Return least head sizes of random maps: rank(C log P), and causal by Woerdeman's formula."""
+    """Return smallest head sizes of random maps: rank(C log P), causal by Woerdeman's formula."""
     return pd.DataFrame(
         [
             {
@@ -81,7 +82,7 @@ def threshold_table(lengths: Sequence[int] = (6, 8, 10, 11, 16, 32)) -> pd.DataF
 def divergence_table(
     lengths: Sequence[int] = (16, 32), num_maps: int = 2, steps: int = 300
 ) -> pd.DataFrame:
-    """Return the divergence of fitted heads from random maps against the head size."""
+    """Return the divergence of fitted heads from random maps over the head size."""
     rows = []
     for length in lengths:
         for is_causal in (False, True):
@@ -94,7 +95,7 @@ def divergence_table(
                         random_map(length, seed, is_causal=is_causal),
                         size,
                         is_causal=is_causal,
-                        # At the causal threshold no truncation is exact: fits need longer.
+                        # No truncation is exact at the causal threshold: fits need more steps.
                         steps=8 * steps if is_causal and size >= limit - 1 else steps,
                     )
                     for seed in range(num_maps)
@@ -108,7 +109,7 @@ def divergence_table(
 def strictness_table(
     sizes: Sequence[int] = (1, 2, 3, 4), steps: int = 4000, batch_size: int = 256
 ) -> pd.DataFrame:
-    """Return held-out errors of students of several head sizes: d = 8, h = 4, d_p = 4, n = 6."""
+    """Return held-out errors of students by head size, for d = 8, h = 4, d_p = 4, n = 6."""
     target = theorem_target(8, 4, 4, torch.Generator().manual_seed(0))
     rows = []
     for size in sizes:
@@ -119,7 +120,7 @@ def strictness_table(
 
 
 def draw_divergence(table: pd.DataFrame) -> Figure:
-    """Draw divergence against head size, bidirectional and causal, with the exact thresholds."""
+    """Draw divergence over head size, bidirectional and causal, with the exact thresholds."""
     figure, (axes,) = panels(1, 2, 4.2, 3.6, sharey=True)
     for axis, is_causal in zip(axes, (False, True), strict=True):
         name = "⌊n / 2⌋" if is_causal else "n − 1"
@@ -147,8 +148,8 @@ class Theory(Study):
     name, title = "theory", "Fixed head size: what a head can represent"
     flags = (
         OUT,
-        Flag("strictness", "theorem 2 by fitting: minutes", False),
-        Flag("steps", "of the fits", 4000),
+        Flag("strictness", "also fit students for theorem 2 (minutes)", False),
+        Flag("steps", "steps of the fits", 4000),
     )
 
     def _compute(self) -> str:
@@ -190,5 +191,5 @@ class Theory(Study):
         return "\n\n".join(parts)
 
 
-# The part `theory` of `python -m lit_probattn.reproduce.head_size`.
+# The subcommand `theory` of `python -m lit_probattn.reproduce.head_size`.
 add_arguments, run = Theory.add_arguments, Theory.run

@@ -1,7 +1,7 @@
-"""One report of a folder of studies: training commands, numbers side by side, links to the studies.
+"""One report of a folder of studies: training commands, a table of results, links to the studies.
 
-Reads `FOLDER/MODEL/STUDY.csv` and writes `FOLDER/report.md` and `FOLDER/summary.csv`. The
-training commands come from versions.json of --runs.
+Reads `FOLDER/MODEL/STUDY.csv` and writes `FOLDER/report.md` and `FOLDER/summary.csv`. The training
+commands are read from versions.json of --runs.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _SUMMARY = (
 
 
 class Report(Study):
-    """All studies of a folder side by side; only this study writes into that folder itself."""
+    """Comparison of all studies of a folder; the only study that writes to that folder."""
 
     name = "report"
     flags = (
-        Flag("folder", "folder with a folder of results per model", type=Path, required=True),
-        Flag("runs", "run folders, for the training commands", [], type=Path, nargs="*"),
+        Flag("folder", "folder with one folder of results per model", type=Path, required=True),
+        Flag("runs", "run folders for the training commands", [], type=Path, nargs="*"),
         Flag("title", "heading of the report", "Studies of trained models"),
-        Flag("note", "a sentence for its head", ""),
+        Flag("note", "a sentence below the heading", ""),
     )
 
     @classmethod
     def run(cls, options: argparse.Namespace) -> None:
-        """Collect and write."""
+        """Collect the studies and write the report."""
         texts = sorted(options.folder.glob("*/*.md"))
         if not texts:
             raise ConfigError(f"no results in {options.folder}: expected MODEL/STUDY.md below it")
@@ -70,10 +70,10 @@ class Report(Study):
 
 
 def training_line(folder: Path) -> str:
-    """Say how a run was trained; absolute paths are cut to their last part.
+    """Return the training command of a run, with absolute paths reduced to their last part.
 
     Raises:
-        ConfigError: the folder has no record.
+        ConfigError: the folder has no versions.json.
     """
     starts = read_starts(folder)
     if not starts:
@@ -84,7 +84,7 @@ def training_line(folder: Path) -> str:
 
 
 def summary_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Return, per model and layer, the numbers of the studies that were made."""
+    """Return the results of the existing studies per model and layer."""
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
         tables = {
             name: pd.read_csv(model / f"{name}.csv")
@@ -115,6 +115,6 @@ def _numbers(parts: dict[str, pd.DataFrame]) -> dict[str, Any]:
 
 
 def link(path: Path) -> str:
-    """Return a line that leads from the folder of all studies to the text of one."""
+    """Return a Markdown link from the folder of all studies to the text of one."""
     model, study = path.parent.name, path.stem
     return f"- [{escaped(model)}, {escaped(study)}]({quote(model)}/{quote(path.name)})"

@@ -1,8 +1,8 @@
-"""Learning curves of several runs in one picture, from their metrics.csv.
+"""Learning curves of several runs in one figure, from their metrics.csv.
 
-Source: MGK, ICML 2022, figures 1, 5, 11 and 12; FiSH, NeurIPS 2022, figure 5. A panel per metric.
-Runs are folders (runs/NAME/VERSION) or `label=folder`; --smooth averages as many logged values of
-the training loss; --log draws losses and perplexities on a logarithmic scale.
+Source: MGK, ICML 2022, figures 1, 5, 11 and 12; FiSH, NeurIPS 2022, figure 5. There is a panel per
+metric. Runs are folders (runs/NAME/VERSION) or `label=folder`; --smooth sets the number of logged
+training losses to average; --log draws losses and perplexities on a logarithmic scale.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TEST_NOTE = (
 
 
 class Curves(Study):
-    """All logged values, and the best of each run."""
+    """All logged values, and the best value of each run."""
 
     name, title = "learning_curves", "Learning curves"
     flags = (
@@ -61,7 +61,7 @@ class Curves(Study):
 
 
 def split_label(text: str) -> tuple[str, Path]:
-    """Return label and path of `[label=]path`; the label is empty if there is none."""
+    """Return label and path of `[label=]path`; the label may be empty."""
     label, equals, path = text.rpartition("=")
     return label, Path(path if equals else text)
 
@@ -85,7 +85,7 @@ def read_run(text: str) -> pd.DataFrame:
 
 
 def name_of(folder: Path) -> str:
-    """Return what a run is called if the user does not say: NAME/VERSION."""
+    """Return the default label of a run, NAME/VERSION."""
     return f"{folder.resolve().parent.name}/{folder.resolve().name}"
 
 
@@ -93,7 +93,7 @@ def choose_metrics(long: pd.DataFrame, wanted: list[str] | None) -> list[str]:
     """Return the metrics to show.
 
     Raises:
-        ConfigError: no run has one that is wanted.
+        ConfigError: a requested metric was not logged by any run.
     """
     there = list(dict.fromkeys(long["metric"]))
     chosen = [m for m in _DEFAULT if m in there] if wanted is None else wanted
@@ -105,24 +105,25 @@ def choose_metrics(long: pd.DataFrame, wanted: list[str] | None) -> list[str]:
 
 
 def has_curve(long: pd.DataFrame, metric: str) -> bool:
-    """Whether any run logged the metric more than once, so that there is something to draw."""
+    """Return whether any run logged the metric more than once."""
     return bool((long[long["metric"] == metric].groupby("run").size() > 1).any())
 
 
 def grows(metric: str) -> bool:
-    """Return whether larger is better."""
+    """Return whether larger values are better."""
     return "accuracy" in metric or metric.endswith("/bleu")
 
 
 def is_of_test(metric: str) -> bool:
-    """Return whether a metric is of the test split."""
+    """Return whether a metric belongs to the test split."""
     return metric.startswith("test/")
 
 
 def best_values(long: pd.DataFrame) -> pd.DataFrame:
-    """Return, per run and metric, the best value, its step, and the last value.
+    """Return the best value, its step and the last value per run and metric.
 
-    Of metrics of the test split only the last: the best would be chosen by the test split.
+    Metrics of the test split have only the last value, since the best one would be selected on test
+    data.
     """
     rows = []
     for (name, metric), part in long.groupby(["run", "metric"], sort=False):
@@ -136,7 +137,7 @@ def best_values(long: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(long: pd.DataFrame, metrics: list[str], smooth: int, log: bool) -> Figure:
-    """Draw a panel per metric, a line per run."""
+    """Draw a panel per metric with a line per run."""
     figure, axes = tiles(len(metrics), 3, 4.0, 3.0)
     for axis, metric in zip(axes, metrics, strict=True):
         for name in dict.fromkeys(long["run"]):

@@ -2,9 +2,10 @@
 
 Source: FiSH, NeurIPS 2022, tables 8 and 12:
     d(h, h') = ‖P_h − P_h'‖  (Frobenius, over the map of one sequence)
-Mean and variance over all H (H − 1) / 2 pairs of local heads and all sequences of a layer; then the
-mean over layers. The paper states neither norm nor data; --reduce row_mean is the mean over queries
-of the distance of their rows, --maps logits compares scores before the softmax (0 where masked).
+Mean and variance are over all H (H − 1) / 2 pairs of local heads and all sequences of a layer,
+followed by the mean over layers. The paper specifies neither norm nor data; --reduce row_mean is
+the mean distance of rows over queries, --maps logits compares scores before the softmax (0 if
+masked).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Distance(ModelStudy):
         MAPS,
         Flag(
             "reduce",
-            "norm of the whole difference, or the mean of the norms of its rows",
+            "norm of the difference, or mean norm of its rows",
             "frobenius",
             choices=("frobenius", "row_mean"),
         ),
@@ -54,7 +55,7 @@ class Distance(ModelStudy):
             maps = attention_maps(one.call, options.maps)
             found.setdefault(one.layer, []).append(head_distances(maps, options.reduce).cpu())
         if not found:
-            raise ConfigError("every layer has a single head: there are no pairs to compare")
+            raise ConfigError("every layer has a single head: no pairs to compare")
         pairs = pd.concat(
             [pair_rows(self.numbers[name], name, torch.stack(x)) for name, x in found.items()]
         )
@@ -73,10 +74,10 @@ class Distance(ModelStudy):
 
 
 def attention_maps(call: LayerCall, kind: str) -> Tensor:
-    """Return the maps of a single sequence, (H, N, L): weights, or scores with zeros where masked.
+    """Return the maps of one sequence, (H, N, L): weights, or scores with 0 for masked pairs.
 
     Raises:
-        ConfigError: scores of a variant that has none.
+        ConfigError: the variant has no scores.
     """
     if kind == "probs":
         return call.weights()[0]
@@ -97,7 +98,7 @@ def head_distances(maps: Tensor, reduce: str = "frobenius") -> Tensor:
 
 
 def pair_rows(number: int, name: str, distances: Tensor) -> pd.DataFrame:
-    """Return a row per pair of heads: mean and variance of distances (S, pairs) over sequences."""
+    """Return mean and variance of distances (S, pairs) over sequences, a row per pair of heads."""
     num_pairs = distances.shape[1]
     heads = round((1 + (1 + 8 * num_pairs) ** 0.5) / 2)
     first, second = zip(*combinations(range(heads), 2), strict=True)
@@ -107,7 +108,7 @@ def pair_rows(number: int, name: str, distances: Tensor) -> pd.DataFrame:
 
 
 def layer_summary(found: dict[str, list[Tensor]], numbers: dict[str, int]) -> pd.DataFrame:
-    """Return mean and variance over pairs and sequences of every layer."""
+    """Return mean and variance over pairs and sequences of each layer."""
     rows = []
     for name, parts in found.items():
         values = torch.cat(parts)
@@ -118,7 +119,7 @@ def layer_summary(found: dict[str, list[Tensor]], numbers: dict[str, int]) -> pd
 
 
 def draw(pairs: pd.DataFrame) -> Figure:
-    """Draw the mean distances of heads, a matrix per layer on one colour scale."""
+    """Draw the mean distances of heads, one matrix per layer with a common colour scale."""
     layers = list(dict.fromkeys(pairs["layer"]))
     figure, axes = tiles(len(layers), 6, 2.3, 2.3)
     top = float(pairs["mean"].max())

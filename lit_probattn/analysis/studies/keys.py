@@ -1,10 +1,10 @@
-"""Key weights W_K and the keys of a sequence, as pictures.
+"""Key weights W_K and the keys of a sequence as images.
 
 Source: MGK, ICML 2022, figures 13 (W_K of every head and component, (E, C)) and 14 (keys of the
 first 100 tokens of a random sequence, (100, E), every component). Shifted keys have one W_K and K
-shifts b_r. The CSV file has, per layer, head and component: the Frobenius norm and the effective
-rank of W_K (exponential of the entropy of its normalised squared singular values), the mean norm of
-the keys and their mean distance from those of the first component.
+shifts b_r. The CSV file contains, per layer, head and component: the Frobenius norm and the
+effective rank of W_K (exponential of the entropy of its normalised squared singular values), the
+mean norm of the keys and their mean distance from those of the first component.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
 from lit_probattn.attention.layer import split_heads
 from lit_probattn.base.arguments import Flag
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 
 class Keys(ModelStudy):
@@ -40,7 +41,7 @@ class Keys(ModelStudy):
 
     def _compute(self) -> str:
         options, results = self.options, self.results
-        for _ in self.sequences():  # only the longest counts
+        for _ in self.sequences():  # only the longest is used
             pass
         rows: list[dict[str, Any]] = []
         weights: dict[int, Tensor] = {}
@@ -65,7 +66,7 @@ class Keys(ModelStudy):
 
 
 def key_weights(layer: Attention) -> Tensor:
-    """Return W_K by key head and component, (H_kv, K, E, C); K = 1 where shifts make components."""
+    """Return W_K by key head and component, (H_kv, K, E, C); K = 1 for shifted keys."""
     weight = layer.key_proj.weight.detach()
     # Rows of W_K are the channels of keys.
     heads = layer.layout
@@ -76,13 +77,13 @@ def key_weights(layer: Attention) -> Tensor:
 
 
 def component_keys(call: LayerCall) -> Tensor:
-    """Return the keys that scores see, (H, K, L, E), of a single sequence."""
+    """Return the keys of the scores, (H, K, L, E), of a single sequence."""
     key = call.project()[1]
     return (key if key.dim() == 5 else key[:, :, None])[0]
 
 
 def statistics(weights: Tensor, keys: Tensor) -> list[dict[str, Any]]:
-    """Return a dict per head and component; see the module.
+    """Return the statistics of each head and component; see the module docstring.
 
     Args:
         weights: (H_kv, K or 1, E, C).
@@ -109,7 +110,7 @@ def statistics(weights: Tensor, keys: Tensor) -> list[dict[str, Any]]:
 
 
 def draw(matrices: dict[int, Tensor], max_heads: int, title: str) -> Figure:
-    """Draw matrices (H, K, rows, columns): a row per layer, a column per head and component."""
+    """Draw matrices (H, K, rows, columns), a row per layer and a column per head and component."""
     heads = min(max_heads, max(len(m) for m in matrices.values()))
     parts = max(m.shape[1] for m in matrices.values())
     tall = next(iter(matrices.values())).shape

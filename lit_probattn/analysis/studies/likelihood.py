@@ -1,11 +1,11 @@
-"""Negative log-likelihood of queries under the mixture that a layer's keys make.
+"""Negative log-likelihood of queries under the mixture given by a layer's keys.
 
-Source: MGK, ICML 2022, section 3.4, which does not define it. Reported, with priors
-normalised and L the keys that a query may see:
+Source: MGK, ICML 2022, section 3.4, which does not define it. Reported, with normalised priors and
+L the number of allowed keys of a query:
     kernel_nll   −log( 1/L Σ_j Σ_r π_r exp(−‖q − k_jr‖² / 2σ_r²) )
     density_nll  the same with each Gaussian divided by (2π σ_r²)^(E/2)
-and both divided by the head size E. Means over real queries, heads and samples. Softmax attention
-counts as one Gaussian per key with σ² = √E, MGK's baseline.
+and both divided by the head size E. Values are means over real queries, heads and samples. Softmax
+attention is treated as one Gaussian per key with σ² = √E, MGK's baseline.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.studies.mixtures import log_kernel, mixture
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 _COLUMNS = ("kernel_nll", "density_nll", "kernel_nll_per_dim", "density_nll_per_dim")
 
 
 class Likelihood(ModelStudy):
-    """Likelihoods of queries, means per layer and head."""
+    """Likelihoods of queries, with means per layer and head."""
 
     name, title = "query_likelihood", "Likelihood of queries"
     flags = (*MODEL, *samples(64, 1024))
@@ -67,9 +68,9 @@ class Likelihood(ModelStudy):
 
 @torch.no_grad()
 def query_nll(call: LayerCall) -> dict[str, Tensor]:
-    """Return the negative log-likelihood of every query of a call, by name, (S, H, N) each.
+    """Return the negative log-likelihoods of all queries of a call, by name, (S, H, N) each.
 
-    Queries that may see nothing are NaN.
+    Fully masked queries are NaN.
     """
     parts = mixture(call)
     allowed = call.allowed()
@@ -92,7 +93,7 @@ def layer_means(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw the kernel and density values, a dot per head."""
+    """Draw the kernel and density values, one dot per head."""
     figure, axes = panels(1, 2, 4.0, 3.0)
     for axis, column in zip(axes[0], ("kernel_nll", "density_nll_per_dim"), strict=True):
         for layer, part in table.groupby("layer"):

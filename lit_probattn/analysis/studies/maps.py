@@ -1,8 +1,8 @@
-"""Attention maps of sequences: one picture per layer and head.
+"""Attention maps of sequences, one image per layer and head.
 
-Source: MGK, ICML 2022, figures 2 (left), 6 and 9. The CSV file has, for every layer and head, means
-over real queries: entropy in nats, the largest weight, and the distance between query and attended
-key in positions.
+Source: MGK, ICML 2022, figures 2 (left), 6 and 9. The CSV file contains means over real queries for
+each layer and head: entropy in nats, the largest weight, and the distance between query and
+attended key in positions.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import counted, markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import counted, markdown_table
 
 _PIXELS = 256
-_WORDS = 32  # as many tokens at most are written beside a map
+_WORDS = 32  # largest number of tokens that label a map
 _COLUMNS = ("num_tokens", "entropy_nats", "largest_weight", "mean_distance")
 
 
@@ -42,7 +43,7 @@ class Maps(ModelStudy):
         *samples(8, 1024),
         Flag("layers", "layers to draw, from 1; default: all", type=int, nargs="+"),
         Flag("max_heads", "heads to draw", 8),
-        Flag("padded", "show padding too", False),
+        Flag("padded", "also show padding", False),
         Flag("save_maps", "write the maps to an .npz file", False),
     )
 
@@ -78,7 +79,7 @@ class Maps(ModelStudy):
 
 
 def map_statistics(call: LayerCall, weights: Tensor) -> list[dict[str, float]]:
-    """Return means over the real queries of one sequence, a dict per head of its maps (H, N, L)."""
+    """Return means over the real queries of one sequence with maps (H, N, L), a dict per head."""
     real = call.real[0].cpu()
     kept = weights[:, real].double()
     entropy = -torch.special.xlogy(kept, kept).sum(-1).mean(-1)
@@ -96,9 +97,9 @@ def _check_layers(layers: list[int] | None, count: int) -> None:
 
 
 def draw(maps: dict[int, Tensor], max_heads: int, words: Sequence[str] = ()) -> Figure:
-    """Draw maps (H, N, L) of layers, by their number: a row per layer, a column per head.
+    """Draw maps (H, N, L) by layer number, a row per layer and a column per head.
 
-    A layer's maps share one colour scale; `words` are the tokens at its positions.
+    The maps of a layer share one colour scale; `words` are the tokens of the sequence.
     """
     columns = min(max_heads, max(len(weights) for weights in maps.values()))
     size = 1.9 if columns > 4 else 2.4
@@ -137,7 +138,7 @@ def draw_map(axis: Axes, weights: Tensor, top: float) -> AxesImage:
 
 
 def shrink(weights: Tensor) -> Tensor:
-    """Reduce a map to at most 256 x 256 cells, each the largest of what it covers."""
+    """Reduce a map to at most 256 x 256 cells by maximum pooling."""
     rows, cols = (min(_PIXELS, n) for n in weights.shape)
     pooled: Tensor = torch.nn.functional.adaptive_max_pool2d(weights[None].float(), (rows, cols))
     return pooled[0]

@@ -15,7 +15,7 @@ from lit_probattn.attention.numerics import compute_dtype, repeat_heads, repeat_
 
 @dataclass(frozen=True)
 class Mixture:
-    """Keys of one call as a mixture."""
+    """The keys of a call as a mixture."""
 
     query: Tensor  # (S, H, N, E)
     key: Tensor  # (S, H, K, L, E)
@@ -24,7 +24,7 @@ class Mixture:
 
 
 def mixture(call: LayerCall) -> Mixture:
-    """Read a call of a layer whose core `has_gaussians`, priors normalised over components."""
+    """Return the mixture of a call whose core `has_gaussians`; priors are normalised."""
     heads = call.call()
     num_heads, query = heads.query.shape[1], heads.query.to(compute_dtype(heads.query))
     key, log_prior, variance = call.layer.core.gaussians(heads)

@@ -1,8 +1,8 @@
-"""What a layer learned beside its projections: priors, variances, mixing weights, noise scales.
+"""Learned parameters other than projections: priors, variances, mixing weights, noise scales.
 
-Source: MGK, ICML 2022, table 8 (priors as they enter, clamped, and normalised over components);
-FiSH, NeurIPS 2022, Eq. (8) (mixing weights p_kj and noise scales s_k). A core names what it
-learned in `learned`. Reads the checkpoint only.
+Source: MGK, ICML 2022, table 8 (clamped priors as used, and normalised over components); FiSH,
+NeurIPS 2022, Eq. (8) (mixing weights p_kj and noise scales s_k). A core returns these parameters by
+`learned`. Only the checkpoint is read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from lit_probattn.analysis.options import MODEL
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention.core import ParameterTable
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 _MOST_BARS = 24
 
 
 class Priors(ModelStudy):
-    """Learned quantities, a row per layer, quantity, head and component."""
+    """Learned quantities, with a row per layer, quantity, head and component."""
 
     name, title = "priors", "Learned priors and mixing weights"
     flags = MODEL
@@ -34,8 +35,8 @@ class Priors(ModelStudy):
         table = self.rows()
         if table.empty:
             raise ConfigError(
-                "the attention layers learn nothing beside projections: expected a variant with "
-                "priors, variances, mixing weights or the like"
+                "the attention layers have only projections as parameters: expected a variant with "
+                "priors, variances or mixing weights"
             )
         self.results.table(table)
         learned = {k: v for layer in self.layers.values() for k, v in layer.core.learned().items()}
@@ -70,7 +71,7 @@ class Priors(ModelStudy):
 
 
 def draw(axis: Axes, quantity: ParameterTable, part: pd.DataFrame) -> None:
-    """Draw a quantity: bars per layer and head, or a matrix where they would be too many."""
+    """Draw a quantity as bars per layer and head, or as a matrix if there are too many."""
     groups = part.groupby(["layer", "head"], sort=False)
     components = int(part["component"].max())
     if len(groups) > _MOST_BARS or quantity.is_matrix:

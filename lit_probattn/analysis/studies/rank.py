@@ -1,10 +1,10 @@
 """Rank distribution of attention maps, per layer.
 
-Source: MGK, ICML 2022, figures 2 (right) and 7: maps drawn at random over samples and heads; the
-rank is the number of singular values of at least 1e-6. Maps are computed in float64 from what the
-layers saw, after the softmax and before dropout, and end with the last real token; --padded keeps
-the padding. --full is the paper's protocol: 1000 maps per layer, whole sequences. An interrupted
-study goes on where it stopped.
+Source: MGK, ICML 2022, figures 2 (right) and 7: maps are drawn at random over samples and heads;
+the rank is the number of singular values of at least 1e-6. Maps are computed in float64 from the
+layers' inputs, after the softmax and before dropout, and end with the last real token; --padded
+keeps the padding. --full uses the paper's protocol: 1000 maps per layer, whole sequences. Rerun an
+interrupted study to resume it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from lit_probattn.records.tables import markdown_table
 
 
 class Rank(ModelStudy):
-    """Ranks of random maps, and their means per layer."""
+    """Ranks of random maps, with means per layer."""
 
     name, title = "rank", "Rank distribution of attention maps"
     flags = (
         *MODEL,
         *samples(20, 1024),
         Flag("threshold", "smallest singular value that counts", 1e-6),
-        Flag("padded", "pad to the longest length and keep it", False),
+        Flag("padded", "keep padding to the longest length", False),
         Flag("full", "1000 maps per layer, whole sequences", False),
     )
 
@@ -57,7 +57,7 @@ class Rank(ModelStudy):
         )
 
     def rows(self) -> pd.DataFrame:
-        """Return a row per map: name, layer, sample, part, head, num_tokens and its rank."""
+        """Return a row per map: name, layer, sample, part, head, num_tokens and rank."""
         options, key = self.options, ("layer", "sample", "part")
         flags = ("split", "num_samples", "max_len", "seed", "padded", "threshold")
         store = self.store(key, *flags)

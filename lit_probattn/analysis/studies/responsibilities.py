@@ -1,9 +1,9 @@
-"""Which component of a mixture answers: responsibilities of tokens, usage of components.
+"""Responsibilities of mixture components for tokens, and usage of components.
 
 Source: MGK, ICML 2022, Eq. (8). With γ_ijr the responsibility of component r of key j for query i
 (MGK, and MLK mixed after the feature map), and P_ij the attention weight:
-    query_share u_ir  = Σ_j P_ij γ_ijr             which component query i reads
-    key_share   c_jr  = Σ_i P_ij γ_ijr / Σ_i P_ij  by which component key j is read
+    query_share u_ir  = Σ_j P_ij γ_ijr             share of component r in the attention of query i
+    key_share   c_jr  = Σ_i P_ij γ_ijr / Σ_i P_ij  share of component r in the attention to key j
     usage       U_r   = mean of u_ir over real queries
     entropy of u_i in nats, and the mutual information of key and component for query i:
     I_i = Σ_jr P_ij γ_ijr log(γ_ijr / u_ir).
@@ -27,11 +27,12 @@ from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 
 class Responsibilities(ModelStudy):
-    """Usage of components per layer and head, and shares of the longest sample's tokens."""
+    """Usage of components per layer and head, and shares of the tokens of the longest sample."""
 
     name, title = "responsibilities", "Responsibilities of components"
     flags = (
@@ -73,7 +74,7 @@ class Responsibilities(ModelStudy):
 
 @torch.no_grad()
 def token_shares(call: LayerCall) -> dict[str, Tensor]:
-    """Return the shares of a single sequence, on the CPU; see the module.
+    """Return the shares of a single sequence on the CPU; see the module docstring.
 
     Returns:
         `query_share` (H, K, N), `key_share` (H, K, L), `entropy` and `mutual_information` (H, N),
@@ -99,7 +100,7 @@ def token_shares(call: LayerCall) -> dict[str, Tensor]:
 
 
 def usage_rows(shares: dict[str, Tensor]) -> list[dict[str, Any]]:
-    """Return means over real queries, a dict per head and component."""
+    """Return means over real queries as a dict per head and component."""
     real = shares["real"]
     usage = shares["query_share"][..., real].mean(-1)
     entropy = shares["entropy"][:, real].mean(-1)
@@ -118,13 +119,13 @@ def usage_rows(shares: dict[str, Tensor]) -> list[dict[str, Any]]:
 
 
 def usage_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return means over sequences, a row per layer, head and component."""
+    """Return means over sequences with a row per layer, head and component."""
     columns = ["usage", "entropy", "mutual_information"]
     return rows.groupby(["layer", "head", "component"])[columns].mean().reset_index()
 
 
 def token_rows(shares: dict[str, Tensor], tokens: list[int] | None = None) -> pd.DataFrame:
-    """Return a row per head, component and real position, with the token there."""
+    """Return a row per head, component and real position, with its token."""
     places = shares["real"].nonzero()[:, 0]
     heads, components, _ = shares["query_share"].shape
     index = pd.MultiIndex.from_product(
@@ -141,10 +142,9 @@ def token_rows(shares: dict[str, Tensor], tokens: list[int] | None = None) -> pd
 def draw(
     found: dict[int, Tensor], tokens: int, max_heads: int, words: Sequence[str] = ()
 ) -> Figure:
-    """Draw the component that each query reads (stacked shares), per layer and head.
+    """Draw the shares of components per query as stacked bars, by layer and head.
 
-    `found` are query shares (H, K, N) by number of the layer; `words` are written below the
-    queries.
+    `found` are query shares (H, K, N) by layer number; `words` label the queries.
     """
     heads = min(max_heads, max(shares.shape[0] for shares in found.values()))
     figure, axes = panels(len(found), heads, 3.2, 2.0, sharex=True, sharey=True)

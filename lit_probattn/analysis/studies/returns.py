@@ -1,14 +1,14 @@
-"""Returns of a decision transformer against the returns that it is asked for.
+"""Returns of a decision transformer over its target returns.
 
 The policy of a checkpoint plays episodes in the environment of its data, for several target returns
-and the same seeds. The picture has the mean return of each target with its standard deviation, the
-line on which a return is what was asked for, and the references of the normalised score. The data
-are not needed: a checkpoint knows how its policy sees the environment.
+and the same seeds. The figure shows the mean return of each target with its standard deviation, the
+line return = target, and the references of the normalised score. The data are not needed, since the
+checkpoint stores the interface of its policy to the environment.
 
 With --video, one episode of the largest target is drawn as a GIF file. With --one_by_one, the
-episodes of that target are played twice more by the policy in float64: side by side, and one after
-the other. Their actions are the same but for rounding, and so are their returns while a simulation
-does not enlarge it.
+episodes of that target are played twice more by the policy in float64: in parallel and one at a
+time. Their actions differ only by rounding, and so do their returns unless the simulation amplifies
+it.
 
 Source: Decision Transformer (Chen et al., 2021), figure 4. Scores: D4RL (Fu et al., 2020).
 """
@@ -29,7 +29,8 @@ from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.decision_transformer import DecisionTransformer
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 from lit_probattn.rollouts.environments import (
     Environment,
     check_sizes,
@@ -44,13 +45,13 @@ from lit_probattn.training.checkpoints import load_checkpoint
 
 # Default targets: shares of the way from a random policy's return to the data's larger target.
 _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-# Steps whose actions are compared: later ones may differ, since a simulation enlarges rounding.
+# Number of steps whose actions are compared: a simulation amplifies rounding in later steps.
 _COMPARED_STEPS = 100
 _ACTIONS_DIFFER = "largest difference of actions"
 
 
 class Returns(ModelStudy):
-    """Returns against target returns."""
+    """Returns over target returns."""
 
     name, title = "returns", "Returns against target returns"
     with_data = False
@@ -63,9 +64,9 @@ class Returns(ModelStudy):
             nargs="+",
         ),
         Flag("episodes", "episodes of each target", 10, least=1),
-        Flag("seed", "of the first episode; the next ones follow", 100, least=0),
+        Flag("seed", "seed of the first episode; the others increase", 100, least=0),
         Flag("behaviour", "mean return of the data, drawn as a line", type=float),
-        Flag("one_by_one", "compare episodes side by side with the same one by one", False),
+        Flag("one_by_one", "compare parallel episodes with single ones", False),
         Flag("video", "draw one episode of the largest target as a GIF file", False),
     )
 
@@ -105,7 +106,7 @@ class Returns(ModelStudy):
         kept = load_checkpoint(self.trained.checkpoint).get("evaluation")
         if kept is None or not kept.get("env_name"):
             raise ConfigError(
-                f"{self.trained.checkpoint.name} names no environment: its data had none"
+                f"{self.trained.checkpoint.name} has no environment, since its data had none"
             )
         return EvaluationFacts(**kept)
 
@@ -126,7 +127,7 @@ class Returns(ModelStudy):
     def _episodes(
         self, player: Player, target: float, numbers: Sequence[int], keep_actions: bool = False
     ) -> list[Episode]:
-        """Play numbered episodes of a target side by side."""
+        """Play numbered episodes of a target in parallel."""
         assert self.facts.env_name is not None
         environments: list[Environment] = []
         try:
@@ -141,7 +142,6 @@ class Returns(ModelStudy):
                 environment.close()
 
     def _play(self, target: float) -> list[dict[str, float]]:
-        """Return a row per episode of a target."""
         start = time.monotonic()
         played = self._episodes(self._player(), target, range(self.options.episodes))
         rows = [self._row(episode) for episode in played]
@@ -150,7 +150,7 @@ class Returns(ModelStudy):
         return rows
 
     def _one_by_one(self, target: float) -> str:
-        """Play episodes side by side and one by one; return what to say of it."""
+        """Play episodes in parallel and one by one; return the text of the comparison."""
         player, numbers = self._player(copy.deepcopy(self.policy).double()), self.options.episodes
         together = self._episodes(player, target, range(numbers), keep_actions=True)
         alone = []
@@ -185,7 +185,7 @@ class Returns(ModelStudy):
         }
 
     def _video(self, target: float) -> str:
-        """Write one episode as a GIF file; return what to say of it."""
+        """Write one episode as a GIF file; return its text."""
         assert self.facts.env_name is not None
         film = filmed_environment(self.facts.env_name)
         if isinstance(film, str):
@@ -203,7 +203,7 @@ class Returns(ModelStudy):
 
 
 def compared(together: Episode, alone: Episode) -> dict[str, float]:
-    """Return what is to be compared of one episode that was played in two ways."""
+    """Return the comparison of an episode that was played in parallel and alone."""
     assert together.actions is not None
     assert alone.actions is not None
     count = min(_COMPARED_STEPS, together.length, alone.length)
@@ -237,7 +237,7 @@ def means(rows: pd.DataFrame, facts: EvaluationFacts) -> pd.DataFrame:
 
 
 def findings(table: pd.DataFrame, behaviour: float | None = None) -> str:
-    """Return sentences on how returns follow their targets."""
+    """Return sentences on the relation of returns and targets."""
     best = table.loc[table["return"].idxmax()]
     lines = [
         f"The best mean return is {best['return']:.1f} (score {best['score']:.1f}), for the target "
@@ -266,7 +266,7 @@ def findings(table: pd.DataFrame, behaviour: float | None = None) -> str:
 def draw(
     table: pd.DataFrame, facts: EvaluationFacts, environment: str, behaviour: float | None = None
 ) -> Figure:
-    """Draw mean returns with their deviations against targets, and the references."""
+    """Draw mean returns with deviations over targets, and the references."""
     figure, axes = panels(1, 1, 5.0, 3.6)
     axis = axes[0][0]
     target, mean = table["target"].to_numpy(), table["return"].to_numpy()
@@ -284,7 +284,7 @@ def draw(
     if behaviour is not None:
         axis.axhline(behaviour, color="#b5651d", lw=1.0, label=f"data {behaviour:.0f}")
     bottom, top = axis.get_ylim()
-    axis.set_ylim(bottom, top + 0.45 * (top - bottom))  # room for the legend
+    axis.set_ylim(bottom, top + 0.45 * (top - bottom))  # space for the legend
     label(axis, "target return", "return", environment)
     axis.legend(fontsize=7, frameon=False, loc="upper left", ncol=2)
     return figure

@@ -1,13 +1,13 @@
-"""Spectrum of vectorised attention maps: how many directions the heads of a layer use.
+"""Spectrum of vectorised attention maps: the number of directions that the heads of a layer use.
 
-Source: FiSH, NeurIPS 2022, section 1.2, figure 2, tables 9 and 13. With S sequences,
-vec(A) of n² entries, and no centring:
+Source: FiSH, NeurIPS 2022, section 1.2, figure 2, tables 9 and 13. With S sequences and vec(A) of
+n² entries, not centred:
     C_l = 1 / (S H) Σ_s Σ_h vec(A_sh) vec(A_sh)ᵀ
-Number of components: the smallest r whose largest r eigenvalues make 95 % of their sum; then the
-mean over layers. The picture is of the mean of C_l over layers. Eigenvalues come from the Gram
-matrix of the maps, so there are at most S H of them, and the counts depend on S H.
---full is the paper's protocol: 1000 sequences of 128 positions. Where the maps of all layers do not
-fit into --max_gigabytes, the model sees the sequences several times, for some layers each time.
+The number of components is the smallest r such that the r largest eigenvalues are 95 % of their
+sum, averaged over layers. The figure shows the mean of C_l over layers. Eigenvalues are those of
+the Gram matrix of the maps, so there are at most S H, and the counts depend on S H. --full uses the
+paper's protocol: 1000 sequences of 128 positions. If the maps of all layers exceed --max_gigabytes,
+the model runs on the sequences several times, for a group of layers each time.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import markdown_table
 
 TOP = 50
 SHARE = 0.95
-# Vectors that enter the spectrum of the mean over layers; a Gram matrix of 8000² takes a minute.
+# Number of vectors in the spectrum of the mean over layers; a Gram matrix of 8000² takes a minute.
 _MAX_VECTORS = 8000
 _ROWS = 200
 
 
 class Spectrum(ModelStudy):
-    """Spectra of every layer's maps, and of their mean over layers."""
+    """Spectra of the maps of each layer, and of their mean over layers."""
 
     name, title = "spectrum", "Spectrum of attention maps"
     flags = (
@@ -46,7 +47,7 @@ class Spectrum(ModelStudy):
         *samples(64, 0),
         Flag("length", "positions n of every sequence", 128, least=2),
         Flag("full", "1000 sequences", False),
-        Flag("max_gigabytes", "memory that maps and their spectrum may take", 4.0),
+        Flag("max_gigabytes", "memory limit of maps and their spectrum", 4.0),
         MAPS,
     )
 
@@ -89,7 +90,7 @@ class Spectrum(ModelStudy):
         )
 
     def _maps(self, group: Container[Attention]) -> dict[int, Tensor]:
-        """Return the maps of some layers as vectors, (S H, n²) for each layer's number."""
+        """Return the maps of some layers as vectors, (S H, n²) by layer number."""
         vectors: dict[int, list[Tensor]] = {}
         for one in self.sequences(of=lambda layer: layer in group, min_len=self.options.length):
             maps = attention_maps(one.call, self.options.maps).flatten(1).cpu()
@@ -97,10 +98,10 @@ class Spectrum(ModelStudy):
         return {number: torch.cat(vectors.pop(number)) for number in list(vectors)}
 
     def _groups(self) -> list[list[Attention]]:
-        """Return the layers in groups whose maps fit into memory together.
+        """Return groups of layers whose maps fit into memory together.
 
-        Besides them there must be room for one layer's maps in float64, its Gram matrix and what
-        its eigenvalues take, and for the vectors kept of the layers that are done.
+        The limit also includes the float64 maps of one layer, its Gram matrix and the workspace of
+        its eigenvalues, and the stored vectors of finished layers.
 
         Raises:
             ConfigError: a single layer does not fit.
@@ -116,7 +117,7 @@ class Spectrum(ModelStudy):
             least = min(kept, maps * len(self.layers)) + maps + spectrum_takes
             if least > options.max_gigabytes:
                 raise ConfigError(
-                    f"the maps of one layer and their spectrum would take {least:.2g} GB: lower "
+                    f"the maps of one layer and their spectrum require {least:.2g} GB: reduce "
                     f"--num_samples ({options.num_samples}) or --length ({options.length}), or "
                     f"raise --max_gigabytes ({options.max_gigabytes:g})"
                 )
@@ -129,9 +130,9 @@ class Spectrum(ModelStudy):
 
 
 def spectrum(vectors: Tensor) -> Tensor:
-    """Return the eigenvalues of 1/m Σ v vᵀ for m vectors (m, d), largest first, float64.
+    """Return the eigenvalues of 1/m Σ v vᵀ for m vectors (m, d), in descending order, float64.
 
-    They are those of the m x m Gram matrix, so there are min(m, d) that can differ from zero.
+    They are those of the m x m Gram matrix, so at most min(m, d) are nonzero.
     """
     vectors = vectors.double()
     gram = vectors @ vectors.mT / len(vectors)
@@ -140,21 +141,21 @@ def spectrum(vectors: Tensor) -> Tensor:
 
 
 def mean_spectrum(layers: dict[int, Tensor]) -> tuple[Tensor, int]:
-    """Return the eigenvalues of the mean over layers of their matrices, and the vectors used."""
+    """Return the eigenvalues of the mean matrix over layers, and the number of vectors used."""
     widths = {v.shape[1] for v in layers.values()}
     if len(widths) > 1:
-        raise ConfigError("layers see different numbers of positions: lower --length")
+        raise ConfigError("layers have different numbers of positions: reduce --length")
     stacked = torch.empty(sum(map(len, layers.values())), widths.pop(), dtype=torch.float64)
     for rows, maps in zip(
         stacked.split([len(v) for v in layers.values()]), layers.values(), strict=True
     ):
         rows.copy_(maps).div_(len(maps) ** 0.5)
-    factor = len(stacked) / len(layers)  # undoes the mean over vectors of `spectrum`
+    factor = len(stacked) / len(layers)  # reverses the mean over vectors in `spectrum`
     return spectrum(stacked) * factor, len(stacked)
 
 
 def num_components(eigenvalues: Tensor, share: float = SHARE) -> int:
-    """Return the smallest r such that the r largest eigenvalues make up `share` of the sum."""
+    """Return the smallest r such that the r largest eigenvalues are `share` of the sum."""
     total = eigenvalues.cumsum(0)
     return int((total < share * total[-1]).sum()) + 1
 
@@ -162,7 +163,7 @@ def num_components(eigenvalues: Tensor, share: float = SHARE) -> int:
 def spectrum_rows(spectra: dict[str, Tensor]) -> pd.DataFrame:
     """Return a row per layer and eigenvalue, with its share and the cumulative share.
 
-    All of the first 200 eigenvalues, and every tenth of the others.
+    The first 200 eigenvalues are listed, and every tenth of the others.
     """
     parts = []
     for layer, values in spectra.items():
@@ -175,7 +176,7 @@ def spectrum_rows(spectra: dict[str, Tensor]) -> pd.DataFrame:
 
 
 def draw(spectra: dict[int, Tensor], mean: Tensor) -> Figure:
-    """Draw the top eigenvalues of the mean matrix, its cumulative share, and that of each layer."""
+    """Draw the largest eigenvalues of the mean matrix, and cumulative shares of mean and layers."""
     figure, ((top, total, by_layer),) = panels(1, 3, 3.7, 3.0)
     count = min(TOP, len(mean))
     top.bar(range(1, count + 1), mean[:count].numpy(), color=BLUE)

@@ -1,1 +1,1 @@
-"""Trained translation models side by side: decoding, scores with intervals, report."""
+"""Comparison of trained translation models: decoding, scores with intervals, report."""

@@ -1,4 +1,4 @@
-"""Runs of translation models, opened for the same test set, and what they make of it."""
+"""Runs of translation models on a common test set, and their translations."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from lit_probattn.training.trained import Trained, identity, open_translator
 
 @dataclass(frozen=True)
 class Lines:
-    """Translations of a split, one for each of its pairs.
+    """Translations of a split, one per pair.
 
     Args:
         text: running text.
-        words: the same as the data separate it into words, with blanks between them.
+        words: the text separated into words as in the data, joined by spaces.
     """
 
     text: list[str]
     words: list[str]
 
     def in_form(self, form: BLEUForm) -> list[str]:
-        """Return the lines that a form of BLEU compares."""
+        """Return the lines that are compared by a form of BLEU."""
         return self.text if form == "detokenised" else self.words
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs that every run translates: source, and reference, both in both forms.
+    """The common pairs of all runs: sources and references, both in both forms.
 
     Args:
-        forms: forms of BLEU that compare: all, if every run separates words alike, else that of
+        forms: comparable forms of BLEU: all if the runs separate words equally, otherwise that of
             running text.
     """
 
@@ -61,11 +61,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, opened.
+    """A run that has been opened.
 
     Args:
-        label: what it is called.
-        metrics: its metrics.csv, rows of run, step, metric, value.
+        label: its label.
+        metrics: its metrics.csv, with rows of run, step, metric, value.
     """
 
     label: str
@@ -74,32 +74,32 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """Steps that the run was trained, by its metrics."""
+        """Number of trained steps according to the metrics."""
         return int(self.metrics["step"].max())
 
     @property
     def num_parameters(self) -> int:
-        """Trained numbers of the model."""
+        """Number of parameters of the model."""
         return sum(p.numel() for p in self.trained.task.model.parameters() if p.requires_grad)
 
     @property
     def target_tokens(self) -> int | None:
-        """Target tokens seen up to the checkpoint; None where the data do not count them."""
+        """Number of target tokens up to the checkpoint; None if the data do not count them."""
         count = getattr(self.trained.data, "target_tokens", None)
         return None if count is None else int(count(self.trained.step))
 
     @property
     def search(self) -> dict[str, Any]:
-        """Settings of the beam search, without how many translations are kept."""
+        """Settings of the beam search, without the number of returned translations."""
         return {k: v for k, v in asdict(self.trained.task.beam).items() if k != "n_best"}
 
 
 def open_runs(options: argparse.Namespace) -> list[Run]:
-    """Open the runs of `options.runs`, `[LABEL=]FOLDER` each; a folder may name a checkpoint.
+    """Open the runs of `options.runs`, `[LABEL=]FOLDER` each; FOLDER may be a checkpoint.
 
     Raises:
-        ConfigError: two runs of one label, no metrics.csv, data without text, or a run that is not
-            of translation.
+        ConfigError: a label is duplicate, metrics.csv is missing, the data have no text, or a run
+            is not a translation run.
     """
     runs: list[Run] = []
     for text in options.runs:
@@ -107,24 +107,24 @@ def open_runs(options: argparse.Namespace) -> list[Run]:
         folder = folder_of_checkpoint(find_file(path))
         label = label or name_of(folder)
         if any(run.label == label for run in runs):
-            raise ConfigError(f"--runs: two runs are called {label}; give LABEL=FOLDER")
+            raise ConfigError(f"--runs: duplicate label {label}; use LABEL=FOLDER")
         metrics = read_run(f"{label}={folder}")
         opened = {"checkpoint": path, "config": None}
         trained = open_translator(argparse.Namespace(**{**vars(options), **opened}))
         if not hasattr(trained.data, "source_lines"):
             raise ConfigError(
-                f"{path} was trained on {type(trained.data).__name__}, which does not give the "
-                "lines of its test set: translations are compared on datamodules.Translation"
+                f"{path} was trained on {type(trained.data).__name__}, which does not provide the "
+                "lines of its test set: expected datamodules.Translation"
             )
         runs.append(Run(label, trained, metrics))
     return runs
 
 
 def common_pairs(runs: Sequence[Run], split: str) -> Pairs:
-    """Return the pairs of a split that all runs translate.
+    """Return the pairs of a split, which must be equal in all runs.
 
     Raises:
-        ConfigError: another test set in one of them.
+        ConfigError: the test sets of runs differ.
     """
     data = runs[0].trained.data
     source, reference = data.source_lines(split), data.references(split)
@@ -138,10 +138,10 @@ def common_pairs(runs: Sequence[Run], split: str) -> Pairs:
             together = zip(pairs, ours, strict=False)
             first = next((i for i, (a, b) in enumerate(together) if a != b), None)
             where = f"{len(pairs)} pairs and {len(ours)}"
-            where += f", first different in pair {first + 1}" if first is not None else ""
+            where += f", first difference in pair {first + 1}" if first is not None else ""
             raise ConfigError(
                 f"{run.label} and {runs[0].label} have different {split} splits ({where}): their "
-                "scores do not compare; give runs of the same data"
+                "scores are not comparable; use runs of the same data"
             )
         alike = alike and other.tokenised_references(split) == words
     source_words = list(data.coder.tokenised_lines(source))
@@ -153,8 +153,8 @@ def common_pairs(runs: Sequence[Run], split: str) -> Pairs:
 def decode(run: Run, split: str, folder: Path) -> Lines:
     """Translate a split with the beam search of the run, in float32.
 
-    Translations are kept in `folder`, by run, and serve a later call for the same checkpoint,
-    data and search; an interrupted call goes on where it was.
+    Translations are stored in `folder` by run and reused by later calls for the same checkpoint,
+    data and search; an interrupted call is resumed.
     """
     trained = run.trained
     task = trained.task
@@ -181,7 +181,7 @@ def decode(run: Run, split: str, folder: Path) -> Lines:
 
 
 def _missing(loader: Any, store: RowStore[dict[str, Any]]) -> Iterator[dict[str, Tensor]]:
-    """Yield the real rows of the batches that are not all kept."""
+    """Yield the real rows of batches that are not completely stored."""
     for batch in getattr(loader, "loader", loader):
         names = batch["sample_ids"]
         wanted = [i for i, n in enumerate(names.tolist()) if n >= 0 and not store.has(number=n)]
@@ -191,7 +191,7 @@ def _missing(loader: Any, store: RowStore[dict[str, Any]]) -> Iterator[dict[str,
 
 @torch.inference_mode()
 def _translate(trained: Trained, rows: dict[str, Tensor]) -> dict[int, tuple[str, str]]:
-    """Return text and words of every row by its number."""
+    """Return text and words of the translations by sample id."""
     moved = [rows[name].to(trained.device) for name in ("source", "source_mask", "sample_ids")]
     found = [best[0].tokens for best in trained.task.translate(*moved)]
     made = [(trained.data.detokenise(ids), trained.data.tokenised(ids)) for ids in found]

@@ -1,4 +1,4 @@
-"""What the study of translations tells: findings, tables, pictures, translations to read."""
+"""Report of the study of translations: findings, tables, figures, translations to read."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ _GREY = "0.55"
 
 
 class Row:
-    """The scores of one model, or of copying the source.
+    """The scores of a model, or of copying the source.
 
     Args:
-        name: of the model.
+        name: name of the model.
         lines: its translations.
         pairs: the test set.
-        bootstrap: draws that all rows share.
+        bootstrap: resamples shared by all rows.
 
     Attributes:
-        counts: what BLEU counts in every sentence, by form.
-        bleu: scores with what they were counted on, by form.
+        counts: counts of BLEU per sentence, by form.
+        bleu: scores with their details, by form.
         scored: the same scores with resamples, by form.
-        chrf, chrf_signature: of running text.
-        recall, precision: of changed words, in percent.
-        f1: of changed words, with resamples.
+        chrf, chrf_signature: chrF of running text.
+        recall, precision: recall and precision of changed words, in percent.
+        f1: F1 of changed words, with resamples.
     """
 
     def __init__(self, name: str, lines: Lines, pairs: Pairs, bootstrap: Bootstrap) -> None:
@@ -72,13 +72,13 @@ class Row:
 
 @dataclass
 class Report:
-    """Tables, pictures and text.
+    """Tables, figures and text.
 
     Args:
-        runs: the baseline first.
+        runs: the runs, with the baseline first.
         pairs: the test set.
-        rows: of the runs, in their order.
-        copy: the row that copies the source.
+        rows: rows of the runs, in the same order.
+        copy: the row of copying the source.
     """
 
     runs: Sequence[Run]
@@ -93,7 +93,7 @@ class Report:
 
     @property
     def form(self) -> BLEUForm:
-        """The form of BLEU that findings and pictures are about: the one of the baseline's task."""
+        """The form of BLEU in findings and figures: that of the baseline's task."""
         own: BLEUForm = self.runs[0].trained.task.bleu_form
         return own if own in self.pairs.forms else self.pairs.forms[0]
 
@@ -131,7 +131,7 @@ class Report:
 
     @cached_property
     def lengths(self) -> pd.DataFrame:
-        """BLEU by the length of the source: a row per bucket and model."""
+        """BLEU by length of the source, with a row per bucket and model."""
         sizes = [len(words) for words in words_13a(self.pairs.source.text)]
         return pd.DataFrame(
             [
@@ -146,10 +146,10 @@ class Report:
             ]
         )
 
-    # ---- pictures ------------------------------------------------------------------------------
+    # ---- figures -------------------------------------------------------------------------------
 
     def draw_scores(self) -> Figure:
-        """Draw BLEU and changed words with their intervals, a line per model."""
+        """Draw BLEU and changed words with intervals, one line per model."""
         figure, axes = tiles(2, 2, 4.2, 1.2 + 0.35 * len(self._all_rows), sharey=True)
         sides = (
             (f"BLEU ({self.form})", [row.scored[self.form] for row in self._all_rows]),
@@ -169,7 +169,7 @@ class Report:
         return figure
 
     def draw_lengths(self) -> Figure:
-        """Draw BLEU over the length of the source, a line per model."""
+        """Draw BLEU over the length of the source, one line per model."""
         figure, (axis,) = tiles(1, 1, 6.0, 3.4)
         for place, row in enumerate(self._all_rows):
             part = self.lengths[self.lengths["model"] == row.name]
@@ -332,11 +332,11 @@ class Report:
         return pd.DataFrame(found).dropna(axis=1, how="all")
 
     def reading(self, shown: Sequence[int], remarks: Mapping[int, str]) -> str:
-        """Return sentences with every model's translation and a place for a remark.
+        """Return sentences with the translations of all models, and remarks.
 
         Args:
             shown: numbers of the sentences, from 1.
-            remarks: by these numbers.
+            remarks: remarks by these numbers.
         """
         if not shown:
             return ""

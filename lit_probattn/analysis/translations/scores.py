@@ -1,4 +1,4 @@
-"""Scores of translations: BLEU with intervals by bootstrap, words that copying cannot get right."""
+"""Scores of translations: BLEU with bootstrap intervals, and words changed from the source."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LEVEL = 0.95
 
 
 class Bootstrap:
-    """Test sets drawn from the sentences with replacement: the same ones for every model.
+    """Test sets drawn from the sentences with replacement, common to all models.
 
     Source: Koehn, 2004, paired bootstrap resampling.
 
     Args:
-        num_sentences: of the test set.
-        num_resamples: test sets that are drawn.
-        seed: decides the draws.
+        num_sentences: number of sentences of the test set.
+        num_resamples: number of drawn test sets.
+        seed: seed of the draws.
     """
 
     def __init__(self, num_sentences: int, num_resamples: int, seed: int) -> None:
@@ -33,18 +33,18 @@ class Bootstrap:
         self._times = np.array(rows, dtype=np.float64)
 
     def scores(self, counts: Counts, score: Callable[[Counts], float]) -> npt.NDArray[np.float64]:
-        """Return a score of every drawn test set, (num_resamples,).
+        """Return the score of all drawn test sets, (num_resamples,).
 
         Args:
-            counts: what is summed over sentences, (num_sentences, n).
-            score: turns such a sum, (n,), into the score.
+            counts: counts to be summed over sentences, (num_sentences, n).
+            score: computes the score from the sum, (n,).
         """
         return np.array([score(total) for total in self._times @ counts])
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A score of the whole test set, and the middle 95 % of it over resamples."""
+    """A score of the test set, and its central 95 % over resamples."""
 
     value: float
     low: float
@@ -52,11 +52,11 @@ class Interval:
 
     @property
     def verdict(self) -> int:
-        """1 if the interval is above zero, −1 if below, 0 if zero lies in it."""
+        """1 if the interval is above zero, −1 if below, 0 if it contains zero."""
         return int(self.low > 0) - int(self.high < 0)
 
     def text(self, sign: str = "") -> str:
-        """Return `value [low, high]`; `sign` `+` shows signs."""
+        """Return `value [low, high]`, with signs if `sign` is `+`."""
         parts = (f"{number:{sign}.2f}" for number in (self.value, self.low, self.high))
         return "{} [{}, {}]".format(*parts)
 
@@ -70,7 +70,7 @@ def interval(value: float, resampled: npt.NDArray[np.float64]) -> Interval:
 
 @dataclass(frozen=True)
 class Scored:
-    """A score of one model: of the test set, and of resamples, which other models share."""
+    """A score of one model on the test set and on resamples, which are common to all models."""
 
     value: float
     resampled: npt.NDArray[np.float64]
@@ -81,12 +81,12 @@ class Scored:
         return interval(self.value, self.resampled)
 
     def minus(self, other: Scored) -> Interval:
-        """Return the difference to another model, resample by resample."""
+        """Return the difference to another model, paired by resample."""
         return interval(self.value - other.value, self.resampled - other.resampled)
 
 
 def score(counts: Counts, of: Callable[[Counts], float], bootstrap: Bootstrap) -> Scored:
-    """Return the score of counts, (num_sentences, n), that `of` computes from their sum."""
+    """Return the score that `of` computes from the sum of counts, (num_sentences, n)."""
     return Scored(of(counts.sum(0)), bootstrap.scores(counts, of))
 
 
@@ -96,16 +96,16 @@ def score(counts: Counts, of: Callable[[Counts], float], bootstrap: Bootstrap) -
 def changed_counts(
     sources: Sequence[str], references: Sequence[str], hypotheses: Sequence[str]
 ) -> Counts:
-    """Count the words in which a translation is more than its source, (num_sentences, 3).
+    """Count the words of a translation that are not in its source, (num_sentences, 3).
 
-    Words are those of sacrebleu's tokeniser 13a, as multisets. With S, R and Y the words of
-    source, reference and hypothesis, and A − B, A ∩ B of multisets, the columns are
+    Words are multisets by sacrebleu's tokeniser 13a. With S, R and Y the words of source, reference
+    and hypothesis, and multiset operations A − B and A ∩ B, the columns are
 
-        |(R − S) ∩ (Y − S)|   changed words that are right
+        |(R − S) ∩ (Y − S)|   correct changed words
         |R − S|               changed words of the reference
         |Y − S|               words of the hypothesis that are not in the source
 
-    A copy of the source has Y − S = ∅ and scores 0; the reference itself scores 1 (100 %).
+    A copy of the source has Y − S = ∅ and scores 0; the reference scores 1 (100 %).
 
     Raises:
         ValueError: the numbers of lines differ, or sacrebleu is not installed.
@@ -122,7 +122,7 @@ def changed_counts(
 def changed_scores(total: Counts) -> tuple[float, float, float]:
     """Return recall, precision and F1 of a sum of `changed_counts`, (3,), in percent.
 
-    F1 is 2 · right / (wanted + made). Where there is nothing to divide by, a score is 0.
+    F1 is 2 · correct / (reference + hypothesis). A score with denominator 0 is 0.
     """
     right, wanted, made = total.tolist()
     parts = ((right, wanted), (right, made), (2 * right, wanted + made))
@@ -139,13 +139,13 @@ def changed_f1(total: Counts) -> float:
 
 
 def buckets(lengths: Sequence[int], count: int) -> list[tuple[str, npt.NDArray[np.bool_]]]:
-    """Return groups of sentences of similar length: name and members, the shortest first.
+    """Return groups of sentences of similar length as (name, members), the shortest first.
 
-    Each has about the same number of sentences, and all sentences of a length are in one.
+    Groups have about the same size, and all sentences of a length are in one group.
 
     Args:
-        lengths: words of every sentence.
-        count: groups at most; fewer where there are not so many lengths.
+        lengths: number of words of each sentence.
+        count: largest number of groups; fewer if there are fewer lengths.
     """
     sizes = np.asarray(lengths)
     ends = np.unique(np.quantile(sizes, np.arange(1, count + 1) / count, method="higher"))

@@ -1,23 +1,23 @@
-"""Trained translation models side by side: scores with intervals, curves, translations to read.
+"""Comparison of trained translation models: scores with intervals, curves, translations to read.
 
     lit-probattn analyse translations --runs softmax=runs/translation-softmax/0 \\
         smgk=runs/translation-smgk/0 gfish=runs/translation-gfish/0 --out reports/translations
 
-Runs of one test set; the first is the baseline. A folder means its best checkpoint, or without a
-validation its newest; FOLDER/average-10 is the mean of the ten newest. Each run translates the
-split once, with its own beam search, in float32; the translations are kept below --out, so that a
-second call only counts. Beside the models stands a row that copies the source.
+All runs must have the same test set; the first is the baseline. A folder selects its best
+checkpoint, or its newest one without validation; FOLDER/average-10 is the mean of the ten newest.
+Each run translates the split once with its beam search in float32; the translations are stored in
+--out and reused. A row that copies the source is added for comparison.
 
-BLEU has 95 % intervals of the paired bootstrap over sentences (Koehn, 2004): they say how far the
-test set decides, not how far another seed of the training would.
+BLEU has 95 % intervals by the paired bootstrap over sentences (Koehn, 2004), which cover the
+variation of the test set but not of training seeds.
 
-Changed words are the words of the reference that are not in the source, as multisets of words of
-sacrebleu's tokeniser 13a. Recall is the part of them that a translation has, precision the part of
-its own words beyond the source that are among them, F1 both. A copy of the source scores 0, the
-reference 100.
+Changed words are the words of the reference that are not in the source, as multisets by
+sacrebleu's tokeniser 13a. Recall is the share of them in the translation, precision the share of
+correct words among the translation's words that are not in the source. A copy of the source has F1
+0, the reference 100.
 
---remarks names a CSV file with what a reader says of translations, in columns `sentence`, the
-number of the sentence in the report, and `remark`; the report prints it below the sentence.
+--remarks is a CSV file of a reader's remarks with the columns `sentence`, the number of the
+sentence in the report, and `remark`; the report prints them below the sentences.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lit_probattn.analysis.study import Study
 from lit_probattn.analysis.translations.decoded import common_pairs, decode, open_runs
 from lit_probattn.analysis.translations.report import Report, Row
 from lit_probattn.analysis.translations.scores import Bootstrap
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import DataFlag, Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.tasks.bleu import check_installed
 
@@ -44,9 +44,9 @@ _CURVES = ("val/bleu", "val/loss")
 
 
 class Translations(Study):
-    """One report of several runs of translation."""
+    """Comparison of several translation runs."""
 
-    name, title = "translations", "Translation models side by side"
+    name, title = "translations", "Comparison of translation models"
     flags = (
         Flag(
             "runs",
@@ -55,12 +55,12 @@ class Translations(Study):
             required=True,
             metavar="[LABEL=]FOLDER",
         ),
-        Flag("data", "arguments of the DataModule of every run", [], metavar="KEY=VALUE"),
+        DataFlag(),
         Flag("device", "auto, cpu, cuda, cuda:1 …", "auto"),
         Flag("split", "split of the data", "test", choices=SPLITS),
-        Flag("resamples", "test sets drawn for the intervals", 1000, least=1),
+        Flag("resamples", "resampled test sets for the intervals", 1000, least=1),
         Flag("num_shown", "translations to read", 20, least=0),
-        Flag("seed", "decides the resamples and which translations are shown", 0, least=0),
+        Flag("seed", "seed of the resamples and of the shown translations", 0, least=0),
         Flag("remarks", "CSV file with the columns sentence,remark", type=Path, metavar="FILE"),
         OUT,
     )
@@ -75,8 +75,8 @@ class Translations(Study):
         for number in remarks:
             if number not in shown:
                 raise ConfigError(
-                    f"--remarks {options.remarks}: sentence {number} is not among those shown "
-                    f"({', '.join(map(str, shown))}); keep --seed and --num_shown"
+                    f"--remarks {options.remarks}: sentence {number} is not among the shown "
+                    f"ones ({', '.join(map(str, shown))}); keep --seed and --num_shown"
                 )
         kept = self.results.out / f"{self.name}_decoded"
         made = {run.label: decode(run, options.split, kept) for run in runs}
@@ -99,7 +99,7 @@ class Translations(Study):
 
 
 def drawn(num_sentences: int, count: int, seed: int) -> list[int]:
-    """Return the numbers, from 1, of the sentences to read, in order."""
+    """Return the sorted numbers, from 1, of the sentences to read."""
     generator = np.random.default_rng(seed)
     order = generator.permutation(num_sentences)[:count]
     return sorted((order + 1).tolist())
@@ -109,8 +109,8 @@ def read_remarks(path: Path) -> dict[int, str]:
     """Read remarks by the number of their sentence.
 
     Raises:
-        ConfigError: the file cannot be read, has other columns, or a sentence without a number
-            or with two remarks.
+        ConfigError: the file cannot be read, has other columns, or a sentence has no number or two
+            remarks.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -127,8 +127,8 @@ def read_remarks(path: Path) -> dict[int, str]:
     for row in rows:
         if len(row) != len(_COLUMNS) or not row[0].isdecimal() or int(row[0]) in remarks:
             raise ConfigError(
-                f"--remarks {path}: expected a number of its own and a remark, in quotation marks "
-                f"if it has commas, received {','.join(row)}"
+                f"--remarks {path}: expected a unique number and a remark, quoted if it contains "
+                f"commas, received {','.join(row)}"
             )
         remarks[int(row[0])] = row[1]
     return remarks

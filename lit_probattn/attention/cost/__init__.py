@@ -1,1 +1,1 @@
-"""What variants cost in closed form: one module per paper."""
+"""Costs of variants in closed form, one module per paper."""

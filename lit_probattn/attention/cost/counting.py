@@ -1,7 +1,7 @@
-"""What is said of a layer's cost, the sizes that it depends on, and the papers' counting rule.
+"""The cost of a layer, the sizes that it depends on, and the papers' counting rule.
 
-A product (m x k)(k x n) costs m n (2k − 1), multiplications and additions alike; softmax, masks and
-feature maps cost nothing. The formulas are in a module per paper.
+A product (m x k)(k x n) costs m n (2k − 1), counting multiplications and additions; softmax, masks
+and feature maps cost nothing. The formulas are in one module per paper.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class PairMacs:
     """Multiply-adds of a backend per head, query and key position, forward.
 
     Args:
-        scores: query · key over all components and extra coordinates.
+        scores: query · key over all components and additional coordinates.
         values: weights · value.
-        per_token: per position, beyond what `Cost.macs` has.
-        m_step: per pair in training, beside the output.
+        per_token: per position, in addition to `Cost.macs`.
+        m_step: per pair in training, in addition to the output.
     """
 
     scores: int
@@ -33,7 +33,7 @@ class PairMacs:
 
 @dataclass(frozen=True)
 class CostTerm:
-    """One line between multiply-adds and the paper's operations; all but the totals add up."""
+    """One term between multiply-adds and the paper's operations; all but the totals add up."""
 
     text: str
     operations: int
@@ -47,14 +47,14 @@ class Cost:
     Args:
         paper_flops: multiplications plus additions by the paper's counting rule, for the paper's
             layer (no biases; output projection included).
-        macs: multiply-adds in matrix products of what `Variant.stated_backend` runs.
-        num_parameters: parameters of this layer, biases included.
-        paper_flops_printed: what the paper prints, where it simplifies wrongly.
+        macs: multiply-adds in the matrix products of `Variant.stated_backend`.
+        num_parameters: parameters of this layer, including biases.
+        paper_flops_printed: count as printed in the paper, if its simplification is wrong.
         pair_macs: products per pair of a backend in a dtype. None means that there is no closed
             form.
-        terms: what lies between `macs` and `paper_flops`, if anything is said of it.
-        break_even_head_dim: head size above which the N² term of the scores is below that of MHA.
-            None means that there is none.
+        terms: the difference between `macs` and `paper_flops`, itemised if known.
+        break_even_head_dim: head size above which the N² term of the scores is below the term of
+            MHA. None means that there is none.
     """
 
     paper_flops: int
@@ -68,14 +68,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class Sizes:
-    """A layer and a sequence of self-attention, in the letters of the papers.
+    """A layer and the length of a self-attention sequence, in the letters of the papers.
 
     Args:
         n: positions, N.
         c: width of the queries and of the output, C.
         c_key: width of keys and values.
         heads: number and sizes of the heads.
-        num_parameters: parameters of the layer, biases included.
+        num_parameters: parameters of the layer, including biases.
     """
 
     n: int
@@ -101,7 +101,7 @@ class Sizes:
 
     @property
     def are_plain(self) -> bool:
-        """Whether all heads have one size and keys of their own, as the papers count them."""
+        """Whether all heads have one size and separate keys, as the papers count them."""
         return self.heads.key == self.heads.query and self.e == self.e_v
 
     @property

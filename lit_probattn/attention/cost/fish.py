@@ -1,4 +1,4 @@
-"""Costs by FiSH, NeurIPS 2022, appendix D, and of linear FiSH by its rule.
+"""Costs by FiSH, NeurIPS 2022, appendix D, and of linear FiSH by the same rule.
 
 Operations of a layer, forward, with N tokens, G global and H local heads of size E, width C:
 
@@ -7,12 +7,11 @@ Operations of a layer, forward, with N tokens, G global and H local heads of siz
     values, output     NHE_v(2C−1) + NHE_v(2N−1) + NC(2HE_v−1)
     pair               linear  H(2G−1) + G, the last G for `global` noise; others: `mixing_flops`
 
-so that FiSH, all in all, is N²(2HE + 2GE + 2HG − H) + N(4(H+G)EC − 2(H+G)E − C).
+so that the total for FiSH is N²(2HE + 2GE + 2HG − H) + N(4(H+G)EC − 2(H+G)E − C).
 
 Convention of the paper: multiplications and additions count separately; softmax, scaling, masks and
-drawing random numbers do not count; adding noise costs 1 per global score (its product with s_k
-does not count), and 2 per local score (its product with the mixed deviation c_j does); a ReLU
-costs 1.
+random draws do not count; adding noise costs 1 per global score (its product with s_k does not
+count), and 2 per local score (its product with the mixed deviation c_j counts); a ReLU costs 1.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from lit_probattn.attention.cost.counting import Cost, Sizes, product_flops
 
 
 class Mixing(NamedTuple):
-    """What of a head mixing enters its cost.
+    """Properties of a head mixing that its cost depends on.
 
     Args:
         widths: G, hidden widths, and outputs of the last layer.
         mixer: `linear`, `shared`, `mlp` or `relu_sum`.
-        bias: which layers have biases: `none`, `hidden` or `all`.
+        bias: layers with biases: `none`, `hidden` or `all`.
         noise: kind of noise on the maps.
     """
 
@@ -46,8 +45,8 @@ class Mixing(NamedTuple):
 def fish(sizes: Sizes, mixing: Mixing) -> Cost:
     """Return the cost of FiSH, MiSH or GFiSH: scores by appendix D, values, output projection.
 
-    The size from which it breaks even is given for the mixings whose cost appendix D gives;
-    projections always cost less.
+    The break-even head size is returned for the mixings in appendix D; projections always cost
+    less.
     """
     n, c, e, e_v, h, g = *_letters(sizes), mixing.widths[0]
     per_pair, once = mixing_flops(mixing, h)
@@ -62,9 +61,9 @@ def fish(sizes: Sizes, mixing: Mixing) -> Cost:
 
 
 def mixed_heads(sizes: Sizes, mixing: Mixing) -> Cost:
-    """Return the cost where queries or keys are mixed, which saves nothing of the N² term.
+    """Return the cost of mixing queries or keys, which does not reduce the N² term.
 
-    All is as in MHA but the projection of G heads and their mixing, once per position and entry.
+    Same as MHA, except for the projection of G heads and their mixing, once per position and entry.
     """
     n, c, e, e_v, h = _letters(sizes)
     per_entry, _ = mixing_flops(mixing, h)
@@ -80,7 +79,7 @@ def linear_fish(sizes: Sizes, mixing: Mixing) -> Cost:
     """Return the cost of LFiSH or GLFiSH, the O(N) form without a causal mask.
 
     Multiply-adds: NC(HE + GE + GE_v + HE_v) + NGEE_v + HGEE_v (GLFiSH: its two layers) + NHEE_v +
-    NHE + GHE. The paper gives no formula; `paper_flops` counts these parts by the convention of its
+    NHE + GHE. The paper has no formula; `paper_flops` counts these parts by the convention of its
     appendix D.
     """
     n, c, e, e_v, h = _letters(sizes)
@@ -102,7 +101,6 @@ def linear_fish(sizes: Sizes, mixing: Mixing) -> Cost:
 
 
 def _letters(sizes: Sizes) -> tuple[int, int, int, int, int]:
-    """Return N, C, E, E_v and H."""
     return sizes.n, sizes.c, sizes.e, sizes.e_v, sizes.h
 
 
@@ -110,7 +108,7 @@ def _letters(sizes: Sizes) -> tuple[int, int, int, int, int]:
 
 
 def mixing_flops(mixing: Mixing, num_heads: int) -> tuple[int, int]:
-    """Return operations of noise and mixing: per pair of positions, and once.
+    """Return operations of noise and mixing, per pair of positions and once.
 
     Source: FiSH, NeurIPS 2022, appendix D (linear mixing: H(2G−1) + G for `global` noise); other
     mixers and noise kinds by the same convention.
@@ -145,8 +143,8 @@ def score_flops(
 ) -> int:
     """Return operations up to the local scores (the table of appendix D).
 
-    NL(G(2E−1) + per_pair) + (N + L)GE(2C−1) + once, L = `num_keys` or N. MHA is G = H with nothing
-    to mix.
+    NL(G(2E−1) + per_pair) + (N + L)GE(2C−1) + once, L = `num_keys` or N. MHA is G = H without
+    mixing.
     """
     num_keys = seq_len if num_keys is None else num_keys
     maps = seq_len * num_keys * (num_global_heads * (2 * head_dim - 1) + per_pair)
@@ -163,7 +161,7 @@ def mixed_head_flops(
     per_entry: int,
     num_heads: int,
 ) -> int:
-    """Return operations up to the local scores where queries or keys are mixed.
+    """Return operations up to the local scores if queries or keys are mixed.
 
     N²H(2E−1) + NE·per_entry + N(H_q + H_k)E(2C−1).
     """
@@ -182,9 +180,9 @@ def value_flops(seq_len: int, embed_dim: int, value_dim: int, num_heads: int) ->
 
 
 def mixing_macs(mixing: Mixing) -> int:
-    """Return multiply-adds of the mixing per pair of positions, as the reference runs it.
+    """Return multiply-adds of the mixing per pair of positions in the reference.
 
-    The written form with `global` or no noise takes its first layer twice (positive and negative
+    The written form with `global` or no noise computes its first layer twice (positive and negative
     parts).
     """
     widths = mixing.widths
@@ -201,7 +199,7 @@ def break_even_head_dim(
     bias: str = "all",
     noise: str = "global",
 ) -> float:
-    """Return the head size above which the N² term of FiSH costs less than that of MHA.
+    """Return the head size above which the N² term of FiSH costs less than the N² term of MHA.
 
     Source: FiSH, NeurIPS 2022, from appendix D: FiSH E > HG/(H−G).
 
@@ -209,7 +207,7 @@ def break_even_head_dim(
         num_heads: H.
         num_global_heads: G, less than H.
         mixer: `mlp` has one hidden layer of H.
-        bias: of `mlp`, as released `all`.
+        bias: biases of `mlp`, `all` as released.
         noise: kind of noise.
 
     Raises:

@@ -1,15 +1,15 @@
-"""Costs by MGK, ICML 2022, appendix B, and of linear attention by its rule.
+"""Costs by MGK, ICML 2022, appendix B, and of linear attention by the same rule.
 
-Operations of a layer, forward, of width C, with the H heads of size E of this layer, which stand
-for KH heads of the baseline (so that the output projection is KHE wide there):
+Operations of a layer, forward, of width C, with the H heads of size E of this layer, which replace
+KH heads of the baseline (so that its output projection is KHE wide):
 
     softmax     N²H(4E−1) + NHE(6C + 2HE − 5)
     MGK         N²H(2(K+1)E−1) + NHE(2(K+2)C + 2KHE − (2K+3))
     sMGK        N²H(2(K+1)E−1) + NHE(6C + 2KHE − 4)
 
-The paper prints −(3K+2) where −(2K+3) is right for MGK. It covers heads of one size with keys of
-their own, and the formulas are given for that case. Of linear attention it prints nothing; per
-head, with F features:
+The paper prints −(3K+2) instead of the correct −(2K+3) for MGK. It covers heads of one size with
+separate keys, and the formulas apply to that case. The paper has no formula for linear attention;
+its cost per head, with F features, is
 
     linear      NE(2C−1) + keys + NE_v(2C−1) + FE_v(2N−1) + NE_v(2F−1) + F(N−1) + N(2F−1) + NE_v
     keys        linear  NE(2C−1)
@@ -32,8 +32,8 @@ def softmax_like(sizes: Sizes, more_flops: int = 0) -> Cost:
     """Return the cost of softmax attention, for variants whose products are the same.
 
     Args:
-        sizes: of layer and sequence.
-        more_flops: the variant's operations beyond them.
+        sizes: sizes of layer and sequence.
+        more_flops: additional operations of the variant.
     """
     n, c, h, e = sizes.n, sizes.c, sizes.h, sizes.e
     return Cost(
@@ -47,9 +47,9 @@ def softmax(sizes: Sizes, *, gaussian: bool) -> Cost:
     """Return the cost of softmax attention.
 
     Args:
-        sizes: of layer and sequence.
-        gaussian: whether scores are Gaussian; PyTorch's fused attention gets the key's norm in
-            coordinates of its own.
+        sizes: sizes of layer and sequence.
+        gaussian: whether scores are Gaussian; PyTorch's fused attention then stores the key's norm
+            in additional coordinates.
     """
 
     def pair_macs(backend: str, dtype: torch.dtype) -> PairMacs:
@@ -61,15 +61,15 @@ def softmax(sizes: Sizes, *, gaussian: bool) -> Cost:
 
 
 class Mixture(NamedTuple):
-    """What of a mixture of keys enters its cost.
+    """Properties of a mixture of keys that its cost depends on.
 
     Args:
         num_components: K.
         shifted: one projection of keys, and K shifts (sMGK).
-        shares_product: one product of query and key serves all components.
-        gaussian: scores have the norms of keys.
-        equal_variance: σ² is the same for all components.
-        by_m_step: training sums responsibilities (setting B).
+        shares_product: whether all components share one product of query and key.
+        gaussian: whether scores contain the norms of keys.
+        equal_variance: whether σ² is the same for all components.
+        by_m_step: whether training sums responsibilities (setting B).
     """
 
     num_components: int
@@ -100,15 +100,15 @@ def mixture(sizes: Sizes, kind: Mixture) -> Cost:
 
 
 class Features(NamedTuple):
-    """What of linear attention enters its cost.
+    """Properties of linear attention that its cost depends on.
 
     Args:
         number: F.
-        are_drawn: features are products with random vectors.
-        divides: the output is divided by a sum over keys.
-        num_components: K. None means that keys are no mixtures.
+        are_drawn: whether features are products with random vectors.
+        divides: whether the output is divided by a sum over keys.
+        num_components: K. None means that keys are not mixtures.
         shifted: one projection of keys, and K shifts (sMLK).
-        mixes_keys: keys are mixed before the feature map, not features after it.
+        mixes_keys: whether keys are mixed before the feature map, instead of features after it.
     """
 
     number: int
@@ -122,8 +122,8 @@ class Features(NamedTuple):
 def linear(sizes: Sizes, features: Features) -> Cost:
     """Return the cost of linear attention, MLK or sMLK.
 
-    `macs` are those of the O(N) form without a causal mask, the features' own products included;
-    the reference spends N² H (F + E_v) instead of its N F (E_v + 1)(H + H_kv).
+    `macs` counts the O(N) form without a causal mask, including the products of the features; the
+    reference has N² H (F + E_v) instead of N F (E_v + 1)(H + H_kv).
     """
     n, c, h, e, e_v, f = sizes.n, sizes.c, sizes.h, sizes.e, sizes.e_v, features.number
     kv, keys, k = sizes.heads.key, product_flops(n, sizes.c_key, e), features.num_components
@@ -145,10 +145,10 @@ def linear(sizes: Sizes, features: Features) -> Cost:
 
 
 def _mixture_pairs(sizes: Sizes, kind: Mixture, backend: str, dtype: torch.dtype) -> PairMacs:
-    """K keys, with coordinates that carry prior and norm.
+    """Return the products of K keys, with coordinates for prior and norm.
 
-    Kernels add norms and priors as terms; shifted keys share one product, and meet queries and, for
-    Gaussian scores, keys once instead. Setting B computes the scores again.
+    Kernels add norms and priors as terms. Shifted keys share one product, and have products with
+    queries and, for Gaussian scores, keys per token instead. Setting B recomputes the scores.
     """
     k, e, e_v = kind.num_components, sizes.e, sizes.e_v
     pairs = PairMacs(k * e, e_v)
@@ -162,9 +162,9 @@ def _mixture_pairs(sizes: Sizes, kind: Mixture, backend: str, dtype: torch.dtype
 
 
 def _fused_pairs(size: int, value_dim: int, num_keys: int, backend: str) -> PairMacs:
-    """Return the products of K keys of `size`; PyTorch's kernels pad, and repeat the values.
+    """Return the products of K keys of `size`; PyTorch's kernels pad and repeat the values.
 
-    The padding is that on a CPU.
+    The padding is the CPU's.
     """
     if backend == "sdpa":
         size = max(size, value_dim, LEAST_SIZE)
@@ -173,7 +173,7 @@ def _fused_pairs(size: int, value_dim: int, num_keys: int, backend: str) -> Pair
 
 
 def _num_parts(dtype: torch.dtype) -> int:
-    """Return into how many coordinates a scalar goes: low precision splits it in three."""
+    """Return the number of coordinates of a scalar: low precision splits it into three."""
     return 1 if dtype in (torch.float32, torch.float64) else 3
 
 
@@ -181,7 +181,7 @@ def _num_parts(dtype: torch.dtype) -> int:
 
 
 def _terms(sizes: Sizes, k: int, *, shifted: bool) -> tuple[CostTerm, ...]:
-    """Lead from twice the multiply-adds of a layer without biases to the paper's operations."""
+    """Return the terms from twice the multiply-adds, without biases, to the paper's operations."""
     n, h, e, c = sizes.n, sizes.h, sizes.e, sizes.c
     keys = h * e * (1 if shifted else k)
     inner, width = h * e, h * e * k

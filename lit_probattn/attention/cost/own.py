@@ -1,4 +1,4 @@
-"""What a variant costs that is its hooks alone: they are counted, the rest is softmax's."""
+"""Cost of a variant that is defined by hooks: hooks are counted, the rest is softmax attention."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lit_probattn.attention.cost.mgk import softmax_like
 
 
 def of_scores(sizes: Sizes, layer: Any) -> Cost:
-    """Return the cost of a layer that gives `reference_scores`.
+    """Return the cost of a layer that defines `reference_scores`.
 
-    Products of the hooks are counted. The papers' rule is applied to those of the scores, 2k − 1
-    for every sum of k products; of the other hooks a multiply-add is two operations.
+    Products of the hooks are counted. The papers' rule applies to the products of the scores,
+    2k − 1 for every sum of k products; a multiply-add of the other hooks is two operations.
 
     Args:
-        sizes: of layer and sequence.
+        sizes: sizes of layer and sequence.
         layer: the layer.
     """
     n, h = sizes.n, sizes.h
@@ -38,7 +38,7 @@ def of_scores(sizes: Sizes, layer: Any) -> Cost:
 
 
 def with_gate(cost: Cost, layer: Any, seq_len: int) -> Cost:
-    """Return a cost with the products of the layer's `gate`, two operations a multiply-add."""
+    """Return a cost plus the products of the layer's `gate`, two operations per multiply-add."""
     if "gate" not in layer.hooks():
         return cost
     found = _count(layer, seq_len, _run_gate)
@@ -49,7 +49,7 @@ def with_gate(cost: Cost, layer: Any, seq_len: int) -> Cost:
 def _count(layer: Any, seq_len: int, run: Callable[[Any, int], object]) -> int:
     """Count the multiply-adds of hooks over a sequence, in matrix products.
 
-    Counted at three small lengths, and continued as the polynomial of degree 2 that they are.
+    Counted at three small lengths and extrapolated, because they are a polynomial of degree 2.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -78,7 +78,7 @@ def _run_scores(layer: Any, length: int) -> Tensor:
 
 
 def _run_weights(maps: int, layer: Any, length: int) -> None:
-    """Run what comes after so many maps of scores."""
+    """Run the hooks after this many maps of scores."""
     from lit_probattn.attention.own.derived import Parts
 
     heads = _zeros(layer, 1, layer.layout.query, length, layer.head_dim)

@@ -1,1 +1,1 @@
-"""Engines: attention from scores in normal form, for every variant that lowers to it."""
+"""Engines: attention from scores in normal form, for every variant that has one."""

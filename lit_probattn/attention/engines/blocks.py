@@ -1,15 +1,15 @@
-"""Attention over blocks of queries with O(N · block) memory, for every softmax-like variant.
+"""Attention over blocks of queries with O(N · block) memory, for all softmax-like variants.
 
-A variant gives a function from a block of its inputs to the block's scores; this file turns it into
-attention: masked softmax, dropout and the sum of values, block by block. Nothing of size N x N is
-kept: backward computes each block's scores and weights again,
+A function maps a block of the variant's inputs to the block's scores; this module adds masked
+softmax, dropout and the sum of values, block by block. No N x N tensor is stored: backward
+recomputes the scores and weights of each block,
 
     d_scores = attn_weights ∘ (d_attn_weights - δ)
     δ_i = Σ_j attn_weights[i, j] d_attn_weights[i, j]
 
-where the dropped weights carry their factor in d_attn_weights. A block holds whole rows, so no
-normaliser has to be saved, and δ comes from the very weights that it multiplies: row sums of
-d_scores vanish to rounding, which the gradients of priors and norms depend on.
+where the dropout factor is part of d_attn_weights. A block contains whole rows, so no normaliser is
+saved, and δ is computed from the same weights that it multiplies: row sums of d_scores vanish up to
+rounding, which the gradients of priors and norms require.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from lit_probattn.base.torch_internals import softmax_backward
 from lit_probattn.randomness import AttentionDropout
 
 Axis = Literal["row", "col", "pair", "shared"]
-# Scores that one block may hold. Small enough to stay in the cache of a CPU core, large enough
-# that the work of a block outweighs the cost of calling its operations.
+# Scores per block: small enough for the cache of a CPU core, large enough that the computation of a
+# block outweighs the overhead of its operations.
 BLOCK_SCORES = {"cpu": 1 << 20, "cuda": 1 << 25}
 
 
@@ -43,7 +43,7 @@ ScoreFunction = Callable[..., Tensor]
 
 
 def by_blocks(call: HeadCall, scores: Scores) -> Tensor:
-    """Block by block, gradients of the scores by autograd, O(N · block) memory."""
+    """Attend block by block, with gradients of the scores by autograd and O(N · block) memory."""
     reduce, noise = scores.reduce, scores.noise
     named: dict[str, tuple[Tensor | None, Axis]] = {
         "query": (scores.query * scores.scale, "row"),
@@ -57,7 +57,7 @@ def by_blocks(call: HeadCall, scores: Scores) -> Tensor:
     further = () if function is None else function.tensors
     names = [name for name, (tensor, _) in named.items() if tensor is not None]
     products = scores.key.shape[2]
-    heads = call.value.shape[1]  # of a sum; else the queries', or more local heads of a function
+    heads = call.value.shape[1]  # for a sum; else the queries' heads, or more heads of a function
     heads = heads if reduce == "sum" else max(heads, scores.query.shape[1])
 
     def block_scores(block: Block, *parts: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def by_blocks(call: HeadCall, scores: Scores) -> Tensor:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the blocks have in common besides tensors that need gradients."""
+    """Settings that all blocks share, besides tensors that need gradients."""
 
     score_function: ScoreFunction
     axes: tuple[Axis, ...]
@@ -124,9 +124,9 @@ class _Plan:
         return self.masks.allowed(block.rows, block.cols, scores.device)
 
     def weights(self, scores: Tensor, inputs: Sequence[Tensor], block: Block) -> Tensor:
-        """Return the weights of each row over what it may see; zeros where it sees nothing.
+        """Return the weights of each row over allowed keys; fully masked rows are zero.
 
-        Of a softmax not for autograd: what can be is written in place.
+        The softmax path writes in place and does not support autograd.
         """
         allowed = self.allowed(scores, block)
         if self.normaliser is not None:
@@ -151,7 +151,7 @@ class _Blockwise(torch.autograd.Function):
     def forward(ctx: Any, plan: _Plan, value: Tensor, *inputs: Tensor) -> Tensor:
         blocks = plan.blocks()
         earlier = (len(value), plan.num_heads, blocks[0].rows.start, value.shape[-1])
-        outs = [value.new_empty(earlier)]  # rows of blocks that are not run: mostly none
+        outs = [value.new_empty(earlier)]  # rows of skipped blocks, usually none
         for block in blocks:
             parts = [plan.slices(x, a, block) for x, a in zip(inputs, plan.axes, strict=True)]
             scores = plan.scores(parts, block)
@@ -167,7 +167,7 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        with autocast_off(grad_out):  # as in forward, for callers that leave it on
+        with autocast_off(grad_out):  # as in forward, for callers that leave autocast on
             return _Blockwise._backward(ctx, grad_out)
 
     @staticmethod
@@ -187,7 +187,7 @@ class _Blockwise(torch.autograd.Function):
 
 
 def _zeros_like(tensor: Tensor, axis: Axis) -> Tensor:
-    """Return zeros; those of keys and values lie transposed, as blocks' products give them."""
+    """Return zeros; for keys and values transposed in memory, as the products of blocks are."""
     if axis != "col":
         return torch.zeros_like(tensor)
     return torch.zeros_like(tensor.mT, memory_format=torch.contiguous_format).mT
@@ -223,7 +223,7 @@ def _backward_block(
     keep = plan.keep(weights, block)
     if grad_value is not None:
         dropped = weights if keep is None or plan.dropout is None else weights * keep
-        # Transposed, as few columns of a product are slow: weights.mT @ grad_rows has E_v.
+        # Transposed, because products with few columns are slow: weights.mT @ grad_rows has E_v.
         update = grad_rows.mT @ dropped.reshape(*grouped_rows, num_keys)
         if plan.dropout is not None:
             update *= plan.dropout.scale
@@ -247,7 +247,7 @@ def _add_gradients(
     result: Tensor,
     grad_result: Tensor,
 ) -> None:
-    """Add the gradients of a block's inputs, by autograd through its scores or its weights."""
+    """Add the gradients of a block's inputs, by autograd through its scores or weights."""
     wanted = [p for p, n in zip(parts, needed, strict=True) if n]
     found = iter(torch.autograd.grad(result, wanted, grad_result, allow_unused=True))
     for grad, axis, need in zip(grads, plan.axes, needed, strict=True):
@@ -275,13 +275,13 @@ def blockwise_attention(
         score_function: `score_function(block, *parts)` returns the scores (B, H, n, l) of
             `block` (n rows, l keys) from the inputs sliced to it. Differentiable and pure.
         inputs: tensors that the scores depend on, in the compute dtype.
-        axes: how each input is sliced: `row` along its second last dimension to the block's
-            queries, `col` likewise to its keys, `pair` along the last two, `shared` not at all.
+        axes: slicing of each input: `row` along its second last dimension to the block's queries,
+            `col` to its keys, `pair` along the last two dimensions, `shared` not sliced.
         value: (B, H_kv, L, E).
-        masks: what each query may see; a bias gets its gradient.
-        dropout: drawn again in backward.
-        num_heads: H. None means as many as the first input has.
-        normaliser: what makes weights of scores; None means the softmax.
+        masks: allowed pairs; a bias gets its gradient.
+        dropout: redrawn in backward.
+        num_heads: H. None means the heads of the first input.
+        normaliser: replaces the softmax.
     """
     all_inputs, all_axes = list(inputs), list(axes)
     if masks.bias is not None:
@@ -310,7 +310,7 @@ def blockwise_attention(
 
 
 def _checkpointed(plan: _Plan, value: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-    """Return the same by autograd through blocks that are computed again, for torch.compile."""
+    """Attend with checkpointed blocks and autograd, for torch.compile."""
     outs = []
     for block in plan.blocks():
         parts = [plan.slices(x, a, block) for x, a in zip(inputs, plan.axes, strict=True)]
@@ -333,6 +333,6 @@ def _attend_block(plan: _Plan, block: Block, value: Tensor, *inputs: Tensor) -> 
 
 
 def block_length(row_scores: int, num_queries: int, device: torch.device) -> int:
-    """Return how many queries, each with `row_scores` scores, a block on this device holds."""
+    """Return the number of queries, each with `row_scores` scores, per block on this device."""
     most = device_budget(BLOCK_SCORES, device) // max(1, row_scores)
     return max(1, min(num_queries, most))

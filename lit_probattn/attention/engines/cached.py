@@ -1,7 +1,7 @@
 """Decoding: a few new queries attend to a cache part by part, by the normal form of each part.
 
-Outputs of parts are merged exactly. The terms β of cached keys are stored beside them when they are
-first read, so that a step computes those of new tokens alone.
+Outputs of parts are merged exactly. The terms β of cached keys are stored in the cache when they
+are first read, so that a step computes only the terms of new tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEP_QUERIES = 16
 
 
 def reads_parts(call: HeadCall, variant: Variant) -> bool:
-    """Whether parts of a call's cache can be read one by one and merged, and the call is short."""
+    """Whether a call is short and parts of its cache can be read one by one and merged."""
     return (
         isinstance(call.cache, KVCache)
         and call.query.shape[2] <= STEP_QUERIES
@@ -36,7 +36,7 @@ def reads_parts(call: HeadCall, variant: Variant) -> bool:
 
 
 def by_parts(call: HeadCall, variant: Variant) -> Tensor:
-    """Attend to all cached keys, the new tokens included; (B, H, N, E_v), in at least float32."""
+    """Attend to all cached keys, including the new tokens; (B, H, N, E_v), at least float32."""
     assert isinstance(call.cache, KVCache)
     dtype, masks, cache = compute_dtype(call.query), call.masks, call.cache
     outputs, normalisers, parts = [], [], cache.parts()
@@ -44,7 +44,7 @@ def by_parts(call: HeadCall, variant: Variant) -> Tensor:
         scores = part_scores(call, variant, cols)
         value = cache.part(cols)[1].to(dtype)
         allowed = masks.allowed(masks.all_rows, cols, scores.device)
-        if len(parts) == 1 and not variant.row_eps:  # nothing to merge with
+        if len(parts) == 1 and not variant.row_eps:  # nothing to merge
             plain = allowed is None and masks.bias is None
             weights = scores.softmax(-1) if plain else masked_softmax(scores, allowed)
             return grouped_values(weights, value)
@@ -58,14 +58,14 @@ def by_parts(call: HeadCall, variant: Variant) -> Tensor:
 
 
 def part_scores(call: HeadCall, variant: Variant, cols: range) -> Tensor:
-    """Return scores and bias of all queries and a part of the cache, (B, H, N, len(cols)).
+    """Return scores plus bias of all queries and a part of the cache, (B, H, N, len(cols)).
 
-    They are those of the equation up to what is constant in a row, the same for all parts. Terms of
-    keys that have none yet are stored; parts are read in their order.
+    They equal the scores of the equation up to a constant per row that all parts share. Missing
+    terms of keys are stored; parts must be read in order.
 
     Args:
-        call: whose keys and values are those of its cache.
-        variant: with a normal form.
+        call: a call with the keys and values of its cache.
+        variant: a variant with a normal form.
         cols: positions of the part.
     """
     cache, rows = call.cache, call.masks.all_rows
@@ -76,7 +76,7 @@ def part_scores(call: HeadCall, variant: Variant, cols: range) -> Tensor:
     part = replace(call, query=query, key=key, value=value, first_key=cols.start, num_terms=known)
     scores = variant.lower(part)
     if scores.col is not None:
-        if known < len(cols):  # a variant may return those of all keys
+        if known < len(cols):  # a variant may return the terms of all keys
             cache.append_terms(scores.col[..., known - len(cols) :])
         scores = replace(scores, col=cache.part(cols)[2])
     heads = max(call.query.shape[1], call.value.shape[1])
@@ -87,7 +87,7 @@ def part_scores(call: HeadCall, variant: Variant, cols: range) -> Tensor:
 def partial_attention(
     scores: Tensor, value: Tensor, allowed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend to l of the keys; also return the logarithm of each row's sum of exponentials.
+    """Attend to l of the keys; also return the log of each row's sum of exponentials.
 
     Args:
         scores: (B, H, N, l).
@@ -95,7 +95,7 @@ def partial_attention(
         allowed: bool, broadcastable to `scores`. None means all.
 
     Returns:
-        (B, H, N, E_v) and (B, H, N, 1); zeros and -inf in rows that see nothing.
+        (B, H, N, E_v) and (B, H, N, 1); zeros and -inf in fully masked rows.
     """
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
@@ -110,10 +110,10 @@ def partial_attention(
 def merge_partials(
     outputs: Sequence[Tensor], normalisers: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Merge the results of `partial_attention`: exact for every softmax over all keys.
+    """Merge the results of `partial_attention`; exact for every softmax over all keys.
 
     L = logsumexp_s L_s,  o = Σ_s exp(L_s − L) o_s, for outputs o_s and logarithms L_s of the sums
-    of exponentials; zeros and -inf for rows that see nothing in any part.
+    of exponentials; zeros and -inf for rows that are fully masked in all parts.
     """
     if len(outputs) == 1:
         return outputs[0], normalisers[0]

@@ -1,4 +1,4 @@
-"""Packed documents, computed as ordinary calls of groups of like lengths."""
+"""Packed documents, computed as ordinary calls on groups of similar lengths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_probattn.base.torch_internals import outside_graphs
 
 
 def call_of(group: Group, call: HeadCall, key_mask: Tensor | None) -> HeadCall:
-    """Return the call of a group's documents, one in a row, with the draws each has alone."""
+    """Return the call of a group, one document per row, with each document's own draws."""
     packing, dropout = call.packing, call.dropout
     assert packing is not None
     if dropout is not None:
@@ -52,12 +52,12 @@ def attend_to_documents(
     """Compute a packed call group by group; (B, H, N, E_v).
 
     Args:
-        compute: what computes a call without packing.
+        compute: computes a call without packing.
         call: the packed call.
         num_heads: H of the output.
-        pads: whether documents of unlike lengths may be padded to one.
-        has_scores: whether a causal mask alone keeps padding behind a document from its queries;
-            a mask of keys costs engines their causal path.
+        pads: whether documents of different lengths may be padded to one length.
+        has_scores: whether a causal mask alone excludes padding after a document; a key mask would
+            disable the causal path of engines.
     """
     packing, masks = call.packing, call.masks
     assert packing is not None
@@ -74,10 +74,10 @@ def attend_to_documents(
 def weights_of_documents(
     weights: Callable[[HeadCall], Tensor], call: HeadCall, num_heads: int
 ) -> Tensor:
-    """Return the maps (B, H, N, L) of a packed call: zero between documents.
+    """Return the attention weights (B, H, N, L) of a packed call, zero between documents.
 
     Args:
-        weights: what returns the maps of a call without packing.
+        weights: returns the attention weights of a call without packing.
         call: the packed call.
         num_heads: H.
 

@@ -2,8 +2,8 @@
 
     score(i, (j, r)) = c_r q_i · k_jr + a_ir + β_jr
 
-is a function of the product inside its kernel, so that no term needs a coordinate. It costs as many
-products with values as with keys. On a CPU it has no backward, and is not fused.
+is computed from the product inside its kernel, so no term needs an additional coordinate. The
+products with values are repeated for each component. On a CPU it has no backward, and is not fused.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def _compiled(*sizes: int) -> Callable[..., Tensor]:
     """Return FlexAttention compiled for calls of one size.
 
-    One function for all would reach the compiler's limit of recompilations after some sizes, from
-    which on it runs without being fused.
+    A single compiled function would reach the limit of recompilations after some sizes, and then
+    run unfused.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -39,7 +39,7 @@ def _compiled(*sizes: int) -> Callable[..., Tensor]:
 
 
 def by_flex(call: HeadCall, scores: Scores) -> Tensor:
-    """Attend by FlexAttention, (B, H, N, E_v); sums of components, and of maps without noise."""
+    """Attend by FlexAttention, (B, H, N, E_v): sums of components, and of maps without noise."""
     from torch.nn.attention.flex_attention import flex_attention
 
     value, scale = call.value, scores.scale
@@ -71,7 +71,7 @@ def by_flex(call: HeadCall, scores: Scores) -> Tensor:
 
     flat = key.transpose(2, 3).flatten(2, 3)
     values = value.repeat_interleave(components, 2)
-    if not torch.is_grad_enabled():  # on a CPU it looks at the tensors, not at the mode
+    if not torch.is_grad_enabled():  # on a CPU it checks the tensors, not the mode
         query, flat, values = query.detach(), flat.detach(), values.detach()
     sizes = (*query.shape, *key.shape[1:], value.shape[-1])
     run: Any = _compiled(*sizes) if query.device.type == "cuda" else flex_attention
@@ -83,7 +83,6 @@ def by_flex(call: HeadCall, scores: Scores) -> Tensor:
 def _block_mask(
     masks: Masks, batch: int, heads: int, components: int, device: torch.device
 ) -> BlockMask | None:
-    """Return which pairs a query may see, or None where it sees all."""
     if not masks.has_pair_mask:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
@@ -104,5 +103,5 @@ def _block_mask(
 
 
 def missing_gpu(call: HeadCall, variant: Any) -> str | None:
-    """Return why FlexAttention cannot serve here: elsewhere it has no backward and is not fused."""
+    """Return why FlexAttention is unsupported: off CUDA it has no backward and is not fused."""
     return None if call.device == "cuda" else f"cannot run on {call.device}: it is for CUDA"

@@ -13,16 +13,16 @@ from lit_probattn.attention.variant import MapFunction, Scores, Variant
 from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
 
-# Widest value head of our kernels: values of heads that share a map are split to fit.
+# Widest value head of these kernels: wider values of heads that share a map are split.
 WIDEST_IN_KERNEL = 128
 
 
 def by_kernels(call: HeadCall, scores: Scores) -> Tensor:
-    """Fused, forward and backward, O(N) memory.
+    """Fused attention, forward and backward, O(N) memory.
 
     Raises:
-        NotImplementedError: heads share their maps, and a bias that needs a gradient is broadcast
-            over queries or keys.
+        NotImplementedError: heads share their maps, and a bias that requires a gradient is
+            broadcast over queries or keys.
     """
     if scores.shares_maps:
         return _by_map_kernels(call, scores)
@@ -55,9 +55,9 @@ def lower_points(
     gaussian: bool = True,
     equal: bool = False,
 ) -> Scores:
-    """Return the normal form of mixtures of Gaussian keys, by two launches with its backward.
+    """Return the normal form of mixtures of Gaussian keys, in two kernel launches with backward.
 
-    As operations of PyTorch it is a dozen or more. The sum over components is soft.
+    Operations of PyTorch would need a dozen or more. The sum over components is soft.
 
     Args:
         query: (B, H, N, E).
@@ -66,7 +66,7 @@ def lower_points(
         offset: log-prior and normalising terms, (H_key, K, 1 or L). None means 0.
         shift: b_r, (H_key, K, E). None means K keys per position.
         gaussian: −τ_r ‖query − key − b_r‖² / 2; otherwise τ_r query · (key + b_r).
-        equal: τ is known to be the same for all components of a head.
+        equal: whether τ is known to be the same for all components of a head.
     """
     from lit_probattn.kernels.dense.lowering import lower_points as fused
 
@@ -84,7 +84,7 @@ def lower_points(
 
 
 def _by_map_kernels(call: HeadCall, scores: Scores) -> Tensor:
-    """The same where heads mix maps; weights and noise scales are float32 in the kernels."""
+    """Attend if heads mix maps; mixing weights and noise scales are float32 in the kernels."""
     from lit_probattn.kernels.fish.operators import fish_attention
 
     bias, pairs = call.masks.bias, (call.masks.num_queries, call.masks.num_keys)
@@ -102,7 +102,7 @@ def _by_map_kernels(call: HeadCall, scores: Scores) -> Tensor:
     first = scores.coef if layers is None else layers.first
     assert first is not None
     scale = None if noise is None else noise.scale
-    if len(first) == 1:  # all heads alike
+    if len(first) == 1:  # all heads are equal
         first = first.expand(heads, -1)
         if scale is not None and noise is not None and noise.per_head:
             scale = scale.expand(heads)
@@ -121,14 +121,14 @@ def _by_map_kernels(call: HeadCall, scores: Scores) -> Tensor:
 
 
 def kernel_refusal(call: HeadCall, variant: Variant, query_size: int = 0) -> str | None:
-    """Return why the variant's fused kernels cannot serve a call ("cannot …"), or None if they can.
+    """Return why the variant's fused kernels do not support a call ("cannot …"), or None.
 
     The family's self-test runs at the first call on a GPU with this dtype and these head sizes.
 
     Args:
         call: the call.
         variant: the variant, whose `kernel` is the family.
-        query_size: size of a query head in the kernel. 0 means that of the call.
+        query_size: size of a query head in the kernel. 0 means the size in the call.
     """
     sizes = (query_size or call.query.shape[-1], call.value.shape[-1])
     return _refusal(variant.kernel, call.device, call.query.dtype, sizes)
@@ -148,7 +148,7 @@ def _refusal(
 
 
 def pair_arguments(call: HeadCall) -> dict[str, Any]:
-    """Return masks, bias and dropout as the kernels take them."""
+    """Return masks, bias and dropout as arguments of the kernels."""
     masks, dropout = call.masks, call.dropout
     draw = None if dropout is None else draw_words(dropout.key, STREAM_DROPOUT, call.query)
     return {
@@ -162,5 +162,5 @@ def pair_arguments(call: HeadCall) -> dict[str, Any]:
 
 
 def draw_words(key: RandomKey, stream: int, like: Tensor) -> Tensor:
-    """Return what a kernel draws a stream of a batch from, (2 + B,) int64, where `like` is."""
+    """Return the words from which a kernel draws a stream of a batch, (2 + B,) int64."""
     return philox_words(key, stream, like.shape[0], like.device)

@@ -1,9 +1,9 @@
-"""Loops over blocks of positions: their ranges, their sizes by device, and recurrences over them.
+"""Loops over blocks of positions: ranges, sizes by device, and recurrences.
 
-Whoever loops by these functions does not ask whether memory is being predicted; they do. A
-prediction runs the last three blocks, which set the peak: no block holds more than the last,
-because a causal mask shows it the most keys, or a whole one comes before a smaller last one; and a
-block is computed while the one before it is still held.
+Callers of these functions need not check whether memory is being predicted. A prediction runs only
+the last three blocks, which set the peak: no block needs more memory than the last one (a causal
+mask allows it the most keys) or the whole block before a smaller last one; and a block is computed
+while the previous one is still in memory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _Block = TypeVar("_Block")
 
 
 def device_budget(budgets: Mapping[str, int], device: torch.device) -> int:
-    """Return the entry of a device: that of `cpu`, or that of `cuda` for all others."""
+    """Return the entry of a device: `cpu`, or `cuda` for all others."""
     return budgets["cpu" if device_type(device) == "cpu" else "cuda"]
 
 
 def block_ranges(length: int, step: int) -> list[range]:
-    """Return the blocks of `step` positions that a loop goes over; the last may be shorter.
+    """Return the blocks of `step` positions that a loop runs; the last may be shorter.
 
-    All of them, in order, but in a prediction those that set the peak: the first is then not at 0.
+    While predicting memory, only the blocks that set the peak, so the first may not start at 0.
 
     Args:
         length: number of positions.
@@ -42,9 +42,9 @@ def _run(blocks: list[_Block]) -> list[_Block]:
 
 
 def num_iterations(most: int, tensor: Tensor) -> int:
-    """Return how many of `most` equal iterations over a tensor to run: all, or 3 for its shapes.
+    """Return how many of `most` equal iterations over a tensor to run: all, or 3 for shapes only.
 
-    Each holds what the third holds.
+    Each iteration needs as much memory as the third.
     """
     return min(most, 3) if only_shapes(tensor) else most
 
@@ -58,13 +58,13 @@ def scan_chunks(
     """Run a recurrence over chunks of positions, each computed again in backward.
 
     Args:
-        step: (state, *inputs of a chunk) -> output of its positions (B, H, n, E), state after it.
-        state: before the first position.
-        inputs: of all positions, (B, H, N, …).
+        step: (state, *inputs of a chunk) -> output of its positions (B, H, n, E), next state.
+        state: state before the first position.
+        inputs: inputs of all positions, (B, H, N, …).
         length: positions of a chunk.
 
     Returns:
-        outputs that give (B, H, N, E) along the positions, and the state after the last.
+        Outputs whose concatenation is (B, H, N, E), and the state after the last position.
     """
 
     def run(state: Tensor, _held: Tensor | None, *chunk: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,12 +73,12 @@ def scan_chunks(
     num_positions = inputs[0].shape[2]
     saves = torch.is_grad_enabled() and num_positions > length
     chunks = list(zip(*(x.split(length, 2) for x in inputs), strict=True)) if num_positions else []
-    # Most is held when backward begins if a chunk's state outweighs the gradients of its inputs.
+    # The peak is at the start of backward if a chunk's state outweighs its inputs' gradients.
     outweighs = not saves or state.numel() >= sum(x.numel() for x in chunks[0])
     made = _run(chunks) if outweighs else chunks
     skipped = len(chunks) - len(made)
     outputs: list[Tensor] = []
-    # Of chunks that a prediction skips, what they leave: outputs, and states saved for backward.
+    # Tensors that skipped chunks of a prediction leave: outputs, and states saved for backward.
     held = state.new_empty(skipped, *state.shape) if skipped and saves else None
     for chunk in made:
         given: tuple[Any, ...] = (state, held, *chunk)

@@ -1,4 +1,4 @@
-"""Attention by the C library of the CPU: tiles that stay in its cache, `kernels/cpu/tiles.c`."""
+"""Attention by the C library for CPUs: tiles that fit in its cache, `kernels/cpu/tiles.c`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_probattn.attention.variant import Layers, MapFunction, Scores, Variant
 from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT
 
-# Whose scores a tile holds at a time, of functions of maps and of noise per head; as in tiles.c.
+# Most heads whose scores a tile holds, for functions of maps and noise per head; as in tiles.c.
 MOST_HEADS = 16
 
 
@@ -62,7 +62,7 @@ def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
 
 
 def _layers(scores: Scores, num_heads: int) -> Layers | None:
-    """Return what tiles mix through units: two layers, or one whose units have noise.
+    """Return the mixing of tiles through units: two layers, or one whose units have noise.
 
     Each of these units is a head: weights and a scale that all heads share are repeated.
     """
@@ -76,10 +76,10 @@ def _layers(scores: Scores, num_heads: int) -> Layers | None:
 
 
 def must_convert(call: HeadCall) -> bool:
-    """Whether heads go to the library in the dtype of scores: all but bfloat16 that it multiplies.
+    """Whether heads are converted to the dtype of scores: all but bfloat16 with hardware products.
 
-    Heads in bfloat16 keep scores, sums, terms and the mixing of maps in float32. Weights, and the
-    gradients of maps, are rounded once for the products behind them, as PyTorch's kernel does.
+    Heads in bfloat16 keep scores, sums, terms and the mixing of maps in float32. Weights and the
+    gradients of maps are rounded once before their products, as in PyTorch's kernel.
     """
     same = call.query.dtype == call.key.dtype == call.value.dtype == torch.bfloat16
     return not (same and _multiplies_low())
@@ -94,14 +94,14 @@ def _multiplies_low() -> bool:
 
 @constant_in_graphs
 def _draws_noise() -> bool:
-    """Whether tiles draw the noise that torch draws on this machine; they do so in float32."""
+    """Whether tiles draw the same noise as torch on this machine, in float32."""
     from lit_probattn.kernels.cpu import selftest
 
     return selftest.can_draw_noise()
 
 
 def missing_library(call: HeadCall, variant: Variant) -> str | None:
-    """Return why the library cannot serve here: no CPU, no compiler, or what tiles do not hold."""
+    """Return why the library does not support a call: device, compiler, or limits of tiles."""
     refusal = native_refusal(call.device)
     if refusal is not None:
         return refusal
@@ -113,7 +113,7 @@ def missing_library(call: HeadCall, variant: Variant) -> str | None:
         return f"cannot add noise to maps before a function of them ({drawn})"
     per_head = "function" in needs or "head noise" in needs
     if per_head and call.value.shape[1] > MOST_HEADS:
-        return f"cannot hold the scores of {call.value.shape[1]} heads: at most {MOST_HEADS}"
+        return f"supports at most {MOST_HEADS} heads here, received {call.value.shape[1]}"
     if drawn is None:
         return None
     dtype = compute_dtype(call.query)
@@ -126,7 +126,7 @@ def missing_library(call: HeadCall, variant: Variant) -> str | None:
 
 @constant_in_graphs
 def native_refusal(device: str) -> str | None:
-    """Return why the C library cannot serve tensors on a device ("cannot …"), or None if it can."""
+    """Return why the C library does not support a device ("cannot …"), or None."""
     if device != "cpu":
         return f"cannot run on {device}: it is for the CPU"
     from lit_probattn.kernels.cpu.selftest import refusal

@@ -1,8 +1,8 @@
-"""PyTorch's fused attention with our mask convention, with several keys per position.
+"""PyTorch's fused attention with this package's masks and several keys per position.
 
-The exact reductions of a variant to softmax attention over `keys_per_position` · L keys end here.
-Keys are interleaved (position major), so what a causal block may see is a prefix of them and the
-largest mask ever made is one block of queries by the keys, never N x (keys_per_position · N).
+It computes the exact reductions of variants to softmax attention over `keys_per_position` · L keys.
+Keys are interleaved (position major), so a causal block may attend to a prefix of them, and the
+largest mask is one block of queries by the keys, never N x (keys_per_position · N).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from lit_probattn.base.graphs import (
     written,
 )
 
-# Attends from some of the queries to the keys up to a number: (rows, cols, mask, is_causal); with
-# no keys there is nothing to see.
+# Attends from some queries to the first keys: (rows, cols, mask, is_causal); with cols = 0, the
+# rows are fully masked.
 _Attend = Callable[[Tensor, int, Tensor | None, bool], Tensor]
 
-# Queries per call where masks have to be built block by block.
+# Queries per call if masks are built block by block.
 _BLOCK_ROWS = 256
-# Head size below which PyTorch's kernel for the CPU slows down.
+# Head size below which PyTorch's CPU kernel is slower.
 LEAST_SIZE = 16
 
 
 def by_sdpa(call: HeadCall, scores: Scores) -> Tensor:
-    """One softmax over K·L keys, by PyTorch's fused attention.
+    """Attend by one softmax over K·L keys, with PyTorch's fused attention.
 
     Exact for the sum over components: Σ_r exp(t_ijr) v_j is a sum over the pairs (j, r), each with
-    its own key and the value of its position.
+    a separate key and the value of its position.
     """
     query, key = scores.as_dots()
     components, value = key.shape[2], call.value
@@ -63,23 +63,23 @@ def fused_attention(
     scale: float,
     keys_per_position: int = 1,
 ) -> Tensor:
-    """Attend by `scaled_dot_product_attention`, (B, H, N, E_v); rows that see nothing give zeros.
+    """Attend by `scaled_dot_product_attention`, (B, H, N, E_v); fully masked rows give zeros.
 
     Args:
         query: (B, H, N, E), or (B, 1, N, E) for all heads.
         key: (B, H_kv or 1, L · keys_per_position, E), position major.
         value: (B, H_kv, L · keys_per_position, E_v).
-        masks: over the L positions; every key of a position shares its mask and bias.
+        masks: over the L positions; all keys of a position share its mask and bias.
         scale: factor on query·key.
         keys_per_position: K.
     """
     value_dim = value.shape[-1]
-    # Both sizes alike: otherwise PyTorch's CPU path silently materialises the scores.
+    # Equal sizes: otherwise PyTorch's CPU path silently materialises the scores.
     size = _kernel_size(max(query.shape[-1], value_dim), query.device)
     query, key, value = (_pad_to(x, size) for x in (query, key, value))
     if query.shape[1] != key.shape[1] and query.device.type == "cuda" and masks.has_pair_mask:
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-    if value.shape[1] > 1:  # what all heads share
+    if value.shape[1] > 1:  # expand tensors that all heads share
         query, key = (
             x.expand(-1, value.shape[1], -1, -1) if x.shape[1] == 1 else x for x in (query, key)
         )
@@ -95,7 +95,7 @@ def fused_attention(
             attn_mask=mask,
             is_causal=is_causal,
             scale=scale,
-            enable_gqa=bool(grouped),  # tracing makes sizes tensors
+            enable_gqa=bool(grouped),  # tracing turns sizes into tensors
         )
 
     out = _masked(attend, query, masks, keys_per_position)
@@ -105,7 +105,7 @@ def fused_attention(
 
 
 def _masked(attend: _Attend, query: Tensor, masks: Masks, keys_per_position: int) -> Tensor:
-    """Attend with masks that PyTorch's kernels take, in blocks of queries where it needs them."""
+    """Attend with masks that PyTorch's kernels support, in blocks of queries if necessary."""
     num_queries, num_keys = masks.num_queries, masks.num_keys
     plain = masks.bias is None and masks.attn_mask is None and masks.key_mask is None
     if plain and not masks.is_causal:
@@ -126,14 +126,14 @@ def _masked(attend: _Attend, query: Tensor, masks: Masks, keys_per_position: int
             mask = None
         elif shared is None:
             mask = _block_mask(masks, rows, query, keys_per_position)
-        else:  # its last rows, and its last columns
+        else:  # its last rows and last columns
             mask = shared[-len(rows) :, (num_keys - cols) * keys_per_position :]
         parts.append(attend(block, cols, mask, False))
     return torch.cat(parts, -2)
 
 
 def _block_mask(masks: Masks, rows: range, query: Tensor, keys_per_position: int) -> Tensor | None:
-    """Return what `scaled_dot_product_attention` takes for these rows: bool, or the masked bias."""
+    """Return the mask of these rows for `scaled_dot_product_attention`: bool, or masked bias."""
     cols = masks.visible_keys(rows)
     mask = masks.allowed(rows, cols, query.device)
     bias = masks.bias_block(rows, cols)
@@ -147,13 +147,13 @@ def _block_mask(masks: Masks, rows: range, query: Tensor, keys_per_position: int
 
 
 def _causal_mask(masks: Masks, query: Tensor, keys_per_position: int) -> Tensor | None:
-    """Return what all blocks of rows take parts of, where only later keys are hidden.
+    """Return a mask that all blocks of rows slice, if only later keys are masked.
 
-    Counted from its last row and its last key, every block has the same triangle. Backward keeps
-    the masks of all blocks; parts of one are O(N), where masks of their own are O(N²).
+    Counted from its last row and its last key, every block has the same triangle. Backward saves
+    the masks of all blocks: slices of one mask are O(N), separate masks O(N²).
     """
     if query.device.type == "cuda":
-        return None  # its kernels want aligned masks
+        return None  # its kernels require aligned masks
     rows = min(_BLOCK_ROWS, masks.num_queries)
     width = max(masks.num_keys, rows)
     hidden = torch.full((rows, width), float("-inf"), dtype=query.dtype, device=query.device)
@@ -162,9 +162,9 @@ def _causal_mask(masks: Masks, query: Tensor, keys_per_position: int) -> Tensor 
 
 
 def _kernel_size(size: int, device: torch.device) -> int:
-    """Return the head size to pad to: CUDA kernels take multiples of 8, the CPU's at least 16.
+    """Return the head size to pad to: multiples of 8 on CUDA, at least 16 on a CPU.
 
-    The CPU's kernel takes longer for 8 to 15 entries than for 16, and above 16 padding never pays.
+    The CPU kernel is slower for sizes 8 to 15 than for 16; above 16 padding never pays off.
     """
     return -(-size // 8) * 8 if device.type == "cuda" else max(size, LEAST_SIZE)
 

@@ -1,4 +1,4 @@
-"""Every engine, and what each lacks; a new one is one entry here and a file beside this one."""
+"""All engines with the features they lack; a new engine is one entry here and one module."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from lit_probattn.attention.variant import Engine, lowered
 
 
 def by_equation(call: HeadCall, variant: Any) -> Tensor:
-    """The scores by the variant's equation, stored; softmax, dropout, values."""
+    """Attend by the variant's equation: stored scores, softmax, dropout, sum of values."""
     call = call.precise()
     return reference_output(
         variant.scores(call), call.value, call.masks, call.dropout, variant.normalise
     )
 
 
-# What no engine of blocks can do.
+# Features that no engine with blocks supports.
 LACKS_OF_BLOCKS = {
     "transform": "cannot be transformed by torch.func (vmap, grad, jvp)",
     "dynamic": "cannot be exported for a dynamic number of positions: it counts its blocks",
 }
 LACKS_OF_OPERATORS = {
     "transform": "cannot be transformed by torch.func (vmap, grad, jvp)",
-    "exported": "cannot be exported: it is no operation of PyTorch",
+    "exported": "cannot be exported: it is not an operation of PyTorch",
 }
-# What queries of another sequence cannot do.
+# Features that cross-attention does not support.
 LACKS_OF_CROSS_ATTENTION = {
     "rotary": "cannot rotate by positions of two sequences ({}): set rotary_dim=0",
     "one length": "cannot divide by √N of two sequences ({}): set padded_len",
 }
 
-# Functions that a class of a user's gives.
+# Functions that a user's class defines.
 _HOOKS = {
     "own scores": "cannot call functions of a class ({})",
     "own weights": "cannot call functions of a class ({})",
 }
 _ROW_EPS = "cannot add row_eps to the sums of rows"
-_NORMALISER = "cannot normalise rows by another function than the softmax ({})"
-_NO_LAYERS = "cannot take this function of several maps ({})"
-# What PyTorch's own kernels of softmax attention lack.
+_NORMALISER = "cannot normalise rows by a function other than softmax ({})"
+_NO_LAYERS = "does not support this function of several maps ({})"
+# Features that PyTorch's softmax attention kernels lack.
 _LACKS_OF_PYTORCH = {
     "transform": LACKS_OF_BLOCKS["transform"],
     "dropout": "cannot draw the counter-based attention dropout",
@@ -62,7 +62,7 @@ _LACKS_OF_PYTORCH = {
     **_HOOKS,
 }
 
-# Every variant whose scores have the normal form has all of these.
+# Engines of every variant with a normal form.
 NORMAL_FORM: Mapping[str, Engine] = {
     "reference": Engine(by_equation),
     "sdpa": Engine(lowered(by_sdpa, own_keys=True), lacks=_LACKS_OF_PYTORCH),
@@ -85,7 +85,7 @@ NORMAL_FORM: Mapping[str, Engine] = {
         lowered(by_flex),
         lacks={
             **_LACKS_OF_PYTORCH,
-            "exported": "cannot be exported: it is compiled by itself",
+            "exported": "cannot be exported: it is compiled separately",
         },
         missing=missing_gpu,
     ),
@@ -98,8 +98,8 @@ NORMAL_FORM: Mapping[str, Engine] = {
             "normaliser": _NORMALISER,
             **_HOOKS,
         },
-        # Score tiles of all maps, and all hidden units, are written out in a program; queries of a
-        # tile stay in shared memory.
+        # A program contains the score tiles of all maps and all hidden units; the queries of a tile
+        # stay in shared memory.
         limits={
             "global maps": 16,
             "entries of all global maps": 1024,

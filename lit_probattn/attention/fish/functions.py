@@ -1,4 +1,4 @@
-"""FiSH attention: global score maps, their noise, the mixing; the equation and its normal form.
+"""FiSH attention, equation and normal form: global score maps, their noise and mixing.
 
 Mixings are in `mixing.py`; the parameters and the layer are in `layer.py`.
 """
@@ -25,13 +25,13 @@ NoisePosition = Literal["raw", "scaled"]
 
 @dataclass(frozen=True)
 class FiSH(Variant):
-    """Attention by H local score maps that are mixed from G global ones.
+    """Attention with H local score maps that are mixed from G global score maps.
 
     Args:
         mixing: weights and noise scales.
         num_heads: H.
-        scale_position: where 1/√E enters, before or after the mixing.
-        noise_position: `raw`: s_k on the scale of Q·K; `scaled`: on that of Q·K/√E.
+        scale_position: whether 1/√E is applied before or after the mixing.
+        noise_position: `raw`: s_k is in units of Q·K; `scaled`: in units of Q·K/√E.
         noise: the draw, or None.
     """
 
@@ -47,7 +47,7 @@ class FiSH(Variant):
 
     @property
     def score_maps(self) -> int:  # type: ignore[override]
-        """Two where there are units between the maps."""
+        """Two if the mixing has hidden units, else one."""
         return 1 if self.mixing.is_linear else 2
 
     def factors(self, call: HeadCall) -> tuple[float, float, float]:
@@ -62,7 +62,7 @@ class FiSH(Variant):
 
         Source: FiSH, NeurIPS 2022, Eq. (8)-(10): G_k = Q_k K_kᵀ, local mixing, 1/√E.
         Departs from the source: 1/√E after the mixing (the language model) or before it; noise on
-        raw or on scaled scores. Noise always comes before mixing and mask.
+        raw or on scaled scores. Noise is always added before mixing and mask.
         """
         on_global, on_local, on_noise = self.factors(call)
         block = Block(span(0, call.query.shape[2]), span(0, call.key.shape[2]))
@@ -74,7 +74,7 @@ class FiSH(Variant):
     def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
         """Return a sum of the global maps, or a function of them.
 
-        1/√E is folded into the factor of the products, and into the noise where it comes after.
+        1/√E becomes part of the factor on the products, and of the noise if it is applied later.
         """
         on_global, on_local, on_noise = self.factors(call)
         mixing, noise = self.mixing.to(compute_dtype(call.query)), self.noise
@@ -99,7 +99,7 @@ class FiSH(Variant):
         return Scores(query, key, on_global * on_local, coef=weight, reduce="sum", noise=added)
 
     def needs(self) -> dict[str, str]:
-        """A function of the maps that is no sum, and noise."""
+        """Return the features that a nonlinear mixing and noise require."""
         found: dict[str, str] = {}
         mixer = f"mixer={self.mixing.mixer}"
         if not self.mixing.is_linear:
@@ -112,7 +112,7 @@ class FiSH(Variant):
         return found
 
     def sizes(self, call: HeadCall) -> dict[str, int]:
-        """Numbers of layers, maps and units."""
+        """Return the numbers of global maps, of their dimensions, and of hidden units."""
         widths = self.mixing.widths
         return {
             "global maps": widths[0],
@@ -122,33 +122,33 @@ class FiSH(Variant):
 
     @property
     def kernel(self) -> str:
-        """The family that serves this mixing."""
+        """The family of kernels for this mixing."""
         return self.kernels[1 if len(self.mixing.widths) == 3 else 0]
 
 
 def local_scores(
     global_scores: Tensor, mixing: MixingValues, noise: ScoreNoise | None, block: Block
 ) -> Tensor:
-    """Return the local scores of a block from its global ones, before scale, bias and mask.
+    """Return the local scores of a block from its global scores, before scale, bias and mask.
 
     Source: FiSH, NeurIPS 2022, Eq. (8)-(10), section 2.4; g̃_k = g_k + s_k ε_k:
         linear, shared   a_j = Σ_k p_kj g̃_k
         mlp              a = W_2 ReLU(W_1 g̃ + b_1)
         relu_sum         a = W_2 u,  u_j = Σ_k ReLU(p_kj g̃_k)
-    Departs from the source: `local` noise (Eq. (8) as printed) and `local_global` noise enter the
-    first layer as one normal per unit with the standard deviation of the sum over k,
+    Departs from the source: `local` noise (Eq. (8) as printed) and `local_global` noise are added
+    to the first layer as one normal per unit with the standard deviation of the sum over k,
     c_j = Σ_k p_kj s_k or √(Σ_k p_kj² s_k²): the same distribution with fewer draws. It is Eq. (8),
-    which has the mean of the admixture in Eq. (7) but is not a draw from it.
+    whose mean equals the mean of the admixture in Eq. (7), but which is not a draw from it.
 
     Args:
         global_scores: g, (B, G, n, l).
         mixing: weights and noise scales.
         noise: the draw, or None.
-        block: which queries and keys these are.
+        block: queries and keys of the block.
 
     Returns:
-        (B, H, n, l); one map for all heads, (B, 1, n, l), if the mixing is shared and nothing
-        tells the heads apart.
+        (B, H, n, l); one map for all heads, (B, 1, n, l), if the mixing is shared and all heads are
+        equal.
     """
     kind = "none" if noise is None else noise.kind
     if noise is not None and kind == "global":
@@ -173,7 +173,7 @@ def local_scores(
 
 
 def added_noise(weight: Tensor, scale: Tensor | None, noise: ScoreNoise | None) -> Noise | None:
-    """Return the noise of a first layer: on the maps that it mixes, or on its units."""
+    """Return the noise of a first layer, on the maps that it mixes or on its units."""
     if noise is None:
         return None
     assert scale is not None

@@ -1,4 +1,4 @@
-"""Head mixing of queries or of keys alone, before their products: what follows is softmax."""
+"""Head mixing of queries or keys, before their products, followed by softmax attention."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MixOn = Literal["scores", "query", "key"]
 class MixedHeads(Softmax):
     """Softmax attention whose H local queries, or keys, are mixed from G global ones.
 
-    Mixing takes N·E·G·H products, against N²·G·H where scores are mixed, so that every
-    implementation of softmax attention serves.
+    Mixing needs N·E·G·H products, compared with N²·G·H for mixing of scores, and all backends of
+    softmax attention support it.
 
     Args:
         mixing: weights, without noise.
-        last_bias: of the last layer, (H,), where it is added; a softmax cancels that of keys.
+        last_bias: bias of the last layer, (H,), if it matters; a softmax cancels it for keys.
         num_heads: H.
-        mix_on: what is mixed.
+        mix_on: mixed heads, `query` or `key`.
     """
 
     name = "head_mixing"
@@ -49,7 +49,7 @@ class MixedHeads(Softmax):
         return super().scores(self._after_mixing(call))
 
     def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
-        """Return softmax attention's normal form of mixed heads."""
+        """Return the normal form of softmax attention with mixed heads."""
         return super().lower(self._after_mixing(call), own_keys=own_keys)
 
     def _after_mixing(self, call: HeadCall) -> HeadCall:
@@ -70,14 +70,14 @@ class MixedHeads(Softmax):
 
 
 def mix_heads(heads: Tensor, mixing: MixingValues, last_bias: Tensor | None = None) -> Tensor:
-    """Return local queries or keys from global ones, entry by entry, with the weights of a mixing.
+    """Return local queries or keys from global ones, entry by entry, by the weights of a mixing.
 
     Source: released code of FiSH, NeurIPS 2022 (translation and images, modes `q` and `k`); x is
     the vector of the G global entries of one position:
         linear     x̃_j = Σ_k p_kj x_k
         mlp        x̃ = W_2 ReLU(W_1 x + b_1) + b_2
-    Departs from the source: in translation, decoding step by step multiplies queries by 1/√E before
-    the mixing and training after it, which differ where there are biases; here always after.
+    Departs from the source: in translation, step-by-step decoding multiplies queries by 1/√E before
+    the mixing, and training after it, which differ with biases; here always after.
 
     Args:
         heads: (B, G, N, E).
@@ -94,13 +94,13 @@ def mix_heads(heads: Tensor, mixing: MixingValues, last_bias: Tensor | None = No
 
 @dataclass(frozen=True, kw_only=True)
 class HeadMixingOptions(MixingOptions):
-    """Options of a mixing of scores, of queries or of keys.
+    """Options of a mixing of scores, queries or keys.
 
     Args:
-        mixing_bias: `hidden` (before a ReLU), `all` (the last layer too, which changes nothing but
-            where queries are mixed) or `none`.
-        mix_on: `scores`, or the heads of the `query` or of the `key` alone, before the products;
-            the other has H heads then, and there is no noise.
+        mixing_bias: `hidden` (before a ReLU), `all` (also in the last layer, which has an effect
+            only if queries are mixed) or `none`.
+        mix_on: `scores`, or only the `query` or `key` heads, before the products; the other then
+            has H heads, and there is no noise.
 
     Raises:
         ValueError: `mix_on` is unknown.
@@ -114,14 +114,14 @@ class HeadMixingOptions(MixingOptions):
 
 
 class HeadMixingCore(Core):
-    """Mixing weights. The layout has G heads of what is mixed and H of everything else."""
+    """Mixing weights. The layout has G heads of the mixed kind and H of all others."""
 
     makes = MixedHeads
 
     options_class = HeadMixingOptions
 
     def make_parameters(self, options: HeadMixingOptions) -> None:
-        """Make the mixing weights."""
+        """Create the mixing weights."""
         if options.mix_on == "scores":
             raise ValueError("HeadMixingCore mixes query or key, received mix_on=scores")
         layout, mix_on = self.layout, options.mix_on
@@ -135,7 +135,7 @@ class HeadMixingCore(Core):
         )
 
     def variant(self, call: HeadCall) -> MixedHeads:
-        """Return the mixing of a call."""
+        """Return the variant with the mixing."""
         mixing = self.mixing
         return MixedHeads(
             mixing=mixing.values(None),
@@ -149,5 +149,5 @@ class HeadMixingCore(Core):
         return self.mixing.learned(None)
 
     def extra_repr(self) -> str:
-        """What is mixed, for printing."""
+        """Return the mixed heads for `repr`."""
         return f"mix_on={self.mix_on!r}"

@@ -31,11 +31,11 @@ from lit_probattn.randomness import RandomKey
 
 @dataclass(frozen=True, kw_only=True)
 class FiSHOptions(NoiseOptions, HeadMixingOptions):
-    """Options of FiSH's scores; those of its bases come first, the mixing's before the noise's.
+    """Options of FiSH's scores, of the mixing and of the noise.
 
     Args:
-        noise_position: noise on `raw` scores (language model) or on `scaled` ones (translation).
-        noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
+        noise_position: noise on `raw` scores (language model) or on `scaled` scores (translation).
+        noise_at_eval: also draw noise at evaluation, from seed and sample, so that it repeats.
         scale_position: 1/√E `after` the mixing (language model) or `before` it (the rest).
 
     Raises:
@@ -53,8 +53,8 @@ class FiSHOptions(NoiseOptions, HeadMixingOptions):
         check_choice("scale_position", self.scale_position, ("after", "before"))
         if self.noise_position == "scaled" and self.scale_position == "after":
             raise ValueError(
-                "noise_position=scaled needs scale_position=before, received after: noise comes "
-                "before the mixing, so the scale must too"
+                "noise_position=scaled needs scale_position=before, received after: noise is added "
+                "before the mixing, so the scale must be applied before it as well"
             )
         if self.mix_on == "scores":
             return
@@ -65,8 +65,8 @@ class FiSHOptions(NoiseOptions, HeadMixingOptions):
             )
         if self.scale_position != "after":
             raise ValueError(
-                f"mix_on={self.mix_on} mixes before the products, so the scale comes after: set "
-                f"scale_position=after, received {self.scale_position}"
+                f"mix_on={self.mix_on} mixes before the products, so the scale is applied after: "
+                f"set scale_position=after, received {self.scale_position}"
             )
 
 
@@ -75,14 +75,14 @@ class FiSHArguments(FiSHOptions, GlobalHeads, LayerOptions):
     """Arguments of `FiSHAttention`, without grouped heads.
 
     Args:
-        num_heads: H, local heads: values and outputs.
+        num_heads: H, local heads of values and outputs.
     """
 
     num_kv_heads: int | None = field(default=None, init=False)
 
 
 class FiSHCore(Core):
-    """Mixing weights and noise scales of H local heads that are mixed from G global score maps.
+    """Mixing weights and noise scales of H local heads, mixed from G global score maps.
 
     The layout has G query and key heads, H value and output heads; see `FiSHAttention`.
     """
@@ -91,7 +91,7 @@ class FiSHCore(Core):
     options_class = FiSHOptions
 
     def make_parameters(self, options: FiSHOptions) -> None:
-        """Make mixing weights and noise scales."""
+        """Create mixing weights and noise scales."""
         layout = self.layout
         self.noise_kind, self.noise_at_eval = options.noise, options.noise_at_eval
         self.noise_position: NoisePosition = options.noise_position
@@ -113,7 +113,7 @@ class FiSHCore(Core):
 
     @property
     def draws_noise(self) -> bool:
-        """Whether a call in the present mode draws noise."""
+        """Whether a call in the current mode draws noise."""
         return self.noise_kind != "none" and (self.training or self.noise_at_eval)
 
     def learned(self) -> dict[str, ParameterTable]:
@@ -121,12 +121,12 @@ class FiSHCore(Core):
         return self.mixing.learned(self.noise_scale)
 
     def extra_repr(self) -> str:
-        """Noise and scale, for printing."""
+        """Return noise and scale for `repr`."""
         return f"noise={self.noise_kind!r}, scale_position={self.scale_position!r}"
 
 
 class FiSHAttention(Attention):
-    """Attention whose H local score maps are mixed from G global ones.
+    """Attention with H local score maps that are mixed from G global score maps.
 
     Source: FiSH, NeurIPS 2022, Eq. (8)-(10), section 2.4; appendix D (cost).
         G_k = query_k key_kᵀ,  k = 1 … G
@@ -136,14 +136,14 @@ class FiSHAttention(Attention):
         attn_weights_j = softmax(A_j / √E + bias_j)
         noise=none makes them Hard.
     Departs from the source: noise per global head, shared by local heads (the released code;
-    Eq. (8) as printed is noise=local); s_k is the square of a parameter; no noise at evaluation
-    unless asked; the last bias of a mixing, which softmax cancels, is an option; queries or keys
-    alone may be mixed, entry by entry, as the released code can (`mix_on`). Eq. (8) is not a draw
-    from the admixture of Eq. (7), only its relaxation with the same mean.
+    Eq. (8) as printed is noise=local); s_k is the square of a parameter; no noise at evaluation by
+    default; the last bias of a mixing, which softmax cancels, is optional; queries or keys may be
+    mixed instead of scores, entry by entry, as in the released code (`mix_on`). Eq. (8) is not a
+    draw from the admixture of Eq. (7), only its relaxation with the same mean.
 
-    Its arguments are the fields of `FiSHOptions`, `GlobalHeads` and `LayerOptions`, without grouped
-    heads. `backend`: `sdpa` serves Hard FiSH and Hard MiSH, `triton` all but mixer=relu_sum and
-    more than two layers; both serve all that mixes queries or keys. Rotary positions turn heads
+    The arguments are the fields of `FiSHOptions`, `GlobalHeads` and `LayerOptions`, without grouped
+    heads. `backend`: `sdpa` supports Hard FiSH and Hard MiSH, `triton` all but mixer=relu_sum and
+    more than two layers; both support mixing of queries or keys. Rotary positions rotate heads
     before the mixing.
 
     Raises:
@@ -160,7 +160,7 @@ class FiSHAttention(Attention):
         self.build(options)
 
     def make_core(self, core: type[Core]) -> Core:
-        """Return the core, another one where queries or keys are mixed."""
+        """Return the core, which has another class if queries or keys are mixed."""
         return super().make_core(core if self.mix_on == "scores" else HeadMixingCore)
 
     @property
@@ -170,16 +170,16 @@ class FiSHAttention(Attention):
 
     @property
     def mix_on(self) -> MixOn:
-        """What is mixed."""
+        """The mixed tensors: `scores`, `query` or `key`."""
         return self.options.mix_on
 
     @property
     def mixing_bias(self) -> MixingBias:
-        """Which layers of a mixing have biases."""
+        """Layers of the mixing that have biases."""
         return self.options.mixing_bias
 
     def head_layout(self) -> HeadLayout:
-        """What is mixed is global, everything else local."""
+        """Return a layout with G mixed heads and H heads of everything else."""
         g, h = self.num_global_heads, self.num_heads
         query, key = (h if self.mix_on == other else g for other in ("key", "query"))
         return replace(super().head_layout(), query=query, key=key, value=h)
@@ -193,16 +193,16 @@ class FiSHAttention(Attention):
         return fish(sizes, kind._replace(noise=self.core.noise_kind))
 
     def extra_repr(self) -> str:
-        """Sizes, for printing."""
+        """Return the sizes for `repr`."""
         mixed = "" if self.mix_on == "scores" else f", mix_on={self.mix_on!r}"
         return f"{super().extra_repr()}, num_global_heads={self.num_global_heads}{mixed}"
 
 
 def noise_key(rng: RandomKey | None, training: bool) -> RandomKey:
-    """Return the key of a layer's noise; at evaluation it names seed and sample only."""
+    """Return the key of a layer's noise; at evaluation it contains only seed and sample."""
     if training:
         return key_or_fresh(rng)
-    if rng is None:  # in a compiled graph operators draw, from seeds that are tensors
+    if rng is None:  # in a compiled graph, operators draw from seeds that are tensors
         compiled = written() == "compiled"
         rng = RandomKey(torch.zeros(1, dtype=torch.int64, device="cpu") if compiled else 0)
     return replace(rng, step=0)

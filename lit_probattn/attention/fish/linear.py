@@ -1,6 +1,6 @@
-"""FiSH on linear attention (LFiSH, GLFiSH): normaliser weights, mixing of states, its backends.
+"""FiSH on linear attention (LFiSH, GLFiSH): normaliser weights, mixing of states, engines.
 
-With ψ(x) = elu(x) + 1 linear attention reads states S = Σ_n ψ(key_n) value_nᵀ. The layer that owns
+With ψ(x) = elu(x) + 1, linear attention uses states S = Σ_n ψ(key_n) value_nᵀ. The layer with
 projections, mixing and normaliser weights is in `linear_layer.py`.
 """
 
@@ -39,9 +39,9 @@ from lit_probattn.attention.variant import Engine, Variant
 class StateNormalizer(nn.Module):
     """Weights r_kj ≥ 0 of the normaliser z_loc[j] = Σ_k r_kj z_k.
 
-    Source: ours; with free mixing weights p the mixed normaliser Σ_k p_kj z_k could be negative.
-    A linear mixing has r = |p|, which is exact for weights on the simplex; others softplus of
-    parameters, 1/G at the start.
+    Source: this package; with free mixing weights p, the mixed normaliser Σ_k p_kj z_k could be
+    negative. A linear mixing has r = |p|, which is exact for weights on the simplex; other mixings
+    have the softplus of parameters, initially 1/G.
 
     Args:
         mixing: the mixing of the states.
@@ -56,13 +56,13 @@ class StateNormalizer(nn.Module):
             self.weight = nn.Parameter(torch.full(shape, start))
 
     def forward(self, first_weight: Tensor) -> Tensor:
-        """Return r, (H, G), given the first weight of the mixing."""
+        """Return r, (H, G), from the first weight of the mixing."""
         if self.weight is not None:
             return nn.functional.softplus(self.weight.to(first_weight.dtype))
         return first_weight.abs()
 
 
-# Numbers in the states of all positions of one chunk, where every position needs its own mixing.
+# Numbers in the states of all positions of a chunk, if every position is mixed separately.
 CHUNK_STATES = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 
@@ -73,12 +73,12 @@ def mix_states(
 
     Source: FiSH, NeurIPS 2022, appendix A.6 ("sample local KᵀV from the global ones"):
         S_loc = P (S + s ε)        or        W_2 ReLU(W_1 (S + s ε) + b_1) + b_2
-    Departs from the source: no code was released; the formulas are ours.
+    Departs from the source: no code was released; the formulas are this package's.
 
     Args:
         states: S, with any dimensions between heads and cells.
         mixing: weights of the mixing.
-        last_bias: b_2, (H,), which no softmax cancels here.
+        last_bias: b_2, (H,); there is no softmax that would cancel it.
         noise: s ε, (B, G, F, E_v), one draw per sequence for all positions.
     """
     if noise is not None:
@@ -93,7 +93,7 @@ def mix_states(
 
 
 def key_sums(cols: Tensor, masks: Masks, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return z for each row, (B, G, N or 1, F), and after all keys, (B, G, F)."""
+    """Return z of each row, (B, G, N or 1, F), and after all keys, (B, G, F)."""
     if before is None:
         before = cols.new_zeros(*cols.shape[:2], cols.shape[-1])
     if not masks.is_causal:
@@ -114,7 +114,7 @@ def read_states(
     noise: Tensor | None,
     before: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Read global states: mixed once, or (causal, linear mixing) after reading each of them."""
+    """Read global states: mix them once, or (causal, linear mixing) after reading each state."""
     if not masks.is_causal:
         states = cols.mT @ value
         states = states if before is None else states + before
@@ -146,9 +146,9 @@ def read_moving_states(
     before: Tensor | None,
     positions: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Mix the states of every position on its own, in chunks of `positions` (None: by device).
+    """Mix the states of every position separately, in chunks of `positions` (None: by device).
 
-    Memory is O(N): states of one chunk at a time, computed again in backward.
+    Memory is O(N): the states of one chunk at a time, recomputed in backward.
     """
     batch, num_global, _, features = cols.shape
     state = value.new_zeros(batch, num_global, features, value.shape[-1])
@@ -163,7 +163,7 @@ def read_moving_states(
         rows = rows[:, :, -offset:]
     widest = max(num_global, *(w.shape[0] for w in mixing.weights))
     if positions is None:
-        numbers = batch * widest * features * value.shape[-1]  # of the states of one position
+        numbers = batch * widest * features * value.shape[-1]  # in the states of one position
         positions = max(1, device_budget(CHUNK_STATES, rows.device) // numbers)
 
     def read(state: Tensor, rows: Tensor, cols: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,14 +172,14 @@ def read_moving_states(
         return (rows[..., None, :] @ local).squeeze(-2), states[:, :, -1]
 
     first = [state]
-    del state  # nothing but the recurrence holds it: it ends with the first chunk
+    del state  # so that only the recurrence holds the first state, and frees it after its use
     found, after = scan_chunks(read, first.pop(), (rows, cols, value), positions)
     return torch.cat([*outputs, *found], -2), after
 
 
 @dataclass(frozen=True)
 class LinearFiSHForm:
-    """The switches of linear FiSH.
+    """Options of linear FiSH.
 
     Args:
         features: feature map ψ.
@@ -191,9 +191,10 @@ class LinearFiSHForm:
 
 
 class LinearFiSHState(LinearState):
-    """States S (`sums`) and key sums z of one layer over the tokens seen so far.
+    """States S (`sums`) and key sums z of one layer over all tokens so far.
 
-    Numbers per sequence, for F features, whatever the length: G·F·(E_v + 1). No graph is kept.
+    It stores G·F·(E_v + 1) numbers per sequence for F features, independent of length, and no
+    graph.
     """
 
     def __init__(self) -> None:
@@ -201,28 +202,28 @@ class LinearFiSHState(LinearState):
         self.key_sums: Tensor | None = None
 
     def reorder(self, rows: Tensor) -> None:
-        """Take these rows of the sums."""
+        """Select rows of the sums."""
         super().reorder(rows)
         if self.key_sums is not None:
             self.key_sums = self.key_sums.index_select(0, rows)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the tensors."""
         return super().num_bytes + tensor_bytes(self.key_sums)
 
 
 @dataclass(frozen=True)
 class LinearFiSH(Variant):
-    """Linear attention by H local states that are mixed from G global ones.
+    """Linear attention with H local states that are mixed from G global states.
 
     Args:
-        form: the switches.
+        form: options.
         mixing: P, or the two layers.
-        last_bias: of the last layer, (H,).
+        last_bias: bias of the last layer, (H,).
         norm_mix: R, (H, G).
-        noise: its draw.
-        state: sums over earlier positions; the new ones are added to it.
+        noise: the draw of the noise.
+        state: sums over earlier positions, to which the new positions are added.
     """
 
     name = "linear_fish"
@@ -239,33 +240,33 @@ class LinearFiSH(Variant):
     state: LinearFiSHState | None = None
 
     def scores(self, call: HeadCall) -> Tensor:
-        """Refuse: local heads have states, and one pair has a weight per global head."""
+        """Raise: local heads have states, and a pair has a weight per global head."""
         raise NotImplementedError(
             "linear FiSH mixes states, so its local heads have no attention maps; analyse "
             "FiSHAttention or LinearAttention instead"
         )
 
     def needs(self) -> dict[str, str]:
-        """A function of states that is no sum."""
+        """Return the feature that a nonlinear mixing requires."""
         return {} if self.mixing.is_linear else {"function": f"mixer={self.mixing.mixer}"}
 
     def check(self, call: HeadCall) -> None:
-        """Refuse a bias, a scale, and caches that are not states."""
+        """Raise if the call has a bias, a scale, or a cache without states."""
         check_linear_fish(call.masks.bias, call.cache, call.scale)
 
 
 def check_linear_fish(bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
-    """Refuse a bias, a scale, and caches that are not states."""
+    """Raise if a call has a bias, a scale, or a cache without states."""
     check_state("linear FiSH", LinearFiSHState, "use FiSHAttention", bias, cache, scale)
 
 
 def _linear_fish(given: HeadCall, arguments: LinearFiSH, *, materialise: bool) -> Tensor:
     """Return linear FiSH attention, (B, H, N, E_v).
 
-    Source: FiSH, NeurIPS 2022, appendix A.6; the normaliser is ours:
+    Source: FiSH, NeurIPS 2022, appendix A.6; the normaliser is this package's:
         out[j, i] = ψ(query[j, i])ᵀ S_loc[j] / (ψ(query[j, i])ᵀ z_loc[j] + eps)
         S_k = Σ_n ψ(key[k, n]) value[k, n]ᵀ,   z_k = Σ_n ψ(key[k, n]),   z_loc = R z,  R ≥ 0
-    Rows that see nothing give zeros. `materialise` makes causal states of all positions at once.
+    Fully masked rows give zeros. `materialise` stores the causal states of all positions at once.
     """
     query, key, value, masks, dropout = given.precise().heads
     dtype, form = query.dtype, arguments.form
@@ -294,12 +295,12 @@ def _linear_fish(given: HeadCall, arguments: LinearFiSH, *, materialise: bool) -
 
 
 def linear_fish_reference(given: HeadCall, arguments: LinearFiSH) -> Tensor:
-    """Return `_linear_fish` by the equation: causal states of all positions at once."""
+    """Return linear FiSH attention by the equation, with causal states of all positions stored."""
     return _linear_fish(given, arguments, materialise=True)
 
 
 def linear_fish_blockwise(given: HeadCall, arguments: LinearFiSH) -> Tensor:
-    """Return the same with O(N) memory; causal over chunks."""
+    """Return linear FiSH attention with O(N) memory, causal over chunks."""
     return _linear_fish(given, arguments, materialise=False)
 
 
@@ -309,15 +310,15 @@ def _dot(rows: Tensor, z: Tensor) -> Tensor:
 
 
 def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
-    """Divide by the normaliser."""
+    """Divide by the normaliser; rows whose sum is zero give zeros."""
     return (numerator / (total + form.eps)).masked_fill(total == 0, 0.0)
 
 
 def linear_fish_triton(given: HeadCall, arguments: LinearFiSH) -> Tensor:
-    """Return `linear_fish_blockwise` for global keys and values and a linear mixing.
+    """Return `linear_fish_blockwise` for a linear mixing of global keys and values.
 
-    The kernels mix numerators with p and denominators with r while they read, and divide; noise,
-    the same for all positions, is what states begin with.
+    The kernels mix numerators with p and denominators with r while they read states, and divide;
+    noise, the same for all positions, is the initial state.
     """
     from lit_probattn.kernels.linear.operators import linear_attention
 
@@ -359,7 +360,7 @@ LinearFiSH.own_engines = {
         lacks={
             **LACKS_OF_STATE_KERNELS,
             "pair mask": _NO_PAIRS,
-            "function": "cannot mix states through a ReLU ({}), which every position needs anew",
+            "function": "cannot mix states through a ReLU ({}), which every position recomputes",
         },
         missing=kernel_refusal,
     ),

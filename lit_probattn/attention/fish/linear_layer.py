@@ -39,7 +39,7 @@ class StateMixingOptions(MixingOptions):
 
     Args:
         mixer: `linear` or `mlp`.
-        mixing_bias: biases of `mlp`; the last one matters here.
+        mixing_bias: biases of `mlp`; the last bias matters here.
     """
 
     mixer: Literal["linear", "mlp"] = "linear"
@@ -48,12 +48,12 @@ class StateMixingOptions(MixingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearFiSHOptions(NoiseOptions, StateMixingOptions):
-    """Options of LFiSH and GLFiSH; those of its bases come first, the mixing's before the noise's.
+    """Options of LFiSH and GLFiSH, of the mixing and of the noise.
 
     Args:
         noise: `global` (one draw of E x E_v per sequence and global head, the same for all
             positions) or `none`.
-        noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
+        noise_at_eval: also draw noise at evaluation, from seed and sample, so that it repeats.
         eps: added to the normaliser.
 
     Raises:
@@ -76,7 +76,7 @@ class LinearFiSHArguments(LinearFiSHOptions, GlobalHeads, LayerOptions):
     """Arguments of `LinearFiSHAttention`, without grouped heads and rotary positions.
 
     Args:
-        num_heads: H, local heads: queries and outputs.
+        num_heads: H, local heads of queries and outputs.
         num_global_heads: G, heads of keys and values, at most H. None means ⌈H / head_ratio⌉.
     """
 
@@ -92,7 +92,7 @@ class LinearFiSHCore(Core):
     options_class = LinearFiSHOptions
 
     def make_parameters(self, options: LinearFiSHOptions) -> None:
-        """Make mixing and normaliser weights and noise scales."""
+        """Create mixing weights, normaliser weights and noise scales."""
         layout = self.layout
         self.noise_kind, self.noise_at_eval = options.noise, options.noise_at_eval
         bias: MixingBias = "all" if options.mixer == "mlp" and options.mixing_bias else "none"
@@ -105,7 +105,7 @@ class LinearFiSHCore(Core):
         self.noise_scale = options.make_scale(layout.key)
 
     def check(self, bias: Tensor | None, cache: Cache) -> None:
-        """Refuse a bias, and caches that are not states."""
+        """Raise if there is a bias, or a cache without states."""
         check_linear_fish(bias, cache)
 
     def variant(self, call: HeadCall) -> LinearFiSH:
@@ -124,7 +124,7 @@ class LinearFiSHCore(Core):
         )
 
     def new_cache(self, capacity: int = 0) -> LinearFiSHState:
-        """Return an empty state; `capacity` does not matter, its size is constant."""
+        """Return an empty state; `capacity` is ignored, because the size is constant."""
         return LinearFiSHState()
 
     def absorb(self, call: HeadCall) -> None:
@@ -136,25 +136,25 @@ class LinearFiSHCore(Core):
         return self.mixing.learned(self.noise_scale)
 
     def extra_repr(self) -> str:
-        """Switches, for printing."""
+        """Return the noise for `repr`."""
         return f"noise={self.noise_kind!r}"
 
 
 class LinearFiSHAttention(Attention):
-    """Linear attention whose H local states are mixed from G global ones, in O(N).
+    """Linear attention with H local states that are mixed from G global states, in O(N).
 
-    Source: FiSH, NeurIPS 2022, appendix A.6, which says that global KᵀV are formed and local ones
+    Source: FiSH, NeurIPS 2022, appendix A.6, which states that global KᵀV are formed and local ones
     sampled from them. With ψ(x) = elu(x) + 1, S_k = Σ_n ψ(key[k, n]) value[k, n]ᵀ:
         LFiSH   S_loc[j] = Σ_k p_kj (S_k + s_k ε_k)                     mixer=linear
         GLFiSH  S_loc = W_2 ReLU(W_1 (S + s ε) + b_1) + b_2, per cell   mixer=mlp
         out[j, i] = ψ(query[j, i])ᵀ S_loc[j] / (ψ(query[j, i])ᵀ Σ_k r_kj z_k + eps)
         noise=none makes them Hard.
-    Departs from the source: all beyond its one sentence is ours; no code was released. The
-    normaliser has weights r ≥ 0 of its own, so that it stays positive for free p: |p| where mixer
-    is linear, else softplus of parameters, 1/G at the start.
-    Attention dropout drops whole values, as in linear attention.
+    Departs from the source: everything beyond its one sentence is this package's definition; no
+    code was released. The normaliser has separate weights r ≥ 0, so that it stays positive for free
+    p: |p| if mixer is linear, else the softplus of parameters, initially 1/G. Attention dropout
+    drops whole values, as in linear attention.
 
-    Its arguments are the fields of `LinearFiSHOptions`, `GlobalHeads` and `LayerOptions`, without
+    The arguments are the fields of `LinearFiSHOptions`, `GlobalHeads` and `LayerOptions`, without
     grouped heads and rotary positions. `dropout` drops values; `backend`: `blockwise` is the O(N)
     form, `triton` (mixer=linear) its kernels.
 
@@ -177,7 +177,7 @@ class LinearFiSHAttention(Attention):
         return self.options.count(self.options.num_heads)
 
     def head_layout(self) -> HeadLayout:
-        """Keys and values, of which states are made, are global."""
+        """Return a layout with global key and value heads."""
         shared = self.num_global_heads
         return replace(super().head_layout(), query=self.num_heads, key=shared, value=shared)
 
@@ -188,5 +188,5 @@ class LinearFiSHAttention(Attention):
         return linear_fish(self.sizes(seq_len), Mixing(mixing.widths, mixing.mixer, bias, noise))
 
     def extra_repr(self) -> str:
-        """Sizes, for printing."""
+        """Return the sizes for `repr`."""
         return f"{super().extra_repr()}, num_global_heads={self.num_global_heads}"

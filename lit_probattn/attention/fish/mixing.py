@@ -1,4 +1,4 @@
-"""From global score maps to local ones: the head mixing of FiSH and the scale of its noise."""
+"""Head mixing of FiSH, from global score maps to local score maps, and the scale of its noise."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class MixingOptions:
 
     Args:
         mixer: `linear`, `shared`, `mlp` (GFiSH as released) or `relu_sum` (as written).
-        mixer_ratios: hidden widths of `mlp` as ⌈H / ratio⌉; None means one layer of H.
+        mixer_ratios: hidden widths of `mlp` as ⌈H / ratio⌉; None means one hidden layer of H.
         mixing: `relaxed` (all experiments of the paper), or `simplex`: p_kj ≥ 0, Σ_k p_kj = 1.
-        mixing_init: weights at the start: `torch_linear` (translation), `normal_0.02` (language
-            model), `trunc_normal_0.02` (images), or `copy`: local head j is global head ⌊jG/H⌋.
+        mixing_init: initial weights: `torch_linear` (translation), `normal_0.02` (language model),
+            `trunc_normal_0.02` (images), or `copy`: local head j is global head ⌊jG/H⌋.
     """
 
     mixer: Mixer = "linear"
@@ -61,7 +61,7 @@ class NoiseOptions:
 
     Args:
         noise: `global`, `local`, `local_global` or `none`.
-        noise_scale: s at the start, positive.
+        noise_scale: initial s, positive.
         sigma_shape: one s per global head, or one for all.
     """
 
@@ -70,7 +70,7 @@ class NoiseOptions:
     sigma_shape: SigmaShape = "per_global"
 
     def make_scale(self, num_global_heads: int) -> NoiseScale | None:
-        """Return the scale of G heads; None without noise."""
+        """Return the noise scale of G heads; None without noise."""
         if self.noise == "none":
             return None
         return NoiseScale(num_global_heads, shape=self.sigma_shape, start=self.noise_scale)
@@ -78,13 +78,13 @@ class NoiseOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalHeads:
-    """Options that give the number of global heads.
+    """Options that determine the number of global heads.
 
     Args:
-        num_global_heads: G, heads of queries and keys, or of what `mix_on` names, at most H. None
-            means ⌈H / head_ratio⌉.
-        head_ratio: local heads per global head, where `num_global_heads` is None; follows
-            `num_heads` in models that change it from stage to stage.
+        num_global_heads: G, heads of queries and keys, or of the tensors in `mix_on`, at most H.
+            None means ⌈H / head_ratio⌉.
+        head_ratio: local heads per global head, if `num_global_heads` is None; adapts to
+            `num_heads` in models whose stages have different heads.
     """
 
     num_global_heads: int | None = None
@@ -110,10 +110,10 @@ class GlobalHeads:
 
 @dataclass(frozen=True)
 class MixingValues:
-    """The numbers of a mixing, as the backend functions take them.
+    """The tensors of a mixing, as inputs of engines.
 
     Args:
-        mixer: which function of the global maps; see `HeadMixing`.
+        mixer: function of the global maps; see `HeadMixing`.
         weights: one matrix per layer, (outputs, inputs). The first has G inputs; the last has H
             outputs (1 for `shared`).
         biases: biases of the layers before a ReLU, or None; one entry less than `weights`.
@@ -127,16 +127,16 @@ class MixingValues:
 
     @property
     def is_linear(self) -> bool:
-        """Whether local maps are sums of global ones."""
+        """Whether local maps are sums of global maps."""
         return self.mixer in ("linear", "shared")
 
     @property
     def widths(self) -> list[int]:
-        """Sizes of the layers, from G on."""
+        """Sizes of the layers, starting with G."""
         return [self.weights[0].shape[1], *(weight.shape[0] for weight in self.weights)]
 
     def num_noise_maps(self, num_heads: int) -> int:
-        """Return the units of the first layer: maps of one draw of local noise."""
+        """Return the units of the first layer, which are the maps of one draw of local noise."""
         return num_heads if self.mixer == "shared" else self.widths[1]
 
     def tensors(self) -> list[Tensor]:
@@ -168,7 +168,7 @@ class MixingValues:
 
 
 class HeadMixing(nn.Module):
-    """Parameters of the function from G global maps to H local ones, pointwise over positions.
+    """Parameters of the pointwise function from G global maps to H local maps.
 
     Source: FiSH, NeurIPS 2022, Eq. (8)-(10), section 2.4, remark 3; g is the vector of the G
     global scores of one pair, W_1 = `weights[0]` (outputs first, so row j holds p_1j … p_Gj):
@@ -176,20 +176,20 @@ class HeadMixing(nn.Module):
         shared    a_j = Σ_k p_k g_k, the same for all j            MiSH, Hard MiSH
         mlp       a = W_2 ReLU(W_1 g + b_1) [+ b_2]                GFiSH as released
         relu_sum  a = W_2 u,  u_j = Σ_k ReLU(p_kj g_k)             GFiSH as written
-    Departs from the source: widths of `mlp` may be a list (the image code); the written form gets
-    its linear network as one H x H map.
+    Departs from the source: `mlp` may have several hidden layers (the image code); the linear
+    network of the written form is one H x H map.
 
     Args:
         num_global_heads: G.
         num_heads: H.
         mixer: see above.
         constraint: `relaxed`, or `simplex`: p_kj ≥ 0 and Σ_k p_kj = 1, by a softmax of parameters
-            that start at 0.
-        init: distribution of the weights at the start; `copy` starts local head j as global head
+            that are initially 0.
+        init: distribution of the initial weights; `copy` initialises local head j as global head
             ⌊jG/H⌋.
-        bias: `none`; `hidden`: in the layers before a ReLU; `all`: in the last layer too.
-        last_bias_matters: False where a softmax cancels the bias of the last layer: then it exists
-            for checkpoints and counts only, and its gradient is exactly zero.
+        bias: `none`; `hidden`: in the layers before a ReLU; `all`: also in the last layer.
+        last_bias_matters: False if a softmax cancels the bias of the last layer: it then exists
+            only for checkpoints and counts, and its gradient is exactly zero.
         ratios: hidden widths of `mlp` as ⌈H / ratio⌉.
 
     Raises:
@@ -266,7 +266,7 @@ class HeadMixing(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights again as `init` says."""
+        """Initialise the weights as `init` specifies."""
         biases = [*self.biases, *([] if self.last_bias is None else [self.last_bias])]
         for bias in biases:
             bias.zero_()
@@ -287,10 +287,10 @@ class HeadMixing(nn.Module):
             self._copy_heads()
 
     def _copy_heads(self) -> None:
-        """Start local head j as global head ⌊jG/H⌋; a two-layer mixing keeps g and -g as ReLUs.
+        """Initialise local head j as global head ⌊jG/H⌋; two layers store g and -g in ReLUs.
 
-        Hidden units beyond the 2G that are needed keep their random inputs and get outputs of
-        zero, so that they can learn.
+        Other hidden units than the 2G required keep their random inputs and get zero outputs, so
+        that they can learn.
         """
         g, h = self.num_global_heads, self.num_heads
         source = torch.arange(h) * g // h
@@ -308,26 +308,26 @@ class HeadMixing(nn.Module):
 
     @property
     def num_noise_maps(self) -> int:
-        """Units of the first layer: maps of one draw of local noise."""
+        """Units of the first layer, which are the maps of one draw of local noise."""
         return self.num_heads if self.mixer == "shared" else self.widths[1]
 
     def values(self, noise_scale: NoiseScale | None) -> MixingValues:
-        """Return the numbers as the backend functions take them; the last bias is left out.
+        """Return the tensors as inputs of engines, without the last bias.
 
-        Weights and noise scales are at least float32: scores are.
+        Weights and noise scales are at least float32, like scores.
         """
         weights = [weight.to(compute_dtype(weight)) for weight in self.weights]
         if self.constraint == "simplex":
             weights[0] = weights[0].softmax(-1)
         if self.last_bias is not None and not self.last_bias_matters:
-            # A gradient of zero, not none: some tools expect one for every parameter.
+            # A zero gradient instead of None: some tools expect one for every parameter.
             weights[-1] = weights[-1] + 0.0 * self.last_bias[:, None]
         missing: tuple[Tensor | None, ...] = (None,) * (len(weights) - 1)
         scale = None if noise_scale is None else noise_scale()
         return MixingValues(self.mixer, tuple(weights), tuple(self.biases) or missing, scale)
 
     def learned(self, noise_scale: NoiseScale | None) -> dict[str, ParameterTable]:
-        """Return the weights p_kj of global heads, where a unit is a local head, and s."""
+        """Return s, and the weights p_kj of global heads if units are local heads."""
         found = {}
         if self.mixer != "mlp":
             weight = self.values(None).weights[0]
@@ -342,20 +342,20 @@ class HeadMixing(nn.Module):
         return found
 
     def extra_repr(self) -> str:
-        """The function and its widths, for printing."""
+        """Return the function and its widths for `repr`."""
         return f"mixer={self.mixer!r}, widths={self.widths}, mixing={self.constraint!r}"
 
 
 class NoiseScale(nn.Module):
-    """Standard deviations s_k of the score noise, one per global head or one for all.
+    """Standard deviations s_k of the score noise, one per global head or one for all heads.
 
     Source: FiSH, NeurIPS 2022, Eq. (8): s_k = σ_k multiplies ε.
-    Departs from the source: s = θ², as in the released code, where θ starts at 0.1.
+    Departs from the source: s = θ², as in the released code, where θ is initially 0.1.
 
     Args:
         num_global_heads: G.
         shape: `per_global` or `scalar`.
-        start: s at the start.
+        start: initial s.
 
     Raises:
         ValueError: a choice is unknown, or `start` is not positive (s = 0 is a stationary point).
@@ -372,8 +372,8 @@ class NoiseScale(nn.Module):
         check_choice("sigma_shape", shape, ("per_global", "scalar"))
         if not 0.0 < start < float("inf"):
             raise ValueError(
-                f"noise_scale must start positive, received {start}: at 0 its gradient vanishes "
-                "and it stays there; use noise=none for a model without noise"
+                f"noise_scale must be positive, received {start}: at 0 its gradient vanishes, so "
+                "it stays 0; use noise=none for a model without noise"
             )
         self.num_global_heads = num_global_heads
         size = num_global_heads if shape == "per_global" else 1

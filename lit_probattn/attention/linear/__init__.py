@@ -1,1 +1,1 @@
-"""Linear attention and its mixtures of keys, in O(N)."""
+"""Linear attention, and its mixtures of keys, in O(N)."""

@@ -1,10 +1,10 @@
-"""Causal linear attention of whole sequences, divided by its sums, a span of chunks at a time:
+"""Causal linear attention of whole sequences, divided by its sums, one span of chunks at a time:
 
     y_i = c Σ_{j ≤ i} (F_i · f_j) v_j / t_i,        t_i = Σ_{j ≤ i} F_i · f_j + eps
 
-The sums are those of `chunkwise`, which says how chunks and states go together. Here feature maps,
-denominators and their gradients are computed inside a span too, while it is in the cache: with
-z = Σ f_j beside S, and n_i = c dY_i / t_i, d_i = −(dY_i · y_i) / t_i for dY_i,
+`chunkwise` explains chunks and states. This module also computes feature maps, denominators and
+their gradients within a span, while it is in the cache: with z = Σ f_j in addition to S, and
+n_i = c dY_i / t_i, d_i = −(dY_i · y_i) / t_i for dY_i,
 
     dF_c = (n_c v_cᵀ + d_c 1ᵀ, lower triangle) f_c + n_c S_cᵀ + d_c z_cᵀ
 """
@@ -21,7 +21,7 @@ from lit_probattn.attention.linear.chunkwise import SPAN_PAIRS, chunk_length
 from lit_probattn.attention.linear.features import map_into, slope_
 from lit_probattn.base.graphs import once_differentiable
 
-_MOST_CHUNKS = 16  # of a span: their running sums are one product with a triangle
+_MOST_CHUNKS = 16  # per span: their running sums are one product with a triangle
 
 
 def causal_average(
@@ -38,18 +38,19 @@ def causal_average(
 ) -> Tensor:
     """Return y, (B, H, N, E); rows whose sum is zero give zeros.
 
-    Sums below the root of the least normal number pass on no gradient, whose square would overflow.
+    Sums below the root of the smallest normal number get no gradient, because their square would
+    underflow.
 
     Args:
         query: (B, H, N, F), float32 or float64.
-        key: as many, (B, H_kv, N, F), H_kv a divisor of H.
+        key: (B, H_kv, N, F), H_kv a divisor of H.
         value: (B, H_kv, N, E).
         row_map: `elu` or `relu`, applied to queries; `none` if they are features already.
-        col_map: the same of keys.
+        col_map: the same for keys.
         eps: added to the sums.
         factor: c.
         chunk: positions per chunk; None chooses by F.
-        span: pairs of positions that are in flight; None takes the device's.
+        span: pairs of positions per span; None means the budget of the device.
     """
     grouped = query.unflatten(1, (key.shape[1], -1))  # (B, H_kv, G, N, F)
     length = query.shape[2]
@@ -70,22 +71,22 @@ class _Span(NamedTuple):
     chunk: int
 
     def of(self, x: Tensor) -> Tensor:
-        """Return the span's part, a view: (B, H_kv, G, N, F) -> (b, h, C, G, T, F)."""
+        """Return the span's part as a view, (B, H_kv, G, N, F) -> (b, h, C, G, T, F)."""
         part = x[self.batch, self.heads, :, self.rows]
         return part.unflatten(3, (-1, self.chunk)).transpose(2, 3)
 
     def matrices(self, x: Tensor) -> Tensor:
-        """Return a matrix per chunk and key head, a view if it can be: (b·h·C, G·T, F)."""
+        """Return one matrix per chunk and key head, if possible as a view, (b·h·C, G·T, F)."""
         part = self.of(x)
         return part.reshape(-1, part.shape[3] * part.shape[4], part.shape[5])
 
     def features(self, name: str, x: Tensor) -> Tensor:
-        """Return the features of a map of the same, contiguous."""
+        """Return contiguous features of the span's matrices under a map."""
         return map_into(name, self.of(x)).flatten(0, 2).flatten(1, 2)
 
 
 def _spans(query: Tensor, chunk: int, most: int) -> list[_Span]:
-    """Cut heads and positions, positions of a head in order; `most` matrices per span."""
+    """Split heads and positions into spans, positions of a head in order; `most` matrices each."""
     batch, heads, _, length, _ = query.shape
     whole, rest = divmod(length, chunk)
     count = max(1, min(whole, _MOST_CHUNKS, most))
@@ -114,10 +115,10 @@ def _spans(query: Tensor, chunk: int, most: int) -> list[_Span]:
 
 
 def _running(sums: Tensor, start: Tensor, triangle: Tensor, last: int = -1) -> Tensor:
-    """Return what is before each chunk, or behind it by an upper triangle; `start` goes past all.
+    """Return the sum before each chunk, or after it for an upper triangle; `start` is updated.
 
-    Sums are those of the chunks, (b·h·C, F, E); the start is (b, h, F, E), a view; `last` is the
-    chunk that is added last.
+    `sums` are the sums of the chunks, (b·h·C, F, E); `start` is a view, (b, h, F, E), and becomes
+    the sum of all; `last` is the chunk that is added last.
     """
     count = triangle.shape[-1]
     grouped = sums.view(-1, count, sums.shape[1] * sums.shape[2])
@@ -132,14 +133,14 @@ def _running(sums: Tensor, start: Tensor, triangle: Tensor, last: int = -1) -> T
 
 
 class _Triangles:
-    """The causal mask of a chunk, (G·T, T); what adds up chunks before and behind, (1, C, C)."""
+    """The causal mask of a chunk, (G·T, T), and sums over chunks before and after, (1, C, C)."""
 
     def __init__(self, groups: int, like: Tensor) -> None:
         self.groups, self.like = groups, like
         self.made: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
     def of(self, part: _Span) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the three of a span; spans of one shape share them."""
+        """Return the three matrices of a span, shared by spans of one shape."""
         chunks = (part.rows.stop - part.rows.start) // part.chunk
         if (chunks, part.chunk) not in self.made:
             mask = self.like.new_ones(part.chunk, part.chunk).tril_().repeat(self.groups, 1)
@@ -149,7 +150,7 @@ class _Triangles:
 
 
 class _CausalAverage(torch.autograd.Function):
-    """`causal_average`; query (B, H_kv, G, N, F)."""
+    """`causal_average` with query (B, H_kv, G, N, F)."""
 
     @staticmethod
     def forward(
@@ -165,7 +166,7 @@ class _CausalAverage(torch.autograd.Function):
     ) -> Tensor:
         batch, heads, groups, length, features = query.shape
         size = value.shape[-1]
-        # Heads of a position side by side, as the projection behind them takes them.
+        # Heads of a position are adjacent, as the output projection reads them.
         out = value.new_empty(batch, length, heads, groups, size).permute(0, 2, 3, 1, 4)
         state, total_state = (value.new_zeros(batch, heads, features, n) for n in (size, 1))
         triangles, least = _Triangles(groups, value), torch.finfo(value.dtype).tiny
@@ -189,7 +190,7 @@ class _CausalAverage(torch.autograd.Function):
             saved.append(inverse.masked_fill_(total < least**0.5, 0.0))
         ctx.save_for_backward(value, out, *saved)
         ctx.spans, ctx.form = spans, (row_map, col_map, factor)
-        ctx.places = [(x.shape, x.stride()) for x in (query, key)]  # not their numbers
+        ctx.places = [(x.shape, x.stride()) for x in (query, key)]  # layout only
         return out
 
     @staticmethod

@@ -1,18 +1,18 @@
 """Causal linear attention over chunks: Y_i = Σ_{j ≤ i} (F_i · f_j) v_j in O(N) memory.
 
-Positions are cut into chunks of length T. Inside a chunk the pairs are formed; across chunks only
-states S = Σ f_jᵀ v_j (F x E) are passed on:
+Positions are split into chunks of length T. Pairs are formed only within a chunk; between chunks
+only states S = Σ f_jᵀ v_j (F x E) are passed on:
 
     Y_c = F_c S_c + tril(F_c f_cᵀ) v_c,        S_{c+1} = S_c + f_cᵀ v_c
 
 All chunks of a span are computed at once (their states are a running sum of the chunk sums), and a
-loop goes over spans, sized so that what is in flight stays in the cache. Backward is written out:
-one sweep from the last span to the first, with T = Σ F_iᵀ dY_i of later positions:
+loop runs over spans, whose size is chosen so that intermediate results fit in the cache. Backward
+is one explicit sweep from the last span to the first, with T = Σ F_iᵀ dY_i of later positions:
 
     dF_c = dY_c S_cᵀ + tril(dY_c v_cᵀ) f_c
     df_c = v_c T_cᵀ + tril(dY_c v_cᵀ)ᵀ F_c,    dv_c = f_c T_c + tril(F_c f_cᵀ)ᵀ dY_c
 
-The states with which spans begin are kept for backward, which adds up those inside a span again.
+The state at the start of each span is saved for backward, which recomputes the states within it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch import Tensor
 from lit_probattn.attention.engines.loop import device_budget
 from lit_probattn.base.graphs import is_symbol, once_differentiable, written
 
-# Pairs that one span may hold, all heads together: small enough for the cache of a CPU core.
+# Pairs of all heads in one span: small enough for the cache of a CPU core.
 SPAN_PAIRS = {"cpu": 1 << 17, "cuda": 1 << 26}
 
 
 def chunk_length(num_features: int) -> int:
-    """Return T: work per token is T (F + E) + 2 F E, least near T = F; at least 32."""
+    """Return T: work per token is T (F + E) + 2 F E, smallest near T = F; at least 32."""
     return min(256, max(32, 1 << (num_features - 1).bit_length()))
 
 
@@ -45,31 +45,31 @@ def causal_product(
 ) -> tuple[Tensor, Tensor]:
     """Return Σ_{j ≤ i} (query_i · key_j) value_j + query_i · state, and the state after it.
 
-    Causality is aligned bottom-right: with N queries and L keys, query i sees keys j ≤ i + L − N.
+    Causality is aligned bottom-right: with N queries and L keys, query i uses keys j ≤ i + L − N.
 
     Args:
         query: features F_i, (B, H, N, F), float32 or float64.
         key: features f_j, (B, H_kv, L, F), H_kv a divisor of H.
         value: (B, H_kv, L, E).
-        state: Σ f_jᵀ v_j of earlier positions, (B, H_kv, F, E). None means none.
+        state: Σ f_jᵀ v_j of earlier positions, (B, H_kv, F, E). None means zero.
         chunk: positions per chunk; None chooses by F.
-        span: positions per span; None sizes spans for the device.
+        span: positions per span; None chooses by device.
 
     Returns:
-        (B, H, N, E), and the state with all L keys in it, (B, H_kv, F, E).
+        (B, H, N, E), and the state after all L keys, (B, H_kv, F, E).
     """
     batch, heads, num_queries, features = query.shape
     kv_heads, num_keys = key.shape[1], key.shape[2]
     offset = num_keys - num_queries
     if state is None:
         state = value.new_zeros(batch, kv_heads, features, value.shape[-1])
-    if offset > 0:  # every query sees the first `offset` keys
+    if offset > 0:  # every query uses the first `offset` keys
         state = state + key[:, :, :offset].mT @ value[:, :, :offset]
         key, value = key[:, :, offset:], value[:, :, offset:]
     grouped = query.unflatten(1, (kv_heads, heads // kv_heads))  # (B, H_kv, G, N, F)
-    if offset < 0:  # the first queries see the state only
+    if offset < 0:  # the first queries use only the state
         blind, grouped = grouped[..., :-offset, :], grouped[..., -offset:, :]
-    if is_symbol(grouped.shape[-2]):  # spans would be counted
+    if is_symbol(grouped.shape[-2]):  # the number of spans is unknown
         pairs = (grouped @ key[:, :, None].mT).tril()
         out = pairs @ value[:, :, None] + grouped @ state[:, :, None]
         return out.flatten(1, 2), state + key.mT @ value
@@ -86,26 +86,26 @@ def causal_product(
 
 
 class _Span(NamedTuple):
-    """Positions from `start` on: `num_chunks` chunks of length `chunk`."""
+    """Positions starting at `start`: `num_chunks` chunks of length `chunk`."""
 
     start: int
     num_chunks: int
     chunk: int
 
     def of(self, x: Tensor) -> Tensor:
-        """Return the span's chunks, a view: (…, N, F) -> (…, C, T, F)."""
+        """Return the span's chunks as a view, (…, N, F) -> (…, C, T, F)."""
         stop = self.start + self.num_chunks * self.chunk
         return x[..., self.start : stop, :].unflatten(-2, (self.num_chunks, self.chunk))
 
     def matrices(self, x: Tensor) -> Tensor:
-        """Return a matrix per chunk, sample and key head: (B, H_kv, [G,] N, F) -> (C·B·H_kv, …)."""
+        """Return matrices per chunk, sample and key head: (B, H_kv, [G,] N, F) -> (C·B·H_kv, …)."""
         if x.dim() == 4:
             x = x[:, :, None]
         chunks = self.of(x).permute(3, 0, 1, 2, 4, 5)  # (C, B, H_kv, G, T, F)
         return chunks.flatten(0, 2).flatten(1, 2)
 
     def store(self, matrices: Tensor, into: Tensor) -> None:
-        """Undo `matrices`, writing into the span's positions."""
+        """Write matrices, as from `matrices`, to the span's positions."""
         chunks = self.of(into)
         if chunks.dim() == 5:
             chunks = chunks[:, :, None]
@@ -114,7 +114,7 @@ class _Span(NamedTuple):
 
 
 def _spans(length: int, chunk: int, span: int) -> list[_Span]:
-    """Cut positions into spans of whole chunks, and one shorter chunk at the end."""
+    """Split positions into spans of whole chunks, and one shorter chunk at the end."""
     whole, rest = divmod(length, chunk)
     count = span // chunk
     spans = [_Span(at * chunk, min(count, whole - at), chunk) for at in range(0, whole, count)]
@@ -122,14 +122,14 @@ def _spans(length: int, chunk: int, span: int) -> list[_Span]:
 
 
 def _running_states(sums: Tensor, start: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
-    """Return the state before each chunk (after it, in reverse), and the one past the last.
+    """Return the state before each chunk (after it, in reverse), and the final state.
 
-    Sums are f_cᵀ v_c of each chunk, (C·B·H_kv, F, E); the start is (B, H_kv, F, E).
+    `sums` are f_cᵀ v_c of each chunk, (C·B·H_kv, F, E); `start` is (B, H_kv, F, E).
     """
     sums = sums.view(-1, *start.shape)
     if len(sums) == 1:
         return start.flatten(0, 1), start + sums[0]
-    if written() is not None:  # one operation, not one per chunk
+    if written() is not None:  # one operation instead of one per chunk
         total = torch.cat([start[None], sums.flip(0) if reverse else sums]).cumsum(0)
         states = total[:-1].flip(0) if reverse else total[:-1]
         return states.flatten(0, 2), total[-1]
@@ -149,7 +149,7 @@ def _visible(rows: Tensor, groups: int, chunk: int) -> Tensor:
 
 
 class _CausalProduct(torch.autograd.Function):
-    """`causal_product` for as many queries as keys; query (B, H_kv, G, N, F)."""
+    """`causal_product` for equal numbers of queries and keys, with query (B, H_kv, G, N, F)."""
 
     @staticmethod
     def forward(

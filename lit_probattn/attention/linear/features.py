@@ -1,7 +1,7 @@
-"""Feature maps of linear attention: query and key vectors to features with positive products.
+"""Feature maps of linear attention, from query and key vectors to features with positive products.
 
-φ acts on the last dimension. `elu`, `relu` and `dpfp` treat queries and keys alike; `favor` divides
-by a positive factor that is free to choose (one per query, one for all keys of a head), because
+φ acts on the last dimension. `elu`, `relu` and `dpfp` are the same for queries and keys; `favor`
+divides by an arbitrary positive factor (one per query, one for all keys of a head), because
 normalised attention does not depend on it.
 """
 
@@ -26,18 +26,18 @@ FeatureNorm = Literal["none", "sum"]
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """Which features, and whether they are normalised.
+    """The kind of features, and whether they are normalised.
 
     Source: `elu` Katharopoulos et al., 2020: elu(x) + 1. `dpfp` Schlag et al., 2021, section 5.3:
     with r = relu([x, −x]) (2E values), φ = [r_i r_{i+1}, …, r_i r_{i+ν}] (indices modulo 2E).
     `favor` Choromanski et al., 2021, Lemma 1: exp(w_m · x′ − ‖x′‖²/2) with x′ = x / E^¼ and
     orthogonal w_m, whose products estimate exp(q · k / √E).
-    Departs from the source: `favor` leaves out the factor F^-½ and the added 1e-4.
+    Departs from the source: `favor` omits the factor F^-½ and the added 1e-4.
 
     Args:
         name: kind of features.
-        norm: `sum` divides features by their sum (0 stays 0), as the released language-modelling
-            code does.
+        norm: `sum` divides features by their sum (0 stays 0), as in the released language-modelling
+            code.
         dpfp_nu: ν of `dpfp`, from 1 to 2E − 1.
     """
 
@@ -61,12 +61,12 @@ class FeatureMap:
     def key_scale(
         self, key: Tensor, projection: Tensor | None, key_mask: Tensor | None
     ) -> Tensor | None:
-        """Return log of the factor that `key` divides by, (B, H, 1, 1); None for plain features.
+        """Return the log of the divisor of `key`, (B, H, 1, 1); None unless `favor`.
 
         Args:
             key: (B, H, L, E) or (B, H, K, L, E).
             projection: rows w_m, (F, E); None unless `favor`.
-            key_mask: real keys, (B, L); others do not count.
+            key_mask: real keys, (B, L); others are ignored.
         """
         if projection is None:
             return None
@@ -81,19 +81,19 @@ class FeatureMap:
         return scale.masked_fill(scale == float("-inf"), 0.0)
 
     def key(self, x: Tensor, projection: Tensor | None, log_scale: Tensor | None) -> Tensor:
-        """Return key features: (…, E) -> (…, F), divided by exp(log_scale) if given."""
+        """Return key features: (…, E) -> (…, F), divided by exp(log_scale) unless it is None."""
         if projection is None:
             return self._finish(self._plain(x))
         exponents = _favor_exponents(x, projection)
         if log_scale is not None:
-            # A masked key may exceed the largest real one: it is dropped later, but must stay
+            # A masked key may exceed the largest real key: it is dropped later, but must stay
             # finite.
             exponents = (exponents - log_scale).clamp_max(60.0)
         return self._finish(torch.exp(exponents))
 
     def _plain(self, x: Tensor) -> Tensor:
         if self.name == "elu":
-            # torch.func does not enter _EluPlusOne, and graphs of PyTorch 2.11 lose its gradient.
+            # torch.func does not support _EluPlusOne, and graphs of PyTorch 2.11 lose its gradient.
             if is_transformed() or written() is not None:
                 return torch.where(x > 0, x + 1.0, torch.where(x > 0, 0.0, x).exp())
             features: Tensor = _EluPlusOne.apply(x)
@@ -111,7 +111,7 @@ class FeatureMap:
 
 
 class _EluPlusOne(torch.autograd.Function):
-    """elu(x) + 1 = exp(min(x, 0)) + max(x, 0); backward needs the result only.
+    """elu(x) + 1 = exp(min(x, 0)) + max(x, 0); backward needs only the result.
 
     Ten times faster on a CPU than `torch.nn.functional.elu`, whose expm1 is not vectorised.
     """
@@ -124,7 +124,7 @@ class _EluPlusOne(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        # The slope is 1 where the result is above 1, and the result itself elsewhere.
+        # The slope is 1 if the result is above 1, else the result itself.
         (features,) = ctx.saved_tensors
         slope: Tensor = grad * features.clamp_max(1.0)
         return slope
@@ -142,15 +142,15 @@ def map_into(name: str, x: Tensor) -> Tensor:
 
 
 def slope_(name: str, grad: Tensor, features: Tensor, into: Tensor) -> None:
-    """Write the gradient of what `map_into` took, from that of its result, into any view.
+    """Write the gradient of the input of `map_into` into any view.
 
     Args:
-        name: of the map.
-        grad: of the features; overwritten.
-        features: the map's result, of the same shape.
-        into: as many numbers.
+        name: name of the map.
+        grad: gradient of the features; overwritten.
+        features: result of the map, of the same shape.
+        into: view with the same number of elements.
     """
-    if name == "elu":  # 1 where the result is above 1, and the result itself elsewhere
+    if name == "elu":  # 1 if the result is above 1, else the result itself
         grad.mul_(features.clamp_max(1.0))
     elif name == "relu":
         grad.mul_(features > 0)
@@ -158,7 +158,7 @@ def slope_(name: str, grad: Tensor, features: Tensor, into: Tensor) -> None:
 
 
 def check_feature_map(features: FeatureMap, head_dim: int) -> None:
-    """Refuse unknown names and a ν that is out of range, by a ValueError."""
+    """Raise a ValueError for unknown names and for ν outside its range."""
     check_choice("feature_map", features.name, ("elu", "relu", "dpfp", "favor"))
     if features.norm not in ("none", "sum"):
         raise ValueError(f"feature_norm must be none or sum, received {features.norm!r}")
@@ -170,7 +170,7 @@ def check_feature_map(features: FeatureMap, head_dim: int) -> None:
 
 
 def default_num_features(head_dim: int) -> int:
-    """Return E ln E rounded up, at least E: the number of random features that `favor` defaults to.
+    """Return E ln E rounded up, at least E, the default number of random features of `favor`.
 
     Source: Choromanski et al., 2021, Theorem 4 (the order E ln E).
     """
@@ -179,11 +179,11 @@ def default_num_features(head_dim: int) -> int:
 
 @outside_graphs
 def orthogonal_projection(normals: Tensor) -> Tensor:
-    """Turn independent normals (F, 2, E) into F rows w_m: orthogonal in groups of E, norms kept.
+    """Return F rows w_m from independent normals (F, 2, E): orthogonal in groups of E.
 
     Source: Choromanski et al., 2021, section 3 ("ORF"): each row alone is N(0, I).
 
-    `normals[:, 0]` gives the directions, `normals[:, 1]` the lengths.
+    `normals[:, 0]` determines the directions, `normals[:, 1]` the lengths.
     """
     count, _, size = normals.shape
     blocks = []
@@ -198,7 +198,7 @@ def orthogonal_projection(normals: Tensor) -> Tensor:
 def feature_normals(key: RandomKey, num_features: int, head_dim: int) -> Tensor:
     """Return the normals of one draw, (F, 2, E) float64 on the CPU, the same on every rank.
 
-    Counter (element, part, feature, 0), Box-Muller in float64. Samples do not enter: all
+    Counter (element, part, feature, 0), Box-Muller in float64. Draws do not depend on samples: all
     micro-batches and ranks of a step share their features.
     """
     rows = torch.arange(num_features).view(-1, 1, 1)
@@ -211,7 +211,7 @@ def feature_normals(key: RandomKey, num_features: int, head_dim: int) -> Tensor:
 
 
 def drawn_projection(key: RandomKey, num_features: int, head_dim: int) -> Tensor:
-    """Return the features of one draw, (F, E) float64 on the CPU, for a graph as one operator."""
+    """Return random features, (F, E) float64 on the CPU, as one operator in a graph."""
     if is_traced(key):
         assert isinstance(key.seed, Tensor)
         drawn: Tensor = _draw_operator(key.seed, key.step, key.layer, num_features, head_dim)

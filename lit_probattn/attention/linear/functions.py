@@ -1,7 +1,7 @@
-"""Linear attention as pure functions: what the baseline and its mixtures share.
+"""Linear attention as pure functions, shared by the baseline and its mixtures.
 
-Attention dropout has no pairs to act on here. Both forms drop whole values instead, one keep
-decision per (sample, key/value head, key) for all queries, so that they agree and need O(N) memory:
+Attention dropout cannot act on pairs. All engines drop whole values instead, with one keep decision
+per (sample, key/value head, key) for all queries, so that they agree and need O(N) memory:
 
     out_i = Σ_j attn_weights[i, j] keep_j value_j / (1 − p)
 """
@@ -37,16 +37,16 @@ OutputScale = Literal["one", "inv_sqrt_head_dim"]
 
 @dataclass(frozen=True)
 class LinearForm:
-    """The switches in which papers and released codes differ.
+    """Options in which papers and released codes differ.
 
     Args:
         features: feature map and its normalisation.
-        mix: where components of a key are mixed, after the feature map (MLK) or before it.
+        mix: whether components of a key are mixed after the feature map (MLK) or before it.
         denominator: divide by the sum over keys, or by √N (released Long Range Arena code).
         eps: added to the sum over keys.
         output_scale: factor on the output, 1 or 1/√E (released language-modelling code).
-        padded_len: the N of `sqrt_len`; None takes the geometric mean of the numbers of queries
-            and keys of the call.
+        padded_len: N of `sqrt_len`; None means the geometric mean of the numbers of queries and
+            keys of the call.
     """
 
     features: FeatureMap
@@ -65,14 +65,14 @@ class LinearForm:
 
 @dataclass(frozen=True)
 class Linear(Variant):
-    """Linear attention, of keys or of mixtures of keys.
+    """Linear attention of keys or of mixtures of keys.
 
     Args:
-        form: the switches.
-        projection: random features, (F, E). None for features that need none.
+        form: options.
+        projection: random features, (F, E). None unless `favor`.
         prior: π of the keys, (H_kv, K, 1 or L). None means no mixture.
-        key_shift: b of keys (B, H_kv, L, E) that are not shifted yet, (H_kv, K, E). None: they are.
-        state: sums over earlier positions; the new keys are added to it.
+        key_shift: b, (H_kv, K, E), if keys (B, H_kv, L, E) are not shifted yet; None otherwise.
+        state: sums over earlier positions, to which the new keys are added.
     """
 
     name = "linear"
@@ -80,7 +80,7 @@ class Linear(Variant):
     kernels = ("linear/linear",)
     has_scores = False
     takes_scale = False
-    stated_backend = "blockwise"  # the O(N) form; the reference stores the maps
+    stated_backend = "blockwise"  # the O(N) form; the reference stores the weights
 
     form: LinearForm
     projection: Tensor | None = None
@@ -89,7 +89,7 @@ class Linear(Variant):
     state: LinearState | None = None
 
     def needs(self) -> dict[str, str]:
-        """√N of one sequence: of two lengths one is not known while decoding."""
+        """Return the feature that √N requires: one length, which is unknown while decoding."""
         form = self.form
         scaled = form.denominator == "sqrt_len" and form.padded_len is None
         return {"one length": "denominator=sqrt_len"} if scaled else {}
@@ -100,7 +100,7 @@ class Linear(Variant):
         return 1 if self.prior is None else self.prior.shape[1]
 
     def components(self, key: Tensor) -> Tensor:
-        """Return every component's keys, (B, H_kv, K, L, E), of a mixture; shifted ones exact."""
+        """Return all components' keys, (B, H_kv, K, L, E), if mixed; in float32 if shifted."""
         if self.key_shift is not None:
             return shifted_keys(key, self.key_shift)
         if self.prior is None or key.dim() == 5:
@@ -108,7 +108,7 @@ class Linear(Variant):
         return key.unflatten(1, (-1, self.prior.shape[1]))
 
     def scores(self, call: HeadCall) -> Tensor:
-        """Return `linear_kernel`: not scores before a softmax, but the maps before division."""
+        """Return `linear_kernel`: the weights before division, not scores before a softmax."""
         dtype = call.query.dtype
         projection, prior = (
             None if x is None else x.to(dtype) for x in (self.projection, self.prior)
@@ -117,13 +117,13 @@ class Linear(Variant):
         return linear_kernel(call.query, self.components(call.key).to(dtype), exact)
 
     def weights(self, call: HeadCall) -> Tensor:
-        """Return kernel[i, j] / Σ_j kernel[i, j], (B, H, N, L), whatever the denominator."""
+        """Return kernel[i, j] / Σ_j kernel[i, j], (B, H, N, L), for every denominator."""
         kernel = masked_kernel(self.scores(call.precise()), call.masks)
         total = kernel.sum(-1, keepdim=True)
         return kernel / total.masked_fill(total == 0, 1.0)
 
     def sizes(self, call: HeadCall) -> dict[str, int]:
-        """F, the entries of a feature vector."""
+        """Return F, the size of a feature vector."""
         return {"features of a state": self.num_features(call)}
 
     def num_features(self, call: HeadCall) -> int:
@@ -131,7 +131,7 @@ class Linear(Variant):
         return self.form.features.num_features(call.query.shape[-1], self.projection)
 
     def check(self, call: HeadCall) -> None:
-        """Refuse a bias, a scale, and caches that are not states."""
+        """Raise if the call has a bias, a scale, or a cache without states."""
         check_linear(self.name, self.form, call.masks.bias, call.cache, call.scale)
 
 
@@ -159,18 +159,18 @@ def mix_keys(key: Tensor, prior: Tensor) -> Tensor:
 
 
 def linear_kernel(query: Tensor, key: Tensor, arguments: Linear) -> Tensor:
-    """Return the unnormalised maps of linear attention and its mixtures.
+    """Return the unnormalised weights of linear attention and its mixtures.
 
     Source: Katharopoulos et al., 2020, Eq. (4); MGK, ICML 2022, section 2.5 (MLK):
         kernel[i, j] = φ(query[i]) · φ(key[j])                 no mixture
         kernel[i, j] = Σ_r π_jr φ(query[i]) · φ(key[j, r])     mix = after
         kernel[i, j] = φ(query[i]) · φ(Σ_r π_jr key[j, r])     mix = before
-    Departs from the source: `before` is what the released Long Range Arena code does.
+    Departs from the source: `before` is the released Long Range Arena code.
 
     Args:
         query: (B, H, N, E).
         key: (B, H_kv, L, E), or (B, H_kv, K, L, E) with a prior.
-        arguments: switches, random features, priors.
+        arguments: options, random features, priors.
 
     Returns:
         (B, H, N, L).
@@ -191,12 +191,12 @@ def linear_kernel(query: Tensor, key: Tensor, arguments: Linear) -> Tensor:
 
 
 def linear_reference(given: HeadCall, arguments: Linear) -> Tensor:
-    """Return linear attention by the equation, materialising the maps.
+    """Return linear attention by the equation, storing the weights.
 
         attn_weights[i, j] = kernel[i, j] / (Σ_j kernel[i, j] + eps)     denominator = sum
         attn_weights[i, j] = kernel[i, j] / √N                           denominator = sqrt_len
 
-    The sums run over what the masks allow. Rows whose sum is zero give zeros.
+    The sums run over allowed pairs. Rows whose sum is zero give zeros.
     """
     given = given.precise()
     query, _, value, masks, dropout = given.heads
@@ -207,7 +207,7 @@ def linear_reference(given: HeadCall, arguments: Linear) -> Tensor:
 
 
 def masked_kernel(kernel: Tensor, masks: Masks) -> Tensor:
-    """Set hidden pairs to zero."""
+    """Set masked pairs to zero."""
     allowed = masks.allowed(masks.all_rows, masks.all_cols, kernel.device)
     return kernel if allowed is None else kernel.masked_fill(~allowed, 0.0)
 
@@ -219,9 +219,9 @@ def real_keys(cols: Tensor, masks: Masks) -> Tensor:
 
 
 def mixed_features(given: HeadCall, arguments: Linear) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return features of queries and of (mixed) keys, with log of the factor that keys carry.
+    """Return features of queries and of (mixed) keys, and the log of the keys' divisor.
 
-    They are at least float32; with a state, its factor and the keys' become one.
+    They are at least float32; with a state, its divisor and the keys' are made equal.
     """
     query, projection = given.query, arguments.projection
     dtype = compute_dtype(query)
@@ -240,7 +240,7 @@ def _mixed_keys(given: HeadCall, arguments: Linear) -> tuple[Tensor, Tensor | No
         key, prior = mix_keys(key, prior), None
     scale = features.key_scale(key, projection, masks.key_mask)
     if arguments.state is not None:
-        new = key.shape[-2] > 0  # a memory that is read gets none
+        new = key.shape[-2] > 0  # reading an encoder memory adds none
         scale = arguments.state.common_scale(scale) if new else arguments.state.log_scale
     if prior is None:
         cols = features.key(key, projection, scale)
@@ -251,7 +251,7 @@ def _mixed_keys(given: HeadCall, arguments: Linear) -> tuple[Tensor, Tensor | No
 
 
 def _divides_inside(given: HeadCall, arguments: Linear) -> bool:
-    """Whether the call is a whole causal sequence, run at once, for `causal_average`."""
+    """Whether `causal_average` applies: a whole causal sequence in eager mode."""
     masks, state = given.masks, arguments.state
     whole = masks.is_causal and masks.num_queries == masks.num_keys and state is None
     if not whole or arguments.form.denominator != "sum":
@@ -260,7 +260,7 @@ def _divides_inside(given: HeadCall, arguments: Linear) -> bool:
 
 
 def _causal_average(given: HeadCall, arguments: Linear) -> Tensor:
-    """Return `linear_blockwise` with feature maps inside where they act on single entries."""
+    """Return `linear_blockwise` with elementwise feature maps inside the spans."""
     query, key, value, masks, dropout = given.heads
     form, features = arguments.form, arguments.form.features
     inside = features.name if features.name in ("elu", "relu") else "none"
@@ -282,7 +282,7 @@ def _causal_average(given: HeadCall, arguments: Linear) -> Tensor:
 
 
 def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:
-    """Return the same with O(N) work and memory; causal over chunks.
+    """Return linear attention with O(N) work and memory; causal over chunks.
 
     A mixture is single-key linear attention with key features Σ_r π_jr φ(k_jr) (exact: the sum over
     components commutes with the sum over keys). Sums and states are at least float32.
@@ -297,7 +297,7 @@ def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:
     if form.denominator == "sum":
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
     before = None if state is None else state.sums
-    if masks.is_causal and masks.num_queries > 1:  # the last query sees all keys
+    if masks.is_causal and masks.num_queries > 1:  # a single query attends to all keys
         product, after = causal_product(rows, cols, value, state=before)
     else:
         after = cols.mT @ value
@@ -325,19 +325,19 @@ def drop_values(value: Tensor, dropout: AttentionDropout | None) -> Tensor:
 def finish(
     numerator: Tensor, total: Tensor | None, head_dim: int, form: LinearForm, masks: Masks
 ) -> Tensor:
-    """Divide numerators by the chosen denominator and apply the output's factor."""
+    """Divide numerators by the denominator and apply the output factor."""
     factor = 1.0 if form.output_scale == "one" else head_dim**-0.5
     if form.denominator == "sqrt_len" or total is None:
         return numerator * (factor / form.length_root(masks))
     total = total + form.eps
     least = torch.finfo(total.dtype).tiny
     if torch.is_grad_enabled():
-        # The gradient divides by the square of a sum, which overflows first: such rows get none.
+        # The gradient divides by the square of a sum, which underflows first: no gradient then.
         faint = total < least**0.5
         total = torch.where(faint, total.detach(), total)
         numerator = torch.where(faint, numerator.detach(), numerator)
     empty = total < least
-    # Positive features: where their sum is zero, so is the numerator.
+    # Features are positive: if their sum is zero, so is the numerator.
     return numerator * (factor / total.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
 
 
@@ -348,13 +348,13 @@ def check_linear(
     cache: Cache | None,
     scale: float | None = None,
 ) -> None:
-    """Refuse a bias, a scale, and caches that are not states or need a length."""
+    """Raise if there is a bias, a scale, or a cache without states or an unknown length."""
     advice = "pass attn_mask to hide pairs, or use a softmax variant"
     check_state(f"{name} attention", LinearState, advice, bias, cache, scale)
     if cache is not None and form.denominator == "sqrt_len" and form.padded_len is None:
         raise ValueError(
-            "decoding with denominator=sqrt_len needs padded_len, received None: √N is not "
-            "known before the last token"
+            "decoding with denominator=sqrt_len needs padded_len, received None: √N is "
+            "unknown until the last token"
         )
 
 
@@ -366,10 +366,10 @@ def check_state(
     cache: Cache | None,
     scale: float | None,
 ) -> None:
-    """Refuse what a variant without scores has no place for: a bias, a scale, other caches.
+    """Raise if a call has a bias, a scale or a cache that variants without scores do not support.
 
     Raises:
-        ValueError: it says what the variant takes instead, a bias by `advice`.
+        ValueError: one is not supported; for a bias the message ends with `advice`.
     """
     if bias is not None:
         raise ValueError(f"{name} has no scores before a softmax to add a bias to; {advice}")
@@ -378,7 +378,7 @@ def check_state(
     if cache is not None and not isinstance(cache, state):
         raise ValueError(
             f"{name} decodes from a {state.__name__}, received {type(cache).__name__}: "
-            "make it by layer.new_cache()"
+            "create it with layer.new_cache()"
         )
 
 
@@ -386,8 +386,8 @@ def linear_triton(given: HeadCall, arguments: Linear) -> Tensor:
     """Return `linear_blockwise` by fused kernels, (B, H, N, E_v) in the dtype of `query`.
 
     Features and their mixtures are computed in float32 and rounded to the dtype of `query`, in
-    which the products within chunks run; sums and states are float32. `dpfp` and `favor` are made
-    outside the kernels.
+    which the products within chunks are computed; sums and states are float32. `dpfp` and `favor`
+    are computed outside the kernels.
     """
     from lit_probattn.kernels.linear.operators import linear_attention
 
@@ -409,7 +409,7 @@ def linear_triton(given: HeadCall, arguments: Linear) -> Tensor:
 
 
 class FusedFeatures(TypedDict, total=False):
-    """What kernels make features of: vectors, φ, mixture; or features, where they know no φ."""
+    """Inputs of the kernels: vectors, φ and mixture; or features, if kernels do not support φ."""
 
     query: Tensor
     key: Tensor
@@ -421,7 +421,7 @@ class FusedFeatures(TypedDict, total=False):
 
 
 def fused_features(given: HeadCall, arguments: Linear) -> FusedFeatures:
-    """Return queries and keys as kernels take them."""
+    """Return queries and keys as inputs of the kernels."""
     features, prior, shift = arguments.form.features, arguments.prior, arguments.key_shift
     if features.name == "elu" or features.name == "relu":
         key = given.key if shift is not None else arguments.components(given.key)
@@ -438,7 +438,7 @@ def fused_features(given: HeadCall, arguments: Linear) -> FusedFeatures:
 
 
 def kept_values(given: HeadCall) -> Tensor | None:
-    """Return what `drop_values` multiplies values with, (B, H_kv, L) float32."""
+    """Return the factors of `drop_values`, (B, H_kv, L) float32."""
     dropout, value = given.dropout, given.value
     if dropout is None:
         return None

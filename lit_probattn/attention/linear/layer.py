@@ -1,4 +1,4 @@
-"""Linear attention, the baseline of MLK: a feature map in place of the softmax."""
+"""Linear attention, the baseline of MLK: a feature map instead of the softmax."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class LinearOptions:
     Args:
         feature_map: `elu` (elu(x) + 1), `relu`, `dpfp`, or `favor` (random features for exp(q · k /
             √E)).
-        num_features: F of `favor`. None means E ln E. Training draws them anew in every step, by
-            the step's key; evaluation uses the ones that the layer was made with.
+        num_features: F of `favor`. None means E ln E. Training redraws them in every step, from the
+            step's key; evaluation uses the initial draw.
         dpfp_nu: ν of `dpfp`; F = 2 E ν.
         feature_norm: `sum` divides features by their sum.
     """
@@ -48,7 +48,7 @@ class LinearOptions:
     feature_norm: FeatureNorm = "none"
 
     def form(self) -> LinearForm:
-        """Return feature map and switches."""
+        """Return feature map and options."""
         return LinearForm(FeatureMap(self.feature_map, self.feature_norm, self.dpfp_nu))
 
 
@@ -63,19 +63,19 @@ class LinearCore(Core):
     """Random features, if any; see `LinearAttention`."""
 
     makes: ClassVar[type[Linear]] = Linear
-    redraws = True  # random features anew in every training step, by its key
+    redraws = True  # new random features in every training step, from its key
     projection: Tensor | None
     key_shift: Tensor | None
 
     options_class: ClassVar[type[LinearOptions]] = LinearOptions
 
     def make_parameters(self, options: LinearOptions) -> None:
-        """Draw random features, if there are any."""
+        """Draw random features, if any."""
         size, num_features, form = self.layout.head_dim, options.num_features, options.form()
         check_feature_map(form.features, size)
         _check_form(form, num_features)
         self.form = form
-        # √N of the padded call is not that of a document.
+        # √N of the padded call differs from √N of a document.
         self.takes_padding = form.denominator != "sqrt_len" or form.padded_len is not None
         self.key_shift = None
         projection = None
@@ -86,12 +86,12 @@ class LinearCore(Core):
         self.register_buffer("projection", projection)
 
     def check(self, bias: Tensor | None, cache: Cache) -> None:
-        """Refuse a bias, and caches that are not states."""
+        """Raise if there is a bias, or a cache without states."""
         check_linear(self.name, self.form, bias, cache)
 
     # ------------------------------------------------------------------ one call
     def variant(self, call: HeadCall) -> Linear:
-        """Return features, priors, shifts and state."""
+        """Return the variant with features, priors, shifts and state."""
         return self.makes(
             self.form,
             self.features(call.rng),
@@ -102,13 +102,13 @@ class LinearCore(Core):
 
     @property
     def kind_of_features(self) -> costs.Features:
-        """What enters the cost."""
+        """The properties of the features that the cost depends on."""
         form, projection = self.form, self.projection
         number = form.features.num_features(self.layout.head_dim, projection)
         return costs.Features(number, projection is not None, form.denominator == "sum")
 
     def features(self, rng: RandomKey | None) -> Tensor | None:
-        """Return the random features of a call, (F, E): this step's in training."""
+        """Return the random features of a call, (F, E); in training, drawn for the step."""
         if self.projection is None or not self.training or not self.redraws:
             return self.projection
         sizes = self.projection.shape[0], self.layout.head_dim
@@ -120,7 +120,7 @@ class LinearCore(Core):
         return None
 
     def new_cache(self, capacity: int = 0) -> LinearState:
-        """Return an empty state; `capacity` does not matter, its size is constant."""
+        """Return an empty state; `capacity` is ignored, because the size is constant."""
         return LinearState()
 
     def absorb(self, call: HeadCall) -> None:
@@ -128,7 +128,7 @@ class LinearCore(Core):
         self(call)
 
     def extra_repr(self) -> str:
-        """Switches, for printing."""
+        """Return the options for `repr`."""
         return str(self.form)
 
 
@@ -141,11 +141,12 @@ class LinearAttention(Attention):
     key/value head and key), because there are no pairs; no epsilon in the denominator, so that
     weights sum to one (the value-aware paper adds 1e-6; `ReleasedLinearAttention` has `eps`).
 
-    There is no additive bias (no scores). Boolean `attn_mask` needs `backend="reference"`. The
-    released codes of MGK differ in denominator and output factor: see `ReleasedLinearAttention`.
+    Linear attention has no scores, and therefore no additive bias. Boolean `attn_mask` requires
+    `backend="reference"`. The released codes of MGK differ in denominator and output factor: see
+    `ReleasedLinearAttention`.
 
-    Its arguments are the fields of `LinearOptions` and of `LayerOptions`, without rotary positions.
-    `dropout` drops values; `backend=reference` materialises the maps, `blockwise` and `triton` are
+    The arguments are the fields of `LinearOptions` and of `LayerOptions`, without rotary positions.
+    `dropout` drops values; `backend=reference` stores the weights, `blockwise` and `triton` are
     O(N).
 
     Raises:

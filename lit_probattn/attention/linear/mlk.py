@@ -32,7 +32,7 @@ from lit_probattn.base.arguments import by_name
 
 @dataclass(frozen=True, kw_only=True)
 class MLKOptions(MixtureOptions, LinearOptions):
-    """Options of MLK and sMLK; those of its bases are all."""
+    """Options of MLK and sMLK."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +45,16 @@ class MLKArguments(MLKOptions, LinearArguments):
 
 
 class MLKCore(LinearCore):
-    """Linear attention with a mixture of K components per key, from heads to heads.
+    """Parameters of linear attention with a mixture of K components per key.
 
-    The layout has K keys per head unless they are shifted here; see `MLKAttention`.
+    The layout has K keys per head unless this core shifts them; see `MLKAttention`.
     """
 
     makes: ClassVar[type[Linear]] = MLK
     options_class = MLKOptions
 
     def make_parameters(self, options: LinearOptions) -> None:
-        """Make priors and shifts."""
+        """Create priors and shifts."""
         super().make_parameters(options)
         assert isinstance(options, MLKOptions)
         layout = self.layout
@@ -74,14 +74,14 @@ class MLKCore(LinearCore):
             self.key_shift = nn.Parameter(shift)
 
     def components(self, key: Tensor) -> Tensor:
-        """Return every component's keys, (B, H_kv, K, L, E); shifted ones in at least float32."""
+        """Return the keys of all components, (B, H_kv, K, L, E), at least float32 if shifted."""
         if self.key_shift is None:
             return key if key.dim() == 5 else key.unflatten(1, (-1, self.num_components))
         return shifted_keys(key, self.key_shift)
 
     @property
     def kind_of_features(self) -> Features:
-        """What enters the cost."""
+        """The properties of the features that the cost depends on."""
         kind = super().kind_of_features._replace(num_components=self.num_components)
         return kind._replace(
             shifted=self.key_shift is not None, mixes_keys=self.form.mix == "before"
@@ -96,16 +96,16 @@ class MLKCore(LinearCore):
 
     @property
     def has_components(self) -> bool:  # type: ignore[override]
-        """Whether components are told apart: not where keys are mixed before the feature map."""
+        """Whether components are separate: False if keys are mixed before the feature map."""
         return self.form.mix == "after"
 
     def posterior(self, call: HeadCall) -> tuple[Tensor, Tensor]:
-        """Return weights and γ_ijr = π_r φ(q_i)·φ(k_jr) / Σ_r' (the same)."""
+        """Return weights and γ_ijr = π_r φ(q_i)·φ(k_jr) / Σ_r' π_r' φ(q_i)·φ(k_jr')."""
         call.refuse_documents("responsibilities")
         dtype = compute_dtype(call.query)
         query, key = call.query.to(dtype), self.components(call.key).to(dtype)
         prior, features = self.shares(call), self.features(call.rng)
-        assert prior is not None  # a mixture has one
+        assert prior is not None  # every mixture has one
         parts = []
         for component in range(self.num_components):
             alone = torch.zeros_like(prior)
@@ -124,7 +124,7 @@ class MLKCore(LinearCore):
         return self.prior.learned()
 
     def extra_repr(self) -> str:
-        """Switches and the mixture, for printing."""
+        """Return options and mixture for `repr`."""
         return (
             f"{super().extra_repr()}, num_components={self.num_components}, "
             f"shifted_keys={self.key_shift is not None}"
@@ -137,12 +137,12 @@ class MLKAttention(LinearAttention):
     Source: MGK, ICML 2022, section 2.5.
         out[i] = φ(query[i])ᵀ Σ_j Σ_r π_r φ(key[j, r]) value[j]ᵀ
                / φ(query[i])ᵀ Σ_j Σ_r π_r φ(key[j, r])
-    Departs from the source: nothing; what the released codes do is `ReleasedMLKAttention`. Priors
-    are learned by gradient (setting A); the paper defines no E-step and no M-step for MLK, so there
-    is no setting B or C.
+    Departs from the source: nothing; the released codes are `ReleasedMLKAttention`. Priors are
+    learned by gradient (setting A); the paper defines no E-step and no M-step for MLK, so settings
+    B and C do not exist.
 
-    Its arguments are the fields of `MixtureOptions` and those of `LinearAttention`; features are
-    normalised before mixing.
+    The arguments are the fields of `MixtureOptions` and the arguments of `LinearAttention`;
+    features are normalised before mixing.
 
     Raises:
         ValueError: fewer than one component, an unknown name, contradicting options.
@@ -167,6 +167,6 @@ class MLKAttention(LinearAttention):
         return self.options.shifted_keys
 
     def head_layout(self) -> HeadLayout:
-        """All components at once unless they are shifts."""
+        """Return a layout with K keys per head, or one if components are shifts."""
         keys = 1 if self.shifted_keys else self.num_components
         return replace(super().head_layout(), keys_per_head=keys)

@@ -1,4 +1,4 @@
-"""From dot products to Gaussians while a model is trained: the weight of keys' norms goes to 0."""
+"""Annealing from dot products to Gaussian scores in training: the weight of key norms goes to 0."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_NAME = "key_norm_weight"  # of the option, and of the buffer in state dicts
+_NAME = "key_norm_weight"  # name of the option, and of the buffer in state dicts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,9 +16,9 @@ class NormOptions:
     """The option of Gaussian scores that start as dot products.
 
     Args:
-        key_norm_weight: λ in [0, 1], of Gaussian scores: log π gains λ ‖key[j, r]‖² / (2 σ²_r), so
-            that 1 starts at the dot product; training with `norm_annealing_steps` takes it to 0,
-            the Gaussian. Checkpoints hold its value. None is the Gaussian from the beginning.
+        key_norm_weight: λ in [0, 1] of Gaussian scores, which adds λ ‖key[j, r]‖² / (2 σ²_r) to
+            log π: 1 starts with the dot product, and training with `norm_annealing_steps` reduces
+            it to 0, the Gaussian. Checkpoints store its value. None is the Gaussian from the start.
     """
 
     key_norm_weight: float | None = None
@@ -29,30 +29,30 @@ class NormOptions:
         return self.key_norm_weight
 
     def check_norms(self, score: str) -> None:
-        """Raise a ValueError where λ is out of range, or the scores have no norms."""
+        """Raise a ValueError if λ is out of range or the scores contain no norms."""
         weight = self.start_norm_weight
         if weight is None:
             return
         if score != "gaussian":
             raise ValueError(
-                f"{_NAME}={weight:g} is for score=gaussian, received score={score}: leave it out, "
-                "the dot product has no norms"
+                f"{_NAME}={weight:g} is for score=gaussian, received score={score}: remove it, the "
+                "dot product has no norms"
             )
         if not 0.0 <= weight <= 1.0:
             raise ValueError(f"{_NAME} must be in [0, 1], received {weight}")
 
 
-DOT_PRODUCTS = NormOptions(key_norm_weight=1.0)  # where all of the norms are put back
+DOT_PRODUCTS = NormOptions(key_norm_weight=1.0)  # all of the norms is added back
 
 
 class KeyNorms(nn.Module):
-    """The weight λ of a core's key norms: a buffer, where the core is made with one."""
+    """The weight λ of a core's key norms: a buffer, if the core has one."""
 
     start_norm_weight: float | None = None
     key_norm_weight: Tensor | None
 
     def keep_norms(self, options: NormOptions) -> None:
-        """Make the buffer."""
+        """Register the buffer."""
         weight = self.start_norm_weight = options.start_norm_weight
         self.register_buffer(_NAME, None if weight is None else torch.tensor(float(weight)))
 
@@ -62,25 +62,25 @@ class KeyNorms(nn.Module):
         return self.key_norm_weight
 
     def set_norm_weight(self, weight: float) -> None:
-        """Set λ; for training, which anneals it.
+        """Set λ; training anneals it.
 
         Raises:
-            ValueError: the layer was made without it.
+            ValueError: the layer has no λ.
         """
         if self.norm_weight is None:
-            raise ValueError(f"a layer without {_NAME} has no norms to weigh")
+            raise ValueError(f"the layer has no {_NAME}: build it with one")
         self.norm_weight.fill_(weight)
 
     def refuse_norms(self, option: str) -> None:
-        """Raise a ValueError if norms have a weight, for which an option has no place."""
+        """Raise a ValueError if norms have a weight, which an option does not support."""
         if self.norm_weight is not None:
-            raise ValueError(f"{option} has no place for {_NAME}: leave one of them out")
+            raise ValueError(f"{option} does not support {_NAME}: remove one of them")
 
     def drop_annealed(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Take a weight out of a state dict that has been annealed to 0, if there is none here.
+        """Remove a weight that was annealed to 0 from a state dict, if this core has none.
 
         Raises:
-            ValueError: it was not annealed to the end.
+            ValueError: the annealing was not complete.
         """
         name = f"{prefix}{_NAME}"
         if self.norm_weight is None and name in state_dict:
@@ -94,20 +94,21 @@ class KeyNorms(nn.Module):
 
 
 def annealed_cores(model: nn.Module) -> list[KeyNorms]:
-    """Return the cores of a model whose norms have a weight."""
+    """Return the cores of a model whose key norms have a weight."""
     cores = [part for part in model.modules() if isinstance(part, KeyNorms)]
     return [core for core in cores if core.norm_weight is not None]
 
 
 class NormAnnealing:
-    """Takes the weight λ of keys' norms to 0 while a model is trained.
+    """Anneals the weight λ of key norms to 0 in training.
 
-    Source: extension of ours of MGK, ICML 2022: λ falls in a straight line from what the layer was
-    made with, to 0 after these steps.
+    Source: this package's extension of MGK, ICML 2022: λ decreases linearly from its initial value
+    to 0 over these steps.
 
     Args:
-        norm_annealing_steps: optimiser steps in which attention with `key_norm_weight` goes from
-            dot products to Gaussians; its weight follows from the step. None leaves it alone.
+        norm_annealing_steps: optimiser steps in which attention with `key_norm_weight` changes from
+            dot products to Gaussians; the weight is a function of the step. None leaves the weight
+            unchanged.
 
     Raises:
         ValueError: it is below 1.
@@ -121,20 +122,20 @@ class NormAnnealing:
         self.steps = norm_annealing_steps
 
     def check(self, model: nn.Module) -> None:
-        """Check that a model has what is to be annealed.
+        """Check that a model has a weight to anneal.
 
         Raises:
-            ValueError: no layer has norms with a weight.
+            ValueError: no layer has a weight of key norms.
         """
         if self.steps is not None and not annealed_cores(model):
             raise ValueError(
-                f"norm_annealing_steps {self.steps} has nothing to anneal: give the attention, MGK "
-                f"or sMGK with Gaussian scores, {_NAME} 1.0 (`lit-probattn convert … --anneal` "
-                "writes it), or leave norm_annealing_steps out"
+                f"norm_annealing_steps {self.steps} has nothing to anneal: set {_NAME} to 1.0 "
+                "for MGK or sMGK with Gaussian scores (`lit-probattn convert … --anneal` does), or "
+                "remove norm_annealing_steps"
             )
 
     def set_step(self, model: nn.Module, step: int) -> dict[str, float]:
-        """Set λ after `step` optimiser steps; return the largest, to be logged."""
+        """Set λ after `step` optimiser steps; return the largest λ, for logging."""
         if self.steps is None:
             return {}
         share, weights = max(0.0, 1.0 - step / self.steps), [0.0]

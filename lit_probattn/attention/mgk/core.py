@@ -1,4 +1,4 @@
-"""Parameters of a mixture of Gaussians per key: shifts, priors, variances."""
+"""Parameters of keys that are mixtures of Gaussians: shifts, priors, variances."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from lit_probattn.base.torch_internals import FollowingModule, in_backward
 class MixtureVariance(FollowingModule):
     """Variances σ²_r, fixed or learnable (σ² = exp θ), shared by positions.
 
-    Variances that change stay within a factor 8 of √E, so that no component can become flat enough
-    to switch itself off; the gradient of a variance at the bound that pushes outwards is zero, and
-    an M-step stops there, which is the best that the bound allows.
+    Variances that change stay within a factor 8 of √E, so that no component becomes flat enough to
+    vanish. At the bound, a gradient that points outwards is zero, and an M-step stops, which is the
+    best value within the bound.
 
     Args:
         multipliers: c_r, initial (or fixed) variances in units of √E.
-        num_heads: heads that have variances of their own.
+        num_heads: heads with separate variances.
         head_dim: E.
         learn: whether σ² is a parameter.
-        by_m_step: whether σ² is a buffer that follows `apply_statistics`.
+        by_m_step: whether σ² is a buffer that `apply_statistics` updates.
     """
 
     fixed: Tensor
@@ -68,13 +68,13 @@ class MixtureVariance(FollowingModule):
             self.register_buffer("fixed", variance.repeat(num_heads, 1), persistent=False)
 
     def after_move(self) -> None:
-        """Keep fixed variances in float64 through every cast."""
+        """Keep fixed variances in float64 after a cast."""
         if self.log_variance is None:
             exact = torch.tensor(self._exact, dtype=torch.float64, device=self.fixed.device)
             self.fixed = exact.repeat(self.fixed.shape[0], 1)
 
     def learned(self) -> dict[str, ParameterTable]:
-        """Return σ² where components differ or learn."""
+        """Return σ² if components differ or learn."""
         return (
             {}
             if self.is_equal
@@ -96,7 +96,7 @@ class MixtureVariance(FollowingModule):
         self._sums += sums
 
     def statistics(self) -> Tensor:
-        """Return what was accumulated since the last `apply_statistics`, (2, num_heads, K)."""
+        """Return the sums since the last `apply_statistics`, (2, num_heads, K)."""
         if self._sums is not None:
             return self._sums
         assert self.log_variance is not None
@@ -105,7 +105,7 @@ class MixtureVariance(FollowingModule):
 
     @torch.no_grad()
     def apply_statistics(self, sums: Tensor) -> None:
-        """M-step: σ²_r = Σ P_ijr ‖q_i − k_jr‖² / (E Σ P_ijr) where seen; forget the sums."""
+        """M-step: σ²_r = Σ P_ijr ‖q_i − k_jr‖² / (E Σ P_ijr) if Σ P_ijr > 0; reset the sums."""
         assert self.log_variance is not None
         squares, weights = sums
         seen = weights > 0
@@ -116,19 +116,19 @@ class MixtureVariance(FollowingModule):
 
 
 class MixturePrior(nn.Module):
-    """Priors π_jr of the components: learned by gradient (A), or by the M-step (B).
+    """Priors π_jr of the components, learned by gradient (A) or by the M-step (B).
 
-    Source: MGK, ICML 2022, section 2.3 and Table 5. Setting A keeps raw values p (start 1/K) that
-    enter as clamp(p, 0, 1) without a sum-to-one constraint; `softmax` keeps logits instead. In
+    Source: MGK, ICML 2022, section 2.3 and Table 5. Setting A stores raw values p (initially 1/K),
+    used as clamp(p, 0, 1) without a sum-to-one constraint; `softmax` stores logits instead. In
     setting B the prior is Σ responsibilities / number of pairs over one optimiser step.
 
     Args:
         num_components: K.
-        num_heads: heads that have priors of their own.
+        num_heads: heads with separate priors.
         share: one set per layer (K,), per head (H, K), or per head and position (H, K, L_max).
-        param: how setting A parametrises them.
-        by_m_step: setting B; values are a buffer and follow `apply`.
-        max_positions: L_max, needed by `head_position`.
+        param: parametrisation in setting A.
+        by_m_step: setting B; values are a buffer that `apply_statistics` updates.
+        max_positions: L_max, required by `head_position`.
         floor: smallest π in log space, above 0. Below it the gradient is zero, as outside [0, 1].
 
     Raises:
@@ -175,10 +175,10 @@ class MixturePrior(nn.Module):
         self._sums: Tensor | None = None
 
     def forward(self, num_keys: int) -> Tensor:
-        """Return log π, (num_heads, K, 1), or (num_heads, K, L) when positions have their own.
+        """Return log π, (num_heads, K, 1), or (num_heads, K, L) with priors per position.
 
         Raises:
-            ValueError: more keys than positions with a prior.
+            ValueError: there are more keys than positions with a prior.
         """
         value = self._per_key(num_keys)
         if self.param == "softmax" and not self.by_m_step:
@@ -186,14 +186,14 @@ class MixturePrior(nn.Module):
         return value.clamp(0.0, 1.0).clamp_min(self.floor).log()
 
     def probabilities(self, num_keys: int) -> Tensor:
-        """Return π in the same shape, for sums that are not in log space: no floor above zero."""
+        """Return π in the same shape, for sums that are not in log space, without the floor."""
         value = self._per_key(num_keys)
         if self.param == "softmax" and not self.by_m_step:
             return value.softmax(1)
         return value.clamp(0.0, 1.0)
 
     def learned(self) -> dict[str, ParameterTable]:
-        """Return π as it enters, the mean over positions where they have their own."""
+        """Return π, averaged over positions if it depends on them."""
         count = self.value.shape[-1] if self.share == "head_position" else 1
         values = self(count).exp().mean(-1)
         return {"prior": ParameterTable(values, "prior π", "component", is_share=True)}
@@ -224,7 +224,7 @@ class MixturePrior(nn.Module):
         self._sums += sums
 
     def statistics(self) -> Tensor:
-        """Return what was accumulated since the last `apply`: (2, *prior shape) float64."""
+        """Return the sums since the last `apply_statistics`: (2, *prior shape) float64."""
         if self._sums is not None:
             return self._sums
         shape = (2, *self.value.shape)
@@ -232,7 +232,7 @@ class MixturePrior(nn.Module):
 
     @torch.no_grad()
     def apply_statistics(self, sums: Tensor) -> None:
-        """M-step: π = numerator / denominator where anything was seen; forget the sums."""
+        """M-step: π = numerator / denominator if that is not 0; reset the sums."""
         numerator, denominator = sums
         seen = denominator > 0
         fresh = (numerator / denominator.where(seen, 1.0)).to(self.value.dtype)
@@ -243,11 +243,12 @@ class MixturePrior(nn.Module):
 class MGKCore(KeyNorms, Core):
     """Shifts, priors and variances of attention to keys that are mixtures of K Gaussians.
 
-    The layout has K keys per head unless they are shifted here; `rotary` turns the keys, where
-    shifts come before rotation.
+    The layout has K keys per head unless this core shifts them; `rotary` rotates the keys if shifts
+    precede the rotation.
 
     Raises:
-        ValueError: a variance is not positive, a name is unknown, or shifts have no dimension left.
+        ValueError: a variance is not positive, a name is unknown, or no dimension is left for
+            shifts.
     """
 
     makes: ClassVar[type[MGK]] = MGK
@@ -261,7 +262,7 @@ class MGKCore(KeyNorms, Core):
     options_class: ClassVar[type[MGKOptions]] = MGKOptions
 
     def make_parameters(self, options: MGKOptions) -> None:
-        """Make shifts, priors and variances."""
+        """Create shifts, priors and variances."""
         layout, rotary = self.layout, self.rotary
         shifted, score, count = options.shifted_keys, options.score, options.num_components
         check_components(layout, count, shifted)
@@ -270,7 +271,7 @@ class MGKCore(KeyNorms, Core):
         self.include_log_det, self.em_weighting = options.include_log_det, options.em_weighting
         self.rotary_shift = options.rotary_shift
         self.has_m_step = options.e_step == "soft"
-        owners = layout.key  # heads with shifts, priors and variances of their own
+        owners = layout.key  # heads with separate shifts, priors and variances
         multipliers = variance_multipliers(options.variance, count)
         self.variance = MixtureVariance(
             *(multipliers, owners, layout.head_dim),
@@ -311,7 +312,7 @@ class MGKCore(KeyNorms, Core):
 
     # ------------------------------------------------------------------ one call
     def variant(self, call: HeadCall) -> MGK:
-        """Return priors, variances, shifts and switches; another scale divides the variances."""
+        """Return the variant of a call; a scale other than 1/√E divides the variances."""
         num_keys, variance = call.masks.num_keys, self.variance()
         return self.makes(
             log_prior=None if self.prior is None else self.prior(num_keys),
@@ -325,7 +326,7 @@ class MGKCore(KeyNorms, Core):
         )
 
     def shift_table(self, num_keys: int) -> Tensor | None:
-        """Return b_r, (H_prior, K, E), or of every position, (H_prior, K, L, E), where it turns."""
+        """Return b_r, (H_prior, K, E), or rotated for every position, (H_prior, K, L, E)."""
         shift = self.shifts()
         if shift is None or self.shares_product:
             return shift
@@ -334,7 +335,7 @@ class MGKCore(KeyNorms, Core):
         return self.rotary(table, 0)
 
     def components(self, key: Tensor) -> Tensor:
-        """Return every component's keys, (B, H_key, K, L, E); shifted ones in at least float32."""
+        """Return the keys of all components, (B, H_key, K, L, E), at least float32 if shifted."""
         table = self.shift_table(key.shape[-2])
         return MGK(None, self.variance(), key_shift=table).components(key)
 
@@ -349,7 +350,7 @@ class MGKCore(KeyNorms, Core):
 
     @property
     def kind_of_mixture(self) -> Mixture:
-        """What enters the cost."""
+        """The properties of the mixture that its cost depends on."""
         return Mixture(
             num_components=self.num_components,
             shifted=self.shifted_keys,
@@ -361,30 +362,30 @@ class MGKCore(KeyNorms, Core):
 
     @property
     def shares_product(self) -> bool:
-        """Whether the components' scores differ by a term per query and one per key only."""
+        """Whether the components' scores differ only by a term per query and a term per key."""
         turned = self.rotary is not None and self.rotary_shift == "before"
         return self.shifted_keys and not turned
 
     def shifts(self) -> Tensor | None:
-        """Return b_r over whole heads, (H_prior, K, E); zero where they are kept unrotated."""
+        """Return b_r over whole heads, (H_prior, K, E), padded with zeros in rotated dimensions."""
         size = self.layout.head_dim
         if self.key_shift is None or self.key_shift.shape[-1] == size:
             return self.key_shift
         return nn.functional.pad(self.key_shift, (size - self.key_shift.shape[-1], 0))
 
-    # ------------------------------------------------------------------ what studies ask
+    # ------------------------------------------------------------------ analysis
     def gaussians(self, call: HeadCall) -> Gaussians:
-        """Return every component's keys, priors and variances.
+        """Return keys, priors and variances of all components.
 
         Raises:
-            ValueError: the scores are not densities, as keys' norms are put back.
+            ValueError: the scores are not densities, because key norms are added back.
         """
         call.refuse_documents("Gaussians")
         weight = self.norm_weight
         if weight is not None and bool(weight):
             raise ValueError(
-                f"keys' norms are put back with weight {float(weight):.3g}, so scores are not "
-                "densities of Gaussians: take a checkpoint from after the annealing"
+                f"key norms are added back with weight {float(weight):.3g}, so scores are not "
+                "densities of Gaussians: use a checkpoint from after the annealing"
             )
         return self._mixtures(call)
 
@@ -422,14 +423,14 @@ class MGKCore(KeyNorms, Core):
     # ------------------------------------------------------------------ setting B
     @property
     def by_m_step(self) -> bool:
-        """Whether priors follow the M-step."""
+        """Whether the M-step sets the priors."""
         return self.e_step == "soft"
 
     def accumulate_m_step(self, call: HeadCall) -> None:
-        """Add the responsibilities of a training pass; a recomputation in backward adds nothing.
+        """Add the responsibilities of a training pass, unless backward recomputes it.
 
         The task sums them over ranks and applies them once per optimiser step, so micro-batches and
-        ranks together make one M-step.
+        ranks together are one M-step.
         """
         if self.prior is None or not self.by_m_step or in_backward():
             return
@@ -447,10 +448,10 @@ class MGKCore(KeyNorms, Core):
             self.variance.accumulate(sums.squares, sums.numerator.sum(-1))
 
     def prior_statistics(self) -> Tensor | None:
-        """Return the sums of an M-step since the last update, or None where there is none.
+        """Return the sums of an M-step since the last update, or None without an M-step.
 
-        Numerator and denominator of the priors, (2, *prior shape); where variances follow too, one
-        vector, those first.
+        Numerator and denominator of the priors, (2, *prior shape); if the M-step also sets
+        variances, one vector that starts with them.
         """
         if self.prior is None or not self.by_m_step:
             return None
@@ -460,12 +461,12 @@ class MGKCore(KeyNorms, Core):
         return torch.cat([of_prior.flatten(), self.variance.statistics().flatten()])
 
     def apply_prior_update(self, statistics: Tensor) -> None:
-        """Replace priors, and variances that follow, by an M-step over `statistics`.
+        """Replace priors, and variances if the M-step sets them, by an M-step over `statistics`.
 
-        They are `prior_statistics`, summed over ranks by the caller.
+        `statistics` is `prior_statistics`, summed over ranks by the caller.
 
         Raises:
-            ValueError: the priors do not follow an M-step.
+            ValueError: no M-step sets the priors.
         """
         if self.prior is None or not self.by_m_step:
             raise ValueError(f"e_step={self.e_step} has no M-step; only e_step=soft updates priors")
@@ -477,7 +478,7 @@ class MGKCore(KeyNorms, Core):
         self.prior.apply_statistics(statistics)
 
     def extra_repr(self) -> str:
-        """The mixture, for printing."""
+        """Return the mixture for `repr`."""
         return (
             f"num_components={self.num_components}, shifted_keys={self.shifted_keys}, "
             f"e_step={self.e_step!r}, score={self.score!r}"

@@ -1,13 +1,13 @@
 """Attention whose keys are mixtures of Gaussians: the equation and its normal form.
 
-The parameters are in `layer.py`. Cached keys cost one product per pair where shifts allow it. With
-τ = 1/σ²:
+The parameters are in `core.py`. Shifted keys need one product per pair if the normal form allows
+it. With τ = 1/σ²:
 
     s_ijr = τ_r query[i] · key[j, r] − (τ_r / 2) ‖query[i]‖² + β_jr
     β_jr = log π_jr − (1 − λ) (τ_r / 2) ‖key[j, r]‖² [− (E / 2) log σ²_r]
 
-with λ = 0, or the weight at which keys' norms are put back (`norm_weight`), and for shifted keys
-query · (key + b_r) = query · key + query · b_r, whatever the number of components.
+where λ = 0, or the weight with which key norms are added back (`norm_weight`). For shifted keys,
+query · (key + b_r) = query · key + query · b_r, for any number of components.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class MGK(Variant):
         log_prior: log π, (H_prior, K, 1 or L). None means no prior.
         variance: σ², (H_prior, K).
         include_log_det: whether to add the determinant; see `component_scores`.
-        equal_variance: known to be the same for all components of a head, which lets faster forms
-            drop the query's norm.
+        equal_variance: whether σ² is known to be the same for all components of a head, so that
+            engines can drop the query's norm.
         hard: maximum instead of sum over components.
-        key_shift: b_r, (H_prior, K, E), of which key[j, r] = key[j] + b_r; (H_prior, K, L, E) where
-            it depends on the position. None means K keys per position.
+        key_shift: b_r, (H_prior, K, E), for key[j, r] = key[j] + b_r; (H_prior, K, L, E) if it
+            depends on the position. None means K keys per position.
         row_eps: added to the sum over keys (released language-modelling code: 1e-6), by the
             reference only.
         norm_weight: λ, (), of Gaussian scores; see `component_scores`. None means 0.
@@ -64,12 +64,12 @@ class MGK(Variant):
 
     @property
     def shares_product(self) -> bool:
-        """Whether the components' scores differ by a term per query and one per key only."""
+        """Whether the components' scores differ only by a term per query and a term per key."""
         return self.key_shift is not None and self.key_shift.dim() == 3
 
     @property
     def _by_position(self) -> str:
-        """The option by which keys count by their positions, or nothing."""
+        """The option that makes scores depend on key positions, or an empty string."""
         if self.log_prior is not None and self.log_prior.shape[-1] > 1:
             return "prior_share=head_position"
         turned = self.key_shift is not None and self.key_shift.dim() == 4
@@ -77,14 +77,14 @@ class MGK(Variant):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """With heads of 8 entries one product for all components was not faster."""
+        """The row of `AUTO`; below head size 16, one product for all components was not faster."""
         shift = self.key_shift
         wide = shift is not None and shift.shape[-1] >= 16
         return "shifted" if self.shares_product and wide else "mixture"
 
     @property
     def kernel(self) -> str:
-        """The family that serves these numbers."""
+        """The family of kernels for these options."""
         return self.kernels[1 if self.shares_product else 0]
 
     @property
@@ -93,7 +93,7 @@ class MGK(Variant):
         return self.variance.shape[1]
 
     def components(self, key: Tensor) -> Tensor:
-        """Return every component's keys, (B, H_key, K, L, E); shifted ones in at least float32."""
+        """Return the keys of all components, (B, H_key, K, L, E), at least float32 if shifted."""
         shift = self.key_shift
         if shift is None:
             return key if key.dim() == 5 else key.unflatten(1, (-1, self.variance.shape[1]))
@@ -112,7 +112,7 @@ class MGK(Variant):
         return mgk_scores(call.query, self.components(call.key), exact)
 
     def needs(self) -> dict[str, str]:
-        """A maximum; sums of rows to which something is added; positions; norms put back."""
+        """Return the features that a hard E-step, `row_eps` or key positions require."""
         found = {
             "maximum": ("e_step=hard", self.hard),
             "row_eps": (f"row_eps={self.row_eps:g}", bool(self.row_eps)),
@@ -127,7 +127,7 @@ class MGK(Variant):
     def lower(self, call: HeadCall, *, own_keys: bool = False) -> Scores:
         """Return the scores in normal form.
 
-        Where shifts allow it, one product per pair serves all components. With c the mean key,
+        If shifts allow it, all components share one product per pair. With c the mean key,
         k' = k − c and q' = q − c,
 
             s_ijr = τ_r q'·k'_jr + a_ir + β_jr,   a_ir = τ_r q'·b_r − (τ_r − τ_1) ‖q'‖²/2
@@ -157,7 +157,7 @@ class MGK(Variant):
             centre = key.detach().mean((2, 3), keepdim=True)
             key, query = key - centre, query - repeat_heads(centre[:, :, 0], heads)
         query, coef = query.to(low).to(dtype), None
-        if not is_part and (shift is None or self.equal_variance):  # the factor is the key's
+        if not is_part and (shift is None or self.equal_variance):  # the key includes the factor
             factor = precision[:, : key.shape[2], None, None]
             scaled = (key * factor).to(low)
             key = scaled.to(dtype) / factor if low != dtype else key
@@ -165,14 +165,14 @@ class MGK(Variant):
             scaled, coef = key.to(low), precision
         new = key[:, :, :, call.num_terms :] if is_part else key
         row, col = mixture.terms(query, new, precision, shift, kept, is_part=is_part)
-        if is_part and self.equal_variance:  # the factor is the query's
+        if is_part and self.equal_variance:  # the query includes the factor
             query, coef = query * repeat_rows(precision, heads)[:, :1, None], None
         return Scores(query.to(low), scaled, coef=coef, row=row, col=col, reduce=reduce)
 
     def _lower_fused(
         self, query: Tensor, key: Tensor, precision: Tensor, shift: Tensor | None
     ) -> Scores:
-        """Return what `lower` does, in few launches; τ_r is a coefficient, never the key's."""
+        """Compute `lower` in few kernel launches; τ_r is always a coefficient."""
         offset = self.offset(precision, query.shape[-1])
         if self.score == "dot" and shift is None:
             sizes = key.shape[0], *precision.shape, key.shape[3]
@@ -193,7 +193,7 @@ class MGK(Variant):
         return replace(found, col=found.col + kept)
 
     def _at_keys(self, call: HeadCall) -> MGK:
-        """Return it with the shifts of a part's keys, and the priors of those without terms."""
+        """Return the variant with shifts of a part's keys and priors of its keys without terms."""
         prior, shift, first = self.log_prior, self.key_shift, call.first_key
         if first is None:
             return self
@@ -205,7 +205,7 @@ class MGK(Variant):
         return replace(self, log_prior=prior, key_shift=shift)
 
     def offset(self, precision: Tensor, head_dim: int) -> Tensor | None:
-        """Return what β has beside norms, (H', K, 1 or L), or None where it is 0."""
+        """Return β without the norms, (H', K, 1 or L), or None if it is 0."""
         found: Tensor | None = None
         if self.log_prior is not None:
             found = repeat_rows(self.log_prior.to(precision.dtype), precision.shape[0])
@@ -224,22 +224,22 @@ class MGK(Variant):
         *,
         is_part: bool = False,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return a_ir, (B, H, N, K), and β_jr, (B, H', K, L); None where all are 0, or alike.
+        """Return a_ir, (B, H, N, K), and β_jr, (B, H', K, L); None if all are 0 or equal.
 
-        Of Gaussian scores they are what ‖q − k − b_r‖² has beside the product q·k,
+        For Gaussian scores they are the terms of ‖q − k − b_r‖² other than the product q·k,
 
             ‖q‖² − 2 q·b_r    and    ‖k‖² + 2 k·b_r + ‖b_r‖²,   each times −τ_r / 2
 
-        Of ‖q‖² only what differs between components, unless what is left out of a row must not
-        depend on it (`is_part` with `row_eps`).
+        A softmax cancels what all components share, so ‖q‖² is multiplied by τ_r − τ_1; by τ_r if
+        `is_part` with `row_eps`, which adds to the sum of weights.
 
         Args:
             query: (B, H, N, E).
             key: (B, H', K or 1, L, E).
             precision: τ, (H', K).
-            shift: b_r, (H', K, E), of keys that are not shifted yet.
-            kept: λ‖k‖²/2 of keys that are not centred, (B, H', K, L).
-            is_part: whether the keys are a part of those of the call, so that they are few.
+            shift: b_r, (H', K, E), if keys are not shifted yet.
+            kept: λ‖k‖²/2 of uncentred keys, (B, H', K, L).
+            is_part: whether the keys are a part of the call's keys, and therefore few.
         """
         heads, row, col = query.shape[1], None, None
         tau, is_gaussian = repeat_rows(precision, heads), self.score == "gaussian"
@@ -253,7 +253,7 @@ class MGK(Variant):
             row = moved if row is None else row + moved
         col = self.offset(precision, key.shape[-1])
         if is_gaussian:
-            if shift is not None and is_part:  # few keys: fewer operations than the expansion
+            if shift is not None and is_part:  # few keys: cheaper than the expansion
                 key, shift = key + shift[:, :, None], None
             norm = key.square().sum(-1)
             if shift is not None:
@@ -273,14 +273,14 @@ def component_scores(query: Tensor, key: Tensor, arguments: MGK) -> Tensor:
     Source: MGK, ICML 2022, Eq. (3), (6), (7):
         gaussian:  s_ijr = log π_jr − ‖query[i] − key[j, r]‖² / (2 σ²_r) [− (E/2) log σ²_r]
         dot:       s_ijr = log π_jr + query[i] · key[j, r] / σ²_r        [− (E/2) log σ²_r]
-    Departs from the source: the determinant in brackets is an option (the paper drops it); with a
-    weight λ the Gaussian score gains λ ‖key[j, r]‖² / (2 σ²_r), so that 1 gives the dot product, up
-    to −‖query[i]‖² / (2 σ²_r), and 0 the paper's score.
+    Departs from the source: the determinant in brackets is an option (the paper drops it); a weight
+    λ adds λ ‖key[j, r]‖² / (2 σ²_r) to the Gaussian score, so that 1 gives the dot product, up to
+    −‖query[i]‖² / (2 σ²_r), and 0 the paper's score.
 
     Args:
         query: (B, H, N, E).
         key: (B, H_key, K, L, E), H_key a divisor of H.
-        arguments: prior, variances, and which of the forms.
+        arguments: prior, variances, and options of the score.
     """
     heads, log_prior = query.shape[1], arguments.log_prior
     key, query = repeat_heads(key, heads), query[:, :, None]
@@ -305,5 +305,5 @@ def mgk_scores(query: Tensor, key: Tensor, arguments: MGK) -> Tensor:
 
 
 def _kept_norms(key: Tensor, weight: Tensor) -> Tensor:
-    """Return λ‖k‖²/2 of keys that are not centred, (B, H, K, L)."""
+    """Return λ‖k‖²/2 of uncentred keys, (B, H, K, L)."""
     return weight.to(key.dtype) / 2.0 * key.square().sum(-1)

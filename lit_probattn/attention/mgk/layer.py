@@ -1,4 +1,4 @@
-"""The layer of MGK and sMGK."""
+"""The attention layer of MGK and sMGK."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class MGKAttention(Attention):
     the M-step runs once per optimiser step over all its micro-batches and ranks, over real pairs
     only; in grouped attention the mixture belongs to the key/value head (the paper's "shared").
 
-    Its arguments are the fields of `MGKOptions` and `LayerOptions`; with `num_kv_heads=1`
-    (multi-query MGK) one set of K keys serves all heads. Attention dropout takes one decision per
+    The arguments are the fields of `MGKOptions` and `LayerOptions`; with `num_kv_heads=1`
+    (multi-query MGK) all heads share one set of K keys. Attention dropout makes one decision per
     (i, j) for all components.
 
     Raises:
@@ -53,7 +53,7 @@ class MGKAttention(Attention):
         self.build(options)
 
     def make_core(self, core: type[Core]) -> Core:
-        """Return the core, which shifts keys before they are rotated."""
+        """Return the core, which shifts keys before their rotation."""
         return core(self.layout, self._backend, self.options, rotary=self.rotary)
 
     @property
@@ -67,15 +67,15 @@ class MGKAttention(Attention):
         return self.options.shifted_keys
 
     def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Take weights whose norms were annealed to 0, which is this layer without the annealing.
+        """Load weights whose key norms were annealed to 0, which equal this layer's weights.
 
         Raises:
-            ValueError: they were not annealed to the end.
+            ValueError: the annealing was not complete.
         """
         self.core.drop_annealed(state_dict, f"{prefix}core.")
 
     def head_layout(self) -> HeadLayout:
-        """All components at once unless they are shifts."""
+        """Return a layout with K keys per head, or one if components are shifts."""
         keys = 1 if self.shifted_keys else self.num_components
         return replace(super().head_layout(), keys_per_head=keys)
 

@@ -1,4 +1,4 @@
-"""Setting B of the mixtures of keys: sums of responsibilities over blocks of queries."""
+"""The M-step of setting B: sums of responsibilities over blocks of queries."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ResponsibilitySums(NamedTuple):
     """Sums over queries and batch, float64.
 
     Args:
-        numerator: of the priors, (H_prior, K, L).
-        denominator: of the priors, (H_prior, K, L).
-        squares: of the variances, Σ_ij w_ij γ_ijr ‖query[i] − key[j, r]‖², (H_prior, K), with the
-            weights of `numerator`. None where they were not asked for.
+        numerator: numerator of the priors, (H_prior, K, L).
+        denominator: denominator of the priors, (H_prior, K, L).
+        squares: Σ_ij w_ij γ_ijr ‖query[i] − key[j, r]‖² for the variances, (H_prior, K), with the
+            weights of `numerator`. None if not requested.
     """
 
     numerator: Tensor
@@ -51,17 +51,17 @@ def responsibility_sums(
     Source: MGK, ICML 2022, Eq. (8) and the M-step below it:
         uniform:    N_jr = Σ_i γ_ijr,          over Σ_i 1
         posterior:  N_jr = Σ_i A_ij γ_ijr,     over Σ_i A_ij
-    Departs from the source: only pairs that the masks allow and queries that are real count; the
-    posterior weighting is an option of ours.
+    Departs from the source: only allowed pairs with real queries count; the posterior weighting is
+    this package's option.
 
     Args:
         query: (B, H, N, E).
         key: (B, H_key, K, L, E).
         arguments: prior, variances and kind of score; see `component_scores`.
-        masks: what each query may see.
+        masks: allowed pairs.
         query_mask: real queries, (B, N) bool. None means all.
         weighting: weight of a pair.
-        with_squares: whether squared distances are summed too, of Gaussian scores without
+        with_squares: whether to sum squared distances as well; requires Gaussian scores without
             `norm_weight`.
         block_scores: scores per block of queries.
     """
@@ -100,7 +100,7 @@ def responsibility_sums(
 
 
 def _squared_distances(scores: Tensor, arguments: MGK, head_dim: int) -> Tensor:
-    """Return ‖query[i] − key[j, r]‖² from Gaussian scores, (B, H, K, N, L): no second product."""
+    """Return ‖query[i] − key[j, r]‖² from Gaussian scores, (B, H, K, N, L), without a product."""
     heads = scores.shape[1]
     sigma2 = repeat_rows(arguments.variance, heads)[None, :, :, None, None]
     if arguments.log_prior is not None:

@@ -1,4 +1,4 @@
-"""Options of MGK and sMGK: keys, priors with their three settings, variances, densities."""
+"""Options of MGK and sMGK: keys, priors in three settings, variances, densities."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class KeyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureOptions(KeyOptions):
-    """Options of keys that are mixtures, of their priors and shifts: all that MLK has.
+    """Options of mixture keys, their priors and shifts, which MLK shares.
 
     Args:
         prior_share: one prior per layer, per head, or per head and key position.
-        prior_param: setting A keeps clamped values (the paper) or logits.
+        prior_param: setting A stores clamped values (the paper) or logits.
         max_positions: longest key sequence, for `head_position`.
-        shift_init_std: standard deviation of the shifts at the start (paper 1, code 0.5).
+        shift_init_std: standard deviation of the initial shifts (paper 1, code 0.5).
     """
 
     prior_share: PriorShare = "head"
@@ -63,7 +63,7 @@ def variance_multipliers(
 
     Source: MGK, ICML 2022, section 3.4 and appendix A.1 (`equal`, `paper_main`); the released
     language-modelling code (`code_lm`: 1, 1/3). For more than two components `paper_main`
-    continues as 1, 3, 5, …, an extension of ours.
+    continues as 1, 3, 5, …, which is this package's extension.
 
     Raises:
         ValueError: unknown preset, wrong number of values, or a value that is not positive.
@@ -77,7 +77,7 @@ def variance_multipliers(
             if num_components != 2:
                 raise ValueError(
                     f"variance preset code_lm is for 2 components, received {num_components}; "
-                    "give a list of multipliers instead"
+                    "pass a list of multipliers instead"
                 )
             return (1.0, 1.0 / 3.0)
         raise ValueError(
@@ -96,7 +96,7 @@ def variance_multipliers(
 
 @dataclass(frozen=True, kw_only=True)
 class DensityOptions(KeyOptions):
-    """Options of the densities of MGK's components, and of how they become one score.
+    """Options of the densities of MGK's components, and of their combination into a score.
 
     Args:
         e_step: `learned` (setting A, prior by gradient), `soft` (B, prior by the M-step),
@@ -105,10 +105,10 @@ class DensityOptions(KeyOptions):
         variance: multipliers c_r or a preset: `equal` (1, …), `paper_main` (1, 3), `code_lm`
             (1, 1/3).
         learn_variance: make σ² a parameter per head and component.
-        m_step_variance: let σ² per head and component follow the M-step of setting B, Σ_ij P_ijr
-            ‖query[i] − key[j, r]‖² / (E Σ_ij P_ijr) with P the joint posterior; needs
+        m_step_variance: whether the M-step of setting B sets σ² per head and component, Σ_ij P_ijr
+            ‖query[i] − key[j, r]‖² / (E Σ_ij P_ijr) with P the joint posterior; requires
             `em_weighting="posterior"` and `include_log_det`. An update of priors and variances
-            never makes the queries less likely under these keys.
+            never decreases the likelihood of the queries under these keys.
     """
 
     e_step: EStep = "learned"
@@ -120,15 +120,15 @@ class DensityOptions(KeyOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MGKOptions(NormOptions, MixtureOptions, DensityOptions):
-    """Options of MGK and sMGK; those of its bases come first.
+    """Options of MGK and sMGK.
 
     Args:
         include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
-        em_weighting: pairs count equally in the M-step (the paper), or by their attention weight.
+        em_weighting: weight of a pair in the M-step: equal (the paper), or its attention weight.
         rotary_shift: shifted keys with rotary positions: shift `before` rotation (relative
-            positions, K products per pair), `after` it (one product where a kernel uses that, but
-            absolute positions enter), or in `unrotated` dimensions only (both; recommended where
-            `rotary_dim` < E).
+            positions, K products per pair), `after` it (one product, if the kernel supports it, but
+            scores depend on absolute positions), or in `unrotated` dimensions only (both;
+            recommended if `rotary_dim` < E).
     """
 
     include_log_det: bool = False
@@ -146,7 +146,6 @@ class MGKOptions(NormOptions, MixtureOptions, DensityOptions):
             self._check_m_step_variance()
 
     def _check_m_step_variance(self) -> None:
-        """Raise a ValueError where σ² of an M-step is not what makes the queries likeliest."""
         needed = {
             "e_step": "soft",
             "em_weighting": "posterior",
@@ -159,5 +158,5 @@ class MGKOptions(NormOptions, MixtureOptions, DensityOptions):
             if getattr(self, name) != wanted:
                 raise ValueError(
                     f"m_step_variance needs {name}={wanted}, received {getattr(self, name)}: its "
-                    "σ² is the likeliest only of Gaussian densities, weighted by the posterior"
+                    "σ² maximises the likelihood only of Gaussian densities with posterior weights"
                 )

@@ -1,1 +1,1 @@
-"""A variant of one's own: what follows from its scores alone, and what every layer promises."""
+"""User-defined variants: everything derived from their scores, and the contract of all layers."""

@@ -1,8 +1,8 @@
-"""What every attention layer promises, as checks of a layer that is made anew for each.
+"""The contract of every attention layer, as checks that construct the layer.
 
-`tests/attention/test_contract.py` holds every variant of the package to them, and `lit-probattn
-check my.Class` one of the user's own. A check raises an `AssertionError` that says where the
-promise is broken; `CHECKS` has a remedy for each.
+`tests/attention/test_contract.py` applies it to every variant of the package, and `lit-probattn
+check my.Class` to a user's variant. A failed check raises an `AssertionError` with the details;
+`CHECKS` has a remedy for each.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from lit_probattn.randomness import RandomKey
 
 __all__ = ["CHECKS", "EMBED", "HEAD", "Check", "Make", "serving"]
 
-# Distinct primes, so that no size stands for another: batch, tokens, width, size of a head.
+# Distinct primes, so that no size is mistaken for another: batch, tokens, width, head size.
 B, N, EMBED, HEAD = 2, 13, 11, 5
 TOLERANCE = 1e-11
-# Ways to run masks: what to call it, whether in training, tokens, and how many of them are given or
-# not padded. What depends on the number of keys is seen at many.
+# Calls with masks: description, training mode, number of tokens, and number of tokens that are
+# given or not padded. A long sequence shows effects that depend on the number of keys.
 WAYS = (("", True, N, 7), (" in eval mode", False, N, 7), (" with 307 keys", True, 307, 151))
 
-# Makes a layer of width EMBED; arguments are added to those it has.
+# Creates a layer of width EMBED with additional arguments.
 Make = Callable[..., Attention]
 
 
 class Check(NamedTuple):
-    """One promise.
+    """One check of the contract.
 
     Args:
-        run: raises an AssertionError unless the layers that are made keep it.
-        remedy: what to look at where it is broken.
+        run: raises an AssertionError unless the created layers pass.
+        remedy: the likely cause of a failure.
     """
 
     run: Callable[[Make], None]
@@ -53,7 +53,7 @@ class Check(NamedTuple):
 
 
 def key() -> RandomKey:
-    """Return the key of what the two samples draw."""
+    """Return the random key of the two samples."""
     return RandomKey(5, step=3, sample_ids=torch.tensor([19, 4]))
 
 
@@ -69,25 +69,25 @@ def expect(condition: bool | Tensor, message: str) -> None:
 
 
 def close(found: Tensor, expected: Tensor, what: str, atol: float = TOLERANCE) -> None:
-    """Raise an AssertionError unless two tensors are equal up to `atol`; NaN equals nothing."""
+    """Raise an AssertionError unless two tensors are equal up to `atol`; NaN is never equal."""
     expect(found.shape == expected.shape, f"{what}: {tuple(found.shape)}, not {expected.shape}")
     error = (found.double() - expected.double()).abs().max().item() if found.numel() else 0.0
     expect(error <= atol, f"{what}: off by {error:.1e}, allowed {atol:.0e}")
 
 
 def cpu_backends(layer: Attention) -> list[Backend]:
-    """Return the implementations that run on this CPU in float64."""
+    """Return the backends that run on this CPU in float64."""
     absent = {*GPU_BACKENDS, *(() if native_refusal("cpu") is None else ("native",))}
     return [cast(Backend, name) for name in layer.core.backends if name not in absent]
 
 
 def serving(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
-    """Return the implementations on a CPU that serve a call of self-attention."""
+    """Return the CPU backends that support a call of self-attention."""
     return serving_call(layer, layer.call(x, **call))
 
 
 def serving_call(layer: Attention, call: HeadCall) -> list[Backend]:
-    """Return the implementations on a CPU that serve a call."""
+    """Return the CPU backends that support a call."""
     variant = layer.core.variant(call)
 
     def refusal(name: str) -> str | None:
@@ -97,28 +97,28 @@ def serving_call(layer: Attention, call: HeadCall) -> list[Backend]:
 
 
 def must_serve(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
-    """Return the implementations on a CPU that serve a call; an AssertionError if there is none."""
+    """Return the CPU backends that support a call; raise an AssertionError if there are none."""
     found = serving(layer, x, **call)
-    expect(bool(found), f"no implementation on a CPU serves {', '.join(call) or 'a plain call'}")
+    expect(bool(found), f"no CPU backend supports {', '.join(call) or 'a plain call'}")
     return found
 
 
 def refuses_pairs(layer: Attention, x: Tensor, pairs: Tensor) -> None:
-    """Check that a layer no implementation of which takes attn_mask refuses it."""
+    """Check that a layer rejects attn_mask if none of its backends supports it."""
     layer.backend = "auto"
     try:
         layer(x, attn_mask=pairs)
     except NotImplementedError as error:
-        expect("cannot apply attn_mask" in str(error), f"refused with {error}")
+        expect("cannot apply attn_mask" in str(error), f"rejected with {error}")
     else:
-        raise AssertionError("attn_mask is taken, although no implementation applies it")
+        raise AssertionError("attn_mask is accepted, although no backend applies it")
 
 
 # ---- masks -------------------------------------------------------------------------------------
 
 
 def future_tokens_change_nothing(make: Make) -> None:
-    """When causal, a token sees those before it alone, and each sees itself."""
+    """With a causal mask, a token attends only to earlier tokens and itself."""
     layer = make().double()
     for where, training, length, given in WAYS:
         layer, x = layer.train(training), double(B, length, EMBED)
@@ -129,11 +129,11 @@ def future_tokens_change_nothing(make: Make) -> None:
             told = f"{backend}{where}: outputs before other future tokens"
             close(a[:, :given], b[:, :given], told)
             moved = (a[:, given:] - b[:, given:]).abs().amax(-1).min() > 0
-            expect(moved, f"{backend}{where}: other tokens change no output of their own")
+            expect(moved, f"{backend}{where}: changed tokens do not change their outputs")
 
 
 def padding_and_other_samples_change_nothing(make: Make) -> None:
-    """A padded sample in a batch gives what it gives alone."""
+    """A padded sample in a batch has the same output as alone."""
     layer = make().double()
     alone = RandomKey(5, step=3, sample_ids=torch.tensor([4]))
     for where, training, length, given in WAYS:
@@ -144,11 +144,11 @@ def padding_and_other_samples_change_nothing(make: Make) -> None:
             layer.backend = backend
             short = layer(x[1:, :given], rng=alone)
             whole = layer(x, key_mask=mask, rng=key())[1:, :given]
-            close(whole, short, f"{backend}{where}: a padded sample and the same alone")
+            close(whole, short, f"{backend}{where}: a padded sample, compared with it alone")
 
 
 def hidden_pairs_change_nothing(make: Make) -> None:
-    """A key behind attn_mask does not matter; or no implementation takes such a mask."""
+    """A key that attn_mask masks has no effect, or no backend supports such a mask."""
     layer, x = make().double().eval(), double(B, N, EMBED)
     pairs = torch.rand(N, N) < 0.6
     pairs[3] = False
@@ -160,24 +160,24 @@ def hidden_pairs_change_nothing(make: Make) -> None:
         layer.backend = backend
         a, b = (layer(x, z, attn_mask=pairs) for z in (x, y))
         unseen = ~pairs[:, 5]
-        close(a[:, unseen], b[:, unseen], f"{backend}: outputs that must not see the key")
+        close(a[:, unseen], b[:, unseen], f"{backend}: outputs of queries that mask the key")
         moved = (a[:, ~unseen] - b[:, ~unseen]).abs().max() > 0
-        expect(moved, f"{backend}: a key that may be seen changes nothing")
+        expect(moved, f"{backend}: a key that is not masked has no effect")
     if not served:
         refuses_pairs(layer, x, pairs)
 
 
 def masks_of_three_dimensions_are_heads(make: Make) -> None:
-    """attn_mask (H, N, L) gives every head its own mask; where heads are mixed it is refused."""
+    """attn_mask (H, N, L) is a separate mask per head, which is rejected if heads are mixed."""
     layer, x = make().double().eval(), double(B, N, EMBED)
     pairs = torch.rand(layer.layout.out, N, N) < 0.6
     if isinstance(layer.core, DerivedCore) and layer.core.variant(layer.call(x)).mixes_heads:
         try:
             layer(x, attn_mask=pairs)
         except ValueError as error:
-            expect("mixes heads after masking" in str(error), f"refused with {error}")
+            expect("mixes heads after masking" in str(error), f"rejected with {error}")
             return
-        raise AssertionError("a mask per head is taken, although heads are mixed after masking")
+        raise AssertionError("a mask per head is accepted, although heads are mixed after masking")
     served = serving(layer, x, attn_mask=pairs)
     if not served:
         refuses_pairs(layer, x, pairs)
@@ -185,12 +185,12 @@ def masks_of_three_dimensions_are_heads(make: Make) -> None:
         layer.backend = backend
         found = layer.core(layer.call(x, attn_mask=pairs))
         for head, own in enumerate(pairs):
-            alone = layer.core(layer.call(x, attn_mask=own))  # for all heads alike
-            close(found[:, head], alone[:, head], f"{backend}: head {head} under a mask of its own")
+            alone = layer.core(layer.call(x, attn_mask=own))  # the same for all heads
+            close(found[:, head], alone[:, head], f"{backend}: head {head} with a separate mask")
 
 
 def a_bias_is_added_to_the_scores(make: Make) -> None:
-    """A bias of −∞ hides a key; a layer without scores refuses a bias."""
+    """A bias of −∞ masks a key; a layer without scores rejects a bias."""
     layer, x = make().double().eval(), double(B, N, EMBED)
     hidden = torch.zeros(N, N, dtype=torch.float64)
     hidden[:, 4] = -torch.inf
@@ -200,16 +200,16 @@ def a_bias_is_added_to_the_scores(make: Make) -> None:
         try:
             layer(x, bias=hidden)
         except ValueError as error:
-            expect("add a bias to" in str(error), f"refused with {error}")
+            expect("add a bias to" in str(error), f"rejected with {error}")
             return
-        raise AssertionError("a bias is taken, although there are no scores to add it to")
+        raise AssertionError("a bias is accepted, although there are no scores to add it to")
     for backend in must_serve(layer, x, bias=hidden):
         layer.backend = backend
         close(layer(x, bias=hidden), layer(x, attn_mask=pairs), f"{backend}: a bias of −∞")
 
 
 def empty_rows_give_zeros(make: Make) -> None:
-    """A sample that may attend to nothing gives zeros and gradients of zero, not NaN."""
+    """A fully masked sample has zero output and zero gradients, not NaN."""
     layer = make(bias=False).double()
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[1] = False
@@ -218,22 +218,22 @@ def empty_rows_give_zeros(make: Make) -> None:
         layer.zero_grad()
         x = double(B, N, EMBED).requires_grad_()
         out = layer(x, key_mask=mask, rng=key())
-        expect(not out[1].any(), f"{backend}: rows without keys are not zero")
+        expect(not out[1].any(), f"{backend}: fully masked rows are not zero")
         out.square().sum().backward()
         gradient = torch.zeros(()) if x.grad is None else x.grad
-        expect(gradient.isfinite().all(), f"{backend}: rows without keys give gradients of NaN")
-        expect(not gradient[1].any(), f"{backend}: rows without keys give gradients")
-        expect(gradient[0].any(), f"{backend}: rows with keys give no gradients")
+        expect(gradient.isfinite().all(), f"{backend}: fully masked rows have gradients of NaN")
+        expect(not gradient[1].any(), f"{backend}: fully masked rows have nonzero gradients")
+        expect(gradient[0].any(), f"{backend}: other rows have zero gradients")
         grads = [p.grad for p in layer.parameters() if p.grad is not None]
         finite = all(bool(grad.isfinite().all()) for grad in grads)
-        expect(finite, f"{backend}: rows without keys give parameters gradients of NaN")
+        expect(finite, f"{backend}: fully masked rows give parameters gradients of NaN")
 
 
-# ---- one meaning -------------------------------------------------------------------------------
+# ---- one result for all backends -----------------------------------------------------------------
 
 
 def gradients_are_those_of_finite_differences(make: Make) -> None:
-    """Gradients of inputs and parameters are those of small steps, in float64."""
+    """Gradients of inputs and parameters equal finite differences, in float64."""
     layer, x = make().double().eval(), double(1, 5, EMBED)
     named = dict(layer.named_parameters())
     step = 1e-6
@@ -263,7 +263,7 @@ def gradients_are_those_of_finite_differences(make: Make) -> None:
 
 @contextmanager
 def small_blocks() -> Iterator[None]:
-    """Let a block hold so few scores that a short sequence has several."""
+    """Reduce the scores per block, so that a short sequence has several blocks."""
     before = dict(BLOCK_SCORES)
     BLOCK_SCORES.update(cpu=400)
     try:
@@ -274,7 +274,7 @@ def small_blocks() -> Iterator[None]:
 
 @small_blocks()
 def backends_agree(make: Make) -> None:
-    """Every implementation gives the output and the gradients of the reference."""
+    """All backends give the output and the gradients of the reference."""
     layer, x = make().double(), double(B, N, EMBED)
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[1, 9:] = False
@@ -296,10 +296,10 @@ def backends_agree(make: Make) -> None:
 
 
 def blocks_of_queries_agree(make: Make) -> None:
-    """Queries by themselves give what they give together, over keys of other widths and number.
+    """Single queries give the same as all together, with keys of another width and number.
 
-    Also where they read keys that were projected before. Where scores know positions, a query comes
-    with all before it.
+    The same holds for queries that read an encoder memory. If scores depend on positions, a query
+    includes all earlier queries.
     """
     layer = make(key_embed_dim=17, value_head_dim=3).double().eval()
     memory, x = double(B, 19, 17), double(B, 7, EMBED)
@@ -312,25 +312,25 @@ def blocks_of_queries_agree(make: Make) -> None:
         for i in (0, 3, 6):
             start = 0 if layer.core.knows_positions else i
             alone = layer(x[:1, start : i + 1], memory[:1, :11])[:, -1:]
-            close(out[:1, i : i + 1], alone, f"{backend}: query {i} by itself")
+            close(out[:1, i : i + 1], alone, f"{backend}: query {i} alone")
         differ = (out[:, 1:] - out[:, :-1]).abs().amax(-1).min() > 0
-        expect(differ, f"{backend}: two queries have one output")
+        expect(differ, f"{backend}: two queries have the same output")
     layer.backend = "auto"
     if not layer.needs().keys() & LACKS_OF_CROSS_ATTENTION:
         kept = layer.remember(memory, key_mask=mask)
         cuts = [x] if layer.core.knows_positions else [x[:, :3], x[:, 3:]]
         parts = torch.cat([layer(part, memory=kept) for part in cuts], 1)
-        close(parts, layer(x, memory, key_mask=mask), "queries that read a memory")
+        close(parts, layer(x, memory, key_mask=mask), "queries that read an encoder memory")
 
 
 def decoding_equals_the_full_pass(make: Make) -> None:
-    """Tokens one by one, and three by three, through the cache give what all give at once.
+    """Decoding one or three tokens at a time through the cache equals the full pass.
 
-    Also where the cache is longer than what a step reads at once, so that parts are merged.
+    The same holds if the cache is longer than a step reads at once, so that parts are merged.
     """
     layer, x = make().double().eval(), double(B, N, EMBED)
     mask = torch.ones(B, N, dtype=torch.bool)
-    mask[1, :2] = False  # left padding, as generation from prompts of unequal length has it
+    mask[1, :2] = False  # left padding, as in generation from prompts of different lengths
     full = layer(x, key_mask=mask, is_causal=True)
     for step, part_len in ((1, None), (3, None), (1, 3)):
         cache, parts = layer.new_cache(), []
@@ -343,14 +343,14 @@ def decoding_equals_the_full_pass(make: Make) -> None:
         read = "" if part_len is None else f", read in parts of {part_len} keys"
         close(torch.cat(parts, 1), full, f"{step} tokens at a time{read}")
         expect(cache.length == N, f"the cache has {cache.length} tokens, not {N}")
-        expect(0 < cache.num_bytes <= cache.allocated_bytes, "the cache counts its bytes wrongly")
+        expect(0 < cache.num_bytes <= cache.allocated_bytes, "the cache's byte counts are wrong")
 
 
 # ---- precision, randomness, weights -----------------------------------------------------------
 
 
 def precisions_agree(make: Make) -> None:
-    """float32, bfloat16 and float16 give what float64 gives, as far as they reach."""
+    """float32, bfloat16 and float16 agree with float64 up to their precision."""
     layer, x = make().eval(), torch.randn(B, N, EMBED)
     expected = copy.deepcopy(layer).double()(x.double(), is_causal=True, rng=key())
     limits = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -363,7 +363,7 @@ def precisions_agree(make: Make) -> None:
 
 
 def dropout_is_drawn_by_its_key(make: Make) -> None:
-    """Attention dropout is the same for the same key, differs for another, and is off in eval."""
+    """Attention dropout is equal for equal keys, different for others, and off in eval mode."""
     layer, x = make(dropout=0.5).double(), double(B, N, EMBED)
     with_dropout: list[Backend] = [name for name in cpu_backends(layer) if name != "sdpa"]
     seen: dict[str, Tensor] = {}
@@ -373,14 +373,14 @@ def dropout_is_drawn_by_its_key(make: Make) -> None:
             first, again = (layer.train()(x, rng=key()) for _ in range(2))
         except NotImplementedError:
             continue
-        expect(torch.equal(first, again), f"{backend}: one key gives two outputs")
+        expect(torch.equal(first, again), f"{backend}: one key gives two different outputs")
         other = layer(x, rng=RandomKey(6, step=3, sample_ids=torch.tensor([19, 4])))
-        expect(not torch.equal(first, other), f"{backend}: two keys give one output")
+        expect(not torch.equal(first, other), f"{backend}: two keys give the same output")
         seen[backend] = first
-    expect(bool(seen), "no implementation has dropout")
+    expect(bool(seen), "no backend supports dropout")
     reference = next(iter(seen.values()))
     for name, out in seen.items():
-        close(out, reference, f"{name}: what is dropped", 1e-9)
+        close(out, reference, f"{name}: dropped weights", 1e-9)
 
 
 def recomputation_draws_the_same(make: Make) -> None:
@@ -397,7 +397,7 @@ def recomputation_draws_the_same(make: Make) -> None:
 
 
 def documents_attend_to_themselves_alone(make: Make) -> None:
-    """Packed documents give, with dropout and noise, what each gives by itself; gradients too."""
+    """Packed documents have the same outputs and gradients as alone, with dropout and noise."""
     layer, lengths = make(dropout=0.3).double(), (3, 9, 1, 0, 7, 4, 2)
     bounds = torch.tensor([0, *lengths]).cumsum(0)
     ids = torch.tensor([7, 19, 4, 2, 31, 5, 11])
@@ -405,7 +405,7 @@ def documents_attend_to_themselves_alone(make: Make) -> None:
     for causal in (False, True):
         call = with_dropout(layer.call(x, is_causal=causal, rng=key()), layer.dropout)
         served = serving_call(layer, call)
-        expect(bool(served), "no implementation on a CPU serves a packed call")
+        expect(bool(served), "no CPU backend supports a packed call")
         for backend in served:
             layer.backend = backend
             packed, alone = (x.clone().requires_grad_() for _ in range(2))
@@ -419,7 +419,7 @@ def documents_attend_to_themselves_alone(make: Make) -> None:
                 )
             expected = torch.cat(parts).view_as(x)
             told = f"{backend}{', causal' * causal}: "
-            close(found, expected, told + "packed documents and each alone")
+            close(found, expected, told + "packed documents, compared with each alone")
             first, second = (
                 torch.autograd.grad((y * cotangent).sum(), z)[0]
                 for y, z in ((found, packed), (expected, alone))
@@ -428,20 +428,18 @@ def documents_attend_to_themselves_alone(make: Make) -> None:
 
 
 def state_dict_restores_the_layer(make: Make) -> None:
-    """Another layer with the weights gives the same, bit for bit."""
+    """A layer with loaded weights gives the same output, bit for bit."""
     layer, x = make().double(), double(B, N, EMBED)
     torch.manual_seed(7)
     other = make().double()
-    expect(
-        not torch.equal(other(x, rng=key()), layer(x, rng=key())), "two new layers have one output"
-    )
+    expect(not torch.equal(other(x, rng=key()), layer(x, rng=key())), "two new layers are equal")
     other.load_state_dict(copy.deepcopy(layer.state_dict()))
     same = torch.equal(other(x, rng=key()), layer(x, rng=key()))
     expect(same, "outputs differ after loading weights")
 
 
 def layers_are_built_and_counted_without_memory(make: Make) -> None:
-    """On the device `meta` the layer runs, and `cost` has its number of parameters."""
+    """The layer runs on the device `meta`, and `cost` has its number of parameters."""
     with torch.device("meta"):
         layer = make()
         outs = [layer(torch.empty(B, N, EMBED), rng=rng) for rng in (RandomKey(0), None)]
@@ -449,13 +447,13 @@ def layers_are_built_and_counted_without_memory(make: Make) -> None:
         expect(out.shape == (B, N, EMBED), f"shape {tuple(out.shape)}")
     count = sum(p.numel() for p in layer.parameters())
     stated = layer.cost(N).num_parameters
-    expect(stated == count, f"cost says {stated} parameters, the layer has {count}")
+    expect(stated == count, f"cost has {stated} parameters, the layer {count}")
 
 
 def cost_is_what_is_counted(make: Make) -> None:
-    """`cost` states the multiply-adds of the implementation that it says it states.
+    """`cost` equals the counted multiply-adds of `stated_backend`.
 
-    Not of linear forms, whose random features are drawn by products that no paper counts.
+    Linear attention is not checked: it draws random features by products that no paper counts.
     """
     layer = make().eval()
     backend = layer.core.makes.stated_backend
@@ -466,76 +464,76 @@ def cost_is_what_is_counted(make: Make) -> None:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             layer(torch.randn(1, length, EMBED))
         found, stated = int(counter.get_total_flops()) // 2, layer.cost(length).macs
-        told = f"{length} tokens: cost says {stated} multiply-adds, {found} are run"
+        told = f"{length} tokens: cost has {stated} multiply-adds, {found} were counted"
         expect(found == stated, told)
 
 
 def head_size_is_given_by_name(make: Make) -> None:
-    """The constructor takes (embed_dim, num_heads), and head_dim and all else by name."""
+    """The constructor takes (embed_dim, num_heads), and all other arguments by name."""
     cls = type(make())
     try:
         cls(8, 4, 2)  # type: ignore[call-arg]
     except TypeError:
         pass
     else:
-        raise AssertionError("a third argument is taken without a name")
+        raise AssertionError("a third positional argument is accepted")
     expect(cls(8, 2).head_dim == 4, "head_dim is not embed_dim / num_heads by default")
 
 
 CHECKS: dict[str, Check] = {
     "causality": Check(
-        future_tokens_change_nothing, "a score may depend on its own query and key alone"
+        future_tokens_change_nothing, "a score may depend only on its query and key"
     ),
     "padding": Check(
         padding_and_other_samples_change_nothing,
-        "sums over keys or over the batch must leave out padding and other samples",
+        "sums over keys or over the batch must exclude padding and other samples",
     ),
     "masks of pairs": Check(
-        hidden_pairs_change_nothing, "leave masks to the layer; normalise nothing over the keys"
+        hidden_pairs_change_nothing, "leave masks to the layer; do not normalise over the keys"
     ),
     "masks of heads": Check(
-        masks_of_three_dimensions_are_heads, "a head may not look at the scores of another"
+        masks_of_three_dimensions_are_heads, "a head must not read the scores of another head"
     ),
-    "bias": Check(a_bias_is_added_to_the_scores, "return scores, before any softmax"),
+    "bias": Check(a_bias_is_added_to_the_scores, "return scores before the softmax"),
     "rows without keys": Check(
         empty_rows_give_zeros, "no division by a sum over keys and no logarithm of it in the scores"
     ),
     "gradients": Check(
         gradients_are_those_of_finite_differences,
-        "no .data, .detach() or in-place change in what is learned; no kinks where inputs lie",
+        "no .data, .detach() or in-place change of parameters; no kinks at the inputs",
     ),
     "backends": Check(
-        backends_agree, "scores of a pair may not depend on other pairs, or set pairwise = False"
+        backends_agree, "scores of a pair must not depend on other pairs, or set pairwise = False"
     ),
     "cross-attention": Check(
         blocks_of_queries_agree,
-        "pass **common on to Attention; take the number of queries and keys from the tensors",
+        "pass **common on to Attention; read the numbers of queries and keys from the tensors",
     ),
     "cache": Check(
-        decoding_equals_the_full_pass, "the scores of a new query need the keys alone, not queries"
+        decoding_equals_the_full_pass, "scores of a new query must need only keys, not queries"
     ),
     "precision": Check(
-        precisions_agree, "cast what is learned to query.dtype; sum exponentials in log space"
+        precisions_agree, "cast parameters to query.dtype; sum exponentials in log space"
     ),
     "dropout": Check(
-        dropout_is_drawn_by_its_key, "leave dropout to the layer; draw by rng, not by torch's state"
+        dropout_is_drawn_by_its_key, "leave dropout to the layer; draw from rng, not torch's state"
     ),
-    "recomputation": Check(recomputation_draws_the_same, "draw by rng, keep no state in forward"),
+    "recomputation": Check(recomputation_draws_the_same, "draw from rng; no state in forward"),
     "documents": Check(
         documents_attend_to_themselves_alone,
-        "padding must change nothing, or set takes_padding = False in the core; draw by rng",
+        "padding must have no effect, or set takes_padding = False in the core; draw from rng",
     ),
     "state_dict": Check(
         state_dict_restores_the_layer,
-        "keep what is learned in nn.Parameter and what is not in register_buffer",
+        "use nn.Parameter for learned tensors and register_buffer for others",
     ),
     "parameters": Check(
         layers_are_built_and_counted_without_memory,
-        "make tensors with torch's functions, without .item(); cost must count all parameters",
+        "create tensors with torch's functions, without .item(); cost must count all parameters",
     ),
-    "cost": Check(cost_is_what_is_counted, "correct cost, or leave it out: it is then counted"),
+    "cost": Check(cost_is_what_is_counted, "correct cost, or remove it: it is then counted"),
     "arguments": Check(
         head_size_is_given_by_name,
-        "__init__(self, embed_dim, num_heads, *, …, **common) with defaults for what is your own",
+        "__init__(self, embed_dim, num_heads, *, …, **common) with defaults for your arguments",
     ),
 }

@@ -1,10 +1,10 @@
-"""What follows from a layer's hooks alone: reference and blockwise form.
+"""Reference and blockwise attention derived from the hooks of a layer.
 
     scores = reference_scores(query, key, …)                        (B, M, N, L)
     weights = mix_weights(normalise(scores + bias, …), …)           (B, H, N, L)
     output = gate(dropout(weights) @ value, x)
 
-`normalise` is by default the softmax over the keys; it maps a row of every head. `mix_weights` maps
+`normalise`, by default the softmax over the keys, maps the rows of each head. `mix_weights` maps
 the weights of a pair over heads. Both may read query, key and `query_side(x)`.
 """
 
@@ -37,10 +37,10 @@ from lit_probattn.attention.variant import Engine, Variant
 
 __all__ = ["DerivedCore", "OwnScores", "OwnVariant", "OwnWeights", "takes_positions"]
 
-# From queries (B, H, N, E) and keys (B, H, L, E) to scores (B, M, N, L); two more arguments are the
-# positions of queries (N,) and of keys (L,).
+# From queries (B, H, N, E) and keys (B, H, L, E) to scores (B, M, N, L); two optional arguments are
+# the positions of queries (N,) and of keys (L,).
 OwnScores = Callable[..., Tensor]
-# From scores or weights (B, M, N, L), and as many of query, key and side as it takes, to weights.
+# From scores or weights (B, M, N, L), and optionally query, key and side, to weights.
 OwnWeights = Callable[..., Tensor]
 
 
@@ -50,18 +50,18 @@ def _num_arguments(function: Callable[..., Tensor]) -> int:
 
 
 def takes_positions(scores: OwnScores) -> bool:
-    """Whether scores take positions of queries and keys beside these."""
+    """Whether scores take positions of queries and keys as additional arguments."""
     return _num_arguments(scores) >= 4
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the hooks read of one block: rows of the queries, and the keys that they may see.
+    """Inputs of the hooks in one block: rows of the queries, and the keys they may attend to.
 
     Args:
         query: (B, H, n, E).
-        key: (B, H_kv, l, E), the first l.
-        side: (B, …, n, S), or None where the layer has no `query_side`.
+        key: (B, H_kv, l, E), the first l keys.
+        side: (B, …, n, S), or None if the layer has no `query_side`.
     """
 
     query: Tensor
@@ -70,18 +70,18 @@ class Parts:
 
     @classmethod
     def of(cls, call: HeadCall) -> Parts:
-        """Return those of a call in one block."""
+        """Return the inputs of a call in one block."""
         return cls(call.query, call.key, call.side)
 
     def beside(self, hook: OwnWeights) -> list[Tensor]:
-        """Return what a hook takes after scores or weights: query, key and side, or fewer."""
+        """Return the further arguments of a hook: query, key and side, or fewer."""
         keys = repeat_heads(self.key, self.query.shape[1])
         given = [self.query, keys, *([] if self.side is None else [self.side])]
         return given[: _num_arguments(hook) - 1]
 
 
 def block_scores(variant: OwnVariant, call: HeadCall, block: Block, parts: Parts) -> Tensor:
-    """Return the scores of a block, every query head with its key head, (B, M, n, l).
+    """Return the scores of a block, each query head with its key head, (B, M, n, l).
 
     Raises:
         ValueError: `reference_scores` returns another shape.
@@ -99,8 +99,8 @@ def block_scores(variant: OwnVariant, call: HeadCall, block: Block, parts: Parts
 def block_weights(variant: OwnVariant, call: HeadCall, block: Block, parts: Parts) -> Tensor:
     """Return the weights of a block before dropout, (B, H, n, l).
 
-    Hidden pairs have weights of zero after each hook; `normalise` gets the lowest number for them,
-    and zeros for rows that see nothing, so that hooks need not look at masks.
+    Masked pairs have zero weight after each hook; `normalise` receives the lowest number for them,
+    and zeros in fully masked rows, so that hooks need not handle masks.
 
     Raises:
         ValueError: a hook returns another shape.
@@ -159,14 +159,14 @@ def _attend(
 
 
 def stored(call: HeadCall, variant: OwnVariant) -> Tensor:
-    """All pairs at once: the equation."""
+    """Compute all pairs at once, as in the equation."""
     call = call.precise()
     block = Block(call.masks.all_rows, call.masks.all_cols)
     return _attend(variant, call, block, call.query, call.key, call.value, call.side)
 
 
 def in_blocks(call: HeadCall, variant: OwnVariant) -> Tensor:
-    """By blocks of queries, which backward computes again; O(N · block) memory."""
+    """Compute blocks of queries, which backward recomputes; O(N · block) memory."""
     call = call.precise()
     query, masks, side = call.query, call.masks, call.side
     heads = max(query.shape[1], variant.num_heads)
@@ -185,19 +185,19 @@ def in_blocks(call: HeadCall, variant: OwnVariant) -> Tensor:
 
 @dataclass(frozen=True)
 class OwnVariant(Variant):
-    """A variant that is its hooks alone.
+    """A variant that is defined by its hooks.
 
     Args:
         function: from queries and keys to scores.
-        name: for messages.
-        pairwise: whether a row of weights depends on its query, the keys and their positions alone;
-            without, there are no blocks.
+        name: name for messages.
+        pairwise: whether a row of weights depends only on its query, the keys and their positions;
+            if not, there are no blocks.
         positions: whether the function takes positions.
         normaliser: from scores to weights; None means the softmax.
         mixer: from weights to weights, over heads.
         mixes_heads: whether weights of a head depend on scores of others, each of which is masked.
         has_side: whether hooks read `query_side`.
-        num_heads: heads of the weights; 0 means those of the query.
+        num_heads: heads of the weights; 0 means the heads of the query.
     """
 
     takes_scale: ClassVar[bool] = False
@@ -207,7 +207,7 @@ class OwnVariant(Variant):
             in_blocks,
             lacks={
                 **LACKS_OF_BLOCKS,
-                "all pairs": "cannot cut the scores of {}: pairwise is False",
+                "all pairs": "cannot split the scores of {}: pairwise is False",
             },
         ),
     }
@@ -224,7 +224,7 @@ class OwnVariant(Variant):
 
     @property
     def has_hooks(self) -> bool:
-        """Whether something other than a softmax comes after the scores."""
+        """Whether the weights are more than a softmax of the scores."""
         return self.normaliser is not None or self.mixer is not None
 
     def scores(self, call: HeadCall) -> Tensor:
@@ -239,7 +239,7 @@ class OwnVariant(Variant):
         return block_weights(self, call, block, Parts.of(call))
 
     def needs(self) -> dict[str, str]:
-        """Hooks are Python functions; scores that depend on more than their pair cannot be cut."""
+        """Return the features that Python functions and scores of all pairs require."""
         after = {"normalise": self.normaliser, "mix_weights": self.mixer}
         defined = ", ".join(name for name, hook in after.items() if hook is not None)
         found = {"own scores": "reference_scores"}
@@ -247,10 +247,10 @@ class OwnVariant(Variant):
         return found if self.pairwise else {**found, "all pairs": self.name}
 
     def check(self, call: HeadCall) -> None:
-        """Refuse a scale, masks per head where heads are mixed, and heads without their side."""
+        """Raise for a scale, masks per head if heads are mixed, and a missing side."""
         if call.scale is not None:
             raise ValueError(
-                f"{self.name} has no place for scale={call.scale}: its scores have one"
+                f"{self.name} does not support scale={call.scale}: its scores include one"
             )
         if self.has_side and call.side is None:
             raise ValueError(
@@ -260,28 +260,28 @@ class OwnVariant(Variant):
         pairs = call.masks.attn_mask
         if self.mixes_heads and pairs is not None and pairs.shape[1] > 1:
             raise ValueError(
-                f"{self.name} mixes heads after masking, expected attn_mask of one head for all, "
+                f"{self.name} mixes heads after masking, expected one attn_mask for all heads, "
                 f"received {pairs.shape[1]} heads"
             )
 
 
 class DerivedCore(Core):
-    """The scores that a layer gives; parameters are the layer's."""
+    """The core of a layer that defines scores; the layer owns the parameters."""
 
     makes = OwnVariant
 
     options_class = OwnVariant
 
     def make_parameters(self, options: OwnVariant) -> None:
-        """Keep the variant, which is the same for every call."""
+        """Store the variant, which is the same for every call."""
         self.knows_positions, self._variant = options.positions, options
         self.takes_padding = options.pairwise
 
     @property
     def name(self) -> str:
-        """Name of the layer's class."""
+        """The name of the layer's class."""
         return self._variant.name
 
     def variant(self, call: HeadCall) -> OwnVariant:
-        """Return the scores."""
+        """Return the variant."""
         return self._variant

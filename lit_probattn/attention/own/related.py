@@ -1,7 +1,7 @@
-"""Variants of other papers to compare with, each from the hooks of `Attention`.
+"""Variants of other papers for comparison, each defined by the hooks of `Attention`.
 
-They are neighbours in comparisons; none repeats the experiments of its paper. P is the softmax over
-the keys of q_i · k_j / √E, i a query, j a key, o and h heads.
+They are baselines; the experiments of their papers are not reproduced. P is the softmax over the
+keys of q_i · k_j / √E, with query i, key j, and heads o and h.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def _dots(query: Tensor, key: Tensor) -> Tensor:
 
 
 class TalkingHeadsAttention(Attention):
-    """Heads are mixed by constants before and after the softmax.
+    """Attention whose heads are mixed by constant matrices before and after the softmax.
 
     Source: Shazeer et al., 2020 (arXiv 2003.02436), section 3.
         s_o = Σ_h before_oh q_h · k_h / √E,    w_o = Σ_h after_oh softmax(s_h)
-    Departs from the source: one number of heads throughout; both matrices start at the identity.
-    Without `after` it is `FiSHAttention` with as many global heads as heads, which has kernels.
+    Departs from the source: one number of heads throughout; both matrices are initially the
+    identity. Without `after` it is `FiSHAttention` with H global heads, which has kernels.
     """
 
     def build(self, options: LayerOptions) -> None:
@@ -47,18 +47,19 @@ class TalkingHeadsAttention(Attention):
 
 
 class DCMHAttention(Attention):
-    """Heads are composed before and after the softmax, by matrices of the query and the key.
+    """Attention whose heads are composed before and after the softmax, depending on query and key.
 
     Source: Xiao et al., 2024 (arXiv 2405.08553), dynamically composable multi-head attention.
         compose(a)_o(i, j) = Σ_h base_oh a_h + out_o(i) Σ_h in_h(i) a_h + tanh(g_o(i)) a_o
                                              + out_o(j) Σ_h in_h(j) a_h + tanh(g_o(j)) a_o
         w = compose(softmax(compose(q · k / √E)))
-    Departs from the source: in, out and g are linear in the queries and keys of all heads (there: a
-    network of two layers for in and out, normalised), of rank 1; `base` starts at the identity.
+    Departs from the source: in, out and g are linear in the queries and keys of all heads (in the
+    paper, in and out are a normalised two-layer network), of rank 1; `base` is initially the
+    identity.
     """
 
     def build(self, options: LayerOptions) -> None:
-        """Add the matrices and the maps to dynamic ones."""
+        """Add the constant matrices, and the projections for dynamic ones."""
         super().build(options)
         heads, width = self.num_heads, self.num_heads * self.head_dim
         self.base = nn.Parameter(torch.eye(heads).repeat(2, 1, 1))
@@ -82,13 +83,13 @@ class DCMHAttention(Attention):
 
 
 class GatedAttention(SoftmaxAttention):
-    """Softmax attention whose heads' outputs pass an elementwise sigmoid gate of the query's token.
+    """Softmax attention whose head outputs are multiplied by a sigmoid gate of the query's token.
 
-    Source: Qiu et al., 2025 (arXiv 2505.06708), gate after attention, one per head and entry.
+    Source: Qiu et al., 2025 (arXiv 2505.06708), gate after attention, per head and dimension.
         out = σ(W x_i) ⊙ Σ_j P_ij v_j
     Departs from the source: nothing.
 
-    Its arguments are those of `SoftmaxAttention`, and so are its engines.
+    Arguments and engines are the same as for `SoftmaxAttention`.
     """
 
     def build(self, options: SoftmaxArguments) -> None:  # type: ignore[override]
@@ -103,7 +104,7 @@ class GatedAttention(SoftmaxAttention):
         return out * gates.transpose(1, 2)
 
     def cost(self, seq_len: int) -> Cost:
-        """Return softmax attention's and the gate's."""
+        """Return the cost of softmax attention and of the gate."""
         return with_gate(super().cost(seq_len), self, seq_len)
 
 
@@ -112,8 +113,8 @@ class DifferentialAttention(SoftmaxAttention):
 
     Source: Ye et al., Differential Transformer V2, January 2026 (microsoft/unilm).
         out = Σ_j (P_ij − σ(λ(x_i)) P'_ij) v_j
-    Departs from the source: nothing. Query heads 2o and 2o + 1 make output head o, so masks and
-    maps have 2H heads, and engines are those of `SoftmaxAttention`, as are its arguments.
+    Departs from the source: nothing. Query heads 2o and 2o + 1 form output head o, so masks and
+    score maps have 2H heads. Arguments and engines are the same as for `SoftmaxAttention`.
     """
 
     def build(self, options: SoftmaxArguments) -> None:  # type: ignore[override]
@@ -122,7 +123,7 @@ class DifferentialAttention(SoftmaxAttention):
         self.lambda_proj = nn.Linear(self.embed_dim, self.num_heads, bias=False)
 
     def head_layout(self) -> HeadLayout:
-        """Return two query heads for every head."""
+        """Return a layout with two query heads per head."""
         plain, heads = super().head_layout(), self.num_heads
         return replace(plain, query=2 * heads, out=2 * heads, gated=heads)
 
@@ -143,12 +144,12 @@ class DifferentialAttention(SoftmaxAttention):
 
 
 class ParallaxAttention(Attention):
-    """Local linear regression in place of a weighted mean, its slope from a learned probe.
+    """Local linear regression instead of a weighted mean, with a slope from a learned probe.
 
     Source: Parallax, 2026 (arXiv 2605.29157).
         w_ij = P_ij (1 − r_i · (k_j − k̄_i)),    k̄_i = Σ_j P_ij k_j,    r_i = W x_i
-    Rows sum to 1, weights may be negative.
-    Departs from the source: W starts at N(0, 0.02²).
+    Rows sum to 1; weights may be negative.
+    Departs from the source: W is initially N(0, 0.02²).
     """
 
     def build(self, options: LayerOptions) -> None:
@@ -173,12 +174,12 @@ class ParallaxAttention(Attention):
 
 
 class EllipticalAttention(Attention):
-    """Dot products in a metric of every head.
+    """Dot products in a learned metric per head.
 
     Source: Nielsen et al., 2024 (arXiv 2406.13770).
         w_ij ∝ exp(q_iᵀ M k_j / √E),    M = diag(m), m > 0
-    Departs from the source: m is learned, per head, and starts at 1 (there: estimated from how
-    values change from layer to layer, and divided by its largest entry).
+    Departs from the source: m is learned, per head, and initially 1 (in the paper it is estimated
+    from the change of values between layers, and divided by its largest entry).
     """
 
     def build(self, options: LayerOptions) -> None:

@@ -1,1 +1,1 @@
-"""Variants as the authors' code computes them; configurations name them."""
+"""Variants as in the authors' code, for configurations."""

@@ -1,4 +1,4 @@
-"""Linear attention and MLK as the released codes of MGK compute them.
+"""Linear attention and MLK as in the released codes of MGK.
 
 `configs/attention/as_released/` names these classes; no module imports them.
 """
@@ -32,8 +32,8 @@ class ReleasedSwitches(LinearOptions):
         denominator: `sum` over keys, or `sqrt_len` (divide by √N, Long Range Arena).
         eps: added to the sum.
         output_scale: factor on the output, `one` or `inv_sqrt_head_dim` (language model).
-        padded_len: the N of `sqrt_len`; None takes it from the call. Needed for decoding, and where
-            batches are not all padded to one length.
+        padded_len: N of `sqrt_len`; None means the length of the call. Required for decoding, and
+            if batches are padded to different lengths.
     """
 
     denominator: Denominator = "sum"
@@ -42,7 +42,7 @@ class ReleasedSwitches(LinearOptions):
     padded_len: int | None = None
 
     def form(self) -> LinearForm:
-        """Return feature map and switches."""
+        """Return feature map and options."""
         return replace(
             super().form(),
             denominator=self.denominator,
@@ -58,18 +58,18 @@ class ReleasedLinearArguments(ReleasedSwitches, LinearArguments):
 
 
 class ReleasedLinearCore(LinearCore):
-    """`LinearCore` with these switches."""
+    """`LinearCore` with `ReleasedSwitches`."""
 
     options_class = ReleasedSwitches
 
 
 class ReleasedLinearAttention(LinearAttention):
-    """`LinearAttention` with what only the released codes of MGK, ICML 2022, do.
+    """`LinearAttention` with the options of the released codes of MGK, ICML 2022.
 
     Source: released code of MGK: Long Range Arena and language model.
-    Departs from the source: nothing; `LinearAttention` is what the paper says.
+    Departs from the source: nothing; `LinearAttention` follows the paper.
 
-    Its arguments are the fields of `ReleasedSwitches` and those of `LinearAttention`.
+    The arguments are the fields of `ReleasedSwitches` and the arguments of `LinearAttention`.
 
     Raises:
         ValueError: an unknown name, or options that contradict each other; see also
@@ -85,17 +85,17 @@ class ReleasedLinearAttention(LinearAttention):
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedMLKOptions(ReleasedSwitches, MLKOptions):
-    """Options that only the released codes of MLK have; those of its bases come first.
+    """Options that only the released codes of MLK have.
 
     Args:
         mix: `after` the feature map (the paper), or `before` it, φ(Σ_r π_r key[j, r]), which is
             ordinary linear attention with key weights Σ_r π_r W_r (Long Range Arena).
-        shift_first_zero: start the first shift at zero.
+        shift_first_zero: initialise the first shift with zero.
         second_scale: factor on φ of the second component of two (`scale_w` of the language model's
-            layers, where no command line sets it).
+            layers, which no command line sets).
 
     Raises:
-        ValueError: `second_scale` is no positive number, or has no second component to scale.
+        ValueError: `second_scale` is not positive, or there is no second component to scale.
     """
 
     mix: Mix = "after"
@@ -116,7 +116,7 @@ class ReleasedMLKOptions(ReleasedSwitches, MLKOptions):
             )
 
     def form(self) -> LinearForm:
-        """Return feature map and switches, with where components are mixed."""
+        """Return feature map and options, including the order of mixing."""
         return replace(super().form(), mix=self.mix)
 
 
@@ -131,7 +131,7 @@ class ReleasedMLKCore(MLKCore):
     options_class = ReleasedMLKOptions
 
     def make_parameters(self, options: LinearOptions) -> None:
-        """Make priors and shifts, the first one zero if asked."""
+        """Create priors and shifts; the first shift is zero if `shift_first_zero`."""
         super().make_parameters(options)
         assert isinstance(options, ReleasedMLKOptions)
         self.second_scale = options.second_scale
@@ -140,7 +140,7 @@ class ReleasedMLKCore(MLKCore):
                 self.key_shift[:, 0] = 0.0
 
     def shares(self, call: HeadCall) -> Tensor | None:
-        """Return π of the call's keys with that factor, (H_kv, K, 1 or L)."""
+        """Return π of the call's keys times `second_scale`, (H_kv, K, 1 or L)."""
         shares = super().shares(call)
         if shares is None or self.second_scale == 1.0:
             return shares
@@ -150,12 +150,12 @@ class ReleasedMLKCore(MLKCore):
 
 
 class ReleasedMLKAttention(MLKAttention):
-    """`MLKAttention` with what only the released codes of MGK, ICML 2022, do.
+    """`MLKAttention` with the options of the released codes of MGK, ICML 2022.
 
     Source: released code of MGK: Long Range Arena and language model.
-    Departs from the source: nothing; `MLKAttention` is what the paper says.
+    Departs from the source: nothing; `MLKAttention` follows the paper.
 
-    Its arguments are the fields of `ReleasedMLKOptions` and those of `MLKAttention`.
+    The arguments are the fields of `ReleasedMLKOptions` and the arguments of `MLKAttention`.
 
     Raises:
         ValueError: an unknown name, or options that contradict each other; see also

@@ -1,4 +1,4 @@
-"""MGK as the released codes compute it, for comparison with results made by them.
+"""MGK as in the released codes, for comparison with their results.
 
 `configs/attention/as_released/` names these classes; no module imports them.
 """
@@ -39,12 +39,12 @@ _MOST = 2.0
 class MagnitudePrior(MixturePrior):
     """Priors of the released translation code: log min(max(|p|, floor), 2), for setting A.
 
-    They are no distribution: neither normalised nor at most 1. The gradient is that of log |p|
-    between the bounds, and zero beyond them.
+    They are not a distribution: neither normalised nor at most 1. The gradient is the gradient of
+    log |p| between the bounds, and zero outside.
     """
 
     def forward(self, num_keys: int) -> Tensor:
-        """Return log π, (num_heads, K, 1), or (num_heads, K, L) when positions have their own."""
+        """Return log π, (num_heads, K, 1), or (num_heads, K, L) with priors per position."""
         return self._per_key(num_keys).abs().clamp(self.floor, _MOST).log()
 
 
@@ -64,7 +64,7 @@ def code_parity_sums(
     Source: released code of MGK, ICML 2022, two components, priors per head and key position:
         γ_ij = π_j1 e^{g_ij1} / (π_j1 e^{g_ij1} + π_j2 e^{g_ij2} + 1e-6)
         lra:  π_j1 = Σ_i γ_ij / (Σ_i 1 + 1e-6)   over real queries and keys
-        lm:   π_j1 = Σ_i γ_ij / Σ_i 1            over all pairs, hidden ones included
+        lm:   π_j1 = Σ_i γ_ij / Σ_i 1            over all pairs, including masked pairs
         π_j2 = 1 − π_j1
     The 1e-6 is added to a density that is not normalised, so far queries move mass to component 2.
 
@@ -73,9 +73,9 @@ def code_parity_sums(
         key: (B, H, 2, L, E).
         log_prior: (H, 2, 1 or L).
         variance: σ², (H, 2).
-        masks: of the call; `lra` reads the key mask.
+        masks: masks of the call; `lra` uses the key mask.
         query_mask: real queries, (B, N). None means all.
-        code: which of the two.
+        code: `lra` or `lm`.
     """
     dtype = compute_dtype(query)
     arguments = MGK(log_prior.to(dtype), variance.to(dtype))
@@ -86,7 +86,7 @@ def code_parity_sums(
         one = slice(sample, sample + 1)
         scores = component_scores(query[one].to(dtype), key[one].to(dtype), arguments)[0]
         eps = scores.new_full((), math.log(_DENSITY_EPS))
-        total = torch.logaddexp(scores.logsumexp(1), eps)  # of (H, 2, N, L)
+        total = torch.logaddexp(scores.logsumexp(1), eps)  # over (H, 2, N, L)
         share = torch.exp(scores[:, 0] - total).to(torch.float64)  # (H, N, L)
         pairs = torch.ones_like(share[0])
         if code == "lra":
@@ -108,9 +108,9 @@ class ReleasedOptions(MGKOptions):
     Args:
         row_eps: added to the sum of exponentials of every row (language model, translation: 1e-6);
             `backend="reference"` only.
-        em_code_parity: setting B as the released code updates it, at every forward pass in
+        em_code_parity: setting B as updated by the released code, in every forward pass of
             training, `lra` or `lm`; see `code_parity_sums`.
-        shift_first_zero: start the first shift at zero.
+        shift_first_zero: initialise the first shift with zero.
         prior_floor: smallest π in log space.
         magnitude_prior: π is |p| between `prior_floor` and 2 (translation), not p between 0 and 1.
 
@@ -136,8 +136,8 @@ class ReleasedArguments(ReleasedOptions, MGKArguments):
     """Arguments of `ReleasedMGKAttention`.
 
     Args:
-        value_bias: whether the projection of values has its bias `always`, or in `cross`-attention
-            alone (translation, sMGK).
+        value_bias: whether the value projection has a bias `always`, or only in `cross`-attention
+            (translation, sMGK).
     """
 
     value_bias: ValueBias = "always"
@@ -148,12 +148,12 @@ class ReleasedArguments(ReleasedOptions, MGKArguments):
 
 
 class ReleasedMGKCore(MGKCore):
-    """`MGKCore` with what only released code does; see `ReleasedMGKAttention`."""
+    """`MGKCore` with the options of released code; see `ReleasedMGKAttention`."""
 
     options_class = ReleasedOptions
 
     def make_parameters(self, options: MGKOptions) -> None:
-        """Make shifts, priors and variances."""
+        """Create shifts, priors and variances."""
         assert isinstance(options, ReleasedOptions)
         released, layout, self.prior_floor = options, self.layout, options.prior_floor
         super().make_parameters(options)
@@ -190,7 +190,7 @@ class ReleasedMGKCore(MGKCore):
                 self.key_shift[:, 0] = 0.0
 
     def forward(self, call: HeadCall) -> Tensor:
-        """Attend; then, as released code does, replace the priors at once."""
+        """Compute attention, then replace the priors immediately, as released code does."""
         out = super().forward(call)
         if self.em_code_parity != "none" and self.training and self.prior is not None:
             self.prior.apply_statistics(self.prior.statistics())
@@ -201,7 +201,7 @@ class ReleasedMGKCore(MGKCore):
         return replace(super().variant(call), row_eps=self.row_eps)
 
     def accumulate_m_step(self, call: HeadCall) -> None:
-        """Gather the released code's sums."""
+        """Accumulate the sums of the released code."""
         if self.em_code_parity == "none":
             super().accumulate_m_step(call)
             return
@@ -219,23 +219,23 @@ class ReleasedMGKCore(MGKCore):
         self.prior.accumulate(*sums)
 
     def prior_statistics(self) -> Tensor | None:
-        """Return None where every forward pass has updated the priors already."""
+        """Return None if every forward pass updates the priors."""
         return None if self.em_code_parity != "none" else super().prior_statistics()
 
 
 class ReleasedMGKAttention(MGKAttention):
-    """`MGKAttention` with what only the released codes of MGK, ICML 2022, do.
+    """`MGKAttention` with the options of the released codes of MGK, ICML 2022.
 
     Source: released code of MGK: Long Range Arena and language model; translation in the released
     code of FiSH, NeurIPS 2022 (fairseq modules MGK and sMGK).
-    Departs from the source: `MGKAttention` is what the paper says. The translation code of sMGK
-    adds the value bias, which self-attention never trained, when it decodes step by step; here
-    self-attention with `value_bias="cross"` never adds it.
+    Departs from the source: `MGKAttention` follows the paper. The translation code of sMGK adds the
+    value bias, which self-attention never trained, in step-by-step decoding; here self-attention
+    with `value_bias="cross"` never adds it.
 
-    Its arguments are the fields of `ReleasedArguments`.
+    The arguments are the fields of `ReleasedArguments`.
 
     Raises:
-        ValueError: `row_eps` is outside [0, 1), or the released priors or their update do not fit;
+        ValueError: `row_eps` is outside [0, 1), or options of released priors contradict others;
             see also `MGKAttention`.
     """
 
@@ -248,7 +248,7 @@ class ReleasedMGKAttention(MGKAttention):
         self.build(options)
 
     def project_values(self, value: Tensor, *, of_self: bool) -> Tensor:
-        """Leave the bias out of self-attention's values if asked; its gradient is zero then."""
+        """Omit the value bias in self-attention if configured; its gradient is then zero."""
         bias = self.value_proj.bias
         if not of_self or self.options.value_bias == "always" or bias is None:
             return super().project_values(value, of_self=of_self)

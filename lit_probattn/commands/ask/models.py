@@ -22,8 +22,11 @@ _REDUCED = {
     **{"num_hidden_layers": 2, "n_layer": 2, "num_layers": 2, "num_decoder_layers": 2},
     **{"vocab_size": 128, "intermediate_size": 64, "n_inner": 64, "d_ff": 64},
 }
-# Model types that `swap` supports, as checked by a test.
-KNOWN = ("bert", "gpt2", "llama", "mistral", "qwen2", "roberta", "t5", "vit")
+# Model types that a test swaps; any other is tried, since `swap` finds attention by a run.
+TESTED = (
+    *("bert", "camembert", "cohere", "deit", "dinov2", "distilbert", "electra", "falcon", "gpt2"),
+    *("llama", "mistral", "qwen2", "roberta", "t5", "vit"),
+)
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,8 @@ def _transformers(name: str, seq_len: int) -> Named:
             f"; did you mean {family!r}?" if family in kinds else nearest(kind, kinds, lists=False)
         )
         raise ConfigError(
-            f"--model hf:{name}: unknown model{note or ';'} supported types: {', '.join(KNOWN)}"
+            f"--model hf:{name}: unknown model{note or ';'} expected a model type of transformers, "
+            f"such as {', '.join(TESTED)}"
         )
     config = AutoConfig.for_model(kind)
     layers = next((getattr(config, k) for k in list(_REDUCED)[:3] if hasattr(config, k)), None)

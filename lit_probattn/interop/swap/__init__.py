@@ -1,4 +1,4 @@
-"""Attention layers of other people's models become ours: `lit_probattn.swap`."""
+"""`lit_probattn.swap` replaces the attention of models of other libraries."""
 
 from lit_probattn.interop.swap.door import swap
 from lit_probattn.interop.swap.report import LayerReport, Report

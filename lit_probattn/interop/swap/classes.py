@@ -1,7 +1,7 @@
-"""Classes that modules get at run time: calls of attention are taken, or weights have fewer rows.
+"""Classes that modules get at run time, which intercept attention or store fewer weight rows.
 
-A module keeps its name, its place, and the names of its parameters; copies and pickles find the
-class again by the one that it was.
+A module keeps its name, its position, and the names of its parameters; copies and pickles restore
+the class from the original class.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ def first_tokens(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | Non
 
 
 class Mixed:
-    """A class of a host with something mixed in."""
+    """Base of host classes with mixins."""
 
     host_class: type
     takes: bool
     narrowed: tuple[str, ...]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Name the class that it was: the mixed one is made at run time."""
+        """Pickle the original class: the mixed class is created at run time."""
         return _again, (self.host_class, self.takes, self.narrowed), self.__dict__
 
 
 class Taken(Mixed):
-    """A module whose calls of attention go to its cores."""
+    """A module whose attention calls are computed by its cores."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
@@ -52,12 +52,12 @@ class Taken(Mixed):
 
 @dataclass(frozen=True)
 class Kept:
-    """The rows of a parameter that are kept.
+    """Stored rows of a parameter.
 
     Args:
-        axis: of the parameter.
-        size: rows that the host sees.
-        runs: rows that are kept one after the other: the first, and how many.
+        axis: axis of the parameter.
+        size: number of rows of the full parameter.
+        runs: runs of consecutive stored rows: first row and count.
     """
 
     axis: int
@@ -65,7 +65,7 @@ class Kept:
     runs: tuple[tuple[int, int], ...]
 
     def spread(self, small: Tensor, axis: int) -> Tensor:
-        """Return a tensor with zeros where rows were dropped."""
+        """Return the full tensor, with zeros for dropped rows."""
         parts, place, at = [], 0, 0
         for start, count in (*self.runs, (self.size, 0)):
             shape = [*small.shape]
@@ -75,20 +75,20 @@ class Kept:
         return torch.cat(parts, axis)
 
     def pick(self, full: Tensor, axis: int) -> Tensor:
-        """Return the rows that are kept."""
+        """Return the stored rows."""
         return torch.cat([full.narrow(axis, start, count) for start, count in self.runs], axis)
 
     @property
     def rows(self) -> list[int]:
-        """The rows that are kept."""
+        """Indices of the stored rows."""
         return [row for start, count in self.runs for row in range(start, start + count)]
 
 
 class Narrow(Mixed):
-    """A linear layer of which some outputs are zero, or some inputs do not matter."""
+    """A linear layer some of whose outputs are zero, or some of whose inputs are ignored."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (…, C) to (…, C'), by the rows or columns that are kept."""
+        """Map (…, C) to (…, C') by the stored rows or columns."""
         layer: Any = self
         weight: Any = nn.Module.__getattr__(layer, "weight")
         kept: Kept = layer.kept["weight"]
@@ -99,7 +99,7 @@ class Narrow(Mixed):
 
 
 def _whole(name: str) -> property:
-    """Return a parameter with all of its rows, of which those that are not kept are zeros."""
+    """Return a property with all rows of a parameter, zero if not stored."""
 
     def whole(self: Any) -> Tensor:
         small: Any = nn.Module.__getattr__(self, name)
@@ -111,7 +111,7 @@ def _whole(name: str) -> property:
 
 @cache
 def mixed(host: type, takes: bool, narrowed: tuple[str, ...]) -> type:
-    """Return a class of the same name with what is asked mixed in."""
+    """Return a class of the same name with the requested mixins."""
     bases: list[type] = [Taken] if takes else []
     if "weight" in narrowed and getattr(host, "forward", None) is nn.Linear.forward:
         bases.append(Narrow)
@@ -126,13 +126,13 @@ def _again(host: type, takes: bool, narrowed: tuple[str, ...]) -> Any:
 
 
 def take_calls(module: Any) -> None:
-    """Let the calls of attention of a module go to its `cores`."""
+    """Route the attention calls of a module to its `cores`."""
     cls: Any = type(module)
     module.__class__ = mixed(getattr(cls, "host_class", cls), True, getattr(cls, "narrowed", ()))
 
 
 def keep_rows(module: Any, name: str, axis: int, rows: list[int]) -> None:
-    """Keep only some rows of a parameter; the module sees zeros in the place of the others."""
+    """Store only some rows of a parameter; the module reads zeros for the others."""
     cls: Any = type(module)
     full: Tensor = getattr(module, name)
     runs: list[tuple[int, int]] = []
@@ -150,7 +150,7 @@ def keep_rows(module: Any, name: str, axis: int, rows: list[int]) -> None:
 
 
 def parameter_of(module: nn.Module, name: str) -> Tensor:
-    """Return a parameter by its name below a module, with the rows that it keeps."""
+    """Return a parameter by its name below a module, with its stored rows only."""
     path, _, own = name.rpartition(".")
     held: Any = nn.Module.__getattr__(module.get_submodule(path), own)
     assert isinstance(held, torch.Tensor)

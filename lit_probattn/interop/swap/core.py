@@ -1,4 +1,4 @@
-"""One call of our core from inside another library's layer: its heads, its masks, its scale."""
+"""Calls of a core from another library's layer: heads, masks, scale."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lit_probattn.functional.call import split_mask
 
 
 def joined(tensor: Tensor | None, groups: list[list[int]]) -> Tensor | None:
-    """Return a mask or a bias (B, H, N, L) of former heads for the heads that they became.
+    """Return a mask or bias (B, H, N, L) of the host's heads for merged heads.
 
-    Floats are averaged; True is what any of the former heads may attend to. What all heads share,
-    or what is for the new heads already, is returned as it is.
+    Floats are averaged; a pair is allowed if any of the merged heads allows it. Tensors that all
+    heads share, or that already have the new heads, are returned unchanged.
 
     Args:
-        tensor: of up to four dimensions.
-        groups: the former heads of every head.
+        tensor: mask or bias of up to four dimensions.
+        groups: the merged heads of every head.
     """
     former = sum(map(len, groups))
     if tensor is None or tensor.dim() < 4 or tensor.shape[1] != former or former == len(groups):
@@ -38,8 +38,8 @@ def joined(tensor: Tensor | None, groups: list[list[int]]) -> Tensor | None:
 def scaled(core: Core, query: Tensor, key: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     """Multiply products of queries and keys by a factor per head, (1, H, 1, 1).
 
-    Distances need both sides multiplied, by the root; then every key head has a query head of its
-    own.
+    Distances require the root of the factor on both sides, and therefore a separate query head for
+    every key head.
     """
     if getattr(core, "score", "dot") == "dot":
         return query * factor, key
@@ -50,17 +50,17 @@ def scaled(core: Core, query: Tensor, key: Tensor, factor: Tensor) -> tuple[Tens
 def documents_mask(
     query: Tensor, key: Tensor, bounds: tuple[Tensor, Tensor], mask: Tensor | None, is_causal: bool
 ) -> Tensor:
-    """Return a mask that also keeps packed documents apart, in the form of `split_mask`.
+    """Return a mask that also separates packed documents, in the form of `split_mask`.
 
     Args:
         query: (B, H, N, E).
         key: (B, H_k, L, …).
-        bounds: where documents begin and end among the B·N queries and the B·L keys, (D + 1,) each.
-        mask: what may attend so far. None means all.
-        is_causal: whether queries see no later keys, beside the mask.
+        bounds: bounds of documents among the B·N queries and the B·L keys, (D + 1,) each.
+        mask: allowed pairs so far. None means all.
+        is_causal: whether later keys are masked, in addition to the mask.
 
     Raises:
-        ValueError: bounds end elsewhere than the tokens, as with a cache of earlier ones.
+        ValueError: bounds do not end at the last token, for example with a cache.
     """
     documents = []
     if not torch.compiler.is_compiling():
@@ -83,10 +83,10 @@ def documents_mask(
 def packing_of_documents(
     query: Tensor, key: Tensor, bounds: tuple[Tensor, Tensor]
 ) -> Packing | None:
-    """Return packed documents as our layers take them, or None where a mask has to do.
+    """Return the packing of documents, or None if only a mask can separate them.
 
-    That is in a graph, which would hold the bounds, and where a document goes over the end of a
-    row. The arguments and errors are those of `documents_mask`.
+    This is the case in a graph, which would contain the bounds, and if a document crosses the end
+    of a row. Arguments and errors are the same as for `documents_mask`.
     """
     if written() is not None:
         return None
@@ -105,7 +105,7 @@ def _check_ends(query: Tensor, key: Tensor, bounds: tuple[Tensor, Tensor]) -> No
         if int(ends[-1]) != tokens:
             raise ValueError(
                 f"cu_seq_lens_{name} ends at {int(ends[-1])}, expected {tokens}: bounds of "
-                "documents cover all tokens, and go without a cache of earlier ones"
+                "documents must cover all tokens, and do not support a cache"
             )
 
 
@@ -125,15 +125,15 @@ def head_call(
 
     Args:
         query: (B, H, N, E).
-        key: (B, H_kv·K, L, E), the components of a head side by side.
+        key: (B, H_kv·K, L, E), with the components of a head adjacent.
         value: (B, H_kv, L, E_v).
-        mask: as `split_mask` takes it, broadcastable to (B, H, N, L).
+        mask: mask in the form of `split_mask`, broadcastable to (B, H, N, L).
         bias: added to the scores, broadcastable to (B, H, N, L).
-        is_causal: query i sees keys up to i + L − N.
+        is_causal: query i attends to keys up to i + L − N.
         scale: factor on products. None means 1/√E.
-        packing: documents, each of which attends to itself alone.
-        look: whether to look at the values of masks: zeros are no bias, and equal rows are a mask
-            of keys.
+        packing: documents, each of which attends only to itself.
+        look: whether to read the values of masks: zeros are no bias, and equal rows are a mask of
+            keys.
     """
     allowed, added = split_mask(mask)
     if added is not None and not (look and _is_zero(added)):
@@ -163,18 +163,18 @@ def fitted_call(
     scale: float | None = None,
     **masks: Any,
 ) -> HeadCall:
-    """Return a call of a core with the heads that a host gives it.
+    """Return a call of a core with the heads of a host.
 
-    Keys and values that query heads share are repeated where the core does not share them. A scale
-    other than 1/√E goes, half of it each, into queries and keys where scores have no place for it.
+    Shared keys and values are repeated if the core does not share them. If the scores do not
+    support a scale other than 1/√E, its root is applied to queries and to keys.
 
     Args:
-        core: its layout has the host's query heads.
-        query: (B, H, N, E), or (1, H, N, E) for all samples alike.
+        core: core whose layout has the host's query heads.
+        query: (B, H, N, E), or (1, H, N, E) for all samples.
         key: (B, H_k, L, E), H_k a divisor of the core's key heads.
-        value: (B, H_v, L, E_v), likewise.
-        scale: of the host. None means 1/√E.
-        masks: as `head_call` takes them.
+        value: (B, H_v, L, E_v), H_v a divisor of the core's value heads.
+        scale: scale of the host. None means 1/√E.
+        masks: arguments of `head_call`.
     """
     layout, size = core.layout, query.shape[-1]
     key = repeat_heads(key, layout.key * layout.keys_per_head)

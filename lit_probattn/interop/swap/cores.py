@@ -1,4 +1,4 @@
-"""Cores for the heads that a host gives, and the list of them that a swapped module owns."""
+"""Cores for the heads of a host, and their list, which a swapped module owns."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from lit_probattn.interop.swap.settings import Settings
 
 @dataclass
 class Sharing:
-    """What one core's heads are of the host's.
+    """Relation between the heads of a core and of the host.
 
     Args:
-        groups: the former query heads of every head. None means that all stayed.
-        weight: name of the parameter that makes keys, below the module. None unless keys have
-            components that the host does not make.
-        bias: name of their bias, if there is one.
-        axis: of the weight along which heads lie.
-        rows: of the weight, in the order of the host's key heads.
-        bias_rows: of the bias.
-        repeats: how often the host repeats each key head.
+        groups: the merged query heads of every head. None means that no heads were merged.
+        weight: name of the parameter that computes keys, below the module. None unless keys have
+            components that the host does not compute.
+        bias: name of their bias, if any.
+        axis: axis of the weight with the heads.
+        rows: rows of the weight, in the order of the host's key heads.
+        bias_rows: rows of the bias.
+        repeats: number of times the host repeats each key head.
     """
 
     groups: list[list[int]] | None = None
@@ -49,19 +49,19 @@ class Sharing:
 
 
 class Cores(nn.ModuleList):
-    """What computes the attention of one module, in the order of its calls in a forward.
+    """The cores of one module, in the order of its calls in a forward.
 
-    An entry is a core, or a layer with hooks of its own without its projections.
+    An entry is a core, or a layer with hooks and without projections.
 
     Args:
-        mode: what gives the calls inside a forward to the entries; None where a library does.
+        mode: routes the calls of a forward to the entries; None if the library does.
     """
 
     def __init__(self, mode: Callable[[nn.Module], Any] | None) -> None:
         super().__init__()
         self.mode = mode
         self.sharing: list[Sharing] = []
-        self.tokens: Tensor | None = None  # of the present forward, where an entry reads them
+        self.tokens: Tensor | None = None  # of the current forward, if an entry reads them
 
     def core(self, index: int) -> Core:
         """Return the core of a call."""
@@ -83,8 +83,8 @@ class Cores(nn.ModuleList):
     ) -> HeadCall:
         """Return the call of a core for heads of the host; see `fitted_call`.
 
-        Of heads that were joined the first are those that live. `factors`, (1, H, 1, 1), multiply
-        the products of queries and keys.
+        The first heads are the merged ones. `factors`, (1, H, 1, 1), multiply the products of
+        queries and keys.
         """
         core, groups = self.core(index), self.sharing[index].groups
         if groups is not None:
@@ -105,19 +105,19 @@ class Cores(nn.ModuleList):
         needs_weights: bool = False,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return output (B, H, N, E_v) and, if asked, maps of a core; joined heads give zeros.
+        """Return output (B, H, N, E_v) and, if requested, weights; dropped heads give zeros.
 
         Args:
-            index: of the call.
+            index: index of the call.
             query: (B, H, N, E).
             key: (B, H_kv·K, L, E).
             value: (B, H_kv, L, E_v).
             dropout: probability.
-            needs_weights: whether maps are returned.
+            needs_weights: whether to return attention weights.
             options: masks, bias, scale and documents; see `head_call`.
         """
         core, weights = self.core(index), None
-        with outside_functions():  # our own calls are no sites of a module around this one
+        with outside_functions():  # calls made here are not sites of an enclosing module
             call = with_dropout(self.call(index, query, key, value, **options), dropout)
             layer: Any = self[index]
             reads = token_hooks(layer)
@@ -134,26 +134,26 @@ class Cores(nn.ModuleList):
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether an entry reads the tokens of queries beside their heads."""
+        """Whether an entry reads the tokens of queries, in addition to their heads."""
         return any(map(token_hooks, self))
 
     def _tokens_for(self, query: Tensor) -> Tensor:
         """Return the tokens of queries, (B, N, C).
 
         Raises:
-            RuntimeError: the module did not get them.
+            RuntimeError: the module did not receive them.
         """
         tokens = self.tokens
         if tokens is None or tokens.shape[:2] != (query.shape[0], query.shape[2]):
             found = None if tokens is None else tuple(tokens.shape)
             raise RuntimeError(
-                f"the variant reads {query.shape[2]} tokens of {query.shape[0]} samples beside "
-                f"their heads; the module's first tensor is {found}"
+                f"the variant reads {query.shape[2]} tokens of {query.shape[0]} samples in "
+                f"addition to their heads; the module's first tensor is {found}"
             )
         return tokens
 
     def twins(self, module: nn.Module) -> dict[int, tuple[Tensor, list[Tensor]]]:
-        """Return the parameters that make keys and, of each, those of further components."""
+        """Return the parameters that compute keys, with the parameters of further components."""
         found: dict[int, tuple[Tensor, list[Tensor]]] = {}
         for core, sharing in zip(self, self.sharing, strict=True):
             more: Any = core
@@ -189,19 +189,19 @@ def token_hooks(part: nn.Module) -> tuple[str, ...]:
 
 
 def make_core(settings: Settings, given: HeadLayout, is_cross: bool, width: int = 0) -> nn.Module:
-    """Return what computes the heads of a host, an entry of `Cores`.
+    """Return the entry of `Cores` that computes the heads of a host.
 
-    Keys and values that query heads share are repeated where the variant has a head of its own for
-    each. Variants with global heads have as many as the host has.
+    Shared keys and values are repeated if the variant has a separate head for each query head.
+    Variants with global heads have as many as the host has heads.
 
     Args:
         settings: variant and options.
         given: the host's heads.
         is_cross: whether queries attend to another sequence.
-        width: of the tokens that the module gets; 0 where it gets none for its queries.
+        width: width of the tokens that the module receives; 0 if it receives none.
 
     Raises:
-        UnsupportedError: the variant takes other heads, or does not fit the options or the host.
+        UnsupportedError: the variant has other heads, or does not support the options or the host.
     """
     every = replace(given, key=given.query, value=given.query)
     reason = ""
@@ -217,30 +217,30 @@ def make_core(settings: Settings, given: HeadLayout, is_cross: bool, width: int 
                 _check(core, is_cross)
                 return part
             taken, hosts = heads_of(core.layout), heads_of(given)
-            reason = f"{settings.variant} takes {taken}, the host gives {hosts}"
+            reason = f"{settings.variant} has {taken}, the host has {hosts}"
             if core.layout.keys_per_head > 1:
                 share = f"1/{core.layout.keys_per_head}"
-                reason += f"; give heads={share}, or use a variant with one key per head"
+                reason += f"; set heads={share}, or use a variant with one key per head"
     raise UnsupportedError(reason)
 
 
 def _choices(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield options to try: as given, and with a global head for every head."""
+    """Yield options to try: unchanged, and with one global head per head."""
     yield {}
     if not {"head_ratio", "num_global_heads"} & options.keys():
         yield {"head_ratio": 1.0, "num_global_heads": None}
 
 
 def make_sharing_core(settings: Settings, wanted: HeadLayout, width: int) -> nn.Module:
-    """Return what computes heads of which each has several keys, an entry of `Cores`.
+    """Return the entry of `Cores` that computes heads with several keys each.
 
     Args:
         settings: variant and options.
-        wanted: heads after a swap.
-        width: as `make_core` takes it.
+        wanted: heads after the swap.
+        width: see `make_core`.
 
     Raises:
-        UnsupportedError: the variant takes other heads, or does not fit the options.
+        UnsupportedError: the variant has other heads, or does not support the options.
     """
     try:
         part = _part(settings, wanted, {}, width)
@@ -249,7 +249,7 @@ def make_sharing_core(settings: Settings, wanted: HeadLayout, width: int) -> nn.
     core = part.core if isinstance(part, Attention) else part
     if core.layout != wanted:
         takes, gets = heads_of(core.layout), heads_of(wanted)
-        raise UnsupportedError(f"{settings.variant} takes {takes}, joined heads are {gets}")
+        raise UnsupportedError(f"{settings.variant} has {takes}, the joined heads are {gets}")
     _check(core, is_cross=False)
     return part
 
@@ -269,7 +269,7 @@ def _part(settings: Settings, heads: HeadLayout, more: Mapping[str, Any], width:
     if reads and not width:
         raise ValueError(
             f"{type(layer).__name__} defines {', '.join(reads)}, which read the input of its "
-            f"layer: the module gets no tokens of its queries"
+            f"layer, but the module does not receive the tokens of its queries"
         )
     if not isinstance(layer.core, DerivedCore) and not reads:
         return layer.core
@@ -280,14 +280,14 @@ def _part(settings: Settings, heads: HeadLayout, more: Mapping[str, Any], width:
 
 def _check(core: Core, is_cross: bool) -> None:
     if core.has_m_step:
-        raise UnsupportedError("its M-step needs our training loop")
+        raise UnsupportedError("its M-step requires this package's training loop")
     reason = first_lack(core.needs(), LACKS_OF_CROSS_ATTENTION) if is_cross else None
     if reason is not None:
         raise UnsupportedError(f"{core.name} {reason}, and here queries attend to another sequence")
 
 
 def heads_of(layout: HeadLayout) -> str:
-    """Say how many heads there are, and of which size."""
+    """Return the number and size of heads as text."""
     keys = f"{layout.key}"
     if layout.keys_per_head > 1:
         keys += f" x {layout.keys_per_head}"

@@ -1,4 +1,4 @@
-"""`swap`: the attention layers of a model become ours, in place, with their weights."""
+"""`swap` replaces the attention of a model in place and keeps its weights."""
 
 from __future__ import annotations
 
@@ -49,58 +49,59 @@ def swap(
     written_out: bool = False,
     **options: Any,
 ) -> tuple[Model, Report]:
-    """Let the attention of a model be a variant of this package, in place.
+    """Replace the attention of a model by a variant of this package, in place.
 
         model, report = lit_probattn.swap(model, "smgk")
         model, report = lit_probattn.swap(model, "mgk", heads=0.5)
         print(report)
 
-    Where a model computes softmax(Q Kᵀ) V is found by one run of an example. A variant with the
-    host's heads is put there, as `cores` of the module that makes the call, and all weights stay
-    what they were. Several keys per head and fewer heads change the projections, whose rows are
-    found by gradients: widths are exchanged where a second run shows the new heads, otherwise rows
-    of joined heads are dropped and further keys get weights beside the core.
+    One run of an example finds the calls of softmax(Q Kᵀ) V. Each is replaced by a core of the
+    variant with the same heads, stored as `cores` of the calling module; all weights are unchanged.
+    Several keys per head and fewer heads change the projections, whose rows are determined from
+    gradients: projections get new widths if a second run confirms the new heads; otherwise rows of
+    merged heads are dropped, and the core has the weights of further keys.
 
-    Every layer is planned before one is touched: if one of them cannot be swapped, the model is
-    left as it was. Do this before an optimiser is made and before the model is wrapped. A layer
-    whose weights are all frozen stays frozen as a whole.
+    All layers are planned before any is changed: if one of them cannot be swapped, the model is
+    unchanged. Call `swap` before creating an optimiser and before wrapping the model. A layer whose
+    weights are all frozen stays frozen completely.
 
-    With heads=1, score=dot, spread=0 and equal variances the model computes what it computed. With
-    heads=1/K every K key heads become one head with K keys and one value, and the query heads with
-    them: the most similar ones by their bilinear forms, their logits and values cut to the old head
-    size with the least squared error in the weights. Such a model is where fine-tuning starts.
+    With heads=1, score=dot, spread=0 and equal variances the output of the model is unchanged. With
+    heads=1/K, every K key heads become one head with K keys and one value, together with their
+    query heads: heads with the most similar bilinear forms are merged, and logits and values
+    reduced to the old head size with the least squared error in the weights. Such a model is the
+    starting point of fine-tuning.
 
     Args:
-        model: any module that holds attention layers.
+        model: any module that contains attention layers.
         variant: a name of `lit_probattn.list_attention()`, the path of such a file, or a class of
             layers; or a recipe, `report.recipe`, which builds the same model again, so that
-            `model.load_state_dict` fits. A recipe takes no other argument.
-        example: one batch that the model takes: a tensor, a tuple of arguments, a mapping of named
-            ones, or a function of the model. None means what transformers or timm say that the
-            model takes, or each `nn.MultiheadAttention` by itself.
-        heads: share of the heads that stays: 1, 1/2, 1/3, … Below 1 for variants with several keys
-            per head: mgk, MLK, classes of your own.
-        num_components: K, a multiple of 1/heads. None means 2, or 1/heads where that is more.
-        score: `dot`, which starts at the old scores, or `gaussian`, which does so only where all
-            keys of a head have one norm. None means dot; gaussian for smgk.
-        spread: how far components start apart, which were one key: standard deviation in units of
-            that of the key's weights, 0.1 unless it is given; the error is of second order. Equal
-            components (0) stay equal for ever. For smgk, the standard deviation of the shifts.
+            `model.load_state_dict` matches. A recipe excludes all other arguments.
+        example: one batch for the model: a tensor, a tuple of arguments, a mapping of keyword
+            arguments, or a function of the model. None means the input that transformers or timm
+            describe, or a separate run of each `nn.MultiheadAttention`.
+        heads: fraction of the heads to keep: 1, 1/2, 1/3, … Values below 1 require a variant with
+            several keys per head, such as mgk, mlk or your own classes.
+        num_components: K, a multiple of 1/heads. None means 2, or 1/heads if that is larger.
+        score: `dot`, which starts with the old scores, or `gaussian`, which does so only if all
+            keys of a head have the same norm. None means dot; gaussian for smgk.
+        spread: initial distance of components that were one key: standard deviation in units of
+            the standard deviation of the key's weights, default 0.1; the error is of second order.
+            Equal components (0) stay equal. For smgk, the standard deviation of the shifts.
         layers: names or patterns (`encoder.layer.*.attention.self`) of the layers to swap. None
             means all.
-        keep: names or patterns of layers to leave as they are.
-        seed: of the differences between components, and of what a variant draws at its start.
-        written_out: whether to swap attention whose softmax the model writes out itself, by
-            following its products; about three times the memory of its maps.
+        keep: names or patterns of layers to leave unchanged.
+        seed: seed of the distances between components, and of a variant's initial parameters.
+        written_out: whether to swap attention whose softmax the model computes in separate
+            operations, by following its products; about three times the memory of its weights.
         options: other arguments of the variant, such as `learn_variance=True` or `e_step="hard"`.
 
     Returns:
-        The same model, and what was done to each layer.
+        The same model, and a report of the changes of each layer.
 
     Raises:
-        ValueError: an argument is unknown or does not fit; the model is wrapped for several
-            processes or has no attention layers; there is no example, or it does not run; or layers
-            cannot be swapped, all of them named with the reason.
+        ValueError: an argument is unknown or invalid; the model is wrapped for several processes
+            or has no attention layers; there is no example, or it does not run; or layers cannot be
+            swapped, in which case the message names all of them with the reason.
     """
     check_model(model)
     check_patterns(layers=layers, keep=keep)
@@ -108,7 +109,7 @@ def swap(
     if isinstance(variant, Mapping):
         given = (example, heads, num_components, score, spread, layers, tuple(keep), seed, options)
         if given != (None, 1.0, None, None, 0.1, None, (), 0, {}) or written_out:
-            raise ValueError("a recipe says everything: give no other argument beside it")
+            raise ValueError("a recipe contains all arguments: pass no other argument with it")
         settings, recipe = read_recipe(variant)
         check_layers(recipe, model)
     else:
@@ -124,7 +125,7 @@ def swap(
 
 
 def _name(variant: Any) -> Any:
-    """Return a name for what makes layers; what is no name and makes none is returned as it is."""
+    """Return a name for a factory of layers; other objects are returned unchanged."""
     if isinstance(variant, str) or not callable(variant):
         return variant
     return f"{getattr(variant, '__module__', '')}.{getattr(variant, '__qualname__', repr(variant))}"
@@ -139,7 +140,7 @@ def _swap(
     keep: Sequence[str],
     written_out: bool,
 ) -> tuple[Model, Report]:
-    """Find where a model attends, plan all of it, then change projections and put cores there."""
+    """Find attention calls, plan all changes, then change projections and add cores."""
     run: Example | None = None
     lost: dict[str, str] = {}
     if recipe is None:
@@ -165,23 +166,22 @@ def _swap(
 
 
 def _runner(model: nn.Module, example: Any) -> Example:
-    """Return what runs the model.
+    """Return a function that runs the model.
 
     Raises:
-        ValueError: nobody knows what the model takes, or it has no weights.
+        ValueError: the input of the model is unknown, or the model has no weights.
     """
     if any(p.is_meta for p in model.parameters()):
-        raise ValueError("the model has no weights: give a recipe, or load them first")
+        raise ValueError("the model has no weights: pass a recipe, or load them first")
     run = runner(model, example) or run_of_multihead(model)
     if run is None:
         raise ValueError(
-            "give example=, one batch that the model takes: where it attends is found by running it"
+            "pass example=, one batch that the model takes: a run of it finds attention calls"
         )
     return run
 
 
 def _entry(placing: Placing, name: str, settings: Settings) -> RecipeLayer:
-    """Return what a recipe says of a module with cores."""
     calls, kind = [], ""
     for site, change in zip(placing.chosen, placing.changes, strict=True):
         if site.name != name:
@@ -199,9 +199,8 @@ def _entry(placing: Placing, name: str, settings: Settings) -> RecipeLayer:
 
 
 def _summary(settings: Settings, reports: list[LayerReport]) -> list[str]:
-    """Return what a reader of the table must know."""
     swapped = [r for r in reports if r.swapped]
-    lines = [f"{len(swapped)} of {len(reports)} attention layers are {settings.variant} now:"]
+    lines = [f"{len(swapped)} of {len(reports)} attention layers are now {settings.variant}:"]
     before, after = (sum(r.parameters[i] for r in swapped) for i in (0, 1))
     cache = [sum(r.cache_bytes[i] for r in swapped) for i in (0, 1)]
     lines.append(
@@ -211,13 +210,13 @@ def _summary(settings: Settings, reports: list[LayerReport]) -> list[str]:
     if not settings.has_own_core:
         return lines
     if settings.chosen_score == "gaussian":
-        lines.append("  score gaussian: starts at the old scores only where all keys have one norm")
+        lines.append("  score gaussian: starts with the old scores only if all keys have one norm")
     else:
-        lines.append("  score dot: equal components compute what one key did")
+        lines.append("  score dot: equal components compute the same as one key")
     if settings.group_size > 1:
         lines.append(
             f"  {settings.group_size} heads became one: the most similar by their bilinear forms, "
-            "cut with the least squared error in the weights; expect to fine-tune"
+            "reduced with the least squared error in the weights; expect to fine-tune"
         )
     if settings.keys_per_head > settings.group_size and settings.spread:
         lines.append(
@@ -225,5 +224,5 @@ def _summary(settings: Settings, reports: list[LayerReport]) -> list[str]:
             "weights"
         )
     elif settings.keys_per_head > settings.group_size:
-        lines.append("  components start equal (spread=0) and will stay so: for comparison only")
+        lines.append("  components start equal (spread=0) and stay equal: for comparison only")
     return lines

@@ -1,11 +1,11 @@
-"""The attention function of ours that transformers calls, its masks, and caches of several keys.
+"""The attention function and masks that transformers calls, and caches of several keys per head.
 
-Rotation, norms of queries and keys, caches, masks, biases of positions, checkpointing and
-`generate` stay the library's code. A layer without a core goes to the library's own function, so
-that partly swapped models work.
+Rotation, norms of queries and keys, caches, masks, position biases, checkpointing and `generate`
+remain the library's code. A layer without a core calls the library's function, so partly swapped
+models work.
 
-Registering the attention function alone would lose every mask, without a word: the name must be
-registered for masks too.
+If only the attention function were registered, every mask would be lost without a warning: the name
+must be registered for masks as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lit_probattn.interop.swap.classes import first_tokens
 from lit_probattn.interop.swap.core import documents_mask, packing_of_documents
 from lit_probattn.interop.swap.cores import Cores
 
-# The name under which our function and its masks are registered.
+# The name under which the function and its masks are registered.
 NAME = "lit_probattn"
 # Arguments of a call that change scores in an unsupported way.
 LOST = {
@@ -45,10 +45,10 @@ def attention_function(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend as transformers' `AttentionInterface` asks for it.
+    """Compute attention for transformers' `AttentionInterface`.
 
     Args:
-        module: the attention layer; without `cores` it is attended to as the library does.
+        module: the attention layer; without `cores`, the library's function is called.
         query: (B, H, N, E).
         key: (B, H_kv·K, L, E), or from a cache (B, H_kv, L, K·E).
         value: (B, H_kv, L, E_v).
@@ -56,16 +56,16 @@ def attention_function(
             means the causal mask.
         dropout: probability, 0 in evaluation.
         scaling: factor on products.
-        is_causal: in place of the layer's own.
-        position_bias: added to the scores, (1, H, N, L) of the former heads.
-        kwargs: what else the library passes; maps are returned if `output_attentions` is among it,
-            and `cu_seq_lens_q`, `cu_seq_lens_k` are bounds of packed documents.
+        is_causal: overrides the layer's attribute.
+        position_bias: added to the scores, (1, H, N, L) of the host's heads.
+        kwargs: other arguments of the library; `output_attentions` requests attention weights, and
+            `cu_seq_lens_q`, `cu_seq_lens_k` are bounds of packed documents.
 
     Returns:
-        (B, N, H, E_v), and the maps (B, H, N, L) if they are asked for.
+        (B, N, H, E_v), and the attention weights (B, H, N, L) if requested.
 
     Raises:
-        ValueError: bounds of documents are not those of the tokens.
+        ValueError: bounds of documents do not match the tokens.
         NotImplementedError: the call changes scores in an unsupported way.
     """
     own = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -73,7 +73,7 @@ def attention_function(
     cores, packing = cores_of(module), None
     if cores is not None and not torch.compiler.is_compiling():
         _check_registered()
-    if bounds is not None:  # the library's mask knows of documents only where it has positions
+    if bounds is not None:  # the library's mask contains documents only if it has positions
         ends = bounds, kwargs.get("cu_seq_lens_k", bounds)
         if cores is not None and attention_mask is None and position_bias is None:
             packing = packing_of_documents(query, value, ends)
@@ -105,9 +105,7 @@ def attention_function(
 
 
 class InterfaceCores(Cores):
-    """The core of a layer that transformers calls; a process that reads it from a pickle comes to
-    know our function.
-    """
+    """The core of a layer that transformers calls; unpickling registers the attention function."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -118,7 +116,7 @@ class InterfaceCores(Cores):
 
 
 def cores_of(module: Any) -> Cores | None:
-    """Return the cores of a layer that was swapped, or None."""
+    """Return the cores of a swapped layer, or None."""
     cores = getattr(module, "cores", None)
     return cores if isinstance(cores, Cores) else None
 
@@ -126,10 +124,10 @@ def cores_of(module: Any) -> Cores | None:
 def as_the_library(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend as the library does without us, by masks of our name: True where a pair may attend."""
+    """Attend as the library does, with masks of `NAME`: True where a pair may attend."""
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if own is not None and any(given.get(name) is not None for name in LOST):
-        # Only its eager function caps scores and has sinks. It adds its masks.
+        # Only its eager function supports soft caps and sinks. It adds its masks.
         if mask is not None and mask.dtype == torch.bool:
             low = torch.finfo(query.dtype).min
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, low)
@@ -149,26 +147,25 @@ def unpacked(key: Tensor, head_dim: int) -> Tensor:
 
 
 def _check_registered() -> None:
-    """Refuse to attend by masks that nobody made: without the mask function there is none at all.
+    """Raise if the mask function is not registered, because masks would then be missing.
 
     Raises:
-        RuntimeError: the library does not know masks of our name.
+        RuntimeError: the library has no masks named `NAME`.
     """
     from transformers import AttentionMaskInterface
 
     if NAME not in AttentionMaskInterface():
         raise RuntimeError(
-            f"transformers knows no masks by the name {NAME!r}, so that causality and padding "
-            "would be lost: call lit_probattn.register()"
+            f"transformers has no masks named {NAME!r}, so causality and padding would be lost: "
+            "call lit_probattn.register()"
         )
 
 
 def register() -> None:
-    """Make the name `lit_probattn` known to transformers, for attention and for masks.
+    """Register the name `lit_probattn` in transformers, for attention and for masks.
 
-    Then `model.set_attn_implementation("lit_probattn")` is possible without a swap, and layers
-    attend by the library's own function until they have a core. `swap` does it, and so does reading
-    a pickle.
+    `model.set_attn_implementation("lit_probattn")` is then possible without a swap, and layers
+    without a core use the library's function. `swap` and unpickling call this function.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -178,10 +175,10 @@ def register() -> None:
 
 
 def use_in(model: nn.Module) -> list[tuple[Any, str]]:
-    """Let every part of a model that has the interface call our function; the rest keeps its own.
+    """Set the attention function in all parts of a model that have the interface.
 
     Returns:
-        The parts, and what they called before.
+        The parts, and the names of their previous functions.
     """
     before = []
     for module in reversed(list(model.modules())):
@@ -201,7 +198,7 @@ def use_in(model: nn.Module) -> list[tuple[Any, str]]:
 
 @contextmanager
 def replaced(function: Callable[..., Any]) -> Iterator[None]:
-    """Let transformers call another function under our name for a while."""
+    """Temporarily replace the function that transformers calls by the name `NAME`."""
     if "transformers" not in sys.modules:
         yield
         return
@@ -216,13 +213,13 @@ def replaced(function: Callable[..., Any]) -> Iterator[None]:
 
 
 class PackedCache:
-    """A cache as one layer sees it: the K components of a key side by side.
+    """A cache for one layer, with the K components of a key concatenated.
 
-    A static cache makes room for as many values as there are key heads. Packed as (B, H_kv, L, K·E)
-    keys have as many heads as values; the sizes of keys and values may differ.
+    A static cache allocates as many values as key heads. Packed as (B, H_kv, L, K·E), keys have as
+    many heads as values; the sizes of keys and values may differ.
 
     Args:
-        cache: the library's.
+        cache: the library's cache.
         num_heads: H_kv.
     """
 
@@ -235,23 +232,23 @@ class PackedCache:
         return self.cache.update(packed, value, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("cache", "num_heads"):  # not there yet while a copy is made
+        if name in ("cache", "num_heads"):  # missing while a copy is created
             raise AttributeError(name)
         return getattr(self.cache, name)
 
 
 def keep_tokens(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Keep the tokens of a forward for a variant that reads them, before it."""
+    """Store the tokens of a forward for a variant that reads them; a pre-forward hook."""
     module.cores.tokens = first_tokens(args, kwargs)
 
 
 def pack_cache(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Wrap the cache of a call, before the forward of a layer whose keys have components."""
+    """Wrap the cache of a call for keys with components; a pre-forward hook."""
     cache = kwargs.get("past_key_values")
     if cache is not None:
         heads = module.cores.core(0).layout.key
         if hasattr(cache, "cross_attention_cache"):
-            both = copy.copy(cache)  # shares what has been seen, and the layers
+            both = copy.copy(cache)  # shares the layers and the number of tokens
             both.self_attention_cache = PackedCache(cache.self_attention_cache, heads)
             both.cross_attention_cache = PackedCache(cache.cross_attention_cache, heads)
             kwargs = {**kwargs, "past_key_values": both}

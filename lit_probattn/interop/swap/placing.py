@@ -1,4 +1,4 @@
-"""Cores at the calls of attention that an example has shown; all weights stay the host's."""
+"""Placement of cores at the attention calls of a model, without changing its other weights."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _MODES = {"function": Attending, "written": AttendingInWriting}
 
 
 class Prepared:
-    """A model whose libraries hand over their heads; what was set can be put back.
+    """A model whose libraries call replaceable attention functions; changes can be undone.
 
-    transformers calls our function by its name, and timm calls PyTorch's.
+    transformers calls the function by its name, and timm calls PyTorch's function.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -57,7 +57,7 @@ class Prepared:
                 part.fused_attn = True
 
     def put_back(self, kept: Callable[[nn.Module], bool] | None = None) -> None:
-        """Put back what was set; of the modules that are kept where it is asked."""
+        """Undo the changes of all modules, or of those for which `kept` is true."""
         for module in self.unfused:
             if kept is None or kept(module):
                 module.fused_attn = False
@@ -68,7 +68,7 @@ class Prepared:
 
 @contextmanager
 def prepared(model: nn.Module) -> Iterator[Prepared]:
-    """Prepare a model; an error puts everything back."""
+    """Prepare a model; undo all changes after an error."""
     state = Prepared(model)
     try:
         yield state
@@ -80,21 +80,21 @@ def prepared(model: nn.Module) -> Iterator[Prepared]:
 def find_sites(
     model: nn.Module, run: Example, written_out: bool, needs_weights: bool
 ) -> tuple[list[Site], dict[str, str]]:
-    """Return the calls of attention of one run, and softmaxes that nobody can follow, by module.
+    """Return the attention calls of one run, and softmaxes without known products, by module.
 
     Args:
         model: the model.
         run: runs the example.
-        written_out: whether softmaxes that are written out are swapped.
-        needs_weights: whether the weights that make and read heads are found, too.
+        written_out: whether to swap softmaxes in separate operations.
+        needs_weights: whether to also determine the weights that compute and read heads.
 
     Raises:
-        ValueError: the example does not run, or reached no attention.
+        ValueError: the example does not run, or contains no attention call.
     """
     marked: list[Site] = []
     read: dict[tuple[str, int], dict[Rows, nn.Module]] = {}
     if needs_weights:
-        with recording(model, marks=True) as first, suppress(Exception):  # the next run says why
+        with recording(model, marks=True) as first, suppress(Exception):  # the next run raises it
             run(model)
         read = {key: rows for key, rows in first.readers.items() if len(rows) == 1}
         marked = [first.sites[key] for key in read]
@@ -128,14 +128,14 @@ def _run(run: Example, model: nn.Module) -> None:
         run(model)
     except Exception as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ValueError(f"the example does not run ({text}): give example=") from error
+        raise ValueError(f"the example does not run ({text}): pass example=") from error
 
 
 def run_of_multihead(model: nn.Module) -> Example | None:
-    """Return what runs each `nn.MultiheadAttention` by itself, if no other module attends.
+    """Return a function that runs each `nn.MultiheadAttention`, if no other module attends.
 
     Args:
-        model: nobody knows what it takes.
+        model: a model whose input is unknown.
     """
     every = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     others = [
@@ -166,7 +166,7 @@ def run_of_multihead(model: nn.Module) -> Example | None:
 
 
 def sites_of_recipe(model: nn.Module, layers: Mapping[str, RecipeLayer]) -> list[Site]:
-    """Return the calls that a recipe names."""
+    """Return the calls listed in a recipe."""
     sites = []
     for name, layer in layers.items():
         module = model.get_submodule(name)
@@ -181,14 +181,14 @@ def sites_of_recipe(model: nn.Module, layers: Mapping[str, RecipeLayer]) -> list
 
 @dataclass
 class Placing:
-    """What is to be placed, and what is left.
+    """The planned changes of a model.
 
     Args:
-        sites: all calls that were found.
-        chosen: those that are swapped.
-        kept: why the others are not, by module.
-        parts: an entry of `Cores` for each of the chosen.
-        changes: what becomes of their projections; None where these stay.
+        sites: all recorded calls.
+        chosen: calls to swap.
+        kept: reasons for keeping the others, by module.
+        parts: an entry of `Cores` for each chosen call.
+        changes: changes of their projections; None if unchanged.
         counts: parameters of each module before the swap.
     """
 
@@ -208,24 +208,24 @@ def plan_sites(
     keep: Sequence[str],
     unfollowed: Mapping[str, str] | None = None,
 ) -> Placing:
-    """Make a core for every call, or refuse the model as a whole.
+    """Create a core for every call, or reject the model.
 
     Args:
         model: the model.
-        sites: calls of attention.
+        sites: attention calls.
         settings: variant and options.
         layers: names or patterns of modules to swap. None means all.
-        keep: names or patterns of modules to leave as they are.
-        unfollowed: modules with a softmax that nobody can follow, and where it is.
+        keep: names or patterns of modules to leave unchanged.
+        unfollowed: modules with a softmax without known products, and its location.
 
     Raises:
-        ValueError: it names every module that cannot be swapped, with the reason.
+        ValueError: a module cannot be swapped; the message names all of them with the reason.
     """
     there = {name: module for name, module in model.named_modules() if _is_swapped(module)}
     others = {**dict.fromkeys(there, ""), **(unfollowed or {})}
     names = list(dict.fromkeys([*(s.name for s in sites), *others]))
     if not names:
-        raise ValueError("the example reached no attention")
+        raise ValueError("the example contains no attention call")
     wanted, kept = choose_layers(names, layers, keep)
     chosen = [site for site in sites if site.name in wanted]
     refused: dict[str, tuple[str, nn.Module, str]] = {}
@@ -265,10 +265,10 @@ def change_projections(
     run: Example | None,
     recipe: Mapping[str, RecipeLayer] | None,
 ) -> None:
-    """Join heads and add components of keys, where the variant has several.
+    """Join heads and add key components, if the variant has several.
 
     Raises:
-        ValueError: a host makes one key for a head, and its widths cannot be exchanged.
+        ValueError: a host computes one key per head, and its widths cannot be changed.
     """
     if settings.keys_per_head == 1:
         return
@@ -289,7 +289,7 @@ def change_projections(
         if not change.exchanged
     ]
     lacking = [
-        (c.site.name, c.site.module, "its projections make one key for each head, and their widths "
+        (c.site.name, c.site.module, "its projections compute one key per head, and their widths "
          "are fixed: use smgk, or heads=1/K with K components")
         for c, _ in rest if c.more_keys and c.site.way == "interface"
     ]  # fmt: skip
@@ -299,10 +299,10 @@ def change_projections(
 
 
 def _check(model: nn.Module, site: Site, others: Sequence[str], changes_weights: bool) -> None:
-    """Refuse a call that cannot be swapped.
+    """Raise if a call cannot be swapped.
 
     Raises:
-        UnsupportedError: it says why.
+        UnsupportedError: it cannot; the message gives the reason.
     """
     refuse_what_is_lost(model, site.name, [site.module], replaced=False)
     if changes_weights and site.made is not None:
@@ -313,26 +313,26 @@ def _check(model: nn.Module, site: Site, others: Sequence[str], changes_weights:
     if site.refusal:
         raise UnsupportedError(site.refusal)
     if hasattr(site.module, "cores"):
-        raise UnsupportedError("it has an attribute `cores` of its own")
+        raise UnsupportedError("it already has an attribute `cores`")
     if site.way != "interface":
         inside = f"{site.name}." if site.name else ""
         held = [name for name in others if name.startswith(inside) and name != site.name]
         if held:
             raise UnsupportedError(
-                f"it holds {held[0]}, which attends too and stays: whose call is whose could not "
-                "be told"
+                f"it contains {held[0]}, which also attends and is kept: their calls cannot be "
+                "distinguished"
             )
 
 
 def _is_swapped(module: Any) -> bool:
-    """Whether a module holds a core already, not below other modules."""
+    """Whether a module itself contains a core."""
     return isinstance(getattr(module, "cores", None), Cores) or any(
         isinstance(part, Core) for part in module.children()
     )
 
 
 def place(model: nn.Module, placing: Placing) -> None:
-    """Give every module its cores."""
+    """Assign the cores to every module."""
     given: dict[str, Cores] = {}
     for site, part, change in zip(placing.chosen, placing.parts, placing.changes, strict=True):
         like = _weight_near(model, site)
@@ -367,7 +367,7 @@ def place(model: nn.Module, placing: Placing) -> None:
 
 
 def _weight_near(model: nn.Module, site: Site) -> Tensor | None:
-    """Return a weight of the module, or of the nearest module around it that has one."""
+    """Return a weight of the module, or of the nearest enclosing module that has one."""
     name = site.name
     while True:
         holder = model.get_submodule(name) if name else model
@@ -380,7 +380,7 @@ def _weight_near(model: nn.Module, site: Site) -> Tensor | None:
 def report(
     model: nn.Module, placing: Placing, settings: Settings, run: Example | None
 ) -> dict[str, list[LayerReport]]:
-    """Return what became of every module."""
+    """Return the report of every module."""
     if not placing.chosen:
         return {}
     errors: dict[int, float | None] = {}
@@ -395,20 +395,20 @@ def report(
     ):
         error, note = errors.get(place), ""
         if error is None:
-            note = "not measured: no weights" if is_meta else "not measured: without an example"
+            note = "not measured: no weights" if is_meta else "not measured: no example"
         if change is None and site.output is not None and site.way != "written":
             try:
                 error = _error(part, site, site.output)
             except (ValueError, NotImplementedError) as problem:
                 note = f"not measured: {problem}"
         elif change is not None and run is not None and error is None:
-            note = "not measured: no weight alone reads its heads"
+            note = "not measured: its heads are read by more than one weight"
         heads, core = site.layout, _core_of(part)
         now = core.layout
         old = heads.key * heads.head_dim + heads.value * heads.value_head_dim
         new = now.key * now.keys_per_head * now.head_dim + now.value * now.value_head_dim
         if change is None or (site.way == "interface" and not change.exchanged):
-            new = old  # the library stores all heads that it has
+            new = old  # the library stores all of its heads
         like = _weight_near(model, site)
         size = 1 if like is None else like.element_size()
         before, after = placing.counts[site.name], _count(site)
@@ -431,7 +431,7 @@ def report(
 
 
 def _count(site: Site) -> int:
-    """Count the parameters of a module and of what reads its heads."""
+    """Count the parameters of a module and of the module that reads its heads."""
     owned = [site.module, *([] if site.reader is None else [site.reader])]
     return sum(p.numel() for p in {id(p): p for m in owned for p in m.parameters()}.values())
 
@@ -443,7 +443,7 @@ def _core_of(part: Any) -> Core:
 
 @torch.no_grad()
 def _error(part: nn.Module, site: Site, output: Tensor) -> float:
-    """Return ‖new − old‖ / ‖old‖ of what is made of the heads of the example."""
+    """Return ‖new − old‖ / ‖old‖ of the result for the heads of the example."""
     core, was = _core_of(part), part.training
     core.eval()
     new = core(fitted_call(core, **{n: _detached(v) for n, v in site.inputs.items()}))

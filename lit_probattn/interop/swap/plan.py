@@ -1,4 +1,4 @@
-"""Before a model is touched: which layers there are, and whether each can be swapped."""
+"""Checks before a model is changed: the layers, and whether each can be swapped."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse what is no module, and modules whose wrapper knows the parameters that there are.
+    """Raise for objects that are not modules, and for wrappers that hold the parameters.
 
     Raises:
-        ValueError: it names the wrapper.
+        ValueError: the model is wrapped; the message names the wrapper.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model is {model!r}, expected a torch.nn.Module")
     wrapper = next((kind for kind in map(_wrapper_of, model.modules()) if kind), None)
     if wrapper is not None:
         raise ValueError(
-            f"the model is wrapped by {wrapper}, which would not learn of new parameters: swap the "
+            f"the model is wrapped by {wrapper}, which would not include new parameters: swap the "
             "model before it is wrapped"
         )
 
 
 def _wrapper_of(module: nn.Module) -> str | None:
-    """Name what spreads a module's parameters over processes, or None."""
+    """Return the name of the wrapper that distributes a module's parameters, or None."""
     for kind in type(module).__mro__:
         if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
             return kind.__name__
@@ -45,11 +45,11 @@ def choose_layers(
 
     Args:
         names: all layers.
-        layers: names or patterns (`*` stands for anything) of those to swap. None means all.
-        keep: names or patterns of those to leave as they are.
+        layers: names or patterns (`*` matches anything) of layers to swap. None means all.
+        keep: names or patterns of layers to leave unchanged.
 
     Raises:
-        ValueError: a pattern fits none of them, or nothing is left.
+        ValueError: a pattern matches no layer, or no layer is left.
     """
     for pattern in (*(layers or ()), *keep):
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -62,30 +62,30 @@ def choose_layers(
             kept[name] = "as asked by `keep`"
     chosen = [name for name in names if name not in kept]
     if not chosen:
-        raise ValueError(f"nothing is left to swap: all of {', '.join(names)} are kept")
+        raise ValueError(f"no layer is left to swap: all of {', '.join(names)} are kept")
     return chosen, kept
 
 
 def check_patterns(**given: Sequence[str] | None) -> None:
-    """Refuse a text where a list of names is expected.
+    """Raise if a string is passed instead of a list of names.
 
     Raises:
-        ValueError: it names the argument.
+        ValueError: the message names the argument.
     """
     for name, patterns in given.items():
         if isinstance(patterns, str):
-            raise ValueError(f"{name} is a text, expected a list of names: [{patterns!r}]")
+            raise ValueError(f"{name} is a string, expected a list of names: [{patterns!r}]")
 
 
 def refuse(refused: Sequence[tuple[str, nn.Module, str]], count: int) -> None:
-    """Refuse a model as a whole if there are layers that cannot be swapped.
+    """Raise if there are layers that cannot be swapped.
 
     Args:
         refused: name, module and reason of each.
-        count: of all layers that were to be swapped.
+        count: number of all layers to swap.
 
     Raises:
-        ValueError: it names every one of them.
+        ValueError: there are such layers; the message names all of them.
     """
     if not refused:
         return
@@ -93,24 +93,24 @@ def refuse(refused: Sequence[tuple[str, nn.Module, str]], count: int) -> None:
     raise ValueError(
         f"{len(refused)} of {count} attention layers cannot be swapped; the model is unchanged:\n"
         + "\n".join(lines)
-        + "\n`keep` takes names and patterns of layers to leave as they are"
+        + "\n`keep` lists names and patterns of layers to leave unchanged"
     )
 
 
 def refuse_what_is_lost(
     model: nn.Module, own: str, owned: Sequence[nn.Module], *, replaced: bool = True
 ) -> None:
-    """Refuse weights that new ones could not stand in for.
+    """Raise for weights that new weights cannot replace.
 
     Args:
         model: the model.
         own: name of the layer, for messages.
         owned: modules that the swap changes.
-        replaced: whether their weights are replaced; else they may be tied to each other, and
-            hold tensors that are no weights.
+        replaced: whether their weights are replaced. If not, weights may be tied within the
+            swapped modules, and tensors that are not parameters are allowed.
 
     Raises:
-        UnsupportedError: a weight is another's too, is computed from others, or is no number.
+        UnsupportedError: a weight is tied, is computed from others, or contains NaN.
     """
     parts = {id(m) for module in owned for m in module.modules()}
     ours: dict[int, list[str]] = {}

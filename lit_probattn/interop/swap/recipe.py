@@ -12,37 +12,37 @@ from lit_probattn.base.errors import nearest
 from lit_probattn.interop.swap.discovery.sites import Projections
 from lit_probattn.interop.swap.settings import Settings
 
-# Raised when the meaning of a recipe changes.
+# Increased when the meaning of a recipe changes.
 VERSION = 1
-# How a model hands over its heads; see `discovery.sites.Way`.
+# How a model computes attention; see `discovery.sites.Way`.
 WAYS = ("interface", "function", "written")
-# What is said of a layer, and of a call in its forward.
+# Keys of a layer, and of a call in its forward.
 _KEYS = ("class", "calls")
 _CALL_KEYS = ("way", "heads", "cross", "width", "groups", "exchanged", "projections")
 
 
 def write_recipe(settings: Settings, layers: Mapping[str, RecipeLayer]) -> dict[str, Any]:
-    """Return settings, and for every swapped layer its class, its calls and what was done."""
+    """Return settings, and class, calls and changes of every swapped layer."""
     entries = {name: {"class": x.kind, "calls": x.calls} for name, x in layers.items()}
     return {"version": VERSION, "settings": settings.to_dict(), "layers": entries}
 
 
 @dataclass(frozen=True)
 class RecipeLayer:
-    """What a recipe says of one layer.
+    """The entry of one layer in a recipe.
 
     Args:
-        name: of the layer, for messages.
+        name: name of the layer, for messages.
         kind: its class.
-        calls: how its forward attends: `way` (see `Way`), `heads` (of queries, keys and
-            values, and the two head sizes), `cross` and `width` (see `Site`); `groups` of key heads
-            that were joined (or None), whether widths were `exchanged`, and the `projections` (None
-            where these stay).
-        size: key heads of a group, by the settings.
-        has_components: whether projections change, by the settings.
+        calls: attention calls of its forward: `way` (see `Way`), `heads` (of queries, keys and
+            values, and the two head sizes), `cross` and `width` (see `Site`); `groups` of merged
+            key heads (or None), whether widths were `exchanged`, and the `projections` (None
+            if unchanged).
+        size: key heads per group, from the settings.
+        has_components: whether projections change, from the settings.
 
     Raises:
-        ValueError: a value is of another form; the message names layer and key.
+        ValueError: a value is invalid; the message names layer and key.
     """
 
     name: str
@@ -61,7 +61,7 @@ class RecipeLayer:
 
     @property
     def projections(self) -> list[Projections | None]:
-        """What makes and reads the heads of each call."""
+        """The weights that compute and read the heads of each call."""
         every = [call["projections"] for call in self.calls]
         return [None if given is None else Projections.from_dict(given) for given in every]
 
@@ -82,11 +82,11 @@ class RecipeLayer:
         if self.has_components and (query % key_heads or key_heads % self.size):
             raise ValueError(
                 f"recipe, layer {self.name}, heads: {query} query heads are no multiple of "
-                f"{key_heads} key heads, or those none of {self.size}"
+                f"{key_heads} key heads, or these no multiple of {self.size}"
             )
         self._check_groups(call["groups"], key_heads)
         if (call["projections"] is not None) != self.has_components:
-            self._refuse("projections", "what the settings say", call["projections"])
+            self._refuse("projections", "a value as in the settings", call["projections"])
         if self.has_components:
             try:
                 Projections.from_dict(call["projections"])
@@ -97,7 +97,7 @@ class RecipeLayer:
         size = self.size
         if size == 1:
             if groups is not None:
-                self._refuse("groups", "null, as all heads stay", groups)
+                self._refuse("groups", "null, because all heads are kept", groups)
             return
         if not isinstance(groups, list) or not all(_are_numbers(g, size) for g in groups):
             self._refuse("groups", f"groups of {size} heads", groups)
@@ -111,15 +111,14 @@ class RecipeLayer:
 
 
 def _are_numbers(value: object, count: int) -> bool:
-    """Whether a value is a list of so many whole numbers."""
     return isinstance(value, list) and [type(v) for v in value] == [int] * count
 
 
 def _mapping(where: str, value: object, keys: Collection[str], wanted: str = "") -> dict[str, Any]:
-    """Return a value that must be a mapping; with keys, of just these.
+    """Return a value that must be a mapping; with keys, only of these.
 
     Raises:
-        ValueError: it is none, or has other keys.
+        ValueError: it is not a mapping, or has other keys.
     """
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ValueError(f"{where}: expected a mapping{wanted}, received {value!r}")
@@ -132,7 +131,7 @@ def read_recipe(recipe: Mapping[str, Any]) -> tuple[Settings, dict[str, RecipeLa
     """Return the settings and the layers of a recipe.
 
     Raises:
-        ValueError: it is no recipe, one of another version, or a part is of another form.
+        ValueError: it is not a recipe, has another version, or a part is invalid.
     """
     missing = {"version", "settings", "layers"} - recipe.keys()
     if missing:
@@ -156,10 +155,10 @@ def read_recipe(recipe: Mapping[str, Any]) -> tuple[Settings, dict[str, RecipeLa
 
 
 def check_layers(layers: Mapping[str, RecipeLayer], model: nn.Module) -> None:
-    """Refuse a model that is not the one of the recipe.
+    """Raise if a model does not match a recipe.
 
     Raises:
-        ValueError: it names every layer that is missing, of another class, or lacks weights.
+        ValueError: it names every layer that is missing, has another class, or lacks weights.
     """
     kinds = {name: type(module).__name__ for name, module in model.named_modules()}
     shapes = {name: list(p.shape) for name, p in model.named_parameters()}

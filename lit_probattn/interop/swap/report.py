@@ -1,4 +1,4 @@
-"""What a swap did, layer by layer, and the recipe that does it again."""
+"""The report of a swap, layer by layer, and the recipe that repeats it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class LayerReport:
         heads: query heads.
         kv_heads: key heads.
         components: keys per key head and position.
-        parameters: of the layer, its output projection included.
+        parameters: of the layer, including its output projection.
         cache_bytes: of the keys and values of one token, in the dtype of the layer.
         error: ‖new − old‖ / ‖old‖ of the layer's output on random tokens. None if not measured.
-        groups: the former query heads of every head. None means that all stayed.
+        groups: the merged query heads of every head. None means that no heads were merged.
         note: why the error was not measured.
     """
 
@@ -39,11 +39,11 @@ class LayerReport:
 
     @property
     def swapped(self) -> bool:
-        """Whether it was swapped."""
+        """Whether the layer was swapped."""
         return self.action == "swapped"
 
     def cells(self) -> list[str]:
-        """Return its row of the table."""
+        """Return the layer's row of the table."""
         if not self.swapped:
             return [self.name, self.kind, self.action, "", "", "", "", ""]
         error = self.note or "not measured"
@@ -63,11 +63,11 @@ _HEADS = (
 
 @dataclass(frozen=True)
 class Report:
-    """The layers of a swap; printed, it is a table.
+    """The report of a swap; printed as a table.
 
     Args:
-        layers: every attention layer that was found.
-        recipe: what `swap` takes in place of a variant to build the same model again; plain values
+        layers: all attention layers.
+        recipe: argument of `swap` instead of a variant, to build the same model again; plain values
             for JSON.
         summary: lines below the table.
     """
@@ -82,7 +82,7 @@ class Report:
         return [layer for layer in self.layers if layer.swapped]
 
     def __str__(self) -> str:
-        """Return the table and what it adds up to."""
+        """Return the table and the summary."""
         rows = [list(_HEADS), *(layer.cells() for layer in self.layers)]
         return "\n".join([*_columns(rows), *self.summary])
 
@@ -93,7 +93,7 @@ def _arrow(pair: tuple[int, int]) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines whose columns begin below each other."""
+    """Return rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,4 +1,4 @@
-"""What a swap is asked for: the variant, its options, which share of the heads stays."""
+"""The settings of a swap: the variant, its options, the fraction of heads to keep."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from lit_probattn.attention.softmax import SoftmaxCore
 from lit_probattn.base.config_files import list_attention
 from lit_probattn.base.errors import nearest
 
-# Variants whose cores start at the weights of a host; the others are made by their names.
+# Variants whose cores start from the weights of a host; others are created by name.
 STARTED = ("softmax", "mgk", "smgk")
-# Most keys per head, and largest seed: what no model needs takes minutes, or overflows.
+# Most keys per head, and largest seed: larger values take minutes, or overflow.
 MOST_COMPONENTS, MOST_SEED = 256, 2**40
-# Options of the cores that the swap sets itself, or that need a training loop of ours.
+# Options of the cores that the swap sets, or that require this package's training loop.
 _OWN = {
     "num_components",
     "shifted_keys",
@@ -36,10 +36,10 @@ _OWN = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `swap` that every layer shares; see there.
+    """The arguments of `swap` that all layers share; see `swap`.
 
     Raises:
-        ValueError: a name is unknown (the message gives the nearest) or values do not fit together.
+        ValueError: a name is unknown (the message gives the most similar) or values do not match.
     """
 
     variant: str = "mgk"
@@ -58,23 +58,23 @@ class Settings:
             near = nearest(self.variant, STARTED, lists=False)
             near = near or nearest(self.variant, list_attention())
             raise ValueError(
-                f"unknown variant {self.variant!r}{near}; swap takes the names "
-                "of lit_probattn.list_attention(), the path of such a file, and classes"
+                f"unknown variant {self.variant!r}{near}; swap accepts names "
+                "of lit_probattn.list_attention(), paths of such files, and classes"
             )
         self._check_kinds()
         if not 0.0 < self.heads <= 1.0 or abs(self.group_size * self.heads - 1.0) > 1e-6:
             raise ValueError(
-                f"heads is the share of the heads that stays: 1, 1/2, 1/3, …; received {self.heads}"
+                f"heads is the fraction of heads to keep: 1, 1/2, 1/3, …; received {self.heads}"
             )
         if self.group_size > 1 and self.has_own_core and self.variant != "mgk":
             raise ValueError(
-                f"heads={self.heads} needs several keys per head, which {self.variant} has not; "
-                "use mgk, or heads=1"
+                f"heads={self.heads} needs several keys per head, which {self.variant} does not "
+                "have; use mgk, or heads=1"
             )
         self._check_components()
         if not self.has_own_core:
             if self.spread != 0.1:
-                raise ValueError(f"spread is for mgk and smgk; {self.variant} has no such start")
+                raise ValueError(f"spread is for mgk and smgk, received variant {self.variant}")
             return
         if not 0.0 <= self.spread < math.inf:
             raise ValueError(
@@ -89,11 +89,10 @@ class Settings:
             )
         if self.options.get("e_step") == "soft":
             raise ValueError(
-                "e_step=soft needs the M-step of our training loop; use learned or hard"
+                "e_step=soft needs the M-step of this package's training; use learned or hard"
             )
 
     def _check_components(self) -> None:
-        """Raise a ValueError where the number of components does not fit."""
         if not 1 <= self.components <= MOST_COMPONENTS:
             raise ValueError(
                 f"num_components must be from 1 to {MOST_COMPONENTS}, received {self.components}"
@@ -101,23 +100,23 @@ class Settings:
         if self.components % self.group_size:
             raise ValueError(
                 f"num_components must be a multiple of 1/heads = {self.group_size}, received "
-                f"{self.components}: one head takes the keys of {self.group_size}"
+                f"{self.components}: one head has the keys of {self.group_size} heads"
             )
 
     @property
     def has_own_core(self) -> bool:
-        """Whether the variant starts at the weights of a host, by a core that is made here."""
+        """Whether the variant starts from the weights of a host, with a core created here."""
         return self.variant in STARTED and self.factory is None
 
     @property
     def _has_maker(self) -> bool:
-        """Whether the variant is a class, a path of a file, or the name of one."""
+        """Whether the variant is a class, a path of a file, or a name."""
         if self.factory is not None or self.variant in list_attention():
             return True
         return "." in self.variant
 
     def _check_kinds(self) -> None:
-        """Raise a ValueError where a value is of another kind, as in a recipe that was edited."""
+        """Raise a ValueError if a value has another type, for example in an edited recipe."""
         for name, kinds, word in (
             ("heads", (int, float), "a number"),
             ("spread", (int, float), "a number"),
@@ -132,25 +131,25 @@ class Settings:
 
     @property
     def group_size(self) -> int:
-        """Former heads of every head."""
+        """Number of merged heads per head."""
         return round(1.0 / self.heads)
 
     @property
     def components(self) -> int:
-        """K, of mixtures."""
+        """K of mixtures."""
         if self.variant not in ("mgk", "smgk"):
             return self.group_size if self.num_components is None else self.num_components
         return max(2, self.group_size) if self.num_components is None else self.num_components
 
     @property
     def keys_per_head(self) -> int:
-        """Keys that the projection makes per head and position: 1 where components are shifts."""
+        """Keys per head and position from the projection: 1 if components are shifts."""
         joins = not self.has_own_core and self.group_size > 1
         return self.components if self.variant == "mgk" or joins else 1
 
     @property
     def chosen_score(self) -> str:
-        """`dot`, which starts at the old model; shifted keys need `gaussian` to differ at all."""
+        """`dot`, which starts from the old model; shifted keys require `gaussian` to differ."""
         return self.score or ("gaussian" if self.variant == "smgk" else "dot")
 
     @property
@@ -168,16 +167,16 @@ class Settings:
         return {**mixture, "prior_param": "softmax", **self.options}
 
     def make_core(self, layout: HeadLayout) -> Core:
-        """Return a core; shifts are drawn from `seed`, torch's generator is left alone."""
+        """Return a core; shifts are drawn from `seed` without changing torch's generator."""
         options = self.core_class.options_class(**self.arguments())
         with _own_generator(self.seed):
             return self.core_class(layout, options=options)
 
     def make_layer(self, embed_dim: int, num_heads: int, **common: Any) -> Attention:
-        """Return a whole layer, projections included.
+        """Return a whole layer, including projections.
 
         Raises:
-            ValueError: the variant does not fit the arguments.
+            ValueError: the variant does not support the arguments.
         """
         made: Callable[..., Attention]
         if self.has_own_core:
@@ -192,7 +191,6 @@ class Settings:
             return made(embed_dim, num_heads, **common)
 
     def _maker(self) -> Callable[..., Attention]:
-        """Return the class, or what makes a layer by a name."""
         if self.factory is not None:
             return self.factory
         configs: Any = import_module("lit_probattn.configs")
@@ -202,12 +200,12 @@ class Settings:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return them as JSON can hold them."""
+        """Return values that JSON supports."""
         return {name: value for name, value in asdict(self).items() if name != "factory"}
 
 
 class _own_generator:
-    """Seeds torch's generator on the CPU for a while and puts it back."""
+    """Temporarily seeds torch's generator on the CPU and restores it."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

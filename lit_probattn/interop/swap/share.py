@@ -1,9 +1,9 @@
-"""Fewer heads, or keys of several components: weights are read by heads, joined and written back.
+"""Fewer heads, or keys with several components: weights are read by heads, merged and written.
 
-Where a host infers the number of heads from the widths of its projections, these are exchanged; a
-second run of the example proves it. Elsewhere the host keeps all its heads: rows of weights that
-make no head any more are dropped (`classes.keep_rows`), and further components of keys are computed
-beside the first (`taking.Attending`).
+If a host infers the number of heads from the widths of its projections, these get new widths, which
+a second run of the example verifies. Otherwise the host keeps all its heads: weight rows of removed
+heads are dropped (`classes.keep_rows`), and further key components are computed in addition to the
+first (`taking.Attending`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from lit_probattn.interop.weights import (
 
 @dataclass
 class Change:
-    """What becomes of the projections of a call.
+    """The change of the projections of a call.
 
     Args:
         site: the call.
-        made: where its weights are.
-        weights: what they become.
-        groups: key heads that are joined. None means that all stay.
-        exchanged: whether the host sees fewer heads and more keys.
+        made: its current weights.
+        weights: the new weights.
+        groups: key heads to join. None means that all are kept.
+        exchanged: whether the host has fewer heads and more keys.
     """
 
     site: Site
@@ -59,13 +59,13 @@ class Change:
 
     @property
     def seen(self) -> HeadLayout:
-        """Heads that the host gives after an exchange."""
+        """Heads of the host with new widths."""
         new = self.layout
         return replace(new, key=new.key * new.keys_per_head, keys_per_head=1)
 
     @property
     def more_keys(self) -> int:
-        """Components of a key beside those that the host's heads make."""
+        """Components of a key that the host's heads do not compute."""
         return self.layout.key * self.layout.keys_per_head // self.site.layout.key - 1
 
 
@@ -73,7 +73,7 @@ def new_layout(site: Site, settings: Settings) -> HeadLayout:
     """Return the heads of a site's core.
 
     Raises:
-        UnsupportedError: heads cannot be joined, or their weights were not found.
+        UnsupportedError: heads cannot be joined, or their weights are unknown.
     """
     given, size, made = site.layout, settings.group_size, site.made
     assert made is not None
@@ -89,8 +89,8 @@ def new_layout(site: Site, settings: Settings) -> HeadLayout:
         )
     if size > 1 and "out" not in made.weights:
         raise UnsupportedError(
-            "the weight that reads its heads was not found: a gate or a norm over all heads lies "
-            "between, or there is more than one"
+            "the weight that reads its heads is unknown: a gate or a norm over all heads precedes "
+            "it, or there are several"
         )
     heads, kv = given.query // size, given.key // size
     sizes = (heads, kv, kv, heads, given.head_dim, given.value_head_dim)
@@ -104,12 +104,12 @@ def convert(
     settings: Settings,
     groups: Sequence[list[list[int]] | None],
 ) -> list[Change]:
-    """Return the new weights of every call, in the model's dtype; the model is only read.
+    """Return the new weights of every call, in the model's dtype; the model is not changed.
 
     Args:
         model: the model.
-        sites: calls whose weights are known.
-        settings: how many heads are joined, and components.
+        sites: calls with known weights.
+        settings: number of heads to join, and components.
         groups: key heads to join. None means the most similar.
     """
     changes = []
@@ -151,7 +151,7 @@ def _picked(model: nn.Module, rows: Rows) -> Tensor:
 
 
 def _written(change: Change) -> dict[str, Tensor]:
-    """Return new weights by role, heads first; those of `out` are (H, E_v, C)."""
+    """Return new weights by role, heads first; `out` is (H, E_v, C)."""
     new = change.weights
     return {
         "query": new.query,
@@ -161,22 +161,22 @@ def _written(change: Change) -> dict[str, Tensor]:
     }
 
 
-# ---------------------------------------------------------------------- the host keeps its heads
+# ---------------------------------------------------------------------- hosts with fixed heads
 @torch.no_grad()
 def write_rows(model: nn.Module, changes: Sequence[Change], parts: Sequence[nn.Module]) -> None:
-    """Write new weights into the rows of the first heads, and drop those of the others.
+    """Write new weights into the rows of the first heads, and drop the rows of the others.
 
     Args:
         model: the model.
-        changes: its calls.
-        parts: entry of `Cores` of each, which get the further components of keys.
+        changes: planned changes of its calls.
+        parts: entry of `Cores` for each, which gets the further key components.
     """
     full: dict[str, Tensor] = {}
     axes: dict[str, int] = {}
     dead: dict[str, set[int]] = {}
 
     def write(rows: Rows, heads: Tensor) -> None:
-        """Write (H', rows, …) where the first H' heads were."""
+        """Write (H', rows, …) into the rows of the first H' heads."""
         held = full.setdefault(rows.parameter, model.get_parameter(rows.parameter).detach().clone())
         axes[rows.parameter] = rows.axis
         for head in range(len(rows.starts)):
@@ -210,7 +210,7 @@ def write_rows(model: nn.Module, changes: Sequence[Change], parts: Sequence[nn.M
 
 
 def _add_keys(part: nn.Module, keys: Tensor, made: Projections) -> None:
-    """Give a core the weights of further components, (T, H_kv, E, C [+ 1])."""
+    """Set the weights of further components in a core, (T, H_kv, E, C [+ 1])."""
     rows = keys.flatten(1, 2)
     if "key" in made.biases:
         part.key_bias = nn.Parameter(rows[..., -1].contiguous())
@@ -220,7 +220,7 @@ def _add_keys(part: nn.Module, keys: Tensor, made: Projections) -> None:
 
 
 def sharing_of(model: nn.Module, change: Change | None) -> Sharing:
-    """Return what a core's heads are of the host's, once its weights are written."""
+    """Return the relation of a core's heads to the host's, after its weights are written."""
     if change is None:
         return Sharing()
     groups, repeats = change.weights.groups, change.made.repeats
@@ -240,7 +240,7 @@ def sharing_of(model: nn.Module, change: Change | None) -> Sharing:
 
 
 def _kept(model: nn.Module, rows: Rows) -> list[int]:
-    """Return where rows are among those that a parameter keeps."""
+    """Return the indices of rows among the stored rows of a parameter."""
     path, _, own = rows.parameter.rpartition(".")
     kept = getattr(model.get_submodule(path), "kept", {}).get(own)
     if kept is None:
@@ -249,13 +249,13 @@ def _kept(model: nn.Module, rows: Rows) -> list[int]:
     return [places[row] for row in rows.all()]
 
 
-# ---------------------------------------------------------------------- the host infers its heads
+# ---------------------------------------------------------------------- hosts that infer heads
 def exchange(model: nn.Module, changes: Sequence[Change], run: Any) -> None:
-    """Exchange projections where a run of the example shows the new heads; else put them back.
+    """Set new projections if a run of the example confirms the new heads; otherwise restore them.
 
     Args:
         model: the model.
-        changes: its calls; `exchanged` is set.
+        changes: planned changes of its calls; `exchanged` is set.
         run: runs the example.
     """
     kinds: dict[type, list[Change]] = {}
@@ -268,7 +268,7 @@ def exchange(model: nn.Module, changes: Sequence[Change], run: Any) -> None:
             with recording(model, marks=True) as found:
                 run(model)
             seen = [found.sites.get((c.site.name, c.site.index)) for c in same]
-        except Exception:  # a host that does not infer its heads fails in its own way
+        except Exception:  # a host that does not infer its heads may raise any exception
             seen = []
         fits = [s is not None and s.layout == c.seen for s, c in zip(seen, same, strict=False)]
         if len(fits) == len(same) and all(fits):
@@ -280,7 +280,7 @@ def exchange(model: nn.Module, changes: Sequence[Change], run: Any) -> None:
 
 
 def _is_exchangeable(model: nn.Module, change: Change) -> bool:
-    """Whether heads fill their weights, one after the other."""
+    """Whether heads fill their weights in order."""
     made, widths = change.made, []
     if made.weights.keys() != {*ROLES, "out"} or made.repeats > 1:
         return False
@@ -305,7 +305,7 @@ def _is_exchangeable(model: nn.Module, change: Change) -> bool:
 
 @torch.no_grad()
 def put_new_widths(model: nn.Module, change: Change) -> list[tuple[Any, str, Any]]:
-    """Exchange the projections of a call; return what puts them back: holder, name and value."""
+    """Set the new projections of a call; return holder, name and value of each change to undo."""
     each, made, undo = _written(change), change.made, []
     new: dict[str, list[Tensor]] = {}
     axes: dict[str, int] = {}
@@ -341,13 +341,13 @@ def put_new_widths(model: nn.Module, change: Change) -> list[tuple[Any, str, Any
     return undo
 
 
-# ---------------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------------- error of a swap
 @contextmanager
 def outputs(sites: Sequence[Site]) -> Iterator[dict[int, list[Any]]]:
-    """Note what the readers of sites give, by their place among `sites`.
+    """Record the outputs of the readers of sites, by index in `sites`.
 
-    Where a site knows what its reader gave before, the difference is noted, ‖new − old‖ / ‖old‖,
-    and the model goes on with what was given before: every layer is compared on its own inputs.
+    If a site has a previous output, the difference ‖new − old‖ / ‖old‖ is recorded, and the model
+    continues with the previous output, so that every layer is compared on its own inputs.
     """
     owners: dict[nn.Module, list[int]] = {}
     for place, site in enumerate(sites):
@@ -366,7 +366,7 @@ def outputs(sites: Sequence[Site]) -> Iterator[dict[int, list[Any]]]:
             seen.setdefault(place, []).append(first.detach())
             return None
         if place in seen:
-            return None  # a layer that is called again
+            return None  # a repeated call of the layer
         error = (first.detach() - before).double().norm() / before.double().norm()
         seen[place] = [float(error)]
         return (before, *output[1:]) if isinstance(output, tuple) else before

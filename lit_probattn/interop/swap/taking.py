@@ -1,8 +1,8 @@
-"""Calls of `F.scaled_dot_product_attention` inside a module go to the module's cores.
+"""Routing of `F.scaled_dot_product_attention` calls of a module to the module's cores.
 
-A torch-function mode stands around the forward of the module that owns the call: however the
-function is reached, from `nn.MultiheadAttention` too, its queries, keys and values come to us. The
-module's weights, what is done to its heads, and its state dict stay what they were.
+A torch-function mode is active during the forward of the module that owns the call, so queries,
+keys and values are intercepted however the function is called, also from `nn.MultiheadAttention`.
+The module's weights, other operations on its heads, and its state dict are unchanged.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from lit_probattn.interop.swap.classes import take_calls
 from lit_probattn.interop.swap.cores import Cores, heads_of
 
 SDPA, MULTI_HEAD = F.scaled_dot_product_attention, F.multi_head_attention_forward
-# What follows the weights among the arguments of MULTI_HEAD, if they are given by place.
+# Arguments of MULTI_HEAD after the weights, if they are positional.
 _AFTER_WEIGHTS = ("training", "key_padding_mask", "need_weights", "attn_mask")
 
 
 class Seeing(TorchFunctionMode):
-    """Sees every call of attention, in whichever way it is reached."""
+    """Intercepts every attention call, however it is made."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is SDPA:
             return self.take(*args, **kwargs)
-        if func is MULTI_HEAD:  # it would step aside for the mode, and attend outside of it
+        if func is MULTI_HEAD:  # it would disable the mode and attend outside it
             return self.multi_head(args, kwargs)
         return self.other(func, args, kwargs)
 
     def take(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the result of a call of attention."""
+        """Return the result of an attention call."""
         return SDPA(query, key, value, *args, **kwargs)
 
     def multi_head(self, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the result of multi-head attention, whose inner call is seen."""
+        """Return the result of multi-head attention, whose inner call is intercepted."""
         kwargs = {**kwargs, **dict(zip(_AFTER_WEIGHTS, args[13:], strict=False))}
         with self:
             return open_multi_head_attention(*args[:13], **{**kwargs, "need_weights": False})
@@ -51,13 +51,13 @@ class Seeing(TorchFunctionMode):
 
 
 class Attending(Seeing):
-    """Gives the calls inside one forward of one module to its cores, in their order.
+    """Routes the calls inside one forward of a module to its cores, in order.
 
-    Where keys have components that the host does not make, everything between the weight that
-    makes keys and the call is computed once more for each of them.
+    If keys have components that the host does not compute, all operations between the key weight
+    and the call are repeated for each of them.
 
     Args:
-        module: with `cores`, a list of cores.
+        module: a module with `cores`.
     """
 
     def __init__(self, module: Any) -> None:
@@ -69,13 +69,13 @@ class Attending(Seeing):
         self.twins: dict[int, tuple[Tensor, list[Tensor]]] = module.cores.twins(module)
 
     def other(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of another function, and note those for further components."""
+        """Return the result of another function, and record the results of further components."""
         out = func(*args, **kwargs)
         self.follow_components(func, args, kwargs, out)
         return out
 
     def follow_components(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Compute the result of a function for further components, if it is one of keys."""
+        """Compute a function of keys also for further components."""
         if self.twins and _holds(self.twins, (args, kwargs)):
             count = len(next(iter(self.twins.values()))[1])
             more = [func(*_twin(self.twins, args, t), **_twin(self.twins, kwargs, t))
@@ -88,11 +88,11 @@ class Attending(Seeing):
                         self.twins[id(part)] = part, [other[place] for other in more]
 
     def components(self, key: Tensor, form: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return keys (B, H_kv·K, L, E) with the components of every head side by side.
+        """Return keys (B, H_kv·K, L, E) with the components of every head adjacent.
 
         Args:
-            key: as the host has it.
-            form: returns heads (B, H_kv, L, E) of it.
+            key: keys of the host.
+            form: returns their heads, (B, H_kv, L, E).
         """
         if id(key) not in self.twins:
             return form(key)
@@ -101,25 +101,25 @@ class Attending(Seeing):
 
     @property
     def kind(self) -> str:
-        """Class of the module."""
+        """Class name of the module."""
         return type(self.module).__name__
 
     def next_call(self) -> int:
         """Return the index of the next call.
 
         Raises:
-            RuntimeError: it has no core, or the call will be repeated without us.
+            RuntimeError: it has no core, or a checkpoint would repeat the original call.
         """
         cores: Cores = self.module.cores
         if self.count >= len(cores):
             raise RuntimeError(
-                f"{self.kind} attends {self.count + 1} times in one forward; the example showed "
-                f"{len(cores)}"
+                f"{self.kind} attends {self.count + 1} times in one forward, expected "
+                f"{len(cores)} as in the example"
             )
         if not torch.compiler.is_compiling() and recomputation() is not self.around:
             raise RuntimeError(
-                f"{self.kind} attends inside of a checkpoint of its own, which would attend as "
-                "before the swap when it is repeated: put the whole layer into the checkpoint"
+                f"{self.kind} attends inside a checkpoint within its forward, which would "
+                "recompute the original attention: put the whole layer into the checkpoint"
             )
         self.count += 1
         return self.count - 1
@@ -128,12 +128,12 @@ class Attending(Seeing):
         """Check that every core was called.
 
         Raises:
-            RuntimeError: the forward attended less often than the example.
+            RuntimeError: the forward attends less often than in the example.
         """
         if self.count != len(self.module.cores):
             raise RuntimeError(
-                f"{self.kind} attended {self.count} times in one forward; the example showed "
-                f"{len(self.module.cores)}"
+                f"{self.kind} attended {self.count} times in one forward, expected "
+                f"{len(self.module.cores)} as in the example"
             )
 
     def take(
@@ -147,10 +147,10 @@ class Attending(Seeing):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Attend by a core; arguments are those of `F.scaled_dot_product_attention`.
+        """Attend by a core; the arguments are the same as in `F.scaled_dot_product_attention`.
 
         Raises:
-            RuntimeError: the call is not one that the example showed.
+            RuntimeError: the call differs from the example.
         """
         index, cores = self.next_call(), self.module.cores
         heads, masks = heads_and_masks(query, key, value, attn_mask, is_causal)
@@ -161,15 +161,15 @@ class Attending(Seeing):
         allowed = {layout.query} | ({sum(map(len, groups))} if groups else set())
         if given not in allowed or layout.key * layout.keys_per_head % keys.shape[1]:
             raise RuntimeError(
-                f"{self.kind} attends with {given} query and {heads[1].shape[1]} key heads; the "
-                f"example showed {heads_of(layout)}"
+                f"{self.kind} attends with {given} query and {heads[1].shape[1]} key heads, "
+                f"expected {heads_of(layout)} as in the example"
             )
         options = {"dropout": dropout_p, "needs_weights": self.needs_weights, "scale": scale}
         out, self.weights = cores.attend(index, heads[0], keys, value_heads, **options, **masks)
         return out.reshape(*query.shape[:-1], value.shape[-1])
 
     def multi_head(self, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return output and maps of multi-head attention."""
+        """Return output and attention weights of multi-head attention."""
         kwargs = {**kwargs, **dict(zip(_AFTER_WEIGHTS, args[13:], strict=False))}
         self.needs_weights = kwargs.get("need_weights", True)
         out, _ = super().multi_head(args[:13], kwargs)
@@ -183,9 +183,10 @@ class Attending(Seeing):
 def heads_and_masks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
 ) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-    """Return heads with four dimensions, and masks as `head_call` takes them.
+    """Return heads with four dimensions, and masks as arguments of `head_call`.
 
-    Without heads, (B, N, E), there is one; what comes before heads, as windows, is the batch.
+    Tensors without a head dimension, (B, N, E), get one of size 1; dimensions before the heads,
+    such as windows, are merged into the batch.
     """
     if mask is not None and query.dim() != 4:
         mask = as_heads(mask.expand(*query.shape[:-1], key.shape[-2]))
@@ -204,7 +205,7 @@ def as_heads(x: Tensor) -> Tensor:
 
 
 def _holds(twins: Any, given: Any) -> bool:
-    """Whether one of the arguments of a function is what further components replace."""
+    """Whether an argument of a function has further components."""
     if isinstance(given, Tensor):
         return id(given) in twins
     if isinstance(given, dict):
@@ -215,7 +216,7 @@ def _holds(twins: Any, given: Any) -> bool:
 
 
 def _twin(twins: Any, given: Any, place: int) -> Any:
-    """Return arguments with those of a further component in the place of the first's."""
+    """Return arguments with a further component instead of the first."""
     if isinstance(given, Tensor):
         return twins[id(given)][1][place] if id(given) in twins else given
     if isinstance(given, dict):
@@ -226,11 +227,11 @@ def _twin(twins: Any, given: Any, place: int) -> Any:
 
 
 def no_fast_path(*_: Any) -> None:
-    """As a hook, keep `nn.TransformerEncoderLayer` from passing by the forward of its attention."""
+    """Do nothing; this hook disables the fast path of `nn.TransformerEncoderLayer`."""
 
 
 def give_cores(module: nn.Module, cores: Cores) -> None:
-    """Let a module own cores, and its calls of attention go to them."""
+    """Assign cores to a module, and route its attention calls to them."""
     holder: Any = module
     holder.cores = cores
     take_calls(module)

@@ -1,8 +1,8 @@
-"""Attention that a model writes out: products of queries and keys are followed to their softmax.
+"""Attention in separate operations: products of queries and keys are followed to their softmax.
 
-The core's maps stand in the place of the softmax of the host's scores. Both store all of them, and
-so does what the host added to its products: about three times the memory of the host's own, and no
-fused backend.
+The core's attention weights replace the softmax of the host's scores. Both are stored, and so are
+summands of the host's products: about three times the memory of the host's weights, and no fused
+backend.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _FORMS |= {T.unsqueeze, T.squeeze, T.clone}
 
 @dataclass(frozen=True)
 class Product:
-    """Scores that are factor · query keyᵀ, perhaps with something added.
+    """Scores factor · query keyᵀ, possibly with a summand.
 
     Args:
         query: (…, N, E).
         key_t: (…, E, L).
         factor: a number.
-        factors: one more for each head, (…, 1, 1).
-        added: whether something was added.
+        factors: an additional factor per head, (…, 1, 1).
+        added: whether there is a summand.
     """
 
     query: Tensor
@@ -55,14 +55,14 @@ class Product:
 
 
 class Products:
-    """What is known of the tensors of one forward: which of them come from a product, and how."""
+    """Tensors of one forward that come from a product, and how."""
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[Tensor, Product]] = {}
-        self.maps: dict[int, tuple[Tensor, Any]] = {}  # results of a softmax, and whose
+        self.maps: dict[int, tuple[Tensor, Any]] = {}  # results of a softmax, and their site
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Note a result of a function."""
+        """Record the result of a function."""
         if func in _PRODUCTS:
             if args[0].dim() > 2 and len(args) > 1 and args[1].dim() > 2:
                 self.known[id(out)] = out, Product(args[0], args[1])
@@ -88,7 +88,7 @@ class Products:
                 return
             if isinstance(other, Tensor) and other.numel() > 1:
                 if divides or other.dim() < 2 or other.shape[-2:] != (1, 1):
-                    return  # a factor of each pair is no scale
+                    return  # a factor per pair is not a scale
                 before = 1.0 if found.factors is None else found.factors
                 found = replace(found, factors=before * other)
             else:
@@ -97,7 +97,7 @@ class Products:
         self.known[id(out)] = out, found
 
     def values_of(self, func: Any, args: Any) -> tuple[Any, Tensor | None]:
-        """Return whose maps a function multiplies with values, and the values; or neither."""
+        """Return the site whose weights a function multiplies with values, and the values."""
         first = self.maps.get(id(args[0]), (None, None))[1] if args else None
         if first is None or func not in _PRODUCTS:
             return None, None
@@ -120,14 +120,14 @@ class Products:
 
 
 class AttendingInWriting(Attending):
-    """Puts maps of cores in the place of the softmax of scores that a module writes out."""
+    """Replaces the softmax of scores in separate operations by the attention weights of cores."""
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
         self.products = Products()
 
     def other(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Follow products; where their softmax is taken, return the maps of the next core."""
+        """Follow products; at their softmax, return the attention weights of the next core."""
         if func in SOFTMAX:
             heads = self.products.heads(args[0])
             if heads is not None:
@@ -135,14 +135,14 @@ class AttendingInWriting(Attending):
                 return maps.to(kwargs.get("dtype") or args[0].dtype)
         out = func(*args, **kwargs)
         self.products.follow(func, args, kwargs, out)
-        if id(out) not in self.products.known:  # scores of further components are the core's
+        if id(out) not in self.products.known:  # the core computes scores of other components
             self.follow_components(func, args, kwargs, out)
         return out
 
     def maps(
         self, index: int, scores: Tensor, query: Tensor, key: Tensor, found: Product
     ) -> Tensor:
-        """Return a core's maps in place of the softmax of a host's scores, (B, H, N, L)."""
+        """Return a core's weights instead of the softmax of a host's scores, (B, H, N, L)."""
         masks: dict[str, Tensor] = {}
         cores: Any = self.module.cores
         factors = found.factors

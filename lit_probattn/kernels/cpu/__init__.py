@@ -1,1 +1,1 @@
-"""Attention on the CPU in C: random draws, and the pass over rows between two matrix products."""
+"""Attention on the CPU in C: random draws, and attention by tiles."""

@@ -1,9 +1,9 @@
-/* Draws by themselves: keep decisions of a block, and standard normal noise by Box-Muller, evaluated in double.
+/* Random draws: keep decisions of a block, and standard normal noise by Box-Muller, evaluated in double.
 
-   Compiled with -DDOUBLE: `vec` holds doubles. */
+   Compiled with -DDOUBLE, so that `vec` contains doubles. */
 #include "keep.h"
 
-/* kept[b, h, i, j] of heads from `head` on, rows [row, row + rows) and columns [col, col + cols), dense. */
+/* kept[b, h, i, j] of heads starting at `head`, rows [row, row + rows) and columns [col, col + cols), dense. */
 void keep_block(uint8_t *kept, const int64_t *samples, int64_t batch, int64_t head, int64_t heads, int64_t row, int64_t rows, int64_t col,
                 int64_t cols, uint32_t k0, uint32_t k1, int32_t threshold) {
     enum { PART = 256 };
@@ -20,7 +20,7 @@ void keep_block(uint8_t *kept, const int64_t *samples, int64_t batch, int64_t he
 
 INLINE vec chosen(vint where, vec a, vec b) { return (vec)(((vint)a & where) | ((vint)b & ~where)); }
 
-/* Low halves as numbers: exact, through the last bits of 2^52. */
+/* Low halves as numbers: exact, by the last bits of 2^52. */
 INLINE vec number(words x) { return (vec)((x & 0xFFFFFFFF) | 0x4330000000000000) - all(0x1p52); }
 
 INLINE vec root(vec x) {
@@ -35,7 +35,7 @@ INLINE vec root(vec x) {
 #endif
 }
 
-/* Natural logarithm of x in [2^-32, 1], as fdlibm has it: below one unit in the last place. */
+/* Natural logarithm of x in [2^-32, 1], as in fdlibm: error below one unit in the last place. */
 INLINE vec logarithm(vec x) {
     static const double c[] = {1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,
                                2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01};
@@ -77,7 +77,7 @@ INLINE void put(float *to, vec x, int64_t some) {
     else memcpy(to, &y, sizeof(float) * (size_t)some);
 }
 
-/* Two normals of each pair of words: `some` numbers to x, and to y unless it is null. */
+/* Two normals of each pair of words: the first `some` numbers to x, and to y unless it is null. */
 INLINE void normal_pair(words one, words two, float *x, float *y, int64_t some) {
     const vec u = (number(one) + all(1)) * all(0x1p-32);
     const vec radius = root(logarithm(u) * all(-2)), angle = number(two) * all(0x1p-32 * 2.0 * 3.14159265358979323846);
@@ -87,7 +87,7 @@ INLINE void normal_pair(words one, words two, float *x, float *y, int64_t some) 
     if (y) put(y, radius * sine, some);
 }
 
-/* out: maps x rows x cols of one sample; `plane` numbers from map to map, `stride` from row to row. */
+/* out: maps x rows x cols of one sample; stride `plane` between maps, `stride` between rows. */
 void noise_tile(float *out, int64_t plane, int64_t stride, int64_t maps, int64_t row, int64_t rows, int64_t col, int64_t cols,
                 uint32_t sample, uint32_t k0, uint32_t k1) {
     enum { AT_ONCE = 2 };

@@ -1,4 +1,4 @@
-"""Draws of the C library on tensors, with the bits of `lit_probattn.randomness`."""
+"""Random draws by the C library, with the same bits as `lit_probattn.randomness`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def keep(
     rows: range,
     cols: range,
 ) -> Tensor:
-    """Return `AttentionDropout.keep` of a block, the same bits; (B, H, rows, cols) bool."""
+    """Return the bits of `AttentionDropout.keep` for a block; (B, H, rows, cols) bool."""
     samples = dropout.key.samples(batch_size, torch.device("cpu")).contiguous()
     shape = (batch_size, num_heads, len(rows), len(cols))
     kept = torch.empty(shape, dtype=torch.bool, device="cpu")

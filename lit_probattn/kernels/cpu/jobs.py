@@ -1,4 +1,4 @@
-"""Calls of the C library in as many threads as torch has; they leave the interpreter's lock."""
+"""Calls of the C library in as many threads as torch uses; they release the interpreter lock."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def run_jobs(call: Callable[[int], int | None], jobs: range, alone: bool = False) -> None:
-    """Call for every job, in as many threads as torch has, or `alone` one after the other.
+    """Call for every job, in as many threads as torch uses, or sequentially with `alone`.
 
     Raises:
-        MemoryError: a job returned something else than 0 or None.
+        MemoryError: a job returned something other than 0 or None.
     """
     threads = torch.get_num_threads()
     if alone or threads == 1 or len(jobs) == 1:

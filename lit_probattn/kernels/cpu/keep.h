@@ -21,8 +21,8 @@ typedef int16_t shorts __attribute__((vector_size(BYTES)));
 #define BACK(a, b) PICK(a, b, 1, 3)
 #endif
 
-/* keep[n, c]: -1 where the pair of query row + n and key col + c is kept, else 0; cols and col are multiples of 64.
-   The first three rounds have factors that a row has in common. */
+/* keep[n, c]: -1 if the pair of query row + n and key col + c is kept, else 0; cols and col are multiples of 64.
+   The first three rounds have factors that all columns of a row share. */
 static inline void keep_tile(int16_t *keep, int64_t row, int count, int64_t col, int cols, uint32_t head, uint32_t sample, uint32_t k0,
                              uint32_t k1, int16_t threshold) {
     enum { AT_ONCE = 4 };

@@ -1,7 +1,7 @@
-/* One layer or two between the maps of a sample and the scores of its heads.  Included by mixing.h for any widths, and once with
-   widths that the compiler knows. */
+/* One layer or two between the maps of a sample and the scores of its heads.  mixing.h includes it for any widths, and once
+   with constant widths. */
 
-/* Units of the first layer at one place, before the ReLU. */
+/* Units of the first layer at one element, before the ReLU. */
 INLINE void WIDTHS(first_layer)(const Room *m, const Call *f, int at, const vec *s, vec *z) {
     DECLARE_WIDTHS(f);
     EACH for (int u = 0; u < U; u++) {
@@ -31,7 +31,7 @@ static void WIDTHS(mix)(Room *m, const Call *f, int count) {
         }
 }
 
-/* Gradients of the maps, in m->sums, and of the layers, from those of the heads' scores, in m->units. */
+/* Gradients of the maps, in m->sums, and of the layers, from the gradients of the heads' scores, in m->units. */
 static void WIDTHS(unmix)(Room *m, const Call *f, int count, int64_t owner) {
     DECLARE_WIDTHS(f);
     enum { ROWS = 4 };

@@ -1,10 +1,9 @@
-"""The C library of the CPU path: compiled at first use, kept outside the repository, loaded once.
+"""The C library for CPUs: compiled at first use, cached outside the repository, loaded once.
 
-The system's C compiler ($CC, cc, gcc or clang) makes it in some five seconds of two cores. Its file
-is named by a hash of the sources, the flags, the compiler and the processor, and appears by a
-rename, so that any number of processes may start at once. It ends with its own SHA-256, and lies in
-a folder that no other user can write: nothing else is loaded. It includes no header of Python or
-torch.
+The system's C compiler ($CC, cc, gcc or clang) needs about five seconds on two cores. The file name
+is a hash of sources, flags, compiler and processor, and the file appears by a rename, so that many
+processes may start at once. The file ends with its SHA-256, and its folder is not writable for
+other users; other files are not loaded. The library includes no headers of Python or torch.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ logger = logging.getLogger("lit_probattn")
 _FOLDER = Path(__file__).parent
 _HEADERS = ("philox.h", "vectors.h", "keep.h", "mixing.h", "layers.h")
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-# -O3 would write a copy of every loop for every switch: three times the time, none of the speed.
+# -O3 would duplicate every loop for every switch: three times the compile time, no speed-up.
 _COMMON = (
     *("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic"),
     *("-fopenmp-simd", "-fno-signed-zeros"),
@@ -45,29 +44,29 @@ _SOURCES = {
     "tiles_double.o": ("tiles.c", *_COMMON, "-DDOUBLE"),
     "peak.o": ("peak.c", *_COMMON),
 }
-# Vectors of 512 bits, where the processor has them and the compiler knows the flag.
+# Vectors of 512 bits, if processor and compiler support them.
 _WIDE = "-mprefer-vector-width=512"
 _SECONDS = 120
-# How long to wait for another process that compiles: it may be stopped.
+# Seconds to wait for another process that compiles, which may have been stopped.
 _PATIENCE = 60.0
-# Age in seconds of what a killed compilation left.
+# Age in seconds of files left by killed compilations.
 _LEFT = 3600
 _SEAL = b"sha256:"
 _SEAL_BYTES = len(_SEAL) + 64
-# Open files of this process by their numbers.
+# Open files of this process by number.
 _HANDLES = Path("/proc/self/fd")
 
 
 class Library(ctypes.CDLL):
-    """The loaded library, and where it is kept."""
+    """The loaded library and its path."""
 
     path: str
-    # Whether the tiles take heads in bfloat16.
+    # Whether tiles support heads in bfloat16.
     has_low: bool
 
 
 def _compiler() -> list[str]:
-    """Return the command of the C compiler; `$CC` may hold a launcher or flags too."""
+    """Return the command of the C compiler; `$CC` may include a launcher or flags."""
     if platform.system() != "Linux":
         raise UnsupportedError(f"cannot be built on {platform.system()}: only Linux is supported")
     given = os.environ.get("CC", "").strip()
@@ -85,7 +84,7 @@ def _compiler() -> list[str]:
 
 
 def obstacle() -> str | None:
-    """Say why there can be no library on this machine ("cannot …"), or None; compiles nothing."""
+    """Return why this machine cannot have a library ("cannot …"), or None; does not compile."""
     try:
         _compiler()
     except UnsupportedError as error:
@@ -94,7 +93,7 @@ def obstacle() -> str | None:
 
 
 def processor() -> str:
-    """Return what `-march=native` depends on."""
+    """Return the processor properties that `-march=native` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         kind = ("flags", "model name", "cpu family", "Features", "CPU part")
@@ -105,7 +104,7 @@ def processor() -> str:
 
 
 def _run(command: list[str]) -> str | None:
-    """Run a compiler's command; return what it said if it failed."""
+    """Run a compiler command; return its error output if it fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, errors="replace", timeout=_SECONDS, check=False
@@ -132,14 +131,13 @@ def _compiled(compiler: list[str], scratch: Path) -> bytes:
     linked = scratch / "linked.so"
     failed = _run([*compiler, "-shared", *objects, "-o", str(linked), "-lm"])
     if failed is None and not linked.is_file():
-        failed = "it wrote nothing"
+        failed = "no output was written"
     if failed is not None:
         raise UnsupportedError(f"cannot be linked by {name}: {failed.splitlines()[-1]}")
     return linked.read_bytes()
 
 
 def _files() -> list[str]:
-    """Return the names of all source files."""
     return sorted({*_HEADERS, *(source for source, *_ in _SOURCES.values())})
 
 
@@ -150,31 +148,31 @@ def _digest(compiler: list[str]) -> str:
     return digest("\0".join(parts), 16)
 
 
-# ---- folders and files that are ours -------------------------------------------------------------
+# ---- folders and files of this user --------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    """Open a folder, made if need be, that belongs to this user alone.
+    """Open a folder that only this user can write; create it if it is missing.
 
     Raises:
-        OSError: it cannot be made, is a link, or others own it or may write into it.
+        OSError: it cannot be created, is a link, or is owned by or writable for others.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         status = os.fstat(handle)
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
-            raise PermissionError(errno.EPERM, "other users own it or may write into it")
+            raise PermissionError(errno.EPERM, "it is owned by or writable for other users")
         yield handle
     finally:
         os.close(handle)
 
 
 def _sound(folder: int, name: str) -> int | None:
-    """Open a library in an open folder; None if it is not there or not as it was written."""
+    """Open a library in an open folder; None if it is missing or corrupt."""
     try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for a writer
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a pipe would block
         handle = os.open(name, flags, dir_fd=folder)
     except OSError:
         return None
@@ -195,9 +193,9 @@ def _seal(content: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """Let one process at a time compile, where its file system can lock.
+    """Allow one process at a time to compile, if the file system supports locks.
 
-    After `_PATIENCE` seconds it is left to chance: what is compiled twice is equal.
+    After `_PATIENCE` seconds several may compile, with equal results.
     """
     from lit_probattn.base.locks import claim
 
@@ -208,7 +206,7 @@ def _turn(folder: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what killed compilations left."""
+    """Remove files left by killed compilations."""
     for left in (*folder.glob("build-*"), *folder.glob(".cpu-*")):
         with contextlib.suppress(OSError):
             if left.lstat().st_mtime < time.time() - _LEFT:
@@ -216,19 +214,19 @@ def _clear(folder: Path) -> None:
 
 
 def _kept(compiler: list[str], folder: Path, name: str) -> Library:
-    """Load the library from a folder, compiled now if it is not there.
+    """Load the library from a folder; compile it if it is missing.
 
     Raises:
-        OSError: the folder cannot keep it.
-        UnsupportedError: the compiler failed, or what it made is no such library.
+        OSError: the folder cannot store it.
+        UnsupportedError: the compiler failed, or its output is not the expected library.
     """
     with _opened(folder) as handle:
         found = _sound(handle, name)
         if found is None:
             with _turn(folder):
-                found = _sound(handle, name)  # another process may have made it meanwhile
+                found = _sound(handle, name)  # another process may have compiled it
                 if found is None:
-                    logger.info("compiling %s: some seconds, once", folder / name)
+                    logger.info("compiling %s (once, a few seconds)", folder / name)
                     _clear(folder)
                     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
                         content = _compiled(compiler, Path(scratch))
@@ -237,15 +235,15 @@ def _kept(compiler: list[str], folder: Path, name: str) -> Library:
                         file.write(content + _seal(content))
                     found = _sound(handle, name)
         if found is None:
-            raise OSError(errno.EIO, f"{name} is not as it was written")
+            raise OSError(errno.EIO, f"{name} is corrupt")
         return _open(found, folder / name)
 
 
 def _address(handle: int, path: Path) -> str:
-    """Return the name by which the system's loader opens the file that was checked, and no other.
+    """Return the path by which the loader opens exactly the verified file.
 
     Raises:
-        PermissionError: that is its path, which other users can give to another file.
+        PermissionError: other users could replace the file at that path.
     """
     if (_HANDLES / str(handle)).exists():
         return str(_HANDLES / str(handle))
@@ -254,17 +252,17 @@ def _address(handle: int, path: Path) -> str:
         status = folder.stat()
         shared = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
         if shared or status.st_uid not in (0, os.getuid()):
-            told = f"/proc is not mounted, and other users may rename what is in {folder}"
+            told = f"/proc is not mounted, and other users may rename files in {folder}"
             raise PermissionError(errno.EPERM, told)
     return str(path)
 
 
 def _open(handle: int, path: Path) -> Library:
-    """Load an open file, which stays open: its number is the loader's name for it."""
+    """Load an open file, which stays open because the loader identifies it by its number."""
     address = _address(handle, path)
     try:
         found = Library(address)
-    except OSError as error:  # a folder whose files may not run, for one
+    except OSError as error:  # for example a folder mounted with noexec
         os.close(handle)
         raise OSError(str(error).replace(address, path.name)) from error
     pointer, size, word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32
@@ -288,11 +286,11 @@ def _open(handle: int, path: Path) -> Library:
 
 @lru_cache(maxsize=1)
 def load() -> Library:
-    """Return the library, compiled now if nobody did before; its `path` says where it is kept.
+    """Return the library; compile it if necessary. `path` is its file.
 
     Raises:
-        UnsupportedError: no compiler, one that fails, or no folder to keep the library in; the
-            package computes with torch operations then.
+        UnsupportedError: no compiler, a compiler that fails, or no folder to store the library; the
+            package then uses torch operations.
     """
     compiler = _compiler()
     refused = []
@@ -303,6 +301,6 @@ def load() -> Library:
                 return _kept(compiler, folder, name)
             except OSError as error:
                 refused.append(f"{folder}: {error.strerror or error}")
-    except OSError as error:  # sources that cannot be read, no temporary folder at all
+    except OSError as error:  # unreadable sources, or no temporary folder
         raise UnsupportedError(f"cannot be made: {error}") from error
     raise UnsupportedError(f"cannot be kept or loaded: {'; '.join(refused)}")

@@ -1,4 +1,4 @@
-/* Maps of heads from those of a sample: noise, one or two layers, their gradients.  Part of tiles.c. */
+/* Scores of heads from the maps of a sample: noise, one or two layers, their gradients.  Part of tiles.c. */
 
 static void add_noise(Room *m, const Call *f, int64_t b, int64_t i, int64_t j, int count, int cols) {
     (void)m, (void)f, (void)b, (void)i, (void)j, (void)count, (void)cols;
@@ -46,7 +46,7 @@ static void outer(const real *const *x, int A, const real *const *y, int B, int 
         }
 }
 
-/* For any widths; and for two global maps and eight units and heads, as the papers have them, whose loops are written out. */
+/* For any widths; and for two global maps and eight units and heads, as in the papers, with unrolled loops. */
 #define WIDTHS(name) name##_any
 #define DECLARE_WIDTHS(f) const int G = (int)(f)->maps, U = (int)(f)->hidden, H = (int)(f)->heads; (void)H
 #define EACH

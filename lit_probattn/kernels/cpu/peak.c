@@ -1,4 +1,4 @@
-/* The rates that bound attention on this processor; `python -m profiling kernels` divides by them. */
+/* The peak rates of this processor, by which `python -m profiling kernels` divides. */
 #include "vectors.h"
 
 #define DEPTH 128
@@ -11,10 +11,10 @@ int64_t peak_products(real *operands, int64_t rounds) {
     return 2 * rounds * DOWN * DEPTH * PANEL;
 }
 
-/* Whether the tiles multiply bfloat16. */
+/* Whether the tiles support bfloat16. */
 int64_t has_pairs(void) { return PAIRS; }
 
-/* Exponentials of numbers in the first-level cache; returns their number. */
+/* Exponentials of numbers in the first-level cache; returns their count. */
 int64_t peak_exponentials(real *operands, int64_t rounds) {
     enum { MANY = 16 };
     real *to = operands + MANY * 4 * VL;

@@ -30,7 +30,7 @@ INLINE words product(words a, words b) {
 #endif
 }
 
-/* Rounds `from` to the tenth of n vectors in step; x and y are the key's words in round `from`. */
+/* Rounds `from` to 10 of n vectors, interleaved; x and y are the key's words in round `from`. */
 INLINE void philox_rounds(int n, int from, words *a, words *b, words *c, words *d, uint32_t x, uint32_t y) {
     UNROLL for (int round = from; round < 10; round++) {
         UNROLL for (int w = 0; w < n; w++) {

@@ -1,4 +1,4 @@
-"""Whether the C library computes what torch computes, tried once per process."""
+"""Self-test of the C library against torch, once per process."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from lit_probattn.randomness import AttentionDropout, RandomKey, normal_noise
 
 logger = logging.getLogger("lit_probattn")
 
-# Of weights and gradients of a few rows in float32 and bfloat16; they are about 1e-7 and 5e-3.
+# Largest errors of weights and gradients; typical errors are 1e-7 and 5e-3.
 _ERRORS = {torch.float32: 1e-5, torch.bfloat16: 0.03}
 
 
 def _key() -> RandomKey:
-    # Made here: whoever imports this module may do so among fake tensors.
+    # Created here, because this module may be imported under fake tensors.
     return RandomKey(7, 3, torch.tensor([5, 2**31 + 9], device="cpu")).fold(1)
 
 
 def refusal() -> str | None:
-    """Return why the library cannot serve ("cannot …"), or None.
+    """Return why the library is unsupported ("cannot …"), or None.
 
-    Predictions of memory run nothing, so for them nothing is compiled and tested.
+    While memory is predicted, it is neither compiled nor tested.
     """
     return obstacle() if is_predicting() else failure()
 
 
 @lru_cache(maxsize=1)
 def failure() -> str | None:
-    """Say why the library cannot serve ("cannot …"), or None; warns once."""
+    """Return why the library is unsupported ("cannot …"), or None; warns once."""
     reason: str | None = None
     try:
         load()
-        # Hooks of a caller, as a checkpoint has them, would count what is saved here.
+        # Hooks of the caller, for example of a checkpoint, would count tensors saved here.
         hooks = torch.autograd.graph.saved_tensors_hooks(_same, _same)
         with torch.inference_mode(False), torch.enable_grad(), outside_modes(), hooks:
             wrong = next((name for name, right in _checks() if not right), None)
@@ -50,7 +50,7 @@ def failure() -> str | None:
     except UnsupportedError as error:
         reason = str(error)
     if reason is not None:
-        logger.warning("the C library of the CPU %s; torch operations serve instead", reason)
+        logger.warning("the C library for CPUs %s; using torch operations instead", reason)
     return reason
 
 
@@ -72,14 +72,14 @@ def draws_noise() -> bool:
 
 
 def multiplies_low() -> bool:
-    """Whether the library takes heads in bfloat16; in predictions, what the processor has."""
+    """Whether the library supports bfloat16 heads; a prediction checks only the processor."""
     if is_predicting():
         return "avx512_bf16" in processor()
     return failure() is None and load().has_low
 
 
 def can_draw_noise() -> bool:
-    """Whether the library draws noise in this call: as `draws_noise`, and in predictions."""
+    """Whether the library draws noise in this call: like `draws_noise`, also in predictions."""
     return is_predicting() or draws_noise()
 
 
@@ -101,7 +101,7 @@ def _checks() -> list[tuple[str, bool]]:
 
 
 def _tiles_error(kind: int, dtype: torch.dtype) -> float:
-    """Return the largest error of attention by tiles of two maps, and of its gradients."""
+    """Return the largest error of attention by tiles with two maps, and of its gradients."""
     generator = torch.Generator().manual_seed(kind)
 
     def draw(*shape: int) -> Tensor:

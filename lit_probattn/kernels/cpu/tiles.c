@@ -1,23 +1,24 @@
-/* Attention by tiles of TALL queries and WIDE keys that stay in the second-level cache, products included.
+/* Attention by tiles of TALL queries and WIDE keys that stay in the second-level cache, including the products.
 
-   With maps S_r = scale query . key_r, coefficients c, row terms a_ir, column terms b_jr and pair terms (bias, -inf where
-   hidden), the scores of a head are
+   With maps S_r = scale query . key_r, coefficients c, row terms a_ir, column terms b_jr and pair terms (bias, -inf for
+   masked pairs), the scores of a head are
 
        SOFT    l = log sum_r exp t_r     t_r = c_r S_r + a_ir + b_jr + pair term
-       HARD    l = max_r t_r, the first largest wins
-       SUM     l = sum_r c_r S_r + pair term, of maps that all heads of a sample read, plus noise of the maps
-       LAYERS  l = W_2 ReLU(W_1 S + b_1 + s noise) + pair term, or W_1 S + s noise where there is no W_2
+       HARD    l = max_r t_r, the first maximum if there are several
+       SUM     l = sum_r c_r S_r + pair term, of maps that all heads of a sample share, plus noise of the maps
+       LAYERS  l = W_2 ReLU(W_1 S + b_1 + s noise) + pair term, or W_1 S + s noise without W_2
 
-   and the output is dropout(softmax_j l) value.  Forward: online softmax, whose maximum moves only where a score passes it
-   by SLACK.  Backward: from each row's maximum and inverse sum, which are kept apart because the logarithm of the sum is too
-   coarse beside scores of 1e8; a tile of keys at a time, so that gradients of keys and values are written once.
-   Left out, exactly: keys behind the last real one, tiles that a causal mask hides, in backward queries without a gradient.
+   and the output is dropout(softmax_j l) value.  Forward: online softmax, whose maximum changes only if a score exceeds it
+   by SLACK.  Backward: from each row's maximum and inverse sum, which are stored separately because the logarithm of the sum
+   is too coarse for scores of 1e8; one tile of keys at a time, so that gradients of keys and values are written once.
+   Skipped without changing results: keys after the last real one, causally masked tiles, and in backward queries without a
+   gradient.
 
-   An owner of maps is a head of a sample, or where heads have maps in common a sample.
+   An owner of maps is a head of a sample, or a sample if its heads share maps.
 
-   Where the processor multiplies bfloat16, heads may come in it (`low`).  Then products of heads take pairs of bfloat16 in the
-   place of numbers: queries and keys as they are, so that their scale is applied behind the product, the weights and the
-   gradients of maps rounded once.  Scores, exponentials, sums, terms, mixing and all their gradients stay in float. */
+   If the processor multiplies bfloat16, heads may have this dtype (`low`).  Products of heads then take pairs of bfloat16
+   instead of numbers: queries and keys unchanged, so that their scale is applied after the product, the weights and the
+   gradients of maps rounded once.  Scores, exponentials, sums, terms, mixing and all their gradients are float. */
 #include "keep.h"
 #include <stdlib.h>
 
@@ -32,14 +33,14 @@
 #define MOST 16 /* components, maps, hidden units */
 #define TALL 48
 #define WIDE 128
-#define STRIDE (WIDE + 16) /* rows of maps; and of LONG entries of queries */
+#define STRIDE (WIDE + 16) /* rows of maps; and of LONG elements of queries */
 #define LONG 128
 #define PANEL (ACROSS * VL)
 #define SLACK ((real)8)
-#define FAR ((real)40) /* how far components may be apart for one exponential */
+#define FAR ((real)40) /* largest difference of components for one exponential */
 enum { SOFT, HARD, SUM, LAYERS };
 
-/* `_Call` in tiles.py mirrors it.  Strides count numbers; the last dimension is dense. */
+/* `_Call` in tiles.py mirrors it.  Strides count elements; the last dimension is dense. */
 typedef struct {
     int64_t batch, heads, rows, cols, size, value_size, maps, components, kind, common;
     int64_t low; /* query, key, value, out, grad_out and the gradients of key and value point to bfloat16 */
@@ -53,7 +54,7 @@ typedef struct {
     int64_t key_stride;
     const uint8_t *pair_mask;
     int64_t pair_strides[4], causal;
-    const int64_t *draw; /* two words of the key, then one of each sample */
+    const int64_t *draw; /* two words of the key, then one per sample */
     int64_t threshold;
     const int64_t *noise;
     int64_t first_row, hidden;
@@ -62,7 +63,7 @@ typedef struct {
     int64_t out_strides[3];
     const real *grad_out;
     int64_t grad_strides[3];
-    /* null where not wanted; those of query, key and value have the strides above, the others are dense */
+    /* null if not needed; query, key and value are strided, the others are dense */
     real *grad_query, *grad_key, *grad_value, *grad_row, *grad_col, *grad_bias;
     int64_t grad_query_strides[3], grad_key_strides[4], grad_value_strides[3], grad_bias_strides[4];
     double *grad_coef, *grad_scale, *grad_first, *grad_first_bias, *grad_second; /* one of each per owner */
@@ -71,21 +72,21 @@ typedef struct {
 void noise_tile(float *out, int64_t plane, int64_t stride, int64_t maps, int64_t row, int64_t rows, int64_t col, int64_t cols, uint32_t sample,
                 uint32_t k0, uint32_t k1);
 
-/* What one job works with. */
+/* Buffers of one job. */
 typedef struct {
     real *maps[MOST], *parts[MOST], *sums[MOST], *units[MOST], *w, *pairs, *dl, *noise; /* tiles, TALL x STRIDE */
-    real *query[MOST], *here;               /* queries of a tile and rows of the output's gradient, LONG entries at a time */
+    real *query[MOST], *here;               /* queries of a tile and rows of the output's gradient, LONG elements at a time */
     real *queries[MOST], *there, *low;      /* the same for transposed products, and a tile for them; `low`: rows in pairs */
     real *panels[MOST], *key_rows[MOST];    /* keys for products, all of an owner or those of a tile; backward: as rows */
     real *values;                           /* forward: rows; backward: panels of a tile, for every head */
-    real *col[MOST], *factor[MOST], *summit; /* column terms; factors of components that share a map, beside the largest term */
-    real *a[MOST], *shift, spread;          /* row terms of the tile, or factors beside the largest; of column terms */
-    real *top, *total, *out;                /* of rows: largest score, sums of exponentials in VL parts, values */
+    real *col[MOST], *factor[MOST], *summit; /* column terms; factors of components that share a map, and the largest term */
+    real *a[MOST], *shift, spread;          /* row terms of the tile, or factors and the largest term; spread of columns */
+    real *top, *total, *out;                /* per row: largest score, sums of exponentials in VL parts, values */
     real *grad_keys[MOST], *grad_values, *grad_cols[MOST], *grad_queries, *delta;
     int16_t *keep;
     uint8_t *wanted;                        /* whether a tile of queries has a gradient, for every head */
     int divides, factored; /* whether components may share an exponential, and do in this tile of queries */
-    int64_t length;        /* behind the last real key */
+    int64_t length;        /* one past the last real key */
     void *block;
 } Room;
 
@@ -96,10 +97,10 @@ INLINE int least(long a, long b) { return (int)(a < b ? a : b); }
 
 INLINE int low(const Call *f) { return PAIRS && f->low; }
 
-/* What products take of a row of `size` numbers. */
+/* Size in products of a row of `size` elements. */
 INLINE long entries(const Call *f, long size) { return low(f) ? (size + 1) / 2 : size; }
 
-/* Where number `at` of a tensor lies that may be of bfloat16. */
+/* Address of element `at` of a tensor that may be bfloat16. */
 INLINE const real *place(const Call *f, const real *from, int64_t at) { return low(f) ? (const real *)((const uint16_t *)from + at) : from + at; }
 
 INLINE real number(uint16_t x) {
@@ -116,7 +117,7 @@ INLINE uint16_t nearest(real from) {
     return x != x ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-/* Rows from memory to a tile of LONG entries at a time, zeros behind the last row and entry. */
+/* Rows from memory to a tile, LONG elements at a time, with zeros after the last row and element. */
 static void fill(const Call *f, real *to, const real *from, long stride, int count, long size, real scale) {
     const long long_row = low(f) ? 2 * LONG : LONG;
     for (long e = 0; e < size; e += long_row, to += TALL * STRIDE) {
@@ -139,7 +140,7 @@ static void fill(const Call *f, real *to, const real *from, long stride, int cou
     }
 }
 
-/* Keys of a tile to panels of PANEL keys each, zeros behind the last. */
+/* Keys of a tile to panels of PANEL keys each, with zeros after the last. */
 static void pack(const Call *f, real *panels, const real *keys, long stride, int cols, long size) {
     const long count = entries(f, size);
     for (int j = 0; j < WIDE; j += PANEL, panels += count * PANEL)
@@ -159,7 +160,7 @@ static void pack(const Call *f, real *panels, const real *keys, long stride, int
         }
 }
 
-/* Two rows of bfloat16, or one and zeros, as one of pairs; zeros from `size` to `full`. */
+/* Two rows of bfloat16, or one and zeros, as one row of pairs; zeros from `size` to `full`. */
 static void zip(real *to, const uint16_t *first, const uint16_t *second, long size, long full) {
     typedef uint16_t shorts __attribute__((vector_size(2 * VL)));
     typedef uint32_t longs __attribute__((vector_size(4 * VL)));
@@ -177,7 +178,7 @@ static void zip(real *to, const uint16_t *first, const uint16_t *second, long si
     }
 }
 
-/* Rows side by side, of `full` entries; `low`: two rows in pairs. */
+/* Adjacent rows of `full` elements; `low`: two rows in pairs. */
 static void copy_rows(const Call *f, real *to, long full, const real *from, long stride, int count, long size) {
     for (int n = 0; n < count; n += low(f) ? 2 : 1, to += full) {
         const real *row = place(f, from, n * stride);
@@ -189,7 +190,7 @@ static void copy_rows(const Call *f, real *to, long full, const real *from, long
     }
 }
 
-/* As `fill`, for transposed products; numbers serve as they are. */
+/* Like `fill`, for transposed products; numbers are copied unchanged. */
 static void fill_pairs(const Call *f, real *to, const real *from, long stride, int count, long size) {
     for (long e = 0; low(f) && e < size; e += LONG, to += TALL * STRIDE)
         for (int n = 0; n < count; n += 2) {
@@ -249,7 +250,7 @@ INLINE void scatter_of(int low, const real *p, const real *x, long width, real *
         for (; c + PANEL <= some; c += PANEL) {
             real *at = to + e + c;
             for (int j = 0; j < WHOLE; j += SIDE) {
-                UNROLL for (int r = SIDE; low && r < 2 * SIDE; r++) /* so short a product waits for its sums */
+                UNROLL for (int r = SIDE; low && r < 2 * SIDE; r++) /* such a short product waits for its sums */
                     __builtin_prefetch(at + (j + r) * width, 1), __builtin_prefetch(at + (j + r) * width + VL, 1);
                 block(low, SIDE, ACROSS, count, p + j, 1, STRIDE, x + c, STRIDE, at + j * width, width, 1);
             }
@@ -275,7 +276,7 @@ static void scatter(const Call *f, const real *p, const real *x, long width, rea
     else scatter_of(0, p, x, width, to, count);
 }
 
-/* ---- what a job works with ---------------------------------------------------------------------------------------------- */
+/* ---- buffers of a job --------------------------------------------------------------------------------------------------- */
 
 static int room_make(Room *m, const Call *f, int backward, size_t heads) {
     const size_t tile = TALL * STRIDE, R = (size_t)f->maps, K = (size_t)f->components, U = (size_t)f->hidden;
@@ -329,7 +330,7 @@ static int room_make(Room *m, const Call *f, int backward, size_t heads) {
     return 1;
 }
 
-/* Column terms of a head for the keys [from, to), -inf for hidden keys and behind the last; the last real key. */
+/* Column terms of a head for the keys [from, to), -inf for masked keys and after the last; the last real key. */
 static void columns(Room *m, const Call *f, int64_t b, int64_t h, int64_t from, int64_t until) {
     const int64_t L = f->cols, K = f->common ? 1 : f->components, stop = until < L ? until : L;
     const uint8_t *real_keys = f->key_mask ? f->key_mask + b * f->key_stride : 0;
@@ -344,7 +345,7 @@ static void columns(Room *m, const Call *f, int64_t b, int64_t h, int64_t from, 
     }
 }
 
-/* Factors of the keys [from, to), and how far their components are apart. */
+/* Factors of the keys [from, to), and the largest difference between their components. */
 static void divide_columns(Room *m, const Call *f, int64_t from, int64_t to) {
     m->spread = 0;
     for (int64_t j = from; j < to && m->divides; j++) {
@@ -361,7 +362,7 @@ static void divide_columns(Room *m, const Call *f, int64_t from, int64_t to) {
         }
 }
 
-/* Row terms of a tile, and whether one exponential serves all components: exp(S + max a + max b) sum_r A_r B_r. */
+/* Row terms of a tile, and whether components share one exponential: exp(S + max a + max b) sum_r A_r B_r. */
 static void row_terms(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, int count) {
     const int64_t K = f->components;
     m->factored = 0;
@@ -384,7 +385,7 @@ static void row_terms(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, i
         for (int n = 0; n < TALL; n += VL) store(m->a[r] + n, exponential(load(m->a[r] + n) - load(m->shift + n)));
 }
 
-/* Pair terms of a tile of a head: bias, and -inf where a pair is hidden; whether there are any. */
+/* Pair terms of a tile of a head: bias, and -inf for masked pairs; returns whether there are any. */
 static int pair_terms(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, int64_t j, int count, int cols) {
     const int64_t offset = f->cols - f->rows;
     const int edge = f->causal && j + WIDE - 1 > i + offset;
@@ -417,18 +418,18 @@ static void keep_pairs(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, 
 
 INLINE real dropout_scale(const Call *f) { return f->draw ? (real)(65536.0 / (32768.0 - (double)f->threshold)) : 1; }
 
-/* ---- the pass of a tile --------------------------------------------------------------------------------------------------- */
+/* ---- the pass over a tile ------------------------------------------------------------------------------------------------- */
 
-/* How a head's score comes from maps: ONE map; OWN maps of components, or a SHARED one; their largest; one exponential for
+/* Scores of a head from maps: ONE map; OWN maps of components, or a SHARED one; their largest; one exponential for
    components that share a map; a sum of maps. */
 enum { ONE, OWN, SHARED, LARGEST, FACTORED, SUMMED };
 
 typedef struct {
     int kind, K, shared, terms, pairs, dropped, low; /* whether there are row terms, pair terms, dropout; bfloat16 */
-    int plain;                                  /* no coefficients, row terms or pair terms beside what the kind says */
+    int plain;                                  /* no coefficients, row terms or pair terms, other than the kind implies */
     const real *coef;
-    real *maps[MOST]; /* what ONE reads may be made from the maps */
-    real scale;       /* of products that do not have it yet */
+    real *maps[MOST]; /* the map of ONE may be computed from the maps */
+    real scale;       /* of products without the scale */
 } Form;
 
 static Form form_of(const Room *m, const Call *f, int64_t h, int pairs) {
@@ -470,7 +471,7 @@ INLINE vec factors(const Room *m, int K, int n, int64_t j) {
     return sum;
 }
 
-/* Weights of a tile as `gather` takes them, not yet divided by their sum; o is what was gathered before. */
+/* Weights of a tile as inputs of `gather`, not yet divided by their sum; o is the previous result of `gather`. */
 INLINE void weigh_rows(Room *m, const Form *g, int kind, int K, int plain, real *tops, real *totals, int64_t j, int count, real *o, long width) {
     const int several = kind == OWN || kind == SHARED;
     for (int n = 0; n < count; n++) {
@@ -519,16 +520,16 @@ INLINE void weigh_rows(Room *m, const Form *g, int kind, int K, int plain, real 
     }
 }
 
-/* What rows sum up in a backward pass. */
+/* Sums over rows in a backward pass. */
 typedef struct {
     const real *top, *inverse, *delta;
     real *rows;                      /* (count, K) of row terms, added to, or null */
     double *coef;                    /* (K), or null */
     real scale;                      /* of dropout */
-    int cols, pairs;                 /* whether gradients of column terms and of pairs are wanted */
+    int cols, pairs;                 /* whether gradients of column terms and of pairs are needed */
 } Sums;
 
-/* w holds gradients of the dropped weights and gets these weights; maps get their gradients, sums are added to. */
+/* w contains gradients of the dropped weights, and is replaced by the weights; maps by their gradients; sums are added to. */
 INLINE void spread_rows(Room *m, const Form *g, int kind, int K, int plain, const Sums *s, int64_t j, int count) {
     const int several = kind == OWN || kind == SHARED, own = several || kind == LARGEST ? K : 1;
     const vec scale = all(s->scale);
@@ -587,7 +588,7 @@ INLINE void spread_rows(Room *m, const Form *g, int kind, int K, int plain, cons
             vec shared = all(0);
             for (int r = 0; r < K; r++) {
                 vec mine = dl;
-                if (kind == LARGEST) { /* the first largest takes the gradient */
+                if (kind == LARGEST) { /* the first maximum gets the gradient */
                     const vint here = (vint)(t[r] == best) & left;
                     mine = (vec)((vint)dl & here);
                     left &= ~here;
@@ -609,7 +610,7 @@ INLINE void spread_rows(Room *m, const Form *g, int kind, int K, int plain, cons
     for (int r = 0; s->coef && r < K; r++) s->coef[r] += (double)(g->scale * added(coefs[r]));
 }
 
-/* The papers' forms are compiled by themselves: two components or maps, and nothing added to them. */
+/* The papers' forms are compiled separately: two components or maps without additional terms. */
 #ifdef DOUBLE
 #define PLAIN_FORMS(pass)
 #else
@@ -668,7 +669,7 @@ static void fill_queries(Room *m, const Call *f, int64_t b, int64_t h, int64_t i
     }
 }
 
-/* Rows to a tensor that may be of bfloat16. */
+/* Write rows to a tensor that may be bfloat16. */
 static void put(const Call *f, real *to, int64_t at, long stride, const real *from, long full, int count, long size, real scale) {
     for (int n = 0; n < count; n++) {
         const real *restrict row = from + n * full;
@@ -735,7 +736,7 @@ int FORWARD(const Call *f, int64_t from, int64_t to) {
     return 0;
 }
 
-/* x . y, and whether a number of x is not 0. */
+/* x . y, and whether an element of x is not 0. */
 INLINE double dot(int low, const real *x, const real *y, int64_t size, int *some) {
     double sum = 0;
     int found = 0;
@@ -769,16 +770,16 @@ static void add_bias(const Room *m, const Call *f, int64_t b, int64_t h, int64_t
     }
 }
 
-/* Tiles of keys `first`, `first` + `step`, ... of the heads [from, to) of a sample, or of all that have maps in common.  Keys,
-   values and column terms belong to these heads alone; gradients of queries and of row terms are this job's. */
+/* Tiles of keys `first`, `first` + `step`, ... of the heads [from, to) of a sample, or of all heads that share maps.  Keys,
+   values and column terms belong only to these heads; gradients of queries and of row terms are this job's. */
 int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, int64_t step, int64_t slot) {
     const int64_t H = f->heads, N = f->rows, L = f->cols, E = f->size, K = f->components, R = f->maps;
     const int64_t full = upto(E, 16), V = upto(f->value_size, 16), rows = upto(N, TALL), offset = L - N;
     const int64_t *ks = f->key_strides, *vs = f->value_strides, *gs = f->grad_strides, *qs = f->grad_query_strides;
     const int64_t *gk = f->grad_key_strides, *gv = f->grad_value_strides;
     const int heads = f->common ? (int)H : 1, held = f->common ? (int)f->value_heads : 1;
-    const int64_t slots = slot * f->batch; /* gradients that jobs share are added up later */
-    const real scale = low(f) ? (real)f->scale : 1; /* of queries, which have it already or not yet */
+    const int64_t slots = slot * f->batch; /* gradients that jobs share are summed later */
+    const real scale = low(f) ? (real)f->scale : 1; /* of queries, whose scale is applied already or not */
     Room room = {0}, *m = &room;
     if (!room_make(m, f, 1, (size_t)(to - from))) return 1;
     for (int64_t h = from; h < to; h++) deltas(f, b, h, m->delta + (h - from) * rows, m->wanted + (h - from) * rows / TALL);
@@ -788,9 +789,9 @@ int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, 
         int64_t packed = -1, copied = -1, termed = -1;
         for (int64_t h = from; h < to; h += heads) {
             const int64_t key_head = h * f->key_heads / H, value_head = h * f->value_heads / H, col_head = h * f->col_heads / H;
-            const int last = h + heads >= to; /* then what is added up over heads is written */
+            const int last = h + heads >= to; /* sums over heads are then written */
             columns(m, f, b, h, j, j + WIDE);
-            if (j >= m->length) break; /* gradients begin as zeros */
+            if (j >= m->length) break; /* gradients are initially zero */
             divide_columns(m, f, j, j + WIDE);
             for (int r = 0; r < R && key_head != packed; r++) {
                 const real *keys = place(f, f->key, b * ks[0] + key_head * ks[1] + r * ks[2] + j * ks[3]);

@@ -1,7 +1,7 @@
 """Attention by the tiles of tiles.c: forward and backward are one call each, on plain tensors.
 
-It knows no variant, only scores: maps of queries and keys, what is added to them, and how maps
-become the score of a head; tiles.c writes that down.
+It is independent of variants, and computes scores from maps of queries and keys, added terms, and
+the reduction of maps to the score of a head, which tiles.c defines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lit_probattn.kernels.operator import define_operators, new_gradients
 
 Reduction = Literal["soft", "hard", "sum", "layers"]
 KINDS = ("soft", "hard", "sum", "layers")
-# Components, maps, hidden units, and heads of layers: their number is fixed in tiles.c.
+# Components, maps, hidden units, and heads with layers: a constant in tiles.c.
 MOST = 16
 _TALL, _WIDE = 48, 128
 
@@ -32,25 +32,25 @@ _MIXING = ("noise_scale", "first", "first_bias", "second")
 
 
 class Inputs(NamedTuple):
-    """What attention by tiles is given; the C side says what is computed.
+    """Arguments of attention by tiles; tiles.c defines the computation.
 
     Args:
-        query: (B, H, N, E); (B, R, N, E) where heads read the same maps (`sum`, `layers`).
-        key: (B, H_key, R, L, E), R components or 1 for all; (B, 1, R, L, E) where shared by heads.
-        value: (B, H_value, L, E_v). H is a multiple of the numbers of heads of keys and values.
-            All three in one dtype: float32 or float64, as everything else then is, or, where the
-            library has it (`Library.has_low`), bfloat16 beside float32.
-        coef: c, (H, K); of a sum (H, R).
+        query: (B, H, N, E); (B, R, N, E) if heads share the maps (`sum`, `layers`).
+        key: (B, H_key, R, L, E), R components or 1 for all; (B, 1, R, L, E) if heads share it.
+        value: (B, H_value, L, E_v). H is a multiple of the numbers of key and value heads. All
+            three have one dtype: float32 or float64, like all other tensors, or, if the library
+            supports it (`Library.has_low`), bfloat16 with float32 for others.
+        coef: c, (H, K); for `sum` (H, R).
         row: a, (B, H, N, K). col: β, (B, H_col, K, L).
         bias: (1 or B, 1 or H, 1 or N, 1 or L).
         noise_scale: standard deviation of the noise of every map, or unit of the first layer.
-        first, first_bias, second: layers, (U, R), (U,) and (H, U); (H, R) alone where one layer.
+        first, first_bias, second: layers, (U, R), (U,) and (H, U); (H, R) only for a single layer.
         key_mask: (B, L) bool. pair_mask: like the bias, bool.
-        draw, noise: what `draws.philox_words` returns for dropout and for noise, (2 + B,).
-        kind: place in `Reduction`.
+        draw, noise: `draws.philox_words` for dropout and for noise, (2 + B,).
+        kind: index in `Reduction`.
         heads: H.
         components: K.
-        threshold: of the dropout.
+        threshold: threshold of the dropout.
         first_row: position of query 0 among all tokens, for the noise.
         scale: factor on products of queries and keys.
     """
@@ -80,7 +80,7 @@ class Inputs(NamedTuple):
 
     @property
     def common(self) -> bool:
-        """Whether all heads of a sample read the same maps."""
+        """Whether all heads of a sample share the same maps."""
         return self.kind >= 2
 
     @property
@@ -90,7 +90,7 @@ class Inputs(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of scores, sums, terms and the gradients of terms."""
+        """Dtype of scores, sums, terms and the gradients of terms."""
         return torch.float32 if self.low else self.query.dtype
 
     def sizes(self) -> list[int]:
@@ -151,7 +151,7 @@ def _check(call: Inputs) -> None:
     )
     if most > MOST or (call.first is not None and call.heads > MOST):
         raise NotImplementedError(
-            f"attention by tiles holds at most {MOST} components or maps of a head, received "
+            f"attention by tiles supports at most {MOST} components or maps of a head, received "
             f"{most}; use backend='blockwise'"
         )
     given = call._asdict()
@@ -165,7 +165,7 @@ def _check(call: Inputs) -> None:
 
 
 def _put(block: _Call, name: str, tensor: Tensor | None) -> None:
-    """Note where a tensor lies, and its strides where the C side reads them."""
+    """Set the address of a tensor, and its strides if the C code reads them."""
     if tensor is None:
         return
     setattr(block, name, tensor.data_ptr())
@@ -181,7 +181,7 @@ def _dense_rows(tensor: Tensor) -> Tensor:
 
 
 def _describe(call: Inputs, out: Tensor, sums: Tensor) -> tuple[_Call, list[Tensor | None]]:
-    """Describe a call; the tensors must stay alive."""
+    """Describe a call; the returned tensors must stay alive."""
     block = _Call(**dict(zip(_SIZES, call.sizes(), strict=True)), common=call.common, low=call.low)
     block.key_heads, block.value_heads = call.key.shape[1], call.value.shape[1]
     block.col_heads = 1 if call.col is None else call.col.shape[1]
@@ -213,7 +213,7 @@ def _function(name: str, call: Inputs) -> Any:
     """Return a function of the library.
 
     Raises:
-        NotImplementedError: it cannot multiply bfloat16.
+        NotImplementedError: the library does not support bfloat16.
     """
     library = load()
     if call.low and not library.has_low:
@@ -222,9 +222,9 @@ def _function(name: str, call: Inputs) -> Any:
 
 
 def _new_outputs(call: Inputs) -> tuple[Tensor, Tensor]:
-    """Return room for the output, (B, H, N, E_v), and for maxima and inverse sums, (2, B, H, N).
+    """Return buffers for the output, (B, H, N, E_v), and maxima and inverse sums, (2, B, H, N).
 
-    Heads of a position lie side by side, as the projection behind them reads them.
+    Heads of a position are adjacent, as the output projection reads them.
     """
     batch, _, rows, _ = call.query.shape
     out = call.value.new_empty(batch, rows, call.heads, call.value.shape[-1]).transpose(1, 2)
@@ -247,10 +247,10 @@ def _forward(call: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def _jobs(call: Inputs) -> tuple[list[tuple[int, ...]], int]:
-    """Return jobs as (sample, heads from, to, first tile of keys, step, slot), and the slots.
+    """Return jobs (sample, first head, end, first tile of keys, step, slot), and the slots.
 
-    Heads that share keys, values or column terms stay together. There are slots for gradients that
-    jobs share: as many as cut the keys of one owner.
+    Heads that share keys, values or column terms are in one job. Gradients that several jobs add to
+    have one slot per job that shares the keys of an owner.
     """
     threads, keys = torch.get_num_threads(), -(-call.key.shape[3] // _WIDE)
     owners = [call.key.shape[1], call.value.shape[1]]
@@ -270,7 +270,7 @@ def _jobs(call: Inputs) -> tuple[list[tuple[int, ...]], int]:
 def _backward(
     call: Inputs, grad: Tensor, out: Tensor, sums: Tensor, skipped: Sequence[str]
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of `_GRADS` and `_MIXING`, empty where skipped."""
+    """Return the gradients of `_GRADS` and `_MIXING`, empty if skipped."""
     made = new_gradients(call, (*_GRADS, *_MIXING), skipped, keep_strides=True, dtype=None)
     grads = dict(zip((*_GRADS, *_MIXING), made, strict=True))
     wanted = [n for n in grads if getattr(call, n) is not None and n not in skipped]
@@ -294,7 +294,7 @@ def _backward(
             own = place.shape[1:] if name == "coef" else place.shape
             place = parts[name] = place.new_zeros(*owners, *own, dtype=torch.float64)
         elif name not in ("key", "value", "col") or call.key_mask is not None:
-            place.zero_()  # added to, or left as it is for keys behind the last real one
+            place.zero_()  # added to, or unchanged for keys after the last real key
         _put(block, f"grad_{name}", place[0] if name == "query" and name in parts else place)
         if name == "bias":
             grads[name] = place
@@ -310,12 +310,12 @@ def _backward(
 
 
 def attend(call: Inputs) -> Tensor:
-    """Return (B, H, N, E_v) in the dtype of the heads, differentiable, on the CPU.
+    """Return attention, (B, H, N, E_v), in the dtype of the heads, differentiable, on the CPU.
 
     Raises:
-        NotImplementedError: more components or maps than tiles hold; bfloat16 where the library
-            cannot multiply it.
-        TypeError: dtypes that do not go together.
+        NotImplementedError: there are more components or maps than tiles support, or the library
+            does not support bfloat16.
+        TypeError: dtypes do not match.
     """
     _check(call)
     if written() == "compiled":

@@ -1,7 +1,7 @@
-/* Vectors as wide as the target's registers, their exponentials, and the product that everything is made of.
+/* Vectors as wide as the target's registers, their exponentials, and the product on which everything is based.
 
-   One source for AVX-512, AVX2, NEON and SSE by vector extensions of GCC and Clang.  `real` is float, or double with
-   -DDOUBLE.  Not for -ffast-math: exponentials need their additions in this order. */
+   One source for AVX-512, AVX2, NEON and SSE, by vector extensions of GCC and Clang.  `real` is float, or double with
+   -DDOUBLE.  Not for -ffast-math: exponentials require their additions in this order. */
 #ifndef LIT_PROBATTN_VECTORS
 #define LIT_PROBATTN_VECTORS
 #include <math.h>
@@ -20,7 +20,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* Rows and vectors of a block that its sums hold in registers: DOWN x ACROSS for scores and values, SIDE for transposed
+/* Rows and vectors of a block whose sums are in registers: DOWN x ACROSS for scores and values, SIDE for transposed
    products, of 32, 16 or 32 registers. */
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__)
 #define BYTES 64
@@ -59,9 +59,9 @@ typedef int16_t vshort __attribute__((vector_size(2 * BYTES / sizeof(real))));
 
 INLINE vec load(const real *p) { return *(const vec_anywhere *)p; }
 INLINE void store(real *p, vec x) { *(vec_anywhere *)p = x; }
-INLINE vec all(real x) { return x - (vec){0}; } /* x + 0 would be an addition: -0 */
+INLINE vec all(real x) { return x - (vec){0}; } /* x + 0 would be an addition, because of -0 */
 
-/* b where a is NaN, but on NEON. */
+/* b if a is NaN, except on NEON. */
 INLINE vec larger(vec a, vec b) {
 #if BYTES == 64 && defined(DOUBLE)
     return (vec)_mm512_max_pd((__m512d)a, (__m512d)b);
@@ -115,14 +115,14 @@ INLINE real added(vec x) {
     return u.lane[0];
 }
 
-/* x where `keep` holds -1, 0 where it holds 0. */
+/* x if `keep` is -1, 0 if it is 0. */
 INLINE vec kept(vec x, const int16_t *keep) {
     vshort some;
     memcpy(&some, keep, sizeof some);
     return (vec)((vint)x & __builtin_convertvector(some, vint));
 }
 
-/* exp x of n vectors in step, for x below 80: 0 where it would be denormal, NaN for NaN. */
+/* exp x of n vectors, interleaved, for x below 80: 0 for denormal results, NaN for NaN. */
 INLINE void exponentials(int n, vec *x) {
 #ifdef DOUBLE
     enum { BITS = 52, BIAS = 1023, TERMS = 14 };
@@ -153,15 +153,15 @@ INLINE vec exponential(vec x) {
     return x;
 }
 
-/* Products of bfloat16: a vector holds two numbers in the place of each, whose products are added up in float. */
+/* Products of bfloat16: a vector contains two numbers per element, whose products are added in float. */
 #if BYTES == 64 && defined(__AVX512BF16__) && !defined(DOUBLE)
 #define PAIRS 1
 INLINE vec plus_pairs(vec sum, vec a, vec b) { return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
 
-/* Numbers rounded to bfloat16: those of `first`, then those of `second`. */
+/* Numbers rounded to bfloat16: first `first`, then `second`. */
 INLINE vec rounded(vec first, vec second) { return (vec)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first); }
 
-/* Number i of `first` beside number i of `second`. */
+/* Number i of `first` next to number i of `second`. */
 INLINE vec paired(vec first, vec second) {
     typedef int16_t lanes __attribute__((vector_size(BYTES)));
     static const lanes order = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -174,7 +174,7 @@ INLINE vec rounded(vec first, vec second) { return first + second; }
 INLINE vec paired(vec first, vec second) { return first + second; }
 #endif
 
-/* The pair of bfloat16 at p, everywhere. */
+/* The pair of bfloat16 at p, in all elements. */
 INLINE vec everywhere(const real *p) {
     whole bits;
     memcpy(&bits, p, sizeof bits);

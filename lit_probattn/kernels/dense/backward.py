@@ -1,10 +1,11 @@
-"""Backward kernels of softmax and mixtures: queries, keys and values, and the bias by itself.
+"""Backward kernels of softmax and mixtures: queries, keys and values, and a separate bias kernel.
 
-Without atomics: the same bits every time.
+They use no atomics, so results have the same bits in every run.
 
 With P the weights, dP = grad_out · value (dropped pairs: 0), δ = grad_out · out, the gradient of
-score s_r is g_r = P_r (dP - δ), P_r the share of component r in P (hard: all to the largest).
-Queries get theirs in one kernel, keys and values in another; both compute the scores again.
+score s_r is g_r = P_r (dP - δ), where P_r is the share of component r in P (hard: all to the
+largest). One kernel computes gradients of queries, another of keys and values; both recompute
+scores.
 """
 
 # mypy: ignore-errors
@@ -56,9 +57,9 @@ from lit_probattn.kernels.tiles import (
 def delta_kernel(
     call, out, grad_out, DELTA, form: tl.constexpr, BLOCK_Q: tl.constexpr
 ):  # fmt: skip
-    """δ_i = grad_out_i · out_i in float32, (B, H, N); and what `ranges_kernel` writes.
+    """Write δ_i = grad_out_i · out_i in float32, (B, H, N), and the output of `ranges_kernel`.
 
-    A launch of its own: the query pass has no registers left to make it in.
+    A separate launch, because the query kernel has no registers left for it.
     """
     length = number(call.pairs.num_queries)
     row, b, h = query_program(call, BLOCK_Q, False)
@@ -76,7 +77,7 @@ def _grad_query_tile(
     EDGE: tl.constexpr, NARROW: tl.constexpr, form: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Return the sums of a tile of rows after one more tile of keys; EDGE, NARROW as in forward."""
+    """Return the sums of a tile of rows plus one tile of keys; EDGE and NARROW as in forward."""
     pairs = call.pairs
     rows = (row + tl.arange(0, BLOCK_Q))[:, None]
     cols = (col + tl.arange(0, BLOCK_K))[None, :]
@@ -127,7 +128,7 @@ def grad_query_kernel(
     call, grad_out, NORMALISER, DELTA, DQ, DROW,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one tile of queries and of their terms.
+    """Write the gradients of one tile of queries and of their terms.
 
     dquery_i = Σ_jr scale_r g_ijr key_jr,    drow_ir = Σ_j g_ijr
     """
@@ -181,7 +182,7 @@ def _grad_key_tile(
     KEYS: tl.constexpr, VALUES: tl.constexpr, form: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Return the sums of a tile of keys after one more tile of rows."""
+    """Return the sums of a tile of keys plus one tile of rows."""
     pairs = call.pairs
     rows = (row + tl.arange(0, BLOCK_Q))[None, :]
     cols = (col + tl.arange(0, BLOCK_K))[:, None]
@@ -189,14 +190,14 @@ def _grad_key_tile(
     query, grad, normaliser, delta, row_terms = load_queries(
         call, grad_out, NORMALISER, DELTA, b, h, row, form, BLOCK_Q
     )
-    if KEYS and not VALUES:  # keep decisions are done with before there are scores
+    if KEYS and not VALUES:  # keep decisions are used before the scores are computed
         grad_weight = weight_gradient(value, grad, delta[None, :], kept, pairs)
     dots = ()
     for r in tl.static_range(len(keys)):
         dots = dots + (tl.dot(keys[r], tl.trans(query), input_precision="ieee"),)
     if KEYS and VALUES:
         grad_weight = weight_gradient(value, grad, delta[None, :], kept, pairs)
-    # Keys past the last one give gradients that are not stored.
+    # Gradients of keys beyond the last one are not stored.
     extra = pair_extra(pairs, b, h, rows, cols, EDGE, form.causal)
     if NARROW:
         row_top, row_factors = spread(row_terms, NARROW)
@@ -248,15 +249,15 @@ def grad_key_kernel(
     form: tl.constexpr, WANTS_SCALES: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one tile of keys, its values and terms, over all query heads that share it.
+    """Write the gradients of a tile of keys, values and terms, over all query heads sharing it.
 
-    A launch makes those of KEYS and terms, of VALUES, or both: the sums of several wide components
-    and of the values together take more registers than there are.
+    A launch computes gradients of KEYS and terms, of VALUES, or both: the sums of several wide
+    components and of the values together exceed the registers.
 
         dvalue_j = Σ_i P_ij grad_out_i,          dkey_jr = scale_r Σ_i g_ijr query_i
         dcol_jr  = Σ_i g_ijr,                    dscale_jr = Σ_i g_ijr (query_i · key_jr)
 
-    Score tiles are transposed, keys by queries, so that no tile of weights has to be.
+    Score tiles are transposed, keys by queries, so that weights need no transposition.
     """
     FACTORED: tl.constexpr = form.factored
     HALF: tl.constexpr = BLOCK_Q // 2 if BLOCK_Q > 16 else BLOCK_Q
@@ -281,7 +282,7 @@ def grad_key_kernel(
     grad_value = zero_tile(BLOCK_K, form.value_pad)
     grad_col = zero_vectors(form.components, BLOCK_K)
     grad_scale = zero_vectors(form.components, BLOCK_K)
-    # Rows from sees_any on see a key of this tile, from sees_all on they see the whole tile.
+    # Rows from sees_any attend to some key of this tile, rows from sees_all to the whole tile.
     sees_any, sees_all = 0, 0
     if form.causal:
         sees_any = tl.minimum(tl.maximum(col - (num_keys - num_queries), 0), num_queries)
@@ -289,11 +290,11 @@ def grad_key_kernel(
         sees_all = tl.maximum(col + BLOCK_K - 1 - (num_keys - num_queries), 0)
         sees_all = tl.minimum(tl.cdiv(sees_all, BLOCK_Q) * BLOCK_Q, num_queries)
     end = num_queries
-    if call.key_range is not None:  # nobody sees a tile of padding
+    if call.key_range is not None:  # no row attends to a tile of padding
         first, last = tl.load(call.key_range + 2 * b), tl.load(call.key_range + 2 * b + 1)
         end = tl.where((first < col + BLOCK_K) & (col < last), end, 0)
         sees_all = tl.minimum(sees_all, end)
-    # Part 0 is the edge here: the first rows that see a key of this tile.
+    # Part 0 is the edge: the first rows that attend to a key of this tile.
     ONE_LOOP: tl.constexpr = call.pairs.draw is not None
     for member in range(0, call.heads_per_key):
         h = key_head * call.heads_per_key + member
@@ -336,7 +337,7 @@ def grad_bias_kernel(
     form: tl.constexpr, ONE_ROW: tl.constexpr, ONE_COL: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one tile of the bias: Σ_r g_ijr, summed over what the bias is broadcast over.
+    """Write the gradient of one tile of the bias: Σ_r g_ijr, summed over broadcast dimensions.
 
     DBIAS is contiguous, (bias_samples, bias_heads, bias_rows, bias_cols), each 1 or the full size.
     """

@@ -35,7 +35,7 @@ from lit_probattn.kernels.tiles import (
 
 @triton.jit
 def ranges_kernel(call, form: tl.constexpr, BLOCK_Q: tl.constexpr):
-    """Write where the real keys of a sample begin and end, and how far terms are apart."""
+    """Write the range of a sample's real keys, and the spread of terms."""
     row, b, h = query_program(call, BLOCK_Q, False)
     store_ranges(call, b, h, row, form, BLOCK_Q)
 
@@ -47,9 +47,9 @@ def _forward_tile(
     EDGE: tl.constexpr, NARROW: tl.constexpr, form: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Return the sums and maxima of a tile of rows after one more tile of keys.
+    """Return the sums and maxima of a tile of rows plus one tile of keys.
 
-    EDGE: the tile compares positions. NARROW: factored scores where F cannot underflow.
+    EDGE: the tile compares positions. NARROW: factored scores, if F cannot underflow.
     """
     pairs = call.pairs
     rows = (row + tl.arange(0, BLOCK_Q))[:, None]
@@ -58,7 +58,7 @@ def _forward_tile(
     _keys, dots = key_products(call, query, b, key_head, col, form, BLOCK_K, EDGE)
     col_terms = load_key_terms(call, b, key_head, col, form, BLOCK_K)
     extra = pair_extra(pairs, b, h, rows, cols, EDGE, form.causal)
-    # Plain scores are scaled after their maximum has been taken.
+    # Plain scores are scaled after the maximum is computed.
     PLAIN: tl.constexpr = form.plain
     # `score` is the largest log₂-weight of a pair's components.
     scores = dots
@@ -81,7 +81,7 @@ def _forward_tile(
         tile_top = tile_top - call.headroom
     new_top = tl.maximum(top, tile_top)
     base = new_top
-    if len(extra) > 0 or call.col is not None:  # a row that has seen nothing yet
+    if len(extra) > 0 or call.col is not None:  # a row without keys so far
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
     if NARROW:
         factor = pair_factor(view(row_factors, True), view(col_factors, False))
@@ -108,10 +108,10 @@ def forward_kernel(
     call, out, NORMALISER,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Attend with one tile of queries of one head.
+    """Compute attention of one tile of queries of one head.
 
-    Saves the output and, per row, log₂ of its sum of weights; +inf for a row that sees nothing, so
-    that all its weights are 0 when they are computed again.
+    Stores the output and, per row, log₂ of its sum of weights; +inf for fully masked rows, so that
+    their recomputed weights are 0.
     """
     FACTORED: tl.constexpr = form.factored
     HALF: tl.constexpr = BLOCK_K // 2 if BLOCK_K > 16 else BLOCK_K
@@ -129,8 +129,8 @@ def forward_kernel(
     weight_sum = tl.zeros((BLOCK_Q,), tl.float32)
     top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
     first, by_all, by_any = seen_keys(call, b, row, BLOCK_Q, BLOCK_K, form.causal)
-    # Tiles that every row sees whole, then those at the edge, which compare positions. Beside what
-    # a draw costs, comparing is cheap: one loop saves registers.
+    # First the tiles that all rows attend to, then the edge tiles, which compare positions. With
+    # dropout, comparing costs little in comparison: one loop needs fewer registers.
     ONE_LOOP: tl.constexpr = pairs.draw is not None
     for PART in tl.static_range(1 if ONE_LOOP else 0, 3 if FACTORED else 2):
         start, stop = loop_part(first, by_all, by_any, narrow, PART, ONE_LOOP, FACTORED)

@@ -2,19 +2,19 @@
 
     s_ijr = τ_r query_i · (key_jr + b_r) + o_r [− τ_r ‖query_i‖² / 2 − τ_r ‖key_jr + b_r‖² / 2]
 
-(brackets: gaussian), up to what is constant in a row, is τ_r query'_i · key'_jr + row_ir + col_jr,
+(brackets: gaussian), up to a constant per row, is τ_r query'_i · key'_jr + row_ir + col_jr,
 
     row_ir = τ_r query'_i · b_r [− (τ_r − τ_0) ‖query'_i‖² / 2]
     col_jr = o_r [− τ_r ‖key'_jr + b_r‖² / 2]
 
-where gaussian points are moved by one vector of their head and rounded: terms are those of the
-rounded points. Backward has one launch for points and one that adds sums over them, in a fixed
-order. It reads moved points, which attention saves as well, so the given ones are not kept.
+where gaussian points are translated by one vector per head and rounded: terms are computed from the
+rounded points. Backward has one launch for points and one that sums over them, in a fixed order. It
+reads moved points, which attention also saves, so the original points are not saved.
 
-`MGK.terms` derives the same terms with operations of PyTorch, for the other engines. A derivation
-of both would compute the factors of q·b, ‖q‖² and ‖k + b‖² from τ in PyTorch: two more launches
-forward and seven backward. The equation shares nothing with either, since both are tested against
-it.
+`MGK.terms` derives the same terms with PyTorch operations for the other engines. A common
+derivation would compute the factors of q·b, ‖q‖² and ‖k + b‖² from τ in PyTorch: two more launches
+in forward and seven in backward. The equation shares no code with either, because it is their
+reference in tests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from lit_probattn.kernels.operator import define_operators, new_gradients
 from lit_probattn.kernels.runtime import HeadRows, head_rows, launch, padded, unit_stride, unseen
 
-_BLOCK = 64  # points of a program
+_BLOCK = 64  # points per program
 
 
 class PointInputs(NamedTuple):
@@ -36,9 +36,9 @@ class PointInputs(NamedTuple):
 
     Args:
         query: (B, H, N, E).
-        key: (B, H_key, K, L, E), or K = 1 for components that share it; H_key divides H.
-        numbers: τ_r, o_r and, with shifts, b_r side by side, (H_key, K, 2 or 2 + E), float32.
-        equal_precision: known that τ is the same for all components of a head.
+        key: (B, H_key, K, L, E), or K = 1 if components share it; H_key divides H.
+        numbers: τ_r, o_r and, with shifts, b_r, concatenated, (H_key, K, 2 or 2 + E), float32.
+        equal_precision: whether τ is known to be the same for all components of a head.
     """
 
     query: Tensor
@@ -49,13 +49,13 @@ class PointInputs(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Queries or keys as kernels take them; counts are `unseen`.
+    """Queries or keys as kernel arguments; counts are `unseen`.
 
     Args:
-        given: read; in backward room for the gradient.
+        given: read; in backward a buffer for the gradient.
         moved: written; in backward read.
         grad: in backward the gradient of `moved`.
-        terms: (B, heads, K, points), written; in backward their gradient. None where they are 0.
+        terms: (B, heads, K, points), written; in backward their gradient. None if they are 0.
     """
 
     given: HeadRows
@@ -68,7 +68,7 @@ class Side(NamedTuple):
 
 
 class PointForm(NamedTuple):
-    """What the kernels are compiled for."""
+    """Compile-time properties of the kernels."""
 
     components: int
     products: int
@@ -86,7 +86,7 @@ def _side(given: Tensor, moved: Tensor, terms: Tensor | None, grad: Tensor | Non
 
 
 def _form(x: PointInputs) -> tuple[PointForm, int]:
-    """Return what the kernels are compiled for, and how many programs a key head has."""
+    """Return the compile-time properties, and the number of programs per key head."""
     (batch, heads, rows, width), (_, key_heads, products, keys, _) = x.query.shape, x.key.shape
     shifted = x.numbers.shape[2] > 2
     form = PointForm(x.numbers.shape[1], products, x.gaussian, shifted, width, padded(width))
@@ -95,7 +95,7 @@ def _form(x: PointInputs) -> tuple[PointForm, int]:
 
 
 def _new_outputs(x: PointInputs) -> tuple[Tensor, ...]:
-    """Return room for query', key', row (empty where it is 0) and col."""
+    """Return buffers for query', key', row (empty if it is 0) and col."""
     batch, components = len(x.query), x.numbers.shape[1]
     varies = x.gaussian and not x.equal_precision and components > 1
     row = (batch, x.query.shape[1], components, x.query.shape[2])
@@ -140,7 +140,7 @@ def _backward(x: PointInputs, *args: Any) -> tuple[Tensor, ...]:
 
 
 def _flops(x: Any, backward: bool) -> int:
-    """Shifts meet every query once, and with Gaussian scores every key; twice that in backward."""
+    """Return products of shifts with queries, and keys if Gaussian; doubled in backward."""
     batch, heads, rows, width = x.query
     points = heads * rows + (x.key[1] * x.key[3] if x.gaussian else 0)
     found = 2 * batch * points * x.numbers[1] * width if x.numbers[2] > 2 else 0

@@ -1,6 +1,6 @@
-"""Kernels of `lowering.py`: moved points with their terms, and the gradients of what was given.
+"""Kernels of `lowering.py`: moved points with their terms, and the gradients of the inputs.
 
-Queries and keys are alike: the term of component r of a point p is
+The term of component r of a point p, query or key, is
 
     s_r p · b_r + n_r ‖p‖² + o_r
 
@@ -8,8 +8,8 @@ Queries and keys are alike: the term of component r of a point p is
     keys        s = −τ_r     n = −τ_r / 2            o = o_r − τ_r ‖b_r‖² / 2        gaussian
                 s = 0        n = 0                   o = o_r                         otherwise
 
-A program has one tile of points. No kernel uses atomics: of sums over points it writes its part.
-τ_0 has no gradient of its own: those of the terms of a query add up to 0, as in any softmax.
+A program computes one tile of points. Kernels use no atomics: each writes its part of sums over
+points. τ_0 gets no gradient here: the gradients of a query's terms add up to 0, as in any softmax.
 """
 
 # mypy: ignore-errors
@@ -30,9 +30,9 @@ from lit_probattn.kernels.tiles import (
 
 @triton.jit
 def _place(queries, keys, BLOCK: tl.constexpr):
-    """Return sample, key head, own head, first point, the program's part, whether of queries.
+    """Return sample, key head, head, first point, index of the part, whether it is a query tile.
 
-    The programs of a sample and key head are those of its query heads' tiles, then of its keys'.
+    Programs of a sample and key head are ordered: tiles of its query heads, then of its keys.
     """
     row_tiles = tl.maximum(tl.cdiv(number(queries.num_points), BLOCK), 1)
     key_heads = number(keys.num_heads)
@@ -61,9 +61,9 @@ def _store(x, tile, b, head, product, start, length, form: tl.constexpr, BLOCK: 
 
 @triton.jit
 def _centre(key, b, key_head, num_keys, form: tl.constexpr, SAMPLE: tl.constexpr):
-    """Return the mean of a head's keys at SAMPLE positions spread over them.
+    """Return the mean of a head's keys at SAMPLE evenly spaced positions.
 
-    Distances do not change whatever vector is taken off, and norms lose fewer digits.
+    Distances are invariant to the subtracted vector, and norms lose fewer digits.
     """
     PRODUCTS: tl.constexpr = form.products
     index, cols = tl.arange(0, SAMPLE).to(tl.int64) * num_keys // SAMPLE, tl.arange(0, form.key_pad)
@@ -78,7 +78,7 @@ def _centre(key, b, key_head, num_keys, form: tl.constexpr, SAMPLE: tl.constexpr
 
 @triton.jit
 def _numbers(NUMBERS, key_head, r, form: tl.constexpr, QUERIES: tl.constexpr):
-    """Return s_r, n_r, o_r and b_r of queries or of keys, and τ_r."""
+    """Return s_r, n_r, o_r and b_r of queries or keys, and τ_r."""
     SLOTS: tl.constexpr = 2 + form.key_dim if form.shifted else 2
     first = NUMBERS + key_head * form.components * SLOTS
     at, shift = first + r * SLOTS, zero_vector(form.key_pad)
@@ -98,7 +98,7 @@ def _numbers(NUMBERS, key_head, r, form: tl.constexpr, QUERIES: tl.constexpr):
 def _terms_tile(
     x, NUMBERS, centre, at, form: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write a tile of moved points, of keys that of every component, and its terms."""
+    """Write a tile of moved points (for keys, of every component) and its terms."""
     K: tl.constexpr = form.components
     PRODUCTS: tl.constexpr = 1 if QUERIES else form.products
     b, key_head, head, start, _ = at
@@ -135,7 +135,7 @@ def terms_kernel(queries, keys, NUMBERS, form: tl.constexpr, BLOCK: tl.constexpr
 def _gradients_tile(
     x, NUMBERS, PARTS, count, at, form: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write the gradient of a tile of points, and its parts of the sums for τ_r, o_r and b_r."""
+    """Write the gradient of a tile of points, and its part of the sums for τ_r, o_r and b_r."""
     K: tl.constexpr = form.components
     PRODUCTS: tl.constexpr = 1 if QUERIES else form.products
     MINUS_HALF: tl.constexpr = -0.5 if form.gaussian else 0.0
@@ -179,9 +179,9 @@ def _gradients_tile(
 def terms_backward_kernel(
     queries, keys, NUMBERS, PARTS, num_parts, form: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write the gradients of one tile of queries or of keys: dp + Σ_r dterm_r (s_r b_r + 2 n_r p).
+    """Write the gradients of a tile of queries or keys: dp + Σ_r dterm_r (s_r b_r + 2 n_r p).
 
-    And its parts of the sums for `numbers`, which `num_parts` programs of a key head make.
+    It also writes its part of the sums for `numbers`, over the `num_parts` programs of a key head.
     """
     b, key_head, head, start, part, is_query = _place(queries, keys, BLOCK)
     at, count = (b, key_head, head, start, part), number(num_parts)

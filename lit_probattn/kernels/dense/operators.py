@@ -3,8 +3,8 @@
 attn_weights[i, j] ∝ Σ_r exp(s_ijr)      or      ∝ max_r exp(s_ijr)      (hard)
     s_ijr = scale_r · (query_i · key_jr) + row_bias_ir + key_bias_jr + bias_ij
 
-O(N) memory: saved are the output and one number per row. Backward uses no atomics, so it gives the
-same bits every time.
+Memory is O(N): the output and one number per row are saved. Backward uses no atomics, so it gives
+the same bits in every run.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from lit_probattn.kernels.runtime import (
     unseen,
 )
 
-# log₂ of the smallest factor F of shifted keys that the one-exponential form is used for, and how
-# far weights may exceed 1 there, so that float16 weights stay far from its smallest number.
+# log₂ of the smallest factor F of shifted keys for which the form with one exponential is used, and
+# how far its weights may exceed 1, so that float16 weights stay far above its smallest number.
 _SPREAD_LIMIT = {torch.float16: 16.0}
 _HEADROOM = {torch.float16: 8.0}
-_ROWS = 64  # queries of a program that computes no scores
+_ROWS = 64  # queries per program without scores
 _GRADIENTS = ("query", "key", "value", "scales", "row_bias", "key_bias", "bias")
 
 
 class MixtureInputs(NamedTuple):
-    """The arguments of the operator; see the module for the scores, `PairOptions` for the rest.
+    """The arguments of the operator; scores are above, other arguments in `PairOptions`.
 
     Args:
         query: (B, H, N, E).
-        key: (B, H_key, K, L, E), or K = 1 for components that share one product.
+        key: (B, H_key, K, L, E), or K = 1 if components share one product.
         value: (B, H_kv, L, E_v); H_kv divides H_key, which divides H.
         scales: factors on query · key, (H_key, K); (H_key, 1) if they are the same for all
-            components of a head, which have no gradient if K > 1. None means `scale` for all.
+            components of a head, then without gradient if K > 1. None means `scale` for all.
         row_bias: (B, H, K, N) or None.
         key_bias: (B, H_key, K, L) or None.
         hard: maximum over components instead of the sum.
@@ -70,13 +70,13 @@ class MixtureInputs(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Bounds on -log₂ F: the smaller of the largest over rows and the largest over keys.
+    """Bounds on -log₂ F: the smaller of the maximum over rows and the maximum over keys.
 
     The first launch of a pass writes them.
 
     Args:
-        rows: of parts of the queries, (B, H, parts), at least 0.
-        cols: of parts of the keys, (B, H_key, parts), at least 0.
+        rows: bounds of parts of the queries, (B, H, parts), at least 0.
+        cols: bounds of parts of the keys, (B, H_key, parts), at least 0.
     """
 
     rows: Tensor
@@ -86,12 +86,12 @@ class Spread(NamedTuple):
 
 
 class DenseArguments(NamedTuple):
-    """What all dense kernels of a call read; the number of heads is `unseen`.
+    """Arguments of all dense kernels of a call; the number of heads is `unseen`.
 
     Args:
-        key_range: where the real keys of a sample begin and end, (B, 2) int32, which the first
-            launch of a pass writes; None without a key mask. No loop goes beyond.
-        num_scales: from those of one head to those of the next, `unseen`.
+        key_range: range of the real keys of a sample, (B, 2) int32, which the first launch of a
+            pass writes and loops do not exceed; None without a key mask.
+        num_scales: stride between the scales of heads, `unseen`.
     """
 
     query: HeadRows
@@ -114,10 +114,10 @@ class DenseArguments(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What dense kernels are compiled for.
+    """Compile-time properties of dense kernels.
 
     Args:
-        plain: neither terms nor a bias.
+        plain: without terms and bias.
     """
 
     components: int
@@ -134,7 +134,7 @@ class Form(NamedTuple):
 
 
 def _is_factored(x: MixtureInputs) -> bool:
-    """Whether one exponential per pair serves all components, where F does not underflow."""
+    """Whether components can share one exponential per pair, if F does not underflow."""
     several = x.row_bias is not None and x.row_bias.shape[2] > x.key.shape[2] == 1
     return several and x.key_bias is not None and not x.hard and _has_one_scale(x)
 
@@ -144,7 +144,7 @@ def _has_one_scale(x: MixtureInputs) -> bool:
 
 
 def make_arguments(x: MixtureInputs) -> tuple[DenseArguments, Form]:
-    """Return what the kernels of a call read and are compiled for."""
+    """Return arguments and compile-time properties of the kernels of a call."""
     query, key, value = (unit_stride(tensor) for tensor in (x.query, x.key, x.value))
     row, col = plain_float(x.row_bias), plain_float(x.key_bias)
     scales = None if x.scales is None else unit_stride(x.scales.float())
@@ -197,26 +197,25 @@ def choose(form: Form, x: MixtureInputs, kernel: str) -> Launch:
 
 
 def _key_passes(form: Form, x: MixtureInputs) -> tuple[str, ...]:
-    """Return what the passes over tiles of keys make: one launch for all, or one for each."""
+    """Return the passes over tiles of keys: one launch for all gradients, or one each."""
     wide = max(form.key_pad, form.value_pad) > 64 and x.query.element_size() < 4
     crowded = form.components > 1
     return ("grad_key", "grad_value") if wide and crowded else ("grad_key_value",)
 
 
 def new_outputs(x: MixtureInputs) -> tuple[Tensor, Tensor]:
-    """Return (B, H, N, E_v) stored as (B, N, H, E_v), which merging the heads wants; (B, H, N)."""
+    """Return the output (B, H, N, E_v) in memory order (B, N, H, E_v), for merging; (B, H, N)."""
     batch, heads, rows, _ = x.query.shape
     out = x.query.new_empty(batch, rows, heads, x.value.shape[-1]).transpose(1, 2)
     return out, x.query.new_empty(x.query.shape[:3], dtype=torch.float32)
 
 
 def _row_programs(x: MixtureInputs) -> int:
-    """Return how many programs have all rows, in tiles of `_ROWS`."""
     return math.ceil(x.query.shape[2] / _ROWS) * math.prod(x.query.shape[:2])
 
 
 def _forward(x: MixtureInputs) -> tuple[Tensor, Tensor]:
-    """Return the output, and log₂ of every row's sum of weights; +inf for rows that see nothing."""
+    """Return the output, and log₂ of each row's sum of weights (+inf for fully masked rows)."""
     from lit_probattn.kernels.dense.forward import forward_kernel, ranges_kernel
 
     call, form = make_arguments(x)
@@ -232,7 +231,7 @@ def _forward(x: MixtureInputs) -> tuple[Tensor, Tensor]:
 
 
 class Room(NamedTuple):
-    """Room for gradients; those of terms and scales (per key) are None where nobody wants them."""
+    """Buffers for gradients; for terms and scales (per key), None if not needed."""
 
     query: Tensor
     key: Tensor
@@ -244,7 +243,7 @@ class Room(NamedTuple):
 
 
 def _run_backward(x: MixtureInputs, room: Room, results: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Fill the room with gradients; `results` are that of the output, output and normalisers."""
+    """Compute the gradients; `results` are output gradient, output and normalisers."""
     from lit_probattn.kernels.dense import backward as kernels
 
     grad_out, out, normaliser = results
@@ -267,7 +266,7 @@ def _run_backward(x: MixtureInputs, room: Room, results: tuple[Tensor, Tensor, T
         (*shared, head_rows(room.query), room.row),
         {"form": form, **queries.options},
     )
-    # One part per key head; value heads that several of them share are summed afterwards.
+    # One part per key head; parts of key heads that share a value head are summed afterwards.
     part = room.value
     if x.value.shape[1] != key_heads:
         part = x.value.new_empty(batch, key_heads, *x.value.shape[2:])
@@ -322,7 +321,7 @@ def _backward(
 
 
 def _flops(x: Any, backward: bool) -> int:
-    """Return FLOPs of scores, and of weights · values; twice the latter and thrice the former."""
+    """Return FLOPs of scores and of weights · values; backward is thrice and twice these."""
     batch, heads, rows, width = x.query
     pairs = 2 * batch * heads * rows * x.key[3]
     scores, values = pairs * x.key[2] * width, pairs * x.value[-1]

@@ -1,4 +1,4 @@
-"""Self-test of softmax and mixture attention: every form of score against float64 sums."""
+"""Self-test of softmax and mixture attention: all forms of score against float64 sums."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def plain_attention(
     hard: bool,
     selected: Selection | None = None,
 ) -> Tensor:
-    """Return what `mixture_attention` computes, by the equation, in the dtype of the inputs."""
+    """Compute `mixture_attention` by the equation, in the dtype of the inputs."""
     heads = query.shape[1]
     key, scales, key_bias, value = (
         x.repeat_interleave(heads // x.shape[dim], dim)
@@ -65,11 +65,11 @@ def plain_attention(
 def self_test(
     family: str, device: torch.device, dtype: torch.dtype, head_dims: HeadDims
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return outputs and gradients of a family's scores beside those of float64 sums.
+    """Return outputs and gradients of a family's scores, paired with float64 results.
 
-    Heads are grouped, four queries to two keys and one value. Every form is causal with more keys
-    than queries, in ragged sizes: whole tiles and tiles at both edges. The first form is masked
-    otherwise and drops pairs, too.
+    Heads are grouped, four query heads to two key heads and one value head. Every form is tested
+    with a causal mask and more keys than queries, in odd sizes: whole tiles and tiles at both
+    edges. The first form is also tested with masks and dropout.
     """
     compared = compare if family == "softmax" else compare_points
     pairs = []
@@ -87,7 +87,7 @@ def compare(
     head_dims: HeadDims,
     sizes: tuple[int, int] = (_ROWS, _KEYS),
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return (found, float64) of the output and of every gradient that exists."""
+    """Return (found, float64) of the output and of all existing gradients."""
     (rows, keys), (head_dim, value_dim) = sizes, head_dims
     shapes = [
         (_BATCH, _HEADS, rows, head_dim),
@@ -128,7 +128,6 @@ def compare(
 def _select(
     selection: str, shape: tuple[int, int, int, int], device: torch.device
 ) -> Selection | None:
-    """Return masks and dropout by name."""
     if selection == "causal":
         return causal(*shape[2:], device)
     return masked(shape, device) if selection == "masked" else None
@@ -169,7 +168,7 @@ def plain_points(
     selected: Selection | None,
     gaussian: bool = True,
 ) -> Tensor:
-    """Return what `point_attention` computes, by the equation, storing all distances."""
+    """Compute `point_attention` by the equation, storing all distances."""
     heads = query.shape[1]
     if shift is not None:
         key = key + shift[:, :, None]

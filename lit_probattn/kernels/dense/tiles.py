@@ -6,16 +6,16 @@ A score in units of log 2 is
 
 with row_r and col_r one number per query and per key. There are as many query · key tiles
 ("products") as components, or one that all components share (shifted keys). The weight of a pair is
-Σ_r 2^(s_r) (soft) or max_r 2^(s_r) (hard) over the row's sum.
+Σ_r 2^(s_r) (soft) or max_r 2^(s_r) (hard), divided by the row's sum.
 
 Factored (one product, equal scales, soft) needs one exponential per pair:
 
     Σ_r 2^(s_r) = 2^(t + row_top) · F,   t = scale · (query · key) + col_top + bias
     F = Σ_r A_r C_r,   A_r = 2^(row_r - row_top),   C_r = 2^(col_r - col_top),
 
-where row_top and col_top are the largest over the components. See kernels/README.md for its range.
+where row_top and col_top are the maxima over the components. See kernels/README.md for its range.
 
-Terms and scales are tuples of one entry per component, empty where the call has none; `call` is a
+Terms and scales are tuples with one entry per component, empty if the call has none; `call` is a
 `DenseArguments` and `form` a `Form` of operators.py.
 """
 
@@ -37,7 +37,7 @@ from lit_probattn.kernels.tiles import (
 
 @triton.jit
 def load_terms(base, head, start, length, BLOCK: tl.constexpr, COUNT: tl.constexpr):
-    """Load terms (COUNT, length) of a head at start, times log₂ e: a tuple of vectors."""
+    """Load terms (COUNT, length) of a head at start, times log₂ e, as a tuple of vectors."""
     out = ()
     if base is not None:
         for r in tl.static_range(COUNT):
@@ -116,9 +116,9 @@ def load_key_terms(call, b, key_head, col, form: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit
 def pair_extra(pairs, b, h, rows, cols, EDGE: tl.constexpr, CAUSAL: tl.constexpr):
-    """Return what is added to the scores of all components, empty if nothing is.
+    """Return the summand that all components' scores share; empty if there is none.
 
-    That is the bias, and -inf at hidden pairs; EDGE as in `visible_pairs`.
+    It is the bias, and -inf for masked pairs; EDGE as in `visible_pairs`.
     """
     extra = ()
     if pairs.bias.base is not None:
@@ -135,11 +135,11 @@ def pair_extra(pairs, b, h, rows, cols, EDGE: tl.constexpr, CAUSAL: tl.constexpr
 def loop_part(
     first, middle, last, narrow, PART: tl.constexpr, ONE_LOOP: tl.constexpr, FACTORED: tl.constexpr
 ):
-    """Return where a part of the loop over first … middle … last starts and stops.
+    """Return start and stop of a part of the loop over first … middle … last.
 
-    Part 0 ends in the middle, part 1 begins there, or is all of it with ONE_LOOP. Factored scores
-    have a part 2, which is all of it, and in heads that are not `narrow`, whose F could underflow,
-    the only one that runs.
+    Part 0 ends at middle, part 1 starts there, or is the whole loop with ONE_LOOP. Factored scores
+    have a part 2, the whole loop, which is the only part that runs in heads that are not `narrow`,
+    whose F could underflow.
     """
     start = middle if PART == 1 and not ONE_LOOP else first
     stop = middle if PART == 0 else last
@@ -164,7 +164,7 @@ def is_narrow(call, b, h, FACTORED: tl.constexpr):
 
 @triton.jit
 def _largest_part(base, count):
-    """Return the largest of numbers that are at least 0."""
+    """Return the maximum of nonnegative numbers."""
     top = 0.0
     for start in range(0, count, 64):
         top = tl.maximum(top, tl.max(load_vector(base, start, count, 0.0, 64), 0))
@@ -173,9 +173,9 @@ def _largest_part(base, count):
 
 @triton.jit
 def spread(terms, FACTORED: tl.constexpr):
-    """Return the largest of the terms and the factors 2^(term - largest), each at most 1.
+    """Return the maximum of the terms and the factors 2^(term - maximum), each at most 1.
 
-    Where all are -inf, the factors are 0.
+    If all are -inf, the factors are 0.
     """
     top, factors = (), ()
     if FACTORED:
@@ -188,7 +188,7 @@ def spread(terms, FACTORED: tl.constexpr):
 
 @triton.jit
 def view(terms, DOWN: tl.constexpr):
-    """View vectors as (BLOCK, 1) tiles, or as (1, BLOCK) ones."""
+    """View vectors as (BLOCK, 1) tiles, or as (1, BLOCK) tiles."""
     out = ()
     for r in tl.static_range(len(terms)):
         out = out + (terms[r][:, None] if DOWN else terms[r][None, :],)
@@ -213,7 +213,7 @@ def component_scores(dots, scales, rows, cols, extra):
 
 @triton.jit
 def factored_score(dots, scales, col_top, extra):
-    """Return t, of which a pair of factored scores takes one exponential."""
+    """Return t, the exponent of a pair of factored scores."""
     score = dots[0] * scales[0] + col_top
     if len(extra) > 0:
         score = score + extra[0]
@@ -249,7 +249,7 @@ def added(tiles):
 
 @triton.jit
 def added_sums(sums, tiles):
-    """Return sums plus those of every tile over its second dimension."""
+    """Return `sums` plus the sums of the tiles over their second dimension."""
     out = ()
     for r in tl.static_range(len(sums)):
         out = out + (sums[r] + tl.sum(tiles[r], 1),)
@@ -258,7 +258,7 @@ def added_sums(sums, tiles):
 
 @triton.jit
 def without(sums, residual, share):
-    """Return sums less their share of what rounding left over."""
+    """Return sums minus their share of the rounding residual."""
     out = ()
     for r in tl.static_range(len(sums)):
         out = out + (sums[r] - residual * share[r],)
@@ -267,7 +267,7 @@ def without(sums, residual, share):
 
 @triton.jit
 def scaled(gradients, scales, EQUAL: tl.constexpr):
-    """Return the gradients of the products; with EQUAL scales their sum is scaled afterwards."""
+    """Return the gradients of the products; with EQUAL, their sum is scaled afterwards."""
     out = ()
     for r in tl.static_range(len(gradients)):
         out = out + (gradients[r] if EQUAL else gradients[r] * (scales[r] * LN2),)
@@ -276,7 +276,7 @@ def scaled(gradients, scales, EQUAL: tl.constexpr):
 
 @triton.jit
 def component_weights(scores, normaliser, HARD: tl.constexpr):
-    """Return P_r = 2^(s_r - normaliser); HARD: of the first largest component, 0 for the others."""
+    """Return P_r = 2^(s_r - normaliser); HARD: 0 except for the first largest component."""
     weights = ()
     if HARD and len(scores) > 1:
         top, winner = scores[0], tl.zeros_like(scores[0]).to(tl.int32)
@@ -312,7 +312,7 @@ def score_gradients(weights, grad_weight):
 
 @triton.jit
 def query_program(call, BLOCK: tl.constexpr, CAUSAL: tl.constexpr):
-    """Return first row, sample and head of a program that holds a tile of queries."""
+    """Return first row, sample and head of a program with one tile of queries."""
     num_tiles = tl.cdiv(number(call.pairs.num_queries), BLOCK)
     tile, place = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
     if CAUSAL:  # the longest rows first
@@ -323,7 +323,7 @@ def query_program(call, BLOCK: tl.constexpr, CAUSAL: tl.constexpr):
 
 @triton.jit
 def _difference(terms, start, length, BLOCK: tl.constexpr):
-    """Return the largest difference of a point's terms; 0 where all are -inf."""
+    """Return the largest difference between a point's terms; 0 if all are -inf."""
     top, low = largest(terms), terms[0]
     for r in tl.static_range(1, len(terms)):
         low = tl.minimum(low, terms[r])
@@ -333,13 +333,13 @@ def _difference(terms, start, length, BLOCK: tl.constexpr):
 
 @triton.jit
 def store_ranges(call, b, h, row, form: tl.constexpr, BLOCK: tl.constexpr):
-    """Store what later launches read: where a sample's real keys are, and parts of the spread.
+    """Store inputs of later launches: the range of a sample's real keys, and parts of the spread.
 
-    The program of a tile of rows has one part of the queries; that of its key head's first query
-    head also has every n-th tile of keys, for n tiles of rows.
+    The program of a tile of rows stores one part of the queries; if its head is the first of a key
+    head, it also stores every n-th tile of keys, for n tiles of rows.
     """
     if call.key_range is not None:  # noqa: SIM102 - a constant, then a branch
-        if row + h == 0:  # one program of a sample
+        if row + h == 0:  # one program per sample
             _store_key_range(call, b)
     if form.factored:
         x, rows, keys = call.spread, number(call.pairs.num_queries), number(call.pairs.num_keys)
@@ -356,7 +356,7 @@ def store_ranges(call, b, h, row, form: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _store_key_range(call, b):
-    """Store the first real key of a sample and one past its last; two zeros if all are padding."""
+    """Store the first real key of a sample and one past its last; zeros if all are padding."""
     length = number(call.pairs.num_keys)
     first, last = length, 0
     for start in range(0, length, 1024):
@@ -370,9 +370,9 @@ def _store_key_range(call, b):
 
 @triton.jit
 def seen_keys(call, b, row, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr):
-    """Return where the keys begin that a tile of rows sees, in whole tiles, and where they end.
+    """Return the range of keys, in whole tiles, that some row of a tile attends to.
 
-    In between, also in whole tiles, where those end that all rows see, as far as positions go.
+    The second result is the end of the keys that all rows attend to by position, in whole tiles.
     """
     pairs = call.pairs
     first, by_all, by_any = 0, number(pairs.num_keys), number(pairs.num_keys)

@@ -1,9 +1,9 @@
 """Backward kernels of FiSH: queries, keys and values, and the additive bias.
 
-Every kernel makes the global tiles, their noise and the weights of its head group again. With
-E_h = P_h ∘ (dP_h - δ_h), the gradient of local score h, all gradients are sums over local heads,
-so that each head group adds its own part: parts of `dq` and `dk` lie side by side and are summed
-afterwards in a fixed order. Nothing is added atomically.
+Every kernel recomputes the global tiles, their noise and the weights of its head group. With
+E_h = P_h ∘ (dP_h - δ_h), the gradient of local score h, all gradients are sums over local heads.
+Each head group computes its part: parts of `dq` and `dk` are stored separately and summed
+afterwards in a fixed order, without atomics.
 """
 
 # mypy: ignore-errors
@@ -44,7 +44,7 @@ from lit_probattn.kernels.tiles import (
 
 @triton.jit
 def _map_gradients(call, totals, e, head, form: tl.constexpr):
-    """Return dG_m with the part of one more head of a linear mixing, P[h, m] E_h."""
+    """Return dG_m plus the part of another head of a linear mixing, P[h, m] E_h."""
     MAPS: tl.constexpr = form.maps
     terms = ()
     for m in tl.static_range(MAPS):
@@ -83,12 +83,12 @@ def _hidden_gradients(call, tiles, noise, grads, first, form: tl.constexpr):
 
 @triton.jit
 def _hidden_sums(call, tiles, noise, grads, found, first, form: tl.constexpr):
-    """Add a tile's sums over its second dimension to those found before.
+    """Add a tile's sums over its second dimension to previous sums.
 
     Order: W_2 (U · HG), W_1 (U · G), b_1 (U), noise of units (U).
     """
     UNITS: tl.constexpr = form.units
-    START: tl.constexpr = form.units * (form.group + form.maps)  # of b_1
+    START: tl.constexpr = form.units * (form.group + form.maps)  # first slot of b_1
     second, one, bias, deviation = (), (), (), ()
     for u in tl.static_range(UNITS):
         z = hidden_unit(call, tiles, noise, u, form)
@@ -109,7 +109,7 @@ def _hidden_sums(call, tiles, noise, grads, found, first, form: tl.constexpr):
 def fish_delta_kernel(
     call, out, grad_out, DELTA, form: tl.constexpr, BLOCK_Q: tl.constexpr
 ):  # fmt: skip
-    """δ_i = grad_out_i · out_i in float32, (B, H, N)."""
+    """Write δ_i = grad_out_i · out_i in float32, (B, H, N)."""
     length, heads = number(call.pairs.num_queries), number(call.num_heads)
     num_tiles = tl.cdiv(length, BLOCK_Q)
     row, place = tl.program_id(0) % num_tiles * BLOCK_Q, tl.program_id(0) // num_tiles
@@ -125,10 +125,10 @@ def fish_query_gradient_kernel(
     call, grad_out, LSE, DELTA, DQ, EXACT,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_Q queries of one sample; the part of dq of one group of local heads.
+    """Compute the part of dq of a group of local heads, for BLOCK_Q queries of one sample.
 
-    DQ is (groups, B, G, N, E). EXACT (B, H, N) is δ again, to float32 precision: each row of E has
-    the sum zero, so what it sums to is the error that δ took over from the rounding of the output.
+    DQ is (groups, B, G, N, E). EXACT (B, H, N) is δ recomputed to float32 precision: each row of E
+    sums to zero, so its computed sum is the error of δ that comes from the rounded output.
     """
     MAPS: tl.constexpr = form.maps
     GROUP: tl.constexpr = form.group
@@ -185,17 +185,17 @@ def fish_key_gradient_kernel(
     form: tl.constexpr, SLOTS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_K keys of one sample; dv of one group of local heads, their part of dk.
+    """Compute dv of a group of local heads, and their part of dk, for BLOCK_K keys of one sample.
 
-    A launch makes those of KEYS, weights and noise, of VALUES, or both: the sums of all maps and of
-    the values of several heads take more registers together than there are.
+    A launch computes gradients of KEYS, weights and noise, of VALUES, or both: the sums of all maps
+    and of the values of several heads together exceed the registers.
 
     Tiles are (keys, queries). DK is (groups, B, G, L, E), DV (B, H, L, D). SUMS is (key tiles,
     B · groups, SLOTS): sums over the program's pairs for the mixing weights and the noise scales,
         linear:     weight (HG, G), noise (G or HG);
         two layers: W_2 (U, HG), W_1 (U, G), b_1 (U), noise (G or U);
-    none are made without SLOTS.
-    DELTA is the exact one of the query pass: the sums run over many rows, whose errors in δ add up.
+    without SLOTS there are no sums.
+    DELTA is EXACT of the query kernel: the sums run over many rows, whose errors in δ add up.
     """
     MAPS: tl.constexpr = form.maps
     GROUP: tl.constexpr = form.group
@@ -212,11 +212,11 @@ def fish_key_gradient_kernel(
     found = zero_vectors(SLOTS, BLOCK_K)
     by_any, by_all = seeing_rows(call.pairs, col, form, BLOCK_Q, BLOCK_K)
     end = num_rows
-    if call.pairs.key_mask is not None:  # nobody sees a tile of padding
+    if call.pairs.key_mask is not None:  # no row attends to a tile of padding
         some = tl.max(real_rows(call.pairs, b, col, BLOCK_K).to(tl.int32), 0)
         end = tl.where(some > 0, num_rows, 0)
         by_all = tl.minimum(by_all, end)
-    # Rows that see a part of this tile, which compare positions, then those that see all of it.
+    # First rows that attend to a part of this tile and compare positions, then the others.
     PARTS: tl.constexpr = form.parts or not form.causal
     for WHOLE in tl.static_range(0 if form.causal else 1, 2 if PARTS else 1):
         start, stop = by_all if WHOLE else by_any, end if WHOLE or not PARTS else by_all
@@ -274,7 +274,7 @@ def fish_key_gradient_kernel(
                 grads_k = add_products(
                     grads_k, totals, call.query, b, row, num_rows, form, BLOCK_Q, True
                 )
-    # What belongs to one key depends on no other key: `late` leaves hidden ones out only here.
+    # The gradients of one key do not depend on other keys: `late` excludes masked keys here.
     real = real_rows(call.pairs, b, col, BLOCK_K)
     part = group.to(tl.int64) * number(call.num_batch) + b
     for m in tl.static_range(len(grads_k)):
@@ -302,9 +302,9 @@ def fish_bias_gradient_kernel(
     call, grad_out, LSE, DELTA, DBIAS, num_samples,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of pairs; E of one group, added over the samples of one bias.
+    """Compute E of one head group for a tile of pairs, summed over the samples of one bias.
 
-    DBIAS is (samples with a bias of their own, H, N, L), each shared by `num_samples`.
+    DBIAS is (samples with a separate bias, H, N, L), each shared by `num_samples`.
     """
     GROUP: tl.constexpr = form.group
     num_rows, num_cols = number(call.pairs.num_queries), number(call.pairs.num_keys)
@@ -350,7 +350,7 @@ def add_parts_kernel(
     FIRST, FIRST_OUT, first_parts, first_size, SECOND, SECOND_OUT, second_parts, second_size,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the sums of the parts of head groups of two tensors."""
+    """Write the sums of the parts of head groups for two tensors."""
     blocks = tl.cdiv(first_size, BLOCK)
     if tl.program_id(0) < blocks:
         _add_parts(FIRST, FIRST_OUT, tl.program_id(0), first_parts, first_size, BLOCK)
@@ -361,7 +361,7 @@ def add_parts_kernel(
 
 @triton.jit
 def _add_parts(PARTS, OUT, block, num_parts, size, BLOCK: tl.constexpr):
-    """Write the sum of parts, (num_parts, size), in their order."""
+    """Write the sum of parts, (num_parts, size), in order."""
     index = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for part in range(0, num_parts):
@@ -375,10 +375,10 @@ def add_sums_kernel(
     SUMS, FIRST, BIAS, SECOND, SCALE, num_places, num_groups, num_heads,
     form: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one slot of the gradients of weights and scales: its sum over programs, in float64.
+    """Write one slot of the gradients of weights and scales, summed over programs in float64.
 
-    SUMS is (num_places, num_groups, SLOTS), see `fish_key_gradient_kernel`. Slots of heads have
-    a place in the result per group; those of maps and hidden units are added over groups.
+    SUMS is (num_places, num_groups, SLOTS), see `fish_key_gradient_kernel`. Slots of heads are
+    separate in the result for each group; slots of maps and hidden units are summed over groups.
     """
     MAPS: tl.constexpr = form.maps
     UNITS: tl.constexpr = form.units

@@ -30,7 +30,7 @@ from lit_probattn.kernels.tiles import (
 def fish_forward_kernel(
     call, out, LSE, form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-    """One program: BLOCK_Q queries of one sample, one group of local heads.
+    """Compute attention of a group of local heads for BLOCK_Q queries of one sample.
 
     Shapes: queries (B, G, N, E), keys (B, G, L, E), values and `out` (B, H, N or L, D), LSE
     (B, H, N) in base 2.
@@ -50,7 +50,7 @@ def fish_forward_kernel(
         tops = tops + (tl.full((BLOCK_Q,), float("-inf"), tl.float32),)
     sums, outs = zero_vectors(GROUP, BLOCK_Q), zero_tiles(GROUP, BLOCK_Q, form.value_pad)
     by_all, by_any = seen_keys(pairs, b, row, form, BLOCK_Q, BLOCK_K)
-    # Tiles that every row sees whole, then those with an edge, which compare positions.
+    # First the tiles that all rows attend to, then the edge tiles, which compare positions.
     for EDGE in tl.static_range(0 if form.parts else 1, 2):
         start, stop = by_all if EDGE and form.parts else 0, by_any if EDGE else by_all
         for col in range(start, stop, BLOCK_K):
@@ -86,6 +86,6 @@ def fish_forward_kernel(
         place = out.base + b * out.batch + head.to(tl.int64) * out.head
         store_rows(place, outs[h] / total[:, None], row, out.row, limit,
                    form.value_dim, form.value_pad, BLOCK_Q)  # fmt: skip
-        # Zero for a row that sees nothing: its scores are -inf, so its weights come out as 0.
+        # Zero for a row without keys so far: its scores are -inf, so its weights are 0.
         lse = tl.where(empty, 0.0, tops[h] * LOG2E + tl.log2(total))
         store_vector(LSE + (b * number(call.num_heads) + head) * num_rows, lse, row, limit, BLOCK_Q)

@@ -2,8 +2,8 @@
 
 attn_weights[h, i, j] ∝ exp(a_h),   a = mixing of on_global · (query_m,i · key_m,j) + noise
 
-O(N) memory: saved are the inputs, the output and one number per query and local head. Backward adds
-nothing atomically, so it gives the same bits every time.
+Memory is O(N): the inputs, the output and one number per query and local head are saved. Backward
+uses no atomics, so it gives the same bits in every run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def fish_attention(
     on_global: float = 1.0,
     **pairs: Unpack[PairOptions],
 ) -> Tensor:
-    """Return softmax(local scores + bias) @ value, (B, H, N, D); zero in rows that see nothing.
+    """Return softmax(local scores + bias) @ value, (B, H, N, D); zero in fully masked rows.
 
     Source: FiSH, NeurIPS 2022, Eq. (8)-(10), section 2.4 as released; g_m = on_global · q_m · k_m:
         a = P (g + s ε)                           linear, noise per global map
@@ -51,8 +51,8 @@ def fish_attention(
         first_bias: b_1, (U,).
         second: W_2, (H, U). None means a linear mixing.
         noise_scale: s (G,), or c (H,) or (U,) with `noise_per_head`.
-        noise_per_head: whether noise belongs to local heads (hidden units) or to global maps.
-        noise_draw: words of the noise, see `runtime.draw_tensor`. None means no noise.
+        noise_per_head: whether noise is added to local heads (hidden units) or to global maps.
+        noise_draw: words of the noise; see `runtime.draw_tensor`. None means no noise.
         first_row: position of query 0 among all tokens, for the noise.
         on_global: factor on query · key.
         pairs: see `PairOptions`.
@@ -67,7 +67,7 @@ def fish_attention(
 
 
 def _new_outputs(x: FishInputs) -> tuple[Tensor, Tensor]:
-    """Return (B, H, N, D) stored as (B, N, H, D), which merging the heads wants; (B, H, N)."""
+    """Return the output (B, H, N, D) in memory order (B, N, H, D), for merging; and (B, H, N)."""
     batch, heads, _, width = x.value.shape
     out = x.query.new_empty(batch, x.query.shape[2], heads, width).transpose(1, 2)
     return out, x.query.new_empty(out.shape[:3], dtype=torch.float32)
@@ -105,7 +105,7 @@ def _backward(
     grad_query = _new_parts(x.query, plan)
     shared = (head_rows(grad_out), lse)
     args: tuple[Any, ...] = (*shared, delta, grad_query, exact)
-    hoist = call.heads.draws != "noise_dropout"  # both draws leave no registers
+    hoist = call.heads.draws != "noise_dropout"  # with both draws, no registers are left
     call.run(kernels.fish_query_gradient_kernel, plan, tiles, args, hoist)
 
     grad_value = torch.empty_like(x.value, memory_format=torch.contiguous_format)
@@ -139,13 +139,13 @@ def _backward(
 
 
 def _new_parts(tensor: Tensor, plan: Plan) -> Tensor:
-    """Return room for one gradient of `tensor` per head group."""
+    """Return a buffer for one gradient of `tensor` per head group."""
     dtype = torch.float32 if plan.num_groups > 1 else tensor.dtype
     return tensor.new_empty(plan.num_groups, *tensor.shape, dtype=dtype)
 
 
 def _sum_parts(query: Tensor, key: Tensor, x: FishInputs) -> list[Tensor]:
-    """Add the parts of the head groups, in their order."""
+    """Sum the parts of the head groups, in order."""
     from lit_probattn.kernels.fish.backward import add_parts_kernel
 
     found, args, block, programs = [], [], 1024, 0
@@ -181,7 +181,7 @@ def _small_gradients(x: FishInputs, call: FishCall, group: int, sums: Tensor) ->
 def _flops(x: Any, backward: bool) -> int:
     """Return FLOPs of local scores (global products, mixing) and of weights · values.
 
-    Head groups compute some of it once more; that is not counted.
+    Recomputation by several head groups is not counted.
     """
     batch, maps, rows, width = x.query
     mixing = x.first[0] * x.first[1] + (0 if x.second is None else x.second[0] * x.second[1])

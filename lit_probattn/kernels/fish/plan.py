@@ -1,4 +1,4 @@
-"""What one call of the FiSH kernels is: sizes, head groups, launch configurations, arguments."""
+"""The plan of a FiSH call: sizes, head groups, launch configurations, arguments."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from lit_probattn.kernels.runtime import (
     unseen,
 )
 
-# Registers of a thread that tiles may fill; the rest goes to addresses and what the compiler keeps.
+# Registers per thread available to tiles; addresses and the compiler need the rest.
 # Before Hopper all operands of a product pass through registers.
 _BUDGET = {
     80: {"forward": 236, "query": 260, "key": 245, "value": 245, "bias": 220},
     90: {"forward": 256, "query": 305, "key": 262, "value": 245, "bias": 240},
 }
-_DROPOUT = 40  # registers that drawing keep decisions takes
-_DROPOUT_BESIDE_NOISE = 16, 2.8  # the same beside noise: and for every entry of a tile
-_NOISE_OF_KEYS = 12  # what drawing noise takes besides for dK before Hopper
-# Bytes of shared memory that the tiles of a program may take.
+_DROPOUT = 40  # registers for drawing keep decisions
+_DROPOUT_BESIDE_NOISE = 16, 2.8  # the same with noise: constant, and per element of a tile
+_NOISE_OF_KEYS = 12  # additional registers for the noise of dK before Hopper
+# Bytes of shared memory available to the tiles of a program.
 _SHARED = {80: 156 << 10, 90: 216 << 10}
-# Most local heads of one program, and most columns of their accumulators together.
+# Most local heads per program, and most columns of all their accumulators.
 MOST_HEADS, MOST_COLUMNS = 4, 256
 # Tile sizes (queries, keys) and warps of 16-bit kernels, best first. The tile that stays in a
-# program has 16 rows for every warp: with fewer, two warps compute the same scores and weights.
+# program has 16 rows per warp: with fewer, two warps compute the same scores and weights.
 _KEY_TILES = ((64, 64, 4), (32, 128, 8), (32, 64, 4), (16, 128, 8), (16, 64, 4))
 _TILES = {
     "forward": ((128, 64, 8), (128, 32, 8), (128, 16, 8), (64, 32, 4), (64, 16, 4)),
@@ -52,10 +52,10 @@ _TILES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How one kernel covers a call: `num_groups` programs of `group` local heads share a tile.
+    """Partition of a call: `num_groups` programs of `group` local heads share a tile.
 
     Args:
-        fits: whether its registers are estimated to suffice.
+        fits: whether its estimated registers suffice.
         parts: see `has_parts`.
         late: see `is_late`.
     """
@@ -70,16 +70,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Heads:
-    """What the choice of a plan depends on.
+    """Inputs for the choice of a plan.
 
     Args:
-        head_dim: padded width of the widest head.
+        head_dim: padded size of the largest head.
         units: hidden units of a two-layer mixing, or 0.
         noise: see `FishInputs`.
-        itemsize: bytes of an entry of query.
+        itemsize: bytes of an element of query.
         dropout: whether keep decisions are drawn.
         causal: whether the call is causal.
-        padding: whether there is a mask of keys.
+        padding: whether there is a key mask.
     """
 
     num_global: int
@@ -94,11 +94,11 @@ class Heads:
 
     @property
     def draws(self) -> str:
-        """What is drawn per pair, see `Shape`."""
+        """Draws per pair, see `Shape`."""
         return "_".join(["noise"] * (self.noise > 0) + ["dropout"] * self.dropout)
 
     def slots(self, group: int) -> int:
-        """Sums that one program of the key pass makes for weights and noise scales."""
+        """Number of sums for weights and noise scales per program of the key kernel."""
         units, maps = self.units, self.num_global
         if units == 0:
             return group * maps + (0, maps, group)[self.noise]
@@ -111,19 +111,19 @@ class Heads:
         return columns * self.head_dim * self.itemsize
 
     def shared_bytes_of_keys(self, found: Launch) -> int:
-        """Estimate the shared memory of a program of keys: its keys, queries and a head's do."""
+        """Estimate the shared memory of a program of keys: keys, queries and grad_out of a head."""
         columns = found.block_k * self.num_global + found.block_q * (self.num_global + 1)
         return columns * self.head_dim * self.itemsize
 
     def registers_of_dropout(self, found: Launch) -> float:
-        """Estimate the registers per thread that keep decisions take."""
+        """Estimate the registers per thread for keep decisions."""
         if not self.dropout or not self.noise:
             return _DROPOUT * self.dropout
         fixed, per_entry = _DROPOUT_BESIDE_NOISE
         return fixed + per_entry * found.block_q * found.block_k / (32 * found.num_warps)
 
     def registers(self, kernel: str, group: int, found: Launch) -> float:
-        """Estimate the registers per thread of a program; fitted to compiled kernels."""
+        """Estimate the registers per thread of a program, fitted to compiled kernels."""
         threads = 32 * found.num_warps
         tile = found.block_q * found.block_k / threads
         maps = self.num_global
@@ -141,7 +141,7 @@ class Heads:
             return (maps + noise + local + group + 3) * tile + 12 * (maps + group)
         wide = (maps if "key" in kernel else 0) + (group if "value" in kernel else 0)
         sums = wide * self.head_dim * found.block_k / threads
-        if kernel == "grad_value":  # tiles of 64 queries keep more addresses
+        if kernel == "grad_value":  # tiles of 64 queries need more addresses
             more = 8 * (found.block_q >= 64) + 4 * (group - 1) * (self.noise > 0 and self.dropout)
             return sums + (maps + noise + local + 2) * tile + 8 * (maps + group) + more
         return sums + tiles + 12 * (maps + 2 * group) + self.slots(group)
@@ -150,7 +150,8 @@ class Heads:
 def head_groups(heads: Heads) -> list[int]:
     """Return the head groups to try, largest first.
 
-    Several groups that draw noise per head hold a power of two: noise comes in fours.
+    If there are several groups with noise per head, their size is a power of two, because noise is
+    drawn in fours.
     """
     most = max(1, min(MOST_HEADS, MOST_COLUMNS // heads.head_dim))
     if heads.num_heads <= most:
@@ -163,18 +164,18 @@ def head_groups(heads: Heads) -> list[int]:
 
 
 def make_plan(kernel: str, heads: Heads, device: torch.device) -> Plan:
-    """Return how a kernel covers a call: the largest head group with a tile that fits, or one head.
+    """Return the plan of a kernel: the largest head group with a tile that fits, or one head.
 
     Larger groups compute the global maps fewer times. Tuned tables change the tile, not the group.
     """
     capability = 90 if target_capability(device) >= 90 else 80
     of_queries = kernel in ("forward", "grad_query")
-    # With both draws three stages take fewer registers than two.
+    # With both draws, three stages need fewer registers than two.
     stages = 3 if of_queries and heads.draws == "noise_dropout" and capability >= 90 else 2
     options = [Launch(q, k, warps, stages) for q, k, warps in _TILES[kernel]]
     groups = head_groups(heads)
     compiled = device.type == "cuda" or is_recording()
-    if heads.itemsize == 4 and compiled:  # IEEE products run on ordinary units, out of registers
+    if heads.itemsize == 4 and compiled:  # IEEE products use no tensor cores but registers
         options, groups = [Launch(32, 32, 8, 1)], [1]
     group, default, fitting = groups[-1], _last(heads, groups[-1], options, capability), []
     for group in groups:
@@ -191,7 +192,7 @@ def make_plan(kernel: str, heads: Heads, device: torch.device) -> Plan:
 
 
 def _last(heads: Heads, group: int, options: list[Launch], capability: int) -> Launch:
-    """Return the launch where none fits: eight warps, if there is room, spill less than four."""
+    """Return the launch if none fits: eight warps, if memory suffices, spill less than four."""
     found = min(options, key=lambda option: (-option.num_warps, option.block_q * option.block_k))
     stays, moves = max(found.block_q, found.block_k), min(found.block_q, found.block_k)
     rows = (stays + found.num_stages * moves) * (heads.num_global + group)
@@ -207,7 +208,7 @@ def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int)
     of_keys = kernel in ("grad_key", "grad_value", "grad_key_value")
     if of_keys and heads.shared_bytes_of_keys(found) > _SHARED[capability]:
         return False
-    if kernel == "forward":  # wider key tiles keep more addresses
+    if kernel == "forward":  # wider key tiles need more addresses
         budget -= 0.4 * group * found.block_k if capability < 90 else found.block_k // 64 * 8
     units = 64 if kernel == "grad_query" else 16
     budget -= units * (heads.units > 0) + heads.registers_of_dropout(found)
@@ -216,10 +217,10 @@ def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int)
 
 
 def has_parts(kernel: str, heads: Heads, group: int) -> bool:
-    """Return whether tiles that are seen whole go through a loop without position checks.
+    """Return whether tiles without edges have a separate loop without position checks.
 
-    Only where both loops were compiled, for Hopper, and spill nothing (kernels/README.md). Beside
-    what a draw or a second layer costs, comparing is cheap: one loop.
+    Only if both loops were compiled for Hopper and have no spills (kernels/README.md). With draws
+    or a second layer, comparing costs little in comparison: one loop.
     """
     if heads.draws or heads.units or heads.itemsize != 2 or heads.head_dim < 32:
         return False
@@ -231,9 +232,9 @@ def has_parts(kernel: str, heads: Heads, group: int) -> bool:
 
 
 def is_late(kernel: str, heads: Heads) -> bool:
-    """Return whether programs of keys leave hidden keys out at their end, not at every pair.
+    """Return whether programs of keys exclude masked keys at their end instead of at every pair.
 
-    Not where the sums for keys do not fit into registers anyway, and would spill more.
+    Not if the sums for keys exceed the registers anyway, and would spill more.
     """
     return kernel == "grad_value" or heads.num_global <= 2 or heads.head_dim <= 64
 
@@ -265,7 +266,7 @@ class FishInputs(NamedTuple):
 
 
 class FishArguments(NamedTuple):
-    """What all FiSH kernels of a call read, counts `unseen`; that of groups is the plan's."""
+    """Arguments of all FiSH kernels of a call, counts `unseen`; the plan has the group count."""
 
     query: HeadRows
     key: HeadRows
@@ -285,15 +286,16 @@ class FishArguments(NamedTuple):
 
 
 class FishForm(NamedTuple):
-    """What FiSH kernels are compiled for.
+    """Compile-time properties of FiSH kernels.
 
     Args:
         units: U, or 0 for a linear mixing.
-        group: local heads of one program.
-        aligned: every group begins at a multiple of four heads, or there is one.
-        mask_per_head: whether the mask of pairs differs between heads.
-        hoist: whether offsets of loads are kept over a loop: forward spills then, backward less.
-        parts: whether tiles that are seen whole have a loop of their own, see `has_parts`.
+        group: local heads per program.
+        aligned: whether every group starts at a multiple of four heads, or there is only one.
+        mask_per_head: whether the pair mask differs between heads.
+        hoist: whether offsets of loads stay in registers over a loop: forward then spills, backward
+            spills less.
+        parts: whether tiles without edges have a separate loop, see `has_parts`.
         late: see `is_late`.
     """
 
@@ -314,7 +316,7 @@ class FishForm(NamedTuple):
 
 
 class FishCall:
-    """Sizes, arguments and switches that the forward and backward kernels share."""
+    """Sizes, arguments and options that forward and backward kernels share."""
 
     def __init__(self, x: FishInputs) -> None:
         query, key, value = (unit_stride(tensor) for tensor in x[:3])
@@ -350,11 +352,11 @@ class FishCall:
         )
 
     def plan(self, kernel: str) -> Plan:
-        """Return how a kernel covers this call."""
+        """Return the plan of a kernel for this call."""
         return make_plan(kernel, self.heads, self.arguments.query.base.device)
 
     def key_passes(self) -> tuple[str, ...]:
-        """Return what the passes over tiles of keys make: one launch for all, or one for each."""
+        """Return the passes over tiles of keys: one launch for all gradients, or one each."""
         together = self.plan("grad_key_value")
         apart = min(self.plan("grad_key").group, self.plan("grad_value").group)
         if apart > together.group or (not together.fits and self.heads.itemsize < 4):
@@ -374,9 +376,9 @@ class FishCall:
 
         Args:
             num_tiles: tiles of all samples (or of all biases).
-            args: what the kernel takes after the shared arguments.
+            args: arguments of the kernel after the shared arguments.
             hoist: see `FishForm`.
-            constants: what it is compiled for beside the shared form.
+            constants: additional compile-time arguments.
         """
         aligned = plan.num_groups == 1 or plan.group % 4 == 0
         form = self.form._replace(group=plan.group, aligned=aligned, hoist=hoist)

@@ -1,4 +1,4 @@
-"""Self-test of FiSH: output and all gradients, with noise, beside float64 sums."""
+"""Self-test of FiSH: output and all gradients, with noise, against float64 sums."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plain_fish(
     noise: Tensor | None,
     selected: Selection,
 ) -> Tensor:
-    """Return what `fish_attention` computes with `noise` on the global scores, by the equation."""
+    """Compute `fish_attention` with `noise` on the global scores, by the equation."""
     scores = query @ key.mT
     if noise is not None:
         scores = scores + noise
@@ -48,10 +48,10 @@ def self_test(
     head_dims: HeadDims,
     sizes: tuple[int, int] = (_ROWS, _KEYS),
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return outputs and gradients beside those of float64 sums: `fish` linear, `gfish` two layers.
+    """Return outputs and gradients, paired with float64 results: `fish` linear, `gfish` two layers.
 
-    Causal with more keys than queries, in ragged sizes (whole tiles and tiles at both edges, which
-    have loops of their own without draws), then with noise, a mask of keys, one of pairs per head,
+    First a causal mask with more keys than queries, in odd sizes (whole tiles and tiles at both
+    edges, which have separate loops without draws), then noise, a key mask, a pair mask per head,
     and dropout.
     """
     sizes_of_call = (family == "gfish", device, dtype, head_dims, sizes)

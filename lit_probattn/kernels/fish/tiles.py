@@ -1,13 +1,13 @@
-"""What the FiSH kernels share: global score tiles, their noise, the mixing, masks, dropout.
+"""Functions that FiSH kernels share: global score tiles, their noise, the mixing, masks, dropout.
 
-Tiles come in two orientations, (queries, keys) and, where keys are the rows of an accumulator,
-(keys, queries). All functions work on index tiles `rows` and `cols` that broadcast against each
-other, so that both orientations read the same noise and run the same arithmetic in the same order.
-`call` is a `FishArguments` and `form` a `FishForm` of plan.py.
+Tiles have two orientations: (queries, keys) and, if keys are the rows of an accumulator,
+(keys, queries). All functions use index tiles `rows` and `cols` that broadcast against each other,
+so that both orientations use the same noise and the same arithmetic in the same order. `call` is a
+`FishArguments` and `form` a `FishForm` of plan.py.
 
-The integer counters are Philox4x32-10's, bit for bit. Box-Muller is evaluated in float32 with
-polynomials of our own (fitted for the smallest largest error), because the hardware's approximate
-logarithm loses all digits of noise that comes from words near 2³².
+The integer counters equal Philox4x32-10 bit for bit. Box-Muller is evaluated in float32 with
+minimax polynomials fitted for this package, because the hardware's approximate logarithm loses all
+digits of noise from words near 2³².
 """
 
 # mypy: ignore-errors
@@ -42,7 +42,7 @@ INTERPRETED = tl.constexpr(interpreted())
 
 @triton.jit
 def tile_program(call, length, BLOCK: tl.constexpr):
-    """Return first row, sample and head group of a program that holds a tile of rows."""
+    """Return first row, sample and head group of a program with one tile of rows."""
     num_tiles = tl.cdiv(length, BLOCK)
     place = tl.program_id(0) // num_tiles
     start = tl.program_id(0) % num_tiles * BLOCK
@@ -51,9 +51,9 @@ def tile_program(call, length, BLOCK: tl.constexpr):
 
 @triton.jit
 def _real_keys(pairs, b):
-    """Return the number of keys of a sample before its first padding, and up to its last real one.
+    """Return the number of keys of a sample before its first padding, and up to its last real key.
 
-    Every program reads the sample's mask, a byte per key, which is little beside the keys.
+    Every program reads the sample's mask, which is small compared with the keys.
     """
     num_keys = number(pairs.num_keys)
     whole, last = num_keys, num_keys
@@ -69,9 +69,9 @@ def _real_keys(pairs, b):
 
 @triton.jit
 def seen_keys(pairs, b, row, form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return where the tiles of keys end that all of a tile of rows sees whole, and where its keys.
+    """Return the end of the tiles without edges for a tile of rows, and the end of its keys.
 
-    A tile that is seen whole has no causal edge, no end of the keys and no padding in it.
+    A tile without edges has no causal edge, no end of the keys and no padding.
     """
     whole, last = _real_keys(pairs, b)
     if form.causal:
@@ -83,9 +83,9 @@ def seen_keys(pairs, b, row, form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K:
 
 @triton.jit
 def seeing_rows(pairs, col, form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return where the tiles of rows begin that see a key of a tile, and that see all of it.
+    """Return the first tiles of rows that attend to some key of a tile, and to all of it.
 
-    As far as the causal mask goes: padding and the end of the keys are for `real_rows`.
+    Only by the causal mask: `real_rows` handles padding and the end of the keys.
     """
     by_any, by_all = 0, 0
     if form.causal:
@@ -99,7 +99,7 @@ def seeing_rows(pairs, col, form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: 
 
 @triton.jit
 def real_rows(pairs, b, col, BLOCK_K: tl.constexpr):
-    """Return which keys of a tile are real: those whose gradients are not zero."""
+    """Return the real keys of a tile, whose gradients are not zero."""
     num_keys = number(pairs.num_keys)
     real = col + tl.arange(0, BLOCK_K) < num_keys
     if pairs.key_mask is not None:
@@ -109,7 +109,7 @@ def real_rows(pairs, b, col, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def hide_keys(pairs, tile, real, form: tl.constexpr):
-    """Return what keys sum up with zeros for hidden keys, whose sums may be infinite."""
+    """Return sums of keys with zeros for masked keys, whose sums may be infinite."""
     if form.late and pairs.key_mask is not None:
         tile = tl.where(real[:, None], tile, 0.0)
     return tile
@@ -117,7 +117,7 @@ def hide_keys(pairs, tile, real, form: tl.constexpr):
 
 @triton.jit
 def stored_head(call, head):
-    """Return whose data a head reads: one beyond the last reads the last one's, stores nothing."""
+    """Return the head to read: heads beyond the last read the last head and store nothing."""
     return tl.minimum(head, number(call.num_heads) - 1).to(tl.int64)
 
 
@@ -126,9 +126,9 @@ def _load_head(
     x, b, h, start, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
     CHECK: tl.constexpr, HOIST: tl.constexpr,
 ):  # fmt: skip
-    """Load rows of a head; without HOIST the offsets are made anew for every tile.
+    """Load rows of a head; without HOIST the offsets are recomputed for every tile.
 
-    Offsets that are kept over a loop take registers, which forward has not left.
+    Offsets that are kept over a loop need registers, which forward does not have.
     """
     if HOIST:
         tile = load_head(x, b, h, start, limit, WIDTH, PADDED, BLOCK, CHECK)
@@ -146,7 +146,7 @@ def _load_head(
 
 @triton.jit
 def load_map(x, b, m, start, limit, form: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr):
-    """Load a tile of queries or keys of global map m; CHECK: zero from `limit` on."""
+    """Load a tile of queries or keys of global map m; CHECK: zero from index `limit`."""
     return _load_head(x, b, m, start, limit, form.key_dim, form.key_pad, BLOCK, CHECK, form.hoist)
 
 
@@ -199,7 +199,7 @@ def add_products(
 
 @triton.jit
 def added_to(totals, terms):
-    """Return totals + terms, tile by tile; as many of one as of the other."""
+    """Return totals + terms, tile by tile."""
     out = ()
     for i in tl.static_range(len(terms)):
         out = out + (totals[i] + terms[i],)
@@ -208,13 +208,13 @@ def added_to(totals, terms):
 
 @triton.jit
 def load_weight(W, row, num_rows, col, num_cols):
-    """Load one weight; zero in a row beyond the last."""
+    """Load one weight; zero for rows beyond the last."""
     return tl.load(W + row * num_cols + col, mask=row < num_rows, other=0.0)
 
 
 @triton.jit
 def mix(tiles, WEIGHT, unit, num_units):
-    """Return Σ_m weight[unit, m] g_m; zero for a unit beyond the last."""
+    """Return Σ_m weight[unit, m] g_m; zero for units beyond the last."""
     total = tiles[0] * load_weight(WEIGHT, unit, num_units, 0, len(tiles))
     for m in tl.static_range(1, len(tiles)):
         total += tiles[m] * load_weight(WEIGHT, unit, num_units, m, len(tiles))
@@ -234,7 +234,7 @@ def hidden_unit(call, tiles, noise, u: tl.constexpr, form: tl.constexpr):
 
 @triton.jit
 def unit_noise(call, b, rows, cols, first, form: tl.constexpr):
-    """Return the noise tiles of a pair tile: per global map, per hidden unit, or per local head."""
+    """Return the noise tiles of a pair tile: per global map, hidden unit or local head."""
     positions = rows + number(call.first_row)
     if form.noise == 1:
         return noise_tiles(call.noise_draw, b, positions, cols, 0, form.maps, True)
@@ -249,9 +249,9 @@ def unit_noise(call, b, rows, cols, first, form: tl.constexpr):
 
 @triton.jit
 def seen_pairs(call, b, rows, cols, EDGE: tl.constexpr, LATE: tl.constexpr, form: tl.constexpr):
-    """Return which pairs of a tile all heads may see, in a tuple; an empty one if that is all.
+    """Return the allowed pairs of a tile for all heads, in a tuple; empty if all are allowed.
 
-    EDGE: the tile may have hidden positions. LATE: keys hidden from all rows are left out later.
+    EDGE: the tile may contain masked positions. LATE: keys masked for all rows are excluded later.
     """
     pairs, seen = call.pairs, ()
     SHARED: tl.constexpr = pairs.mask.base is not None and not form.mask_per_head
@@ -271,9 +271,9 @@ def local_inputs(
     call, tiles, b, rows, cols, first, EDGE: tl.constexpr, LATE: tl.constexpr,
     form: tl.constexpr,
 ):  # fmt: skip
-    """Return what the local scores of a head group are made of.
+    """Return the inputs of the local scores of a head group.
 
-    That is the global tiles with their noise, the noise, the pairs that all heads may see
+    These are the global tiles with their noise, the noise, the allowed pairs of all heads
     (`seen_pairs`), and with two layers the local scores, a_h = Σ_u W_2[h, u] ReLU(z_u).
     """
     UNITS: tl.constexpr = form.units
@@ -304,7 +304,7 @@ def local_inputs(
 def local_score(
     call, tiles, noise, seen, local, b, rows, cols, first, h: tl.constexpr, form: tl.constexpr
 ):
-    """Return the scores of head first + h with its bias; -inf where hidden."""
+    """Return the scores of head first + h with its bias; -inf for masked pairs."""
     head, pairs = first + h, call.pairs
     if form.units > 0:
         score = local[h]
@@ -329,9 +329,9 @@ def head_weights(
     call, grad_out, LSE, score, b, head, row, col,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """Return the weights P of a head, what dropout makes of them, and its tile of grad_out.
+    """Return the weights P of a head, the weights after dropout, and its tile of grad_out.
 
-    With FLIP tiles are (keys, queries).
+    With FLIP, tiles are (keys, queries).
     """
     pairs, source = call.pairs, stored_head(call, head)
     num_rows = number(pairs.num_queries)
@@ -351,7 +351,7 @@ def head_weights(
 
 @triton.jit
 def load_delta(call, DELTA, b, head, row, BLOCK_Q: tl.constexpr):
-    """Load δ of a head, stored by the query pass; zero for a head beyond the last."""
+    """Load δ of a head, stored by the query kernel; zero for a head beyond the last."""
     num_rows = number(call.pairs.num_queries)
     at = (b * number(call.num_heads) + stored_head(call, head)) * num_rows
     limit = tl.where(head < number(call.num_heads), num_rows, 0)
@@ -396,9 +396,9 @@ def _log1p(f):
 
 @triton.jit
 def _radius(word):
-    """Return sqrt(-2 log u), u = (word + 1) / 2³², to float32 relative precision for every word."""
+    """Return sqrt(-2 log u), u = (word + 1) / 2³², to float32 relative precision for all words."""
     near_one = word >= _ROOT_HALF_WORD
-    # Near 1 the distance 1 - u is the exact small integer; u itself would have lost it.
+    # Near 1, the distance 1 - u is an exact small integer, which u itself would lose.
     from_one = (word ^ 0xFFFFFFFF).to(tl.float32) * -_INV_WORD
     u = (word + 1).to(tl.float32) * _INV_WORD
     bits = u.to(tl.int32, bitcast=True)
@@ -411,7 +411,7 @@ def _radius(word):
 
 @triton.jit
 def _cos_sin(word):
-    """Return cos and sin of 2π · word / 2³²; the quadrant is taken off as an integer, exactly."""
+    """Return cos and sin of 2π · word / 2³²; the quadrant is split off exactly as an integer."""
     turned = word + 0x20000000
     quadrant = turned >> 30
     rest = (turned & 0x3FFFFFFF).to(tl.int32) - 0x20000000
@@ -475,10 +475,10 @@ def _two_normals(c0, c1, c2, c3, k0, k1, first):
 
 @triton.jit
 def _normals(DRAW, sample, rows, cols, first, ALIGNED: tl.constexpr):
-    """Return the normals of one counter per pair: from map `first` on four, else two.
+    """Return the normals of one counter per pair, four starting at map `first`, or two.
 
-    Compiled, all of a pair comes before the next pair: tile operations, one after the other, would
-    keep the words of all pairs of a thread in registers. The interpreter has tile operations only.
+    Compiled code completes one pair before the next: tile operations in sequence would keep the
+    words of all pairs of a thread in registers. The interpreter has only tile operations.
     """
     c0, c1, c2, c3, k0, k1 = philox_counters(DRAW, sample, rows, cols, first // 4)
     if ALIGNED:

@@ -1,18 +1,18 @@
 """Kernels of linear attention over chunks, with several sources of keys per head.
 
 Head h of H reads S sources of key features f_s and values v_s with weights p[h, s] (numerator) and
-r[h, s] (denominator); f_s = Σ_r π_r φ(k_sr) is made where keys are loaded. Chunk c holds positions
-c · T …, a segment several chunks:
+r[h, s] (denominator); f_s = Σ_r π_r φ(k_sr) is computed when keys are loaded. Chunk c starts at
+position c · T; a segment is several chunks:
 
     num_h = F_h S_hc + Σ_s p[h, s] tril(F_h f_sᵀ) v_s,   S_hc = Σ_s p[h, s] Σ_{earlier} f_sᵀ v_s
     den_h = F_h z_hc + Σ_s r[h, s] tril(F_h f_sᵀ) 1,     z_hc = Σ_s r[h, s] Σ_{earlier} f_sᵀ 1
     out_h = factor · num_h / (den_h + eps)
 
 Sums of segments are stored; within a segment a program carries its state from chunk to chunk.
-Without weights, H/S neighbouring heads share one source. Calls that are not causal leave the
-products within a chunk out: every chunk reads the sums over all. States are float32. Products with
-16-bit inputs that involve states or gradients run in TF32: it has float16's digits and float32's
-range, which sums over thousands of positions, and gradients divided by them, need.
+Without weights, H/S adjacent heads share one source. Calls that are not causal omit the products
+within a chunk: every chunk reads the total sums. States are float32. Products of 16-bit inputs with
+states or gradients use TF32, which has float16's digits and float32's range; sums over thousands of
+positions, and gradients divided by them, need both.
 """
 
 # mypy: ignore-errors
@@ -76,8 +76,9 @@ def scan_kernel(
     """Write the sums of all segments before each one (after it: REVERSE; TOTAL: of all, once).
 
     SUMS is (B, sources · READERS or heads, segments, size), OUT (B, sources, segments or 1, size):
-    READERS heads are added up, with their weights for `cells` numbers, then with those for totals.
-    START (B, sources, cells) is the sum before the first segment and END that past the last.
+    READERS heads are added, weighted by their weights for the first `cells` numbers, then by their
+    weights for totals. START (B, sources, cells) is the sum before the first segment, and END the
+    sum after the last.
     """
     blocks = tl.cdiv(size, BLOCK)
     place = (tl.program_id(0) // blocks).to(tl.int64)
@@ -155,13 +156,14 @@ def read_kernel(call, STATES, out, DEN, SOURCES: tl.constexpr, form: tl.constexp
 def query_gradient_kernel(
     call, STATES, grad_out, DEN, DQ, DDEN, LATER, SUMS, SOURCES: tl.constexpr, form: tl.constexpr
 ):
-    """Write dq of one segment of one head, dden, and what later positions give to keys.
+    """Write dq of one segment of one head, dden, and the gradients of keys from later positions.
 
     With X_s the part of numerators in dF and X'_s of denominators, dF = Σ_s p X_s + r dden X'_s and
-    num · dnum = Σ_s p F · X_s for every row: dden is made of X, so the rounded output is not
+    num · dnum = Σ_s p F · X_s for every row: dden is computed from X, so the rounded output is not
     read. LATER gets Σ_i F_i dnum_iᵀ and Σ_i F_i dden_i of the segment. The gradient of p[h, s] is
     Σ_i F_i · X_si, of r[h, s] Σ_i dden_i F_i · X'_si: SUMS is (B, H, segments, 2, S), with segments
-    of one chunk. Such segments read their state and write LATER by columns: registers hold neither.
+    of one chunk. Such segments read their state and write LATER by columns, because neither fits
+    into registers.
     """
     segment, b, head = segment_program(call, number(call.num_heads))
     index = tl.arange(0, form.chunk)
@@ -259,8 +261,8 @@ def key_gradient_kernel(
 ):
     """Write dk and dv of one segment of one source; STATES are sums over later segments.
 
-    Of a chunk, dk is stored before dv is begun: both do not fit into registers.
-    PRIOR is (B, S, chunks, K) or, for priors of positions, (B, S, K, L); SHIFT (B, S, chunks, K E).
+    In a chunk, dk is stored before dv is computed, because both do not fit into registers.
+    PRIOR is (B, S, chunks, K) or, for priors per position, (B, S, K, L); SHIFT (B, S, chunks, K E).
     """
     segment, b, source = segment_program(call, number(call.num_sources))
     index = tl.arange(0, form.chunk)
@@ -355,7 +357,7 @@ def _weighed_total(call, DDEN, b, head, source, chunk, form: tl.constexpr):
 
 @triton.jit
 def _store_keys(call, grad, DK, PRIOR, SHIFT, b, source, chunk, form: tl.constexpr):
-    """Store the gradients of a chunk of keys, of its priors and shifts, from that of features."""
+    """Store the gradients of a chunk of keys, of its priors and shifts, from feature gradients."""
     COMPONENTS: tl.constexpr = form.components
     start = chunk * form.chunk - number(call.key_start)
     num_keys, at = number(call.num_keys), b * number(call.num_sources) + source
@@ -409,7 +411,7 @@ def add_parts_kernel(
 ):  # fmt: skip
     """Write the sums of two tensors (B, places, parts, size) over samples and parts.
 
-    A stride is the distance of two parts, their size or more.
+    A stride is the distance between two parts, at least their size.
     """
     blocks = tl.cdiv(first_size, BLOCK) * num_places
     if tl.program_id(0) < blocks:

@@ -4,8 +4,8 @@ num[h, i] = Σ_s p[h, s] Σ_{j ≤ i} (F[h, i] · f[s, j]) value[s, j]
     den[h, i] = Σ_s r[h, s] Σ_{j ≤ i}  F[h, i] · f[s, j]
     out = factor · num / (den + eps)
 
-with F = φ(query) and f = Σ_r π_r φ(key_r), made inside the kernels. Saved are the inputs and den;
-states of segments are added up again in backward. Nothing is added atomically.
+where F = φ(query) and f = Σ_r π_r φ(key_r) are computed inside the kernels. The inputs and den are
+saved; backward recomputes states of segments. Kernels use no atomics.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def linear_attention(
     factor: float = 1.0,
     is_causal: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return linear attention, its mixtures, or linear FiSH, and the denominators.
+    """Return linear attention, its mixtures or linear FiSH, with the denominators.
 
         num[h, i] = Σ_s p[h, s] Σ_j (φ(query[h, i]) · f[s, j]) value[s, j]
         den[h, i] = Σ_s r[h, s] Σ_j  φ(query[h, i]) · f[s, j]
         f[s, j] = Σ_r π[s, r] φ(key[s, r, j] + shift[s, r])
-        out = factor · num / (den + eps), 0 where den is 0
+        out = factor · num / (den + eps), 0 if den is 0
 
     Source: MGK, ICML 2022, section 2.5 (one source per head); FiSH, NeurIPS 2022, appendix A.6
     (global states mixed by p).
@@ -70,34 +70,34 @@ def linear_attention(
 
     Args:
         query: (B, H, N, E).
-        key: (B, S, L, E), or (B, S, K, L, E) where components have keys of their own.
+        key: (B, S, L, E), or (B, S, K, L, E) if components have separate keys.
         value: (B, S, L, D).
         features: φ; `none` means that queries and keys are features.
         normed: whether features are divided by their sum (0 stays 0).
         prior: π, (S, K, 1 or L). None means one component.
-        shift: (S, K, E); given with a prior.
+        shift: (S, K, E); requires a prior.
         mix_before: whether components are mixed before φ.
-        weight: p, (H, S). None: H/S neighbouring heads read one source each.
-        norm_weight: r, (H, S); given with `weight`.
-        state: Σ f valueᵀ of earlier positions, (B, S, E, D), without a part in den.
+        weight: p, (H, S). None: H/S adjacent heads share one source.
+        norm_weight: r, (H, S); required with `weight`.
+        state: Σ f valueᵀ of earlier positions, (B, S, E, D), which does not contribute to den.
         key_mask: real keys, (B, L) bool.
-        keep: what values are multiplied with, (B, S, L) float32, without gradient.
-        has_totals: whether denominators are wanted.
+        keep: factors of values, (B, S, L) float32, without gradient.
+        has_totals: whether to compute denominators.
         divides: whether to divide by them. Otherwise den has no gradient, and `out` is float32 if
-            `has_totals`, for further work.
+            `has_totals`, for further computation.
         eps: added to den.
-        factor: of the output.
-        is_causal: query i reads the keys j ≤ i + L - N, else all.
+        factor: factor of the output.
+        is_causal: query i uses the keys j ≤ i + L - N; otherwise all.
 
     Returns:
         out (B, H, N, D) and den (B, H, N) float32, which has no gradient, or None.
 
     Raises:
-        ValueError: `norm_weight` is missing or superfluous; `divides` without `has_totals`.
+        ValueError: `norm_weight` is missing or unexpected; `divides` without `has_totals`.
     """
     if (weight is None) != (norm_weight is None):
         raise ValueError(
-            "weight and norm_weight are given together, received "
+            "weight and norm_weight require each other, received "
             f"weight={'None' if weight is None else 'a tensor'} and "
             f"norm_weight={'None' if norm_weight is None else 'a tensor'}"
         )
@@ -113,9 +113,9 @@ def linear_attention(
 def default_launch(shape: Shape, capability: int = 90) -> Launch:
     """Return positions per chunk (`block_q`) and per segment (`block_k`), warps and stages.
 
-    Longer segments store fewer states, but programs carry theirs, which must fit: not beside wide
-    heads, and not in backward where heads mix sources (`num_tiles` 2). Before Hopper, products take
-    their operands from registers, which then hold chunks of 32.
+    Longer segments store fewer states, but the state of a program must fit into registers: not with
+    wide heads, and not in backward if heads mix sources (`num_tiles` 2). Before Hopper, operands of
+    products are in registers, which then hold chunks of 32.
     """
     if shape.itemsize == 4:
         return Launch(32, 32, 8, 1)
@@ -131,7 +131,7 @@ def default_launch(shape: Shape, capability: int = 90) -> Launch:
 
 
 def state_columns(width: int, mixes: bool, capability: int = 90) -> int:
-    """Return how many columns of a state of this width a backward program holds at once.
+    """Return the number of columns of a state of this width per step of a backward program.
 
     Args:
         mixes: whether heads mix sources.
@@ -167,10 +167,10 @@ class LinearInputs(NamedTuple):
 
 
 class LinearArguments(NamedTuple):
-    """What all kernels of a call read; counts are `unseen`.
+    """Arguments of all kernels of a call; counts are `unseen`.
 
     Args:
-        query_start: position of query 0; that of key 0 is `key_start`.
+        query_start: position of query 0; `key_start` is the position of key 0.
     """
 
     query: HeadRows
@@ -196,15 +196,15 @@ class LinearArguments(NamedTuple):
 
 
 class LinearForm(NamedTuple):
-    """What kernels are compiled for.
+    """Compile-time properties of the kernels.
 
     Args:
-        readers: heads that read one source.
-        totals: whether sums of features are kept beside states; backward needs them to divide.
-        prior_rows: whether priors belong to positions.
-        chunk: positions of a tile.
-        segment: positions of a program, a multiple of `chunk`.
-        columns: of values and states that backward holds at once, where segments are one chunk.
+        readers: heads that share one source.
+        totals: whether sums of features are stored with states; backward needs them to divide.
+        prior_rows: whether priors depend on positions.
+        chunk: positions per tile.
+        segment: positions per program, a multiple of `chunk`.
+        columns: columns of values and states per step of backward, if segments are one chunk.
     """
 
     readers: int
@@ -227,7 +227,7 @@ class LinearForm(NamedTuple):
 
 
 class LinearCall:
-    """Sizes, arguments and switches that all kernels of one call share."""
+    """Sizes, arguments and options that all kernels of a call share."""
 
     def __init__(self, x: LinearInputs, backward: bool) -> None:
         query, key, value = (unit_stride(tensor) for tensor in x[:3])
@@ -240,7 +240,7 @@ class LinearCall:
         default = partial(default_launch, capability=capability)
         found = choose_launch(shape, query.device, default)
         self.resources, chunk = found.resources, found.block_q
-        # The gradients of weights need the state of every source before every chunk.
+        # Gradients of weights need the state of every source before every chunk.
         segment = chunk if weighted and backward else max(1, found.block_k // chunk) * chunk
         self.num_chunks = max(1, math.ceil(max(rows, cols) / chunk))
         self.num_segments = math.ceil(self.num_chunks * chunk / segment)
@@ -279,7 +279,7 @@ class LinearCall:
 
     @property
     def sources(self) -> int:
-        """How many sources a head reads."""
+        """Number of sources per head."""
         return 1 if self.arguments.weight is None else self.num_sources
 
     def run(self, kernel: Any, heads: int, args: tuple[Any, ...], **constants: int) -> None:
@@ -290,13 +290,13 @@ class LinearCall:
         )
 
     def new_sums(self, heads: int) -> Tensor:
-        """Return room for states and totals of all segments."""
+        """Return buffers for states and totals of all segments."""
         size = self.form.key_dim * (self.form.value_dim + self.form.totals)
         places = (self.batch, heads, self.num_segments, size)
         return self.arguments.query.base.new_empty(places, dtype=torch.float32)
 
     def states(self, start: Tensor | None) -> Tensor:
-        """Return states and totals before every segment, or those of all."""
+        """Return states and totals before every segment, or the total if not causal."""
         from lit_probattn.kernels.linear.kernels import chunk_sums_kernel
 
         sums = self.new_sums(self.num_sources)
@@ -304,7 +304,7 @@ class LinearCall:
         return self.scan(sums, start, None, False)
 
     def scan(self, sums: Tensor, start: Tensor | None, end: Tensor | None, later: bool) -> Tensor:
-        """Return running sums; of `later` segments, from those of heads to sources."""
+        """Return running sums; with `later`, of later segments, summed from heads to sources."""
         from lit_probattn.kernels.linear.kernels import scan_kernel
 
         segments = self.num_segments if self.form.causal else 1
@@ -326,7 +326,7 @@ class LinearCall:
 
 
 def _new_outputs(x: LinearInputs) -> tuple[Tensor, Tensor]:
-    """Return (B, H, N, D) stored as (B, N, H, D), which merging the heads wants; (B, H, N)."""
+    """Return the output (B, H, N, D) in memory order (B, N, H, D), for merging; and (B, H, N)."""
     batch, heads, rows, _ = x.query.shape
     dtype = torch.float32 if x.has_totals and not x.divides else x.query.dtype
     out = x.query.new_empty(batch, rows, heads, x.value.shape[3], dtype=dtype).transpose(1, 2)
@@ -335,7 +335,6 @@ def _new_outputs(x: LinearInputs) -> tuple[Tensor, Tensor]:
 
 
 def _forward(x: LinearInputs) -> tuple[Tensor, Tensor]:
-    """Return output and denominators."""
     from lit_probattn.kernels.linear.kernels import read_kernel
 
     call = LinearCall(x, backward=False)
@@ -379,7 +378,7 @@ def _backward(
 
 
 def _prior_parts(x: LinearInputs, call: LinearCall) -> Tensor:
-    """Return room for the gradients of priors, (B, S, parts, numbers)."""
+    """Return buffers for the gradients of priors, (B, S, parts, numbers)."""
     form = call.form
     shape = (call.num_chunks, 0 if x.prior is None else form.components)
     if form.prior_rows:
@@ -402,9 +401,9 @@ def _add_parts(parts: tuple[Tensor, Tensor], found: list[Tensor]) -> None:
 
 
 def _flops(x: Any, backward: bool) -> int:
-    """Return FLOPs of the O(N) form: writing all sources into states, and all heads reading one.
+    """Return FLOPs of the O(N) form: all sources write states, and all heads read one.
 
-    Pairs within chunks, whose length is a matter of tuning, and mixing are not counted.
+    Pairs within chunks, whose length is tuned, and mixing are not counted.
     """
     batch, heads, rows, features = x.query
     work = 2 * batch * features * (x.value[3] + x.has_totals)

@@ -1,4 +1,4 @@
-"""Self-test of linear attention over chunks: outputs and all gradients beside float64 sums."""
+"""Self-test of linear attention over chunks: outputs and all gradients against float64 sums."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BATCH, _HEADS, _SOURCES, _ROWS, _KEYS = 2, 4, 2, 149, 167
 
 
 class Kind(NamedTuple):
-    """What a call of linear attention has beside queries, keys and values.
+    """Options of a call of linear attention.
 
     Args:
-        components: of a key; 0 means no prior.
+        components: components of a key; 0 means no prior.
         shifted: whether components are shifts of one key.
-        weighted: whether heads mix all sources, which begin with a state, instead of sharing them.
+        weighted: whether heads mix all sources, with an initial state, instead of sharing them.
         masked: whether keys are masked and values dropped.
         divides: whether the output is divided; otherwise it is a numerator.
     """
@@ -55,10 +55,10 @@ def _phi(x: Tensor, kind: Kind) -> Tensor:
 def plain_attention(
     given: Tensors, seen: Tensor, keep: Tensor, kind: Kind, eps: float, factor: float
 ) -> Tensor:
-    """Return what `linear_attention` computes, by the equation, storing all pairs.
+    """Compute `linear_attention` by the equation, storing all pairs.
 
     Args:
-        seen: pairs that count, broadcastable to (B, H, N, L).
+        seen: allowed pairs, broadcastable to (B, H, N, L).
         keep: factor of every value, broadcastable to (B, S, L).
     """
     rows, key, prior = _phi(given["query"], kind), given["key"], given.get("prior")
@@ -103,7 +103,7 @@ def compare(
     sizes: tuple[int, int],
     batch: int = _BATCH,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return (found, float64) of the output and of every gradient."""
+    """Return (found, float64) of the output and of all gradients."""
     (rows, keys), (head_dim, value_dim) = sizes, head_dims
     given = _draw(kind, batch, rows, keys, head_dim, value_dim, device, dtype)
     leaves = {name: x.detach().clone().requires_grad_() for name, x in given.items()}
@@ -135,7 +135,7 @@ def compare(
     exact = dict(zip(given, in_float64(list(given.values())), strict=True))
     truth = plain_attention(exact, seen, keep.double(), kind, eps, factor)
     cotangent = random_tensor(*truth.shape, seed=7, device=device, dtype=out.dtype)
-    if not kind.divides:  # nothing depends on these
+    if not kind.divides:  # the numerator does not depend on these
         for found in (leaves, exact):
             found.pop("norm_weight", None)
     return beside([out], [truth], list(leaves.values()), list(exact.values()), [cotangent])
@@ -151,7 +151,7 @@ def _draw(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensors:
-    """Return the tensors of a call; features that no φ makes positive are."""
+    """Return the tensors of a call; features are made positive if there is no φ."""
     parts = (kind.components,) if kind.components and not kind.shifted else ()
     shapes = {
         "query": (batch, _HEADS, rows, head_dim),

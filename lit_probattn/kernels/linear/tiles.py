@@ -1,7 +1,7 @@
-"""What the kernels of linear attention share: features of queries and keys, states, gradients.
+"""Functions that kernels of linear attention share: features, states, gradients.
 
-`call` is a `LinearArguments` and `form` a `LinearForm` of operators.py. Queries and keys stand on
-one line of positions, which puts the last query beside the last key where the mask is causal.
+`call` is a `LinearArguments` and `form` a `LinearForm` of operators.py. Queries and keys share one
+axis of positions, on which the last query and the last key coincide if the mask is causal.
 """
 
 # mypy: ignore-errors
@@ -18,7 +18,7 @@ def load_positions(
     base, start, stride, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
     first=0,
 ):  # fmt: skip
-    """Load rows start … and columns first … of a matrix, and which entries are inside it.
+    """Load rows start … and columns first … of a matrix, and the mask of entries inside it.
 
     `start` may be negative.
     """
@@ -33,7 +33,7 @@ def store_positions(
     base, tile, start, stride, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     BLOCK: tl.constexpr, first=0,
 ):  # fmt: skip
-    """Store what `load_positions` would load."""
+    """Store the elements that `load_positions` would load."""
     rows, cols = start + tl.arange(0, BLOCK), first + tl.arange(0, PADDED)
     inside = ((rows >= 0) & (rows < limit))[:, None] & (cols < WIDTH)[None, :]
     at = base + rows[:, None].to(tl.int64) * stride + cols[None, :]
@@ -65,7 +65,7 @@ def weight_of(WEIGHT, head, source, num_sources):
 
 @triton.jit
 def segment_program(call, count):
-    """Return the segment, sample and head (or source) of a program, of `count` heads a sample."""
+    """Return the segment, sample and head (or source) of a program; `count` heads per sample."""
     place, head = tl.program_id(0) // count, tl.program_id(0) % count
     segments = number(call.num_segments)
     return place % segments, (place // segments).to(tl.int64), head
@@ -73,7 +73,7 @@ def segment_program(call, count):
 
 @triton.jit
 def chunks_of(call, segment, form: tl.constexpr):
-    """Return how many chunks a segment has."""
+    """Return the number of chunks of a segment."""
     if form.segment == form.chunk:
         return 1
     else:
@@ -83,7 +83,7 @@ def chunks_of(call, segment, form: tl.constexpr):
 
 @triton.jit
 def _plain_features(x, inside, form: tl.constexpr):
-    """Return φ(x) before it is normalised; zero outside."""
+    """Return φ(x) before normalisation; zero outside."""
     if form.features == 1:
         x = tl.exp(tl.minimum(x, 0.0)) + tl.maximum(x, 0.0)
     elif form.features == 2:
@@ -93,7 +93,7 @@ def _plain_features(x, inside, form: tl.constexpr):
 
 @triton.jit
 def _totals_of(x):
-    """Return the sums of rows as a column, 1 where they are 0."""
+    """Return the sums of rows as a column, replaced by 1 if they are 0."""
     total = tl.sum(x, 1)
     return tl.where(total == 0.0, 1.0, total)[:, None]
 
@@ -109,12 +109,12 @@ def features_of(x, inside, form: tl.constexpr):
 
 @triton.jit
 def feature_gradient(x, grad, inside, form: tl.constexpr):
-    """Return the gradient of vectors from that of their features."""
+    """Return the gradient of vectors from the gradient of their features."""
     plain = _plain_features(x, inside, form)
     if form.normed:
         total = _totals_of(plain)
         grad = (grad - tl.sum(grad * plain, 1)[:, None] / total) / total
-    if form.features == 1:  # the slope is 1 where the result is above 1, and the result elsewhere
+    if form.features == 1:  # the slope is 1 if the result is above 1, else the result
         grad = grad * tl.minimum(plain, 1.0)
     elif form.features == 2:
         grad = tl.where(plain > 0.0, grad, 0.0)
@@ -123,7 +123,7 @@ def feature_gradient(x, grad, inside, form: tl.constexpr):
 
 @triton.jit
 def load_query(call, b, head, chunk, form: tl.constexpr):
-    """Load a chunk of queries, float32, and which entries are inside."""
+    """Load a chunk of queries, float32, and the mask of entries inside."""
     x = call.query
     start = chunk * form.chunk - number(call.query_start)
     base = x.base + b * x.batch + tl.cast(head, tl.int64) * x.head
@@ -142,7 +142,7 @@ def query_features(call, b, head, chunk, form: tl.constexpr):
 
 @triton.jit
 def load_key(call, b, source, start, r: tl.constexpr, form: tl.constexpr):
-    """Load component r of a chunk of keys, shifted, float32; and which entries are inside."""
+    """Load component r of a chunk of keys, shifted, float32; and the mask of entries inside."""
     x = call.key
     base = x.base + b * x.batch + tl.cast(source, tl.int64) * x.head + r * x.part
     tile, inside = load_positions(
@@ -170,14 +170,14 @@ def key_share(call, source, start, r: tl.constexpr, form: tl.constexpr):
 
 @triton.jit
 def real_keys(call, b, start, form: tl.constexpr):
-    """Return which keys are real as a column; only with a mask of keys."""
+    """Return the mask of real keys as a column; requires a key mask."""
     base, limit = call.key_mask + b * number(call.num_keys), number(call.num_keys)
     return (load_numbers(base, start, limit, 0, form.chunk) != 0)[:, None]
 
 
 @triton.jit
 def mixed_key(call, b, source, start, form: tl.constexpr):
-    """Return Σ_r π_r k_r of a chunk, or its only component; and which entries are inside."""
+    """Return Σ_r π_r k_r of a chunk, or its only component; and the mask of entries inside."""
     COMPONENTS: tl.constexpr = form.components
     total, inside = load_key(call, b, source, start, 0, form)
     if call.prior is not None:
@@ -190,7 +190,7 @@ def mixed_key(call, b, source, start, form: tl.constexpr):
 
 @triton.jit
 def key_features(call, b, source, chunk, form: tl.constexpr):
-    """Return the (mixed) features of a chunk of keys in the dtype of queries; masked ones are 0."""
+    """Return the (mixed) features of a chunk of keys in the queries' dtype; 0 for masked keys."""
     COMPONENTS: tl.constexpr = form.components
     start = chunk * form.chunk - number(call.key_start)
     if call.prior is None or form.mix_before:
@@ -208,7 +208,7 @@ def key_features(call, b, source, chunk, form: tl.constexpr):
 
 @triton.jit
 def kept_values(call, b, source, start, form: tl.constexpr):
-    """Return what dropout multiplies values with, as a column."""
+    """Return the dropout factors of values as a column."""
     place = b * number(call.num_sources) + source
     base, limit = call.keep + place * number(call.num_keys), number(call.num_keys)
     return load_numbers(base, start, limit, 0.0, form.chunk)[:, None]
@@ -216,7 +216,7 @@ def kept_values(call, b, source, start, form: tl.constexpr):
 
 @triton.jit
 def load_values(call, b, source, chunk, first, COLUMNS: tl.constexpr, form: tl.constexpr):
-    """Load columns of a chunk of values in the dtype of queries; dropped ones are 0."""
+    """Load columns of a chunk of values in the dtype of queries; 0 for dropped values."""
     x = call.value
     start = chunk * form.chunk - number(call.key_start)
     base = x.base + b * x.batch + tl.cast(source, tl.int64) * x.head
@@ -230,9 +230,9 @@ def load_values(call, b, source, chunk, first, COLUMNS: tl.constexpr, form: tl.c
 
 @triton.jit
 def state_place(STATES, place, segment, call, form: tl.constexpr):
-    """Return where the state of a segment is, in (places, segments, F (E + 1)).
+    """Return the address of the state of a segment, in (places, segments, F (E + 1)).
 
-    A call that is not causal has one for all segments. The last F numbers are totals.
+    A call that is not causal has one state for all segments. The last F numbers are totals.
     """
     SIZE: tl.constexpr = form.key_dim * (form.value_dim + form.totals)
     if form.causal:
@@ -255,7 +255,7 @@ def load_state(
 
 @triton.jit
 def load_total(STATES, place, segment, call, form: tl.constexpr):
-    """Load a segment's totals (F); 0 where there are none."""
+    """Load a segment's totals (F); 0 if there are none."""
     total = zero_vector(form.key_pad)
     if form.totals:
         base = state_place(STATES, place, segment, call, form)
@@ -266,14 +266,14 @@ def load_total(STATES, place, segment, call, form: tl.constexpr):
 
 @triton.jit
 def sums_place(SUMS, place, segment, call, form: tl.constexpr):
-    """Return where the sums over one segment are, in (places, segments, F (E + 1))."""
+    """Return the address of the sums over one segment, in (places, segments, F (E + 1))."""
     SIZE: tl.constexpr = form.key_dim * (form.value_dim + form.totals)
     return SUMS + (place * number(call.num_segments) + segment) * SIZE
 
 
 @triton.jit
 def store_state(base, state, first, COLUMNS: tl.constexpr, form: tl.constexpr):
-    """Store columns of the sums over one segment, which are at `base`."""
+    """Store columns of the sums over one segment at `base`."""
     store_positions(
         base, state, 0, form.value_dim, form.key_dim, form.value_dim, COLUMNS, form.key_pad, first
     )
@@ -281,7 +281,7 @@ def store_state(base, state, first, COLUMNS: tl.constexpr, form: tl.constexpr):
 
 @triton.jit
 def store_total(base, total, form: tl.constexpr):
-    """Store the totals over one segment behind its state."""
+    """Store the totals over one segment after its state."""
     if form.totals:
         at = base + form.key_dim * form.value_dim
         store_numbers(at, total, 0, form.key_dim, form.key_pad)
@@ -303,7 +303,7 @@ def mixed_state(STATES, call, b, head, segment, SOURCES: tl.constexpr, form: tl.
 
 @triton.jit
 def load_inverse(call, DEN, place, chunk, form: tl.constexpr):
-    """Return 1 / (den + eps) of a chunk's queries; 0 where den is."""
+    """Return 1 / (den + eps) of a chunk's queries; 0 if den is 0."""
     start = chunk * form.chunk - number(call.query_start)
     den = load_numbers(
         DEN + place * number(call.num_queries), start, number(call.num_queries), 0.0, form.chunk

@@ -1,1 +1,1 @@
-"""Tables whose numbers come from studies of trained models: cells, studies, printed beside ours."""
+"""Tables of studies of trained models: cells, studies, comparison with printed numbers."""

@@ -1,8 +1,7 @@
-"""A table of trained models with approximate attention: cells, and studies of them.
+"""A table of trained models with approximate attention: cells and their studies.
 
-Its cells are trained like those of any table. Then every one is studied by `approximate`, once, and
-the rows of each seed are compared by `approximate_compare`. A sentence of the paper is judged over
-seeds as those of figures are.
+The cells are trained as usual. Then `approximate` runs once on each, and `approximate_compare` on
+the rows of each seed. A sentence of the paper is judged over seeds, as for figures.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _LEGEND = (
 
 
 class ApproximationTable(CellFigure):
-    """Report of a table of `kind: fits` that sets `says` and the study `approximate`."""
+    """Report of a table of `kind: fits` with `says` and the study `approximate`."""
 
     after_every_cell: ClassVar[bool] = True
     compared: ClassVar[str] = (
@@ -46,7 +45,7 @@ class ApproximationTable(CellFigure):
         "says of them is compared."
     )
 
-    # ---- making --------------------------------------------------------------------------------
+    # ---- studies -------------------------------------------------------------------------------
 
     @property
     def study(self) -> CellStudy:
@@ -54,7 +53,7 @@ class ApproximationTable(CellFigure):
         return self.studies["approximate"]
 
     def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
-        """Say how many cells are to be studied, how many seeds compared, and the commands."""
+        """Return the numbers of cells to study and seeds to compare, and the commands."""
         left = sum(not self.study.is_done(cell) for cell in cells)
         seeds = sorted({cell.seed for cell in cells})
         waiting = [seed for seed in seeds if not self.is_compared(seed)]
@@ -65,7 +64,7 @@ class ApproximationTable(CellFigure):
         return lines + ([self.study.command(cell) for cell in cells] if commands else [])
 
     def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
-        """Study the trained cells; compare the rows of every seed whose cells are all studied."""
+        """Study the trained cells; compare the rows of each seed with all cells studied."""
         studies: dict[int, list[StudyJob]] = {}
         for job in self.study.jobs(cells):
             studies.setdefault(job.cell.seed, []).append(job)
@@ -79,7 +78,7 @@ class ApproximationTable(CellFigure):
         return run_studies(jobs_of_all, jobs, devices)
 
     def _studied(self, seed: int) -> list[tuple[Cell, dict[str, Any]]]:
-        """Return the cells of a seed with their results; none unless all are studied."""
+        """Return the cells of a seed with their results; empty unless all are studied."""
         wanted = {cell.row.name for cell in self.cells if cell.seed == seed}
         found = [(c, r) for c, r in self.results if c.seed == seed and self.study.is_done(c)]
         return found if {cell.row.name for cell, _ in found} == wanted else []
@@ -87,7 +86,7 @@ class ApproximationTable(CellFigure):
     def compared_folder(self, seed: int) -> Path | None:
         """Return the folder of a seed's comparison; None unless all its cells are studied.
 
-        Its name depends on the studies that are compared.
+        Its name depends on the compared studies.
         """
         found = self._studied(seed)
         if not found:
@@ -97,12 +96,12 @@ class ApproximationTable(CellFigure):
         return found[0][0].folder / "studies" / self.table.name / name
 
     def is_compared(self, seed: int) -> bool:
-        """Whether the comparison of a seed is made."""
+        """Return whether the comparison of a seed is done."""
         folder = self.compared_folder(seed)
         return folder is not None and (folder / f"{Compare.name}.md").is_file()
 
     def compare_arguments(self, seed: int) -> list[str]:
-        """Return the command line of a seed's comparison, after the module's name."""
+        """Return the arguments of the command that compares the rows of a seed."""
         found = self._studied(seed)
         words = [Compare.name, "--results"]
         words += [f"{cell.row.name}={self.study.folder(cell)}" for cell, _ in found]
@@ -112,7 +111,7 @@ class ApproximationTable(CellFigure):
     # ---- reporting -----------------------------------------------------------------------------
 
     def oracles(self) -> pd.DataFrame:
-        """Return a row per row of the table, seed, method and number of keys; it may be empty."""
+        """Return a row per row of the table, seed, method and number of keys; may be empty."""
         parts = [
             self.study.table(cell, f"{self.study.name}.csv").assign(
                 row=cell.row.name, seed=cell.seed
@@ -127,7 +126,7 @@ class ApproximationTable(CellFigure):
         return whole.loc[whole["method"].isin(METHODS), columns]
 
     def oracle_lines(self) -> list[str]:
-        """Return perplexities with OVO and OVA as Markdown: a line per number of keys."""
+        """Return perplexities with OVO and OVA as Markdown, a line per number of keys."""
         table = self.oracles()
         if table.empty:
             return ["No cell is studied yet."]
@@ -144,14 +143,14 @@ class ApproximationTable(CellFigure):
         return markdown_lines(pd.DataFrame(lines))
 
     def text(self) -> list[str]:
-        """Return OVO and OVA of every row, the sentences, how it was made, and the pictures."""
+        """Return OVO and OVA of all rows, sentences, provenance and figures."""
         words = " ".join(self.study.words)
         oracles = "\n".join(self.oracle_lines())
         parts = ["## OVO and OVA", f"Study: {self.study.name} with {words}.", oracles, _LEGEND]
         parts += super().text()
         for seed, folder in self._compared:
             command = f"python -m {MODULE} {shown_command(self.compare_arguments(seed))}"
-            images = [f"![{p.stem}](figures/seed{seed}_{p.name})" for p in _pictures(folder)]
+            images = [f"![{p.stem}](figures/seed{seed}_{p.name})" for p in _figures(folder)]
             parts += [f"Seed {seed}: {code_span(command)}", " ".join(images)]
         return parts
 
@@ -162,30 +161,30 @@ class ApproximationTable(CellFigure):
         return [(seed, folder) for seed, folder in folders if folder is not None]
 
     def further_tables(self) -> dict[str, str]:
-        """Return the verdicts, and OVO and OVA of every row."""
+        """Return the verdicts, and OVO and OVA of all rows."""
         return {**super().further_tables(), "oracles": as_csv(self.oracles())}
 
     def copies(self) -> dict[str, Path]:
-        """Return the pictures of the comparisons."""
+        """Return the figures of the comparisons."""
         return {
             f"seed{seed}_{path.stem}": path
             for seed, folder in self._compared
-            for path in _pictures(folder)
+            for path in _figures(folder)
         }
 
     def write(self, folder: Path) -> str:
-        """Write the report; return its tables."""
+        """Write the report and return its tables."""
         return "\n".join([super().write(folder), "", *self.oracle_lines()])
 
 
 @dataclass(frozen=True)
 class SeedJob(Job):
-    """A comparison of the rows of a seed.
+    """The job that compares the rows of a seed.
 
     Args:
         table: the table.
         seed: the seed.
-        after: the studies that it waits for.
+        after: studies on which it depends.
     """
 
     table: ApproximationTable
@@ -194,7 +193,7 @@ class SeedJob(Job):
 
     @property
     def name(self) -> str:
-        """Names of the table and of the seed."""
+        """Name of the table, and the seed."""
         return f"{self.table.table.name}-{self.label}".replace(", seed ", "-seed")
 
     @property
@@ -208,7 +207,7 @@ class SeedJob(Job):
         return self.table.cells[0].folder
 
     def is_done(self) -> bool:
-        """Whether its text is there."""
+        """Whether its text exists."""
         return self.table.is_compared(self.seed)
 
     def work(self) -> Work:
@@ -218,7 +217,7 @@ class SeedJob(Job):
         return f"done: {self.table.compared_folder(self.seed)}"
 
 
-def _pictures(folder: Path) -> list[Path]:
+def _figures(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.png"))
 
 

@@ -1,4 +1,4 @@
-"""Printed numbers that need no training: counted on models, or computed from their formulas."""
+"""Printed numbers that require no training: counted on models, or computed by formulas."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from lit_probattn.experiments.expectations import Bound
 
 @dataclass(frozen=True)
 class Computed:
-    """A printed number and what computes it.
+    """A printed number and how it is computed.
 
     Args:
         printed: task, method, heads, metric and split in published.csv.
-        unit: of the number.
+        unit: unit of the number.
         by: a name of `WAYS`.
-        of: what it is computed of; see the function.
-        bound: whether the paper prints a bound of it; None for the number itself.
+        of: argument of the function `by`.
+        bound: kind of bound, if the paper prints a bound; None for the number itself.
     """
 
     printed: tuple[str, str, str, str, str]
@@ -40,10 +40,10 @@ class Computed:
 
     @classmethod
     def read(cls, where: str, entry: Mapping[str, Any]) -> Computed:
-        """Return an entry of a table's file.
+        """Parse an entry of a table file.
 
         Raises:
-            ConfigError: nothing is known to compute it.
+            ConfigError: a key is missing, or the function is unknown.
         """
         for key in ("printed", "unit", "by", "of"):
             if key not in entry:
@@ -54,7 +54,7 @@ class Computed:
         return cls(tuple(entry["printed"]), **chosen, bound=entry.get("bound"))
 
     def value(self, folder: Path) -> float:
-        """Return the number, in its unit.
+        """Return the number in its unit.
 
         Args:
             folder: folder of the tables.
@@ -68,7 +68,7 @@ def _value(by: str, of: str, folder: Path) -> float:
 
 
 def _model(of: str, folder: Path) -> torch.nn.Module:
-    """Return the model of `TABLE TASK ROW`, without memory."""
+    """Return the model of `TABLE TASK ROW` on the meta device."""
     table_name, task, row = of.split()
     table = read_table(table_name, folder)
     ((entry, found),) = table.select([task, row])
@@ -79,15 +79,15 @@ def _model(of: str, folder: Path) -> torch.nn.Module:
 
 
 def million_parameters(of: str, folder: Path) -> float:
-    """Return the parameters of the model of `TABLE TASK ROW`, shared ones once, in millions."""
+    """Return the parameters of the model of `TABLE TASK ROW` in millions, shared ones once."""
     return sum(p.numel() for p in _model(of, folder).parameters()) / 1e6
 
 
 def window_tokens(of: str, folder: Path) -> float:
-    """Return the tokens of an attention window in the model of `TABLE TASK ROW`.
+    """Return the number of tokens of an attention window in the model of `TABLE TASK ROW`.
 
     Raises:
-        ConfigError: it has none, or several sizes.
+        ConfigError: the model has no windows, or windows of several sizes.
     """
     modules = _model(of, folder).modules()
     found = [getattr(module, "window_size", None) for module in modules]
@@ -98,10 +98,10 @@ def window_tokens(of: str, folder: Path) -> float:
 
 
 def percent_saved(of: str, folder: Path) -> float:
-    """Return by how many percent a variant's attention is cheaper, by the formulas of both.
+    """Return the percentage by which a variant's attention is cheaper than softmax, by formula.
 
     Args:
-        of: `CONFIG VARIANT`, of configs/profiling; the largest width and length of its grid count.
+        of: `CONFIG VARIANT` of configs/profiling, at the largest width and length of its grid.
         folder: unused.
     """
     name, variant = of.split()

@@ -64,12 +64,12 @@ class PrintedNumbers:
         self.texts = {tuple(row[key] for key in keys): row["value"] for row in rows}
 
     def of(self, method: str, heads: str, metric: str, split: str) -> float | None:
-        """Return what a row prints, or None."""
+        """Return the printed number of a row, or None."""
         text = self.texts.get((method, heads, metric, split))
         return None if text is None else float(text)
 
     def digits(self, metric: str, split: str) -> int:
-        """Return the most digits after the point that the number is printed with."""
+        """Return the largest number of decimals with which the number is printed."""
         texts = [t for key, t in self.texts.items() if key[2:] == (metric, split)]
         return max(map(digits_of, texts), default=2)
 
@@ -77,13 +77,13 @@ class PrintedNumbers:
 def check(
     where: str, entry: Mapping[str, Any], required: Sequence[str], optional: Sequence[str]
 ) -> None:
-    """Reject an entry that lacks a key or has an unknown one."""
+    """Reject an entry with a missing or unknown key."""
     for key in required:
         if key not in entry:
             raise ConfigError(f"{where} does not set {key}")
     for key in entry:
         if key not in (*required, *optional):
-            raise ConfigError(f"{where} sets {key!r}{nearest(key, (*required, *optional))}")
+            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, (*required, *optional))}")
 
 
 def _row(
@@ -96,14 +96,14 @@ def _row(
     folder: Path,
 ) -> Row:
     if "cells" not in entry and "attention" not in entry:
-        raise ConfigError(f"{where} names no model: set cells or attention")
+        raise ConfigError(f"{where}: missing model; set cells or attention")
     own = ("where",) if "cells" in entry else ("set", "overrides", "where")
     check(where, entry, ("printed", "cells" if "cells" in entry else "attention"), own)
     method, heads = entry["printed"]
     values = {key: printed.of(method, heads, *entry["printed"]) for key, entry in numbers.items()}
     found = {key: value for key, value in values.items() if value is not None}
     if not found:
-        raise ConfigError(f"{where}: published.csv prints nothing of {method}, {heads}")
+        raise ConfigError(f"{where}: published.csv: missing {method}, {heads}")
     published = {task: found}
     if "cells" not in entry:
         model = {k: v for k, v in entry.items() if k not in ("printed", "where")}

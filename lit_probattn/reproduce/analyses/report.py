@@ -1,4 +1,4 @@
-"""Report of an analysis table: what the paper prints, ours beside it, the studies' pictures."""
+"""Report of an analysis table: printed and reproduced numbers, and figures of the studies."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _SHORTER = " Under a shortened protocol the numbers are not compared, only their
 
 
 def _shown(value: float, digits: int) -> str:
-    """Return a number with a digit more than is printed; small ones with two that count."""
+    """Return a number with one more decimal than printed; small ones with two digits."""
     small = 0 < abs(value) < 10.0**-digits
     return f"{value:.2g}" if small else f"{value:.{digits + 1}f}"
 
 
 @dataclass
 class AnalysisReport(Report):
-    """Report of an analysis table: a line per printed number, with ours, and the study's pictures.
+    """Report of an analysis table: printed and reproduced numbers, and figures of the study.
 
     Args:
-        table, cells, command: as in Report.
-        analysis: the table's study and numbers.
+        table, cells, command: see Report.
+        analysis: study and numbers of the table.
     """
 
     analysis: Analysis
@@ -65,14 +65,14 @@ class AnalysisReport(Report):
         return run_studies(self.study.jobs(cells), jobs, devices)
 
     def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
-        """Say how many cells are to be studied, and the commands."""
+        """Return the number of cells to study, and the commands."""
         left = sum(not self.study.is_done(cell) for cell in cells)
         lines = [f"then the study {self.study.name} of {left} of {len(cells)} cells"]
         return lines + ([self.study.command(cell) for cell in cells] if commands else [])
 
     @cached_property
     def results(self) -> list[tuple[Cell, dict[str, Any]]]:
-        """Studied cells with their results, the numbers of the study among the values."""
+        """Studied cells with their results, whose values include the numbers of the study."""
         found = []
         for cell in self.cells:
             result = cell.result()
@@ -87,10 +87,10 @@ class AnalysisReport(Report):
 
     @property
     def has_numbers(self) -> bool:
-        """Whether a cell is studied, or a printed number is computed without one."""
+        """Whether a cell is studied, or a printed number is computed without cells."""
         return bool(self.results or self.analysis.computed)
 
-    # ---- printed beside ours -------------------------------------------------------------------
+    # ---- printed and reproduced numbers --------------------------------------------------------
 
     def metrics(self, task: TaskEntry) -> Sequence[Metric]:
         """Return the numbers of the study."""
@@ -98,7 +98,7 @@ class AnalysisReport(Report):
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """One row per printed number, in printed order; without a result nothing is ours."""
+        """One row per printed number, in printed order; reproduced values may be missing."""
         measured = {(e["row"], e["metric"]): e for e in super().summary.to_dict("records")}
         entries = []
         for row in self.table.rows.values():
@@ -133,7 +133,7 @@ class AnalysisReport(Report):
         return Sample.of(mine, f"value {name}")
 
     def _reference(self, row: Row, name: str, ours: Sample) -> Reference | None:
-        """Return what a number lies above or below: the baseline's, or the neutral number."""
+        """Return the reference of a number's order: the baseline or the neutral value."""
         base, neutral = self.table.baseline, self.analysis.neutral
         if neutral is not None:
             return Reference(ours.constant(neutral), neutral)
@@ -171,7 +171,7 @@ class AnalysisReport(Report):
 
     @property
     def lines(self) -> list[str]:
-        """The summary as Markdown, a line per printed number."""
+        """The summary as Markdown, one line per printed number."""
         beside = "ours − baseline" if self.table.baseline else "ours − equal"
         shown = []
         for entry in self.summary.to_dict("records"):
@@ -195,7 +195,7 @@ class AnalysisReport(Report):
         return markdown_lines(pd.DataFrame(shown).replace("", None))
 
     def legend(self) -> str:
-        """Say how deviations are judged."""
+        """Return how deviations are judged."""
         base, neutral = self.table.baseline, self.analysis.neutral
         reference = "nothing"
         if base:
@@ -207,26 +207,28 @@ class AnalysisReport(Report):
         return told + (_SHORTER if self.shortened else "")
 
     def text(self) -> list[str]:
-        """Return how the study was made, and its pictures, of the first seed of each row."""
+        """Return the command of the study, and its figures for the first seed of each row."""
         words = " ".join(self.study.words)
         how = f"Study: {self.study.name} {f'with {words}' if words else 'with its defaults'}."
         if self.study != self.analysis.study:
             whole = " ".join(self.analysis.study.words)
             how += f" **Shortened too: the table's own takes {whole or 'the defaults'}.**"
-        parts = [how, *self.analysis.notes, "## Pictures of the studies"]
-        for cell, paths in self._pictures:
+        parts = [how, *self.analysis.notes, "## Figures of the studies"]
+        for cell, paths in self._study_figures:
             images = " ".join(f"![{p.stem}](figures/{cell.row.name}_{p.name})" for p in paths)
             parts += [f"{cell.label}:", images]
         return parts
 
     @cached_property
-    def _pictures(self) -> list[tuple[Cell, list[Path]]]:
+    def _study_figures(self) -> list[tuple[Cell, list[Path]]]:
         firsts = {cell.row.name: cell for cell, _ in reversed(self.results)}
         chosen = [firsts[name] for name in self.table.rows if name in firsts]
-        return [(cell, self.study.pictures(cell)) for cell in chosen]
+        return [(cell, self.study.figures(cell)) for cell in chosen]
 
     def copies(self) -> dict[str, Path]:
-        """Return the pictures of the studies."""
+        """Return the figures of the studies."""
         return {
-            f"{cell.row.name}_{path.stem}": path for cell, paths in self._pictures for path in paths
+            f"{cell.row.name}_{path.stem}": path
+            for cell, paths in self._study_figures
+            for path in paths
         }

@@ -1,8 +1,8 @@
-"""What the file of an analysis table says: cells, study, numbers.
+"""The file of an analysis table: cells, study, numbers.
 
 A file of configs/reproduce of `kind: analysis` names its study, the models of its rows (rows of
-other tables, or attention files of its own), and where each printed number stands in the study's
-tables. Printed numbers themselves are those of published.csv.
+other tables, or attention files), and where the study's tables contain each printed number. The
+printed numbers are in published.csv.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lit_probattn.reproduce.studies import CellStudy, Value
 
 @dataclass(frozen=True)
 class Number:
-    """A printed number of every row.
+    """A number that is printed for each row.
 
     Args:
         metric: name, unit, and its metric and split in published.csv.
-        value: where it stands in the tables of the study.
-        bound: whether the paper prints a bound of it; None for the number itself.
+        value: where the tables of the study contain it.
+        bound: kind of bound, if the paper prints a bound; None for the number itself.
     """
 
     metric: Metric
@@ -40,15 +40,15 @@ class Analysis:
     """An analysis table.
 
     Args:
-        table: its cells; a row's `published` are its printed numbers.
-        study: the study of every cell.
-        shortened: the study under the shortened protocol.
-        numbers: what is compared, by name.
-        neutral: what numbers of a table without a baseline lie above or below.
-        notes: what the paper does not say of the study, and what we take.
-        digits: digits after the point, by number, as printed.
-        computed: printed numbers that no study gives, with the text that is printed.
-        wheres: lines of the study's tables that a row reads, beside those of its numbers, by row.
+        table: its cells; `published` of a row are its printed numbers.
+        study: study of each cell.
+        shortened: the study with the reduced protocol.
+        numbers: compared numbers, by name.
+        neutral: reference of the order in a table without a baseline.
+        notes: assumptions about the study that the paper does not specify.
+        digits: printed number of decimals, by number.
+        computed: printed numbers that do not come from a study, with the printed text.
+        wheres: additional conditions on the study's tables, by row.
         folder: folder of the tables.
     """
 
@@ -64,21 +64,21 @@ class Analysis:
     wheres: Mapping[str, Mapping[str, Any]]
 
     def value(self, row: str, name: str) -> Value:
-        """Return where a number of a row stands in the tables of the study."""
+        """Return where the study's tables contain a number of a row."""
         found = self.numbers[name].value
         return replace(found, where={**found.where, **self.wheres.get(row, {})})
 
     @classmethod
     def read(cls, name: str, part: Mapping[str, Any], folder: Path = FOLDER) -> Analysis:
-        """Return the analysis of a file's content.
+        """Parse the content of a file.
 
         Args:
-            name: the table.
-            part: the content.
-            folder: folder of the tables whose rows it names, of tasks and printed numbers.
+            name: name of the table.
+            part: content of the file.
+            folder: folder of the referenced tables, of tasks and of printed numbers.
 
         Raises:
-            ConfigError: something is missing or unknown.
+            ConfigError: a key is missing or unknown.
         """
         table = models_of(name, part, folder)
         numbers = {key: _number(name, key, entry) for key, entry in part["values"].items()}
@@ -109,7 +109,7 @@ def _computed(name: str, entry: Mapping[str, Any], folder: Path) -> tuple[Comput
     for row in read_published(folder):
         if row["table"] == name and tuple(row[key] for key in keys) == found.printed:
             return found, row["value"]
-    raise ConfigError(f"{name}: published.csv does not print {', '.join(found.printed)}")
+    raise ConfigError(f"{name}: published.csv: missing {', '.join(found.printed)}")
 
 
 def _number(table: str, name: str, entry: Mapping[str, Any]) -> Number:

@@ -1,1 +1,1 @@
-"""Published figures: cells to train, a picture in the paper's axes, its sentences judged."""
+"""Published figures: cells to train, a figure with the paper's axes, judged sentences."""

@@ -1,10 +1,10 @@
-"""Figures drawn of cells of published tables: learning curves, and studies of what was trained."""
+"""Figures from cells of published tables: learning curves, and studies of trained models."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ class CellFigure(FigureReport):
     """A figure of configs/reproduce/cell_figures.bundle.yaml.
 
     Args:
-        table, cells, command, part, reduced: as in FigureReport.
-        is_short: whether studies take their short flags.
+        table, cells, command, part, reduced: see FigureReport.
+        is_short: whether studies use their flags for the reduced protocol.
     """
 
     is_short: bool = False
@@ -45,7 +45,7 @@ class CellFigure(FigureReport):
 
     @cached_property
     def drawn_of_test(self) -> Mapping[str, str]:
-        """Return what stands in for logged metrics: the paper's, where all runs have logged it."""
+        """Return the test metrics that replace logged metrics, if all runs logged them."""
         named: Mapping[str, str] = self.part.get("test_curves", {})
         logged = all(setting(cell.config, SETTING) is not None for cell in self.cells)
         return named if logged else {}
@@ -59,7 +59,7 @@ class CellFigure(FigureReport):
 
     @cached_property
     def values(self) -> dict[str, tuple[CellStudy, Value]]:
-        """Numbers of studies by name."""
+        """Values of studies by name."""
         found = {}
         for name, entry in self.part.get("values", {}).items():
             entry = dict(entry)
@@ -71,10 +71,10 @@ class CellFigure(FigureReport):
         return [(cell, result) for cell, result in self.results if cell.row.name == row]
 
     def sample(self, row: str, value: str) -> Sample | None:
-        """Return a value of a row over seeds; None where nothing has it.
+        """Return a value of a row over seeds; None if it is missing.
 
         Raises:
-            ConfigError: there is no such value.
+            ConfigError: the value is unknown.
         """
         found: dict[int, float] = {}
         metrics = {name for task in self.table.tasks.values() for name in task.metrics}
@@ -96,7 +96,7 @@ class CellFigure(FigureReport):
         return {seed: curve for seed, curve in found.items() if curve is not None}
 
     def tables(self, row: str, study: str, file: str) -> pd.DataFrame:
-        """Return a table of a study of a row, all seeds below each other."""
+        """Return a table of a study of a row, concatenated over seeds."""
         done = [cell for cell, _ in self.cells_of(row) if self.studies[study].is_done(cell)]
         parts = [self.studies[study].table(cell, file).assign(seed=cell.seed) for cell in done]
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
@@ -108,10 +108,10 @@ class CellFigure(FigureReport):
             for name, (study, value) in self.values.items()
         }
 
-    # ---- what is said --------------------------------------------------------------------------
+    # ---- sentences -----------------------------------------------------------------------------
 
     def judges(self) -> Mapping[str, Judge]:
-        """Return what judges each sentence: its claims."""
+        """Return the function that judges the claims of each sentence."""
         rows = list(self.table.rows)
         claims = {
             key: [
@@ -130,60 +130,65 @@ class CellFigure(FigureReport):
         return judge
 
     def text(self) -> list[str]:
-        """Return the sentences with their verdicts, and what the picture has of ours."""
+        """Return the sentences with their verdicts, and notes on the figure."""
         note = _TEST_NOTE if self.drawn_of_test else self.part.get("note")
         return [*super().text(), *([note] if note else [])]
 
-    # ---- what is drawn -------------------------------------------------------------------------
+    # ---- figures -------------------------------------------------------------------------------
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return the panels, and in a picture of its own what studies drew."""
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return functions that draw the panels and, as a separate figure, those of studies."""
         panels = [Panel(**entry) for entry in self.part["panels"]]
-        drawn = [panel for panel in panels if panel.draw != "pictures"]
-        found = {}
-        label = {name: row.label for name, row in self.table.rows.items()}.__getitem__
+        drawn = [panel for panel in panels if panel.draw != "figures"]
+        found: dict[str, Callable[[], Figure]] = {}
         if drawn:
-            figure, axes = tiles(len(drawn), 3 if len(drawn) != 4 else 2, 4.2, 3.4)
-            for panel, axis in zip(drawn, axes, strict=True):
-                rows = list(panel.rows or self.table.rows)
-                if panel.draw == "curves":
-                    panel = replace(
-                        panel, metric=self.drawn_of_test.get(panel.metric, panel.metric)
-                    )
-                    curves = {row: self.curves(row, panel.metric) for row in rows}
-                    panel.draw_curves(axis, curves, label)
-                else:
-                    panel.draw_study(axis, rows, self.tables, label)
-            figure.suptitle(self.part["title"], fontsize=10)
-            found["figure"] = figure
-        for number, panel in enumerate(p for p in panels if p.draw == "pictures"):
-            rows = list(panel.rows or self.table.rows)
-            figure, axes = tiles(len(rows), 3, 5.0, 4.4)
-            for row, axis in zip(rows, axes, strict=True):
-                seed, path = self._picture(row, panel)
-                show(axis, path, label(row) + (f", seed {seed}" if path else ""))
-            figure.suptitle(panel.title or self.part["title"], fontsize=10)
-            found[f"pictures{number + 1}" if drawn or number else "figure"] = figure
+            found["figure"] = partial(self._draw_panels, drawn)
+        for number, panel in enumerate(p for p in panels if p.draw == "figures"):
+            name = f"studies{number + 1}" if drawn or number else "figure"
+            found[name] = partial(self._draw_studies, panel)
         return found
 
-    def _picture(self, row: str, panel: Panel) -> tuple[int, Path | None]:
-        """Return the seed and the picture of the first seed that is studied."""
+    def _label_of(self, row: str) -> str:
+        return self.table.rows[row].label
+
+    def _draw_panels(self, drawn: Sequence[Panel]) -> Figure:
+        figure, axes = tiles(len(drawn), 3 if len(drawn) != 4 else 2, 4.2, 3.4)
+        for panel, axis in zip(drawn, axes, strict=True):
+            rows = list(panel.rows or self.table.rows)
+            if panel.draw == "curves":
+                panel = replace(panel, metric=self.drawn_of_test.get(panel.metric, panel.metric))
+                curves = {row: self.curves(row, panel.metric) for row in rows}
+                panel.draw_curves(axis, curves, self._label_of)
+            else:
+                panel.draw_study(axis, rows, self.tables, self._label_of)
+        return figure
+
+    def _draw_studies(self, panel: Panel) -> Figure:
+        rows = list(panel.rows or self.table.rows)
+        figure, axes = tiles(len(rows), 3, 5.0, 4.4)
+        for row, axis in zip(rows, axes, strict=True):
+            seed, path = self._study_figure(row, panel)
+            show(axis, path, self._label_of(row) + (f", seed {seed}" if path else ""))
+        return figure
+
+    def _study_figure(self, row: str, panel: Panel) -> tuple[int, Path | None]:
+        """Return the seed and the figure of the first seed that is studied."""
         study = self.studies[panel.study]
         for cell, _ in self.cells_of(row):
-            named = [path for path in study.pictures(cell) if path.name == panel.file]
+            named = [path for path in study.figures(cell) if path.name == panel.file]
             if study.is_done(cell) and named:
                 return cell.seed, named[0]
         return 0, None
 
-    # ---- making --------------------------------------------------------------------------------
+    # ---- studies -------------------------------------------------------------------------------
 
     def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
-        """Make the studies of the trained cells."""
+        """Run the studies of the trained cells."""
         studies = [job for study in self.studies.values() for job in study.jobs(cells)]
         return run_studies(studies, jobs, devices)
 
 
 class StudyFigure(CellFigure):
-    """A figure with studies, which are made once all cells are trained."""
+    """A figure with studies, which run when all cells are trained."""
 
     after_every_cell = False

@@ -1,11 +1,11 @@
-"""Conditions on the cells of a figure, by which its paper's sentences are judged.
+"""Conditions on the cells of a figure, used to judge the sentences of its paper.
 
-A condition compares a number of one row with that of another, or with a value, seed by seed:
+A condition compares a number of one row with another row or with a value, seed by seed:
 
     {rows: [mgk_4, mgk_2], is: higher, than: softmax_4, value: rank}       # of a study
     {rows: [mgk_1], is: lower, than: softmax_2, curve: train/loss, at: throughout}
 
-Every row must pass it; a sentence is no better than the weakest of its parts.
+All rows must satisfy it; a sentence has the verdict of its weakest part.
 """
 
 from __future__ import annotations
@@ -51,17 +51,16 @@ class Claim:
     """A condition on rows.
 
     Args:
-        rows: rows that must pass it.
+        rows: rows that must satisfy it.
         compare: `higher` or `lower` than the other side, `equal` to it, or `near` a printed value,
             which lies in the interval over seeds.
-        than: another row; or a number.
+        than: another row, or a number.
         value: a value of the figure's studies, or a metric of the table's cells.
-        than_value: the other side's value, where it is another one (of the same row unless `than`
-            names one).
-        curve: a logged metric, in place of a value.
-        at: of a curve: `throughout`, its mean over the steps that both log, and the side at each;
-            `best`; `reach`, the steps until it is as good as the other row's best; `settled`.
-        margin: how much worse than the other row still counts, as a share of it.
+        than_value: name of the other side's value, if it differs; without `than`, of the same row.
+        curve: a logged metric, instead of a value.
+        at: reduction of a curve: `throughout`, its mean over common steps, and the sign at each;
+            `best`; `reach`, the steps until it is as good as the best of the other row; `settled`.
+        margin: allowed shortfall relative to the other row.
     """
 
     rows: Sequence[str]
@@ -75,16 +74,16 @@ class Claim:
 
     @classmethod
     def read(cls, entry: Mapping[str, Any], place: str, rows: Sequence[str]) -> Claim:
-        """Read an entry of a file.
+        """Parse an entry of a file.
 
         Raises:
-            ConfigError: it has unknown keys or rows, or not one of value and curve.
+            ConfigError: a key or row is unknown, or neither or both of value and curve are set.
         """
         words = {("compare" if key == "is" else key): value for key, value in entry.items()}
         known = [one.name for one in fields(cls)]
         for key in words:
             if key not in known:
-                raise ConfigError(f"{place}: a claim has no key {key!r}{nearest(key, known)}")
+                raise ConfigError(f"{place}: claim: unknown key {key!r}{nearest(key, known)}")
         if "rows" not in words or "compare" not in words:
             raise ConfigError(f"{place}: a claim needs `rows` and `is`")
         claim = cls(**words)
@@ -95,7 +94,9 @@ class Claim:
                 f"{place}: `is` must be one of {', '.join(_COMPARE)}, not {claim.compare}"
             )
         if claim.at is not None and claim.at not in _WORDS:
-            raise ConfigError(f"{place}: `at` must be one of {', '.join(_WORDS)}, not {claim.at}")
+            raise ConfigError(
+                f"{place}: `at` must be one of {', '.join(_WORDS)}, received {claim.at}"
+            )
         if claim.than is None and claim.than_value is None:
             raise ConfigError(f"{place}: a claim needs `than` or `than_value`")
         other = [claim.than] if isinstance(claim.than, str) else []
@@ -105,14 +106,14 @@ class Claim:
         return claim
 
     def of_curve(self, others: Mapping[str, str]) -> Claim:
-        """Return the condition on the metric that stands in for its own."""
+        """Return the condition with its metric replaced as in `others`."""
         return (
             self if self.curve is None else replace(self, curve=others.get(self.curve, self.curve))
         )
 
     @property
     def sign(self) -> Sign:
-        """Sign of the difference that is claimed."""
+        """Sign of the claimed difference."""
         return 1 if self.compare == "higher" else -1
 
     def judge(
@@ -124,9 +125,9 @@ class Claim:
         """Judge the condition.
 
         Args:
-            sample: values over seeds, of a row and the name of a value.
-            curves: logged curves by seed, of a row and a metric.
-            label: words for a row.
+            sample: returns values over seeds by row and name of the value.
+            curves: returns logged curves by row and metric.
+            label: returns the label of a row.
         """
         found = []
         for row in self.rows:
@@ -147,7 +148,7 @@ class Claim:
         return self.than if isinstance(self.than, str) else row
 
     def _constant(self, like: Sample | None) -> Sample | None:
-        """Return the number of the other side at the seeds of one's own."""
+        """Return the number of the other side as a sample with the same seeds."""
         assert isinstance(self.than, int | float)
         return None if like is None else like.constant(self.than)
 
@@ -205,7 +206,7 @@ class Claim:
         return self._compare(mine, theirs or self._constant(mine), words)
 
     def _throughout(self, own: Curves, base: Curves, words: str) -> Finding:
-        """Judge the mean over steps; beside it how many steps are on the claimed side."""
+        """Judge the mean over steps, and count the steps with the claimed sign."""
         steps = common_steps(own, base)
         if not len(steps):
             return missing(f"{words}: no logged step in common")

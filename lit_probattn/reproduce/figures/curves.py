@@ -1,4 +1,4 @@
-"""Logged curves of cells, and the numbers per seed that sentences on curves compare."""
+"""Logged curves of cells, and values per seed for sentences about curves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from lit_probattn.analysis.studies.curves import grows, read_run
 from lit_probattn.training.logs import FILE_NAME
 
-# Over this share of the logged steps at the end a curve that has settled hardly moves.
+# Share of the logged steps at the end over which a settled curve hardly changes.
 _LAST = 0.1
 
 # Seed -> value by step.
@@ -19,7 +19,7 @@ Curves = dict[int, pd.Series]
 
 
 def curve_of(result: Mapping[str, Any], metric: str) -> pd.Series | None:
-    """Return a logged metric of a finished cell, by step; None if its run did not log it."""
+    """Return a logged metric of a finished cell by step; None if its run did not log it."""
     folder = Path(result["run_folder"])
     if not (folder / FILE_NAME).is_file():
         return None
@@ -29,7 +29,7 @@ def curve_of(result: Mapping[str, Any], metric: str) -> pd.Series | None:
 
 
 def smoothed(curve: pd.Series, metric: str) -> pd.Series:
-    """Return a training metric as means over a fortieth of its steps; other metrics as logged."""
+    """Return a training metric as means over 1/40 of its steps; other metrics unchanged."""
     if not metric.startswith("train/"):
         return curve
     return curve.rolling(max(1, len(curve) // 40), min_periods=1).mean()
@@ -41,7 +41,7 @@ def best(curve: pd.Series, metric: str) -> float:
 
 
 def settling(curve: pd.Series) -> float:
-    """Return which share of its whole change a curve makes in the last tenth of its steps."""
+    """Return the share of a curve's total change in the last tenth of its steps."""
     start = curve.index[-1] - _LAST * (curve.index[-1] - curve.index[0])
     before = curve[curve.index <= start].iloc[-1]
     whole = float(curve.max() - curve.min())

@@ -6,7 +6,7 @@ Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from lit_probattn.experiments.expectations import (
     sided,
     trend,
 )
-from lit_probattn.records.tables import panels
+from lit_probattn.records.figures import panels
 from lit_probattn.reproduce.figures.report import FigureReport, Judge
 from lit_probattn.reproduce.head_size.curves import (
     Series,
@@ -48,23 +48,26 @@ class _LowRank(FigureReport):
     has_reduced_cells = True
 
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-        """Return rule and sizes of a point, and its parameters without the token table."""
+        """Return rule and sizes of a point, and its parameters without the token embedding."""
         return point_columns(cell, result)
 
     def of(self, *rules: str) -> pd.DataFrame:
-        """Return the cells of some rules."""
+        """Return the cells of the given rules."""
         return self.rows[self.rows["rule"].isin(rules)]
 
 
 class AgainstParameters(_LowRank):
     """Figures 1 and 4: perplexity against parameters and embedding size; baselines of all widths.
 
-    The baselines are of rule `width` (several numbers of heads), or `width_and_heads` (as many
-    heads as have the fixed size).
+    The baselines have the rule `width` (several numbers of heads) or `width_and_heads` (the number
+    of heads that results from the fixed size).
     """
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return both panels."""
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return the function that draws both panels."""
+        return {"figure": self._draw}
+
+    def _draw(self) -> Figure:
         figure, [[left, right]] = panels(1, 2, 4.6, 3.8, sharey=True)
         fixed, limits = self.of("fixed"), limits_of(self.rows)
         own = {_fixed_words(fixed): fixed} if len(fixed) else {}
@@ -75,7 +78,7 @@ class AgainstParameters(_LowRank):
         _draw_heads(right, fixed)
         right.set_xscale("linear")
         right.set_xlabel("embedding size")
-        return {"figure": figure}
+        return figure
 
     def _baselines(self) -> Series:
         of_heads = series_by(self.of("width"), "num_heads", "d / h, {} heads")
@@ -99,7 +102,7 @@ class AgainstParameters(_LowRank):
         return at_equal(self.of("fixed"), self._widths(), "num_parameters", -1, words)
 
     def _smaller_width(self) -> Finding:
-        """The fixed model with most heads against the best baseline of the largest width."""
+        """Compare the fixed model with most heads and the best baseline of the largest width."""
         fixed, widths = self.of("fixed"), self._widths()
         if fixed.empty or not widths:
             return missing()
@@ -112,7 +115,7 @@ class AgainstParameters(_LowRank):
         return sided(Sample.of(most, "perplexity"), best, -1, words)
 
     def _too_many_heads(self) -> Finding:
-        """The most heads against half as many, at the smallest width."""
+        """Compare the largest number of heads and half of it, at the smallest width."""
         narrow = self._widths()[:1]
         heads = sorted(set(narrow[0]["num_heads"])) if narrow else []
         if len(heads) < 2:
@@ -125,17 +128,20 @@ class AgainstParameters(_LowRank):
 
 
 class AgainstHeads(_LowRank):
-    """Figure 3 (a): perplexity against the number of heads, the baseline with a wider MLP (M1)."""
+    """Figure 3 (a): perplexity against the number of heads; the baseline has a wider MLP (M1)."""
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return the panel."""
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return the function that draws the panel."""
+        return {"figure": self._draw}
+
+    def _draw(self) -> Figure:
         figure, [[axis]] = panels(1, 1, 5.2, 3.9)
         fixed, baseline = self.of("fixed"), self.of("matched_mlp")
         words = {_fixed_words(fixed): fixed, "d / h, wider MLP": baseline}
         series = {name: part for name, part in words.items() if len(part)}
         draw_curves(axis, series, "num_heads", limits_of(self.rows))
         axis.set_xlabel("heads")
-        return {"figure": figure}
+        return figure
 
     def judges(self) -> Mapping[str, Judge]:
         """Return what judges each sentence."""
@@ -162,14 +168,14 @@ class AgainstHeads(_LowRank):
         return equal(fixed, baseline, f"both models with {heads} heads")
 
     def _turn(self) -> Finding:
-        """The baseline's most heads against twice the heads at which both coincide."""
+        """Compare the baseline with its most heads and with twice the heads at which both meet."""
         baseline, heads = self._by_heads("matched_mlp"), 2 * self._meeting()
         most = max(baseline, default=0)
         known = baseline.get(heads) if most > heads else None
         return sided(baseline.get(most), known, 1, f"baseline: {most} heads − {heads} heads")
 
     def _below(self) -> Finding:
-        """The largest number of heads that both have."""
+        """Compare both at the largest common number of heads."""
         fixed, baseline = self._by_heads("fixed"), self._by_heads("matched_mlp")
         both = [heads for heads in fixed if heads in baseline and heads > self._meeting()]
         heads = max(both, default=0)
@@ -178,16 +184,19 @@ class AgainstHeads(_LowRank):
 
 
 class AgainstHeadSize(_LowRank):
-    """Figure 3 (b): perplexity against the head size, with several numbers of heads."""
+    """Figure 3 (b): perplexity against the head size for several numbers of heads."""
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return the panel."""
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return the function that draws the panel."""
+        return {"figure": self._draw}
+
+    def _draw(self) -> Figure:
         figure, [[axis]] = panels(1, 1, 5.2, 3.9)
         draw_curves(
             axis, series_by(self.rows, "num_heads", "{} heads"), "head_dim", limits_of(self.rows)
         )
         axis.set_xlabel("head size")
-        return {"figure": figure}
+        return figure
 
     def judges(self) -> Mapping[str, Judge]:
         """Return what judges each sentence."""
@@ -202,7 +211,7 @@ class AgainstHeadSize(_LowRank):
 
 
 def equal(first: pd.DataFrame, second: pd.DataFrame, words: str) -> Finding:
-    """Judge a sentence that two models are one: cells of one run, or of equal results."""
+    """Judge the claim that two models are identical: cells of one run, or equal results."""
     one, other = Sample.of(first, "perplexity"), Sample.of(second, "perplexity")
     if one is None or other is None:
         return missing()
@@ -222,20 +231,19 @@ def at_equal(
     words: str,
     score: str = "perplexity",
 ) -> Finding:
-    """Judge a sentence that models lie on one side of a curve at equal values of a column.
+    """Judge the claim that models lie on one side of a curve at equal values of a column.
 
-    The curve is that of the best baselines: of each group of models the one with the lowest mean
-    (with sign -1, for scores of which less is better) or with the highest (1). Between groups it is
-    linear in the logarithm of the column. Models whose value the curve does not reach, and its own
-    first point, are left out.
+    The curve consists of the best baselines: of each group the model with the lowest mean (sign -1,
+    for scores where lower is better) or the highest mean (1). Between groups it is linear in the
+    logarithm of the column. Models outside its range, and its first point, are excluded.
 
     Args:
         models: cells of the models.
-        curve: groups of baselines, such as those of one width; all of a group have one value.
-        column: what must be equal, such as the parameters.
-        sign: of models − curve.
-        words: name the difference.
-        score: the column that is compared.
+        curve: groups of baselines with a common value, such as one width.
+        column: column with equal values, such as the parameters.
+        sign: sign of models − curve.
+        words: name of the difference.
+        score: compared column.
     """
     knots: dict[float, Sample] = {}
     for group in curve:
@@ -289,11 +297,11 @@ def _fixed_words(fixed: pd.DataFrame) -> str:
 
 
 def _draw_heads(axis: Axes, fixed: pd.DataFrame) -> None:
-    """Draw the fixed models, which share a width, each with its number of heads beside it."""
+    """Draw the fixed models of one width, labelled by their number of heads."""
     means = fixed.groupby("num_heads")["perplexity"].mean().sort_values()
     for index, heads in enumerate(means.index):
         part = fixed[fixed["num_heads"] == heads]
-        side, offset = (("left", 6), ("right", -6))[index % 2]  # neighbours stand apart
+        side, offset = (("left", 6), ("right", -6))[index % 2]  # alternate to avoid overlap
         place = part["embed_dim"].iloc[0], part["perplexity"].mean()
         spread = part["perplexity"].std()
         bar = None if pd.isna(spread) else [spread]

@@ -1,11 +1,11 @@
-"""Figure 2 of the paper on fixed head sizes: pre-trained models, fine-tuned.
+"""Figure 2 of the paper on fixed head sizes: fine-tuned pre-trained models.
 
 Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al., ICML 2020).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from lit_probattn.compare.cells import Cell
 from lit_probattn.experiments.expectations import Finding, Sample, missing, sided
-from lit_probattn.records.tables import panels
+from lit_probattn.records.figures import panels
 from lit_probattn.reproduce.figures.low_rank import at_equal
 from lit_probattn.reproduce.figures.report import FigureReport, Judge
 from lit_probattn.reproduce.head_size.curves import draw_curves, in_millions, limits_of
@@ -27,8 +27,8 @@ _SCORES = {"f1": "F1", "exact_match": "exact match", "accuracy": "accuracy, %"}
 class FineTuned(FigureReport):
     """Scores of fine-tuned models against their parameters.
 
-    Each row is a model, pre-trained and fine-tuned as the tasks of `tasks.yaml` say. In the reduced
-    version all widths are divided, the numbers of heads stay.
+    Each row is a model that is pre-trained and fine-tuned with the tasks of `tasks.yaml`. The
+    reduced version divides all widths and keeps the numbers of heads.
     """
 
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
@@ -42,13 +42,16 @@ class FineTuned(FigureReport):
         }
 
     def scores(self, metric: str) -> pd.DataFrame:
-        """Return the cells that have a score, whose column has its name."""
+        """Return the cells with a score, in a column of its name."""
         column = f"value {metric}"
         known = self.rows.reindex(columns=[*self.rows.columns.difference([column]), column])
         return known.dropna(subset=[column]).rename(columns={column: _SCORES[metric]})
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return a panel for each score."""
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return the function that draws a panel per score."""
+        return {"figure": self._draw}
+
+    def _draw(self) -> Figure:
         there = {key: cells for key in _SCORES if len(cells := self.scores(key))}
         figure, [axes] = panels(1, max(1, len(there)), 3.9, 3.6)
         for axis, (metric, cells) in zip(axes, there.items(), strict=False):
@@ -58,7 +61,7 @@ class FineTuned(FigureReport):
             draw_curves(axis, series, "num_parameters", limits, score=_SCORES[metric])
             in_millions(axis)
             axis.set_xlabel("parameters")
-        return {"figure": figure}
+        return figure
 
     def judges(self) -> Mapping[str, Judge]:
         """Return what judges each sentence."""
@@ -73,7 +76,7 @@ class FineTuned(FigureReport):
         return cells[cells["rule"] == "fixed"], cells[cells["rule"] == "width"]
 
     def _smaller_width(self, metric: str) -> Finding:
-        """The fixed model with most heads against the widest baseline."""
+        """Compare the fixed model with most heads and the widest baseline."""
         fixed, widths = self._parts(metric)
         if fixed.empty or widths.empty:
             return missing()

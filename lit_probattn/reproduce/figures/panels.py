@@ -1,4 +1,4 @@
-"""Panels of a figure that is drawn of cells: curves, histograms and lines of studies, pictures."""
+"""Panels of a figure from cells: curves, histograms and lines of studies, images."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
+from lit_probattn.records.figures import colour_of
 from lit_probattn.reproduce.figures.curves import Curves, smoothed
 
-# Rows of a study's table over all seeds, with a column `seed`; of a row, a study and a file.
+# Returns a study's table over all seeds, with a column `seed`, by row, study and file.
 Tables = Callable[[str, str, str], pd.DataFrame]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel; `pictures` makes one of every row.
+    """One panel; `figures` creates one per row.
 
     Args:
-        draw: what: logged `curves`, a `histogram` or `lines` of a study's table, its `pictures`.
-        title: above it.
+        draw: content: logged `curves`, a `histogram` or `lines` of a study's table, its `figures`.
+        title: title of the panel.
         rows: rows of the table; all by default.
-        metric: of curves.
-        study, file: whose table or picture.
-        x: column of the horizontal axis, or the one whose values are counted.
+        metric: metric of curves.
+        study, file: the study and its table or figure.
+        x: column of the horizontal axis, or of the counted values.
         y: column of the vertical axis.
-        where: values that columns must have; a list allows several.
-        by: column with a line for each of its values.
-        log: which axes are logarithmic: `x`, `y` or `xy`.
-        steps: first and last step to show, of curves.
-        most: largest x to show.
+        where: required values of columns; a list allows several.
+        by: column with one line per value.
+        log: logarithmic axes: `x`, `y` or `xy`.
+        steps: first and last step of curves.
+        most: largest x.
     """
 
-    draw: Literal["curves", "histogram", "lines", "pictures"]
+    draw: Literal["curves", "histogram", "lines", "figures"]
     title: str = ""
     rows: Sequence[str] | None = None
     metric: str = ""
@@ -54,25 +55,28 @@ class Panel:
     def draw_curves(
         self, axis: Axes, curves: Mapping[str, Curves], label_of: Callable[[str], str]
     ) -> None:
-        """Draw a curve of means for each row, and the range of one deviation over its seeds."""
+        """Draw the mean curve of each row, with a band of one deviation over its seeds."""
+        distinct = _have_own_colours([label_of(row) for row in curves])
         for number, (row, seeds) in enumerate(curves.items()):
             if not seeds:
                 continue
             wide = pd.DataFrame({s: smoothed(c, self.metric) for s, c in seeds.items()}).dropna()
             name = f"{label_of(row)} ({len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
-            _band(axis, wide, f"C{number}", name)
+            _band(axis, wide, colour_of(label_of(row)) if distinct else f"C{number}", name)
         self._finish(axis, "optimiser step", self.metric)
 
     def draw_study(
         self, axis: Axes, rows: Sequence[str], tables: Tables, label_of: Callable[[str], str]
     ) -> None:
-        """Draw a histogram, or lines with the range of one deviation over seeds."""
+        """Draw a histogram, or lines with a band of one deviation over seeds."""
         number = 0
+        distinct = not self.by and _have_own_colours([label_of(row) for row in rows])
         found = {row: tables(row, self.study, self.file) for row in rows}
         chosen = {row: self._chosen(table) for row, table in found.items() if len(table)}
         if self.draw == "histogram" and chosen:
             bins = np.histogram_bin_edges(pd.concat(chosen.values())[self.x], 25)
         for row, table in chosen.items():
+            colour = colour_of(label_of(row)) if distinct else f"C{number}"
             if self.draw == "histogram":
                 weights = np.full(len(table), 1 / table["seed"].nunique())
                 axis.hist(
@@ -82,19 +86,19 @@ class Panel:
                     histtype="step",
                     lw=1.4,
                     alpha=0.8,
-                    color=f"C{number}",
+                    color=colour,
                     label=label_of(row),
                 )
-                axis.axvline(table[self.x].mean(), color=f"C{number}", lw=1, ls="--")
+                axis.axvline(table[self.x].mean(), color=colour, lw=1, ls="--")
                 number += 1
                 continue
             groups = table.groupby(self.by, sort=False) if self.by else [("", table)]
             for value, part in groups:
                 wide = part.pivot_table(index=self.x, columns="seed", values=self.y).dropna()
                 name = ", ".join(n for n in (label_of(row) if len(rows) > 1 else "", value) if n)
-                _band(
-                    axis, wide, f"C{number}", name or label_of(row), "o" if len(wide) < 25 else ""
-                )
+                colour = colour if distinct else f"C{number}"
+                marker = "o" if len(wide) < 25 else ""
+                _band(axis, wide, colour, name or label_of(row), marker)
                 number += 1
         counts = "number of maps (dashed: mean)"
         self._finish(axis, self.x.replace("_", " "), self.y.replace("_", " ") or counts)
@@ -102,7 +106,7 @@ class Panel:
     def _chosen(self, table: pd.DataFrame) -> pd.DataFrame:
         for column, value in self.where.items():
             several = value if isinstance(value, list) else [value]
-            # Columns of numbers and words are read as words.
+            # Columns with numbers and words are read as strings.
             table = table[table[column].astype(str).isin([str(one) for one in several])]
         if self.most is not None and len(table):
             table = table[table[self.x] <= self.most]
@@ -118,7 +122,7 @@ class Panel:
 
 
 def show(axis: Axes, path: Path | None, title: str) -> None:
-    """Show a study's picture as it is, or that it is not made."""
+    """Show the image of a study, or a note that it is missing."""
     axis.set_axis_off()
     axis.set_title(title, fontsize=9)
     if path is None:
@@ -127,8 +131,12 @@ def show(axis: Axes, path: Path | None, title: str) -> None:
         axis.imshow(imread(path), interpolation="antialiased")
 
 
+def _have_own_colours(labels: Sequence[str]) -> bool:
+    """Return whether the variants of all rows differ, so that colours identify them."""
+    return len({colour_of(label) for label in labels}) == len(labels)
+
+
 def _band(axis: Axes, wide: pd.DataFrame, colour: str, name: str, marker: str = "") -> None:
-    """Draw mean and deviation of columns over the index."""
     if wide.empty:
         return
     mean, spread = wide.mean(axis=1), wide.std(axis=1)

@@ -1,4 +1,4 @@
-"""What every figure shares: its file, its cells, and the report with pictures and sentences."""
+"""Base of all figures: file, cells, and the report with figures and judged sentences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import Table
 from lit_probattn.experiments.expectations import Finding
-from lit_probattn.experiments.page import as_csv, findings_table, how_many_agree
+from lit_probattn.experiments.page import as_csv, findings_table, first_of, how_many_agree
+from lit_probattn.records.figures import ReportFigure
 from lit_probattn.records.tables import markdown_lines
 
 Judge = Callable[[], Finding]
@@ -28,54 +29,61 @@ _REDUCED = (
 
 @dataclass
 class FigureReport(Report):
-    """Report of a figure: the table of its cells, its pictures, and its sentences judged.
+    """Report of a figure: table of its cells, figures, and judged sentences.
 
-    A figure is a file of configs/reproduce of `kind: figure` with `title`, `says` (the paper's
-    sentences by key, in our words) and what its cells are, and a subclass. That says how cells come
-    of the file (`table_of`), which columns they have beside the results (`columns`; a study of a
-    trained cell goes there), how the pictures are drawn, and how each sentence is judged.
+    A figure is a file of configs/reproduce of `kind: figure` with `title`, `says` (paraphrased
+    sentences of the paper by key) and its cells, and a subclass. The subclass builds the cells from
+    the file (`table_of`), adds columns to the results (`columns`, for example from a study of a
+    trained cell), draws the figures, and judges each sentence.
 
     Args:
-        table, cells, command: as in Report.
-        part: the content of the file.
-        reduced: whether the cells are those of the reduced version.
+        table, cells, command: see Report.
+        part: content of the file.
+        reduced: whether the cells belong to the reduced version.
     """
 
     part: Mapping[str, Any] = field(default_factory=dict)
     reduced: bool = False
-    # Whether --shortened takes other cells; otherwise it shortens the protocol.
+    draws_scores: ClassVar[bool] = False
+    # Whether --shortened selects other cells; otherwise it reduces the protocol.
     has_reduced_cells: ClassVar[bool] = False
-    # Why sentences are compared.
+    # The reason why sentences are compared.
     compared: ClassVar[str] = (
         "The figure prints no values, so what its paper says of it is compared."
     )
 
-    def pictures(self) -> dict[str, Figure]:
-        """Return the figure, in the paper's axes, by name."""
-        raise NotImplementedError(f"{type(self).__name__} must implement pictures")
+    def drawn(self) -> dict[str, Callable[[], Figure]]:
+        """Return functions that draw the figure with the paper's axes, by name."""
+        raise NotImplementedError(f"{type(self).__name__} must implement drawn")
+
+    def caption(self) -> str:
+        """Return the content, the number of seeds and the meaning of error bars."""
+        counts = sorted({int(n) for n in self.rows.groupby(["task", "row"])["seed"].nunique()})
+        known = "± standard deviation over seeds (n − 1)" if max(counts) > 1 else "no error known"
+        return f"Means over seeds, n = {' or '.join(map(str, counts))} per point; {known}."
 
     def judges(self) -> Mapping[str, Judge]:
-        """Return what judges each sentence, by its key."""
+        """Return the function that judges each sentence, by key."""
         raise NotImplementedError(f"{type(self).__name__} must implement judges")
 
     @classmethod
     def for_part(
         cls, part: Mapping[str, Any], reduced: bool, **more: Any
     ) -> Callable[[Table, Sequence[Cell], str], Report]:
-        """Return what makes the report of a table, cells and a command.
+        """Return a function that builds the report from table, cells and command.
 
-        `more` are arguments of a subclass.
+        `more` are further arguments of a subclass.
         """
         return partial(cls, part=part, reduced=reduced, **more)
 
     @cached_property
     def judged(self) -> list[Finding]:
-        """The paper's sentences, judged; a figure prints no numbers."""
+        """Findings on the paper's sentences; a figure has no printed numbers."""
         judges, found = self.judges(), []
         for key, sentence in self.part["says"].items():
             if key not in judges:
                 raise ConfigError(
-                    f"{self.table.name}: nothing judges the sentence {key!r}; known are "
+                    f"{self.table.name}: no judge for the sentence {key!r}; judges: "
                     f"{', '.join(judges)}"
                 )
             told = sentence if isinstance(sentence, str) else sentence["says"]
@@ -84,16 +92,17 @@ class FigureReport(Report):
 
     @property
     def findings(self) -> pd.DataFrame:
-        """One row per sentence: what the paper says, what was measured, the verdict."""
+        """One row per sentence: claim of the paper, result, verdict."""
         return findings_table(self.judged)
 
     def finding(self) -> str:
-        """Return how many sentences agree."""
+        """Return the number of sentences that agree."""
         return how_many_agree(self.judged)
 
-    def figures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the pictures."""
-        return {name: partial(_given, figure) for name, figure in self.pictures().items()}
+    def figures(self) -> dict[str, ReportFigure]:
+        """Return the figure; its claim is the paper's first sentence, as measured."""
+        claim, caption = first_of(self.judged), self.caption()
+        return {name: ReportFigure(claim, caption, draw) for name, draw in self.drawn().items()}
 
     def further_tables(self) -> dict[str, str]:
         """Return the sentences with their verdicts."""
@@ -109,10 +118,6 @@ class FigureReport(Report):
         ]
 
     def write(self, folder: Path) -> str:
-        """Write the report; return its tables."""
+        """Write the report and return its tables."""
         table = super().write(folder)
         return "\n".join([table, "", *markdown_lines(self.findings)])
-
-
-def _given(figure: Figure) -> Figure:
-    return figure

@@ -1,4 +1,4 @@
-"""Figures of costs: sweeps of `python -m profiling`, their picture, and the paper's sentences."""
+"""Figures of costs: sweeps of `python -m profiling`, the figure, and the paper's sentences."""
 
 from __future__ import annotations
 
@@ -20,19 +20,26 @@ from lit_probattn.experiments.page import (
     Page,
     as_csv,
     findings_table,
+    first_of,
     how_many_agree,
     image,
     together,
 )
+from lit_probattn.records.figures import ReportFigure, colour_of, shades
 from lit_probattn.records.tables import markdown_lines
 from profiling.measure.rows import to_frame
 from profiling.report.claims import judge, ratios_of, values_of
+from profiling.report.figures import plain_names
 from profiling.report.page import load_results, made_of, require_one_version
 from profiling.report.ratios import METRICS
 from profiling.sweep.config import Claim, SweepConfig, load_sweep
 from profiling.sweep.run import describe_plan, run_sweep
 
-_AXES = {"embed_dim": "model width D", "seq_len": "length N", "grid_heads": "heads of the baseline"}
+_AXES = {
+    "embed_dim": "model width D (embedding dimension)",
+    "seq_len": "sequence length N (tokens)",
+    "grid_heads": "heads of the baseline",
+}
 _LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
 
 
@@ -41,15 +48,15 @@ class Panel:
     """One panel.
 
     Args:
-        title: above it.
-        metric: a column of the table of rows.
+        title: title of the panel.
+        metric: a column of the rows.
         x: the horizontal axis.
         mode: `eval` or `train`; None means the only one.
-        lines: a further axis, with a line for each of its values.
-        variants: which; all by default.
-        ratio: whether ratios to the baseline are drawn, or values.
-        sweep: the sweep, where there are several.
-        scope: of the rows.
+        lines: another axis, with one line per value.
+        variants: variants to draw; all by default.
+        ratio: draw ratios to the baseline instead of values.
+        sweep: the sweep, if there are several.
+        scope: scope of the rows.
     """
 
     title: str
@@ -63,7 +70,7 @@ class Panel:
     scope: Any = "model"
 
     def draw(self, axis: Axes, config: SweepConfig, frame: pd.DataFrame) -> None:
-        """Draw the lines that have numbers."""
+        """Draw the lines with values."""
         chosen = None if self.variants is None else list(self.variants)
         claim = Claim(
             metric=self.metric, mode=self.mode, variants=chosen, scope=self.scope, below=1.0
@@ -72,14 +79,20 @@ class Panel:
         if chosen is not None:
             table = table[table["variant"].isin(chosen)]
         unit = METRICS[self.metric]
-        for number, (name, part) in enumerate(self._lines(table)):
+        names = plain_names(frame)
+        found = [(one, part) for one, part in self._lines(table, names) if len(part)]
+        variants = [part["variant"].iloc[0] for _, part in found]
+        for number, (name, part) in enumerate(found):
+            variant = names[variants[number]]
+            same = [n for n, one in enumerate(variants) if one == variants[number]]
+            colour = shades(variant, len(same))[same.index(number)]
+            colour = colour_of(variant) if len(same) == 1 else colour
             line = part.drop_duplicates(self.x).sort_values(self.x)
             values = line[["value", "low", "high"]] / (1.0 if self.ratio else unit[1])
-            axis.plot(line[self.x], values["value"], "o-", ms=4, lw=1.3, color=f"C{number}")
+            axis.plot(line[self.x], values["value"], "o-", ms=4, lw=1.3, color=colour)
             axis.lines[-1].set_label(name)
-            axis.fill_between(
-                line[self.x], values["low"], values["high"], color=f"C{number}", alpha=0.2, lw=0
-            )
+            low, high = values["low"], values["high"]
+            axis.fill_between(line[self.x], low, high, color=colour, alpha=0.2, lw=0)
         powers_of_two(axis)
         if self.ratio:
             ratio_axis(axis, table["value"])
@@ -90,13 +103,16 @@ class Panel:
         y = "ratio to the baseline (below 1 = cheaper)" if self.ratio else unit[2]
         label(axis, _AXES[self.x], y, self.title, legend=8 if len(table) else 0)
 
-    def _lines(self, table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    def _lines(
+        self, table: pd.DataFrame, names: Mapping[str, str]
+    ) -> list[tuple[str, pd.DataFrame]]:
         keys = ["variant", *([self.lines] if self.lines else [])]
         found = []
         for (variant, *values), part in table.groupby(keys, sort=False):
             place = f"{_LETTERS[self.lines]} = {values[0]}" if self.lines else ""
-            name = f"{variant}, {place}" if place and table["variant"].nunique() > 1 else place
-            found.append((name or str(variant), part))
+            label = names[str(variant)]
+            name = f"{label}, {place}" if place and table["variant"].nunique() > 1 else place
+            found.append((name or label, part))
         return found
 
 
@@ -105,10 +121,10 @@ class SweepFigure:
     """A figure of `kind: sweep_figure` in configs/reproduce/sweep_figures.bundle.yaml.
 
     Args:
-        name: its name.
+        name: name of the figure.
         part: its entry.
-        runs: folder of the runs; results lie in `profiling/SWEEP` below it.
-        command: the command, for the report.
+        runs: folder of the runs; results are in its subfolders `profiling/SWEEP`.
+        command: command in the report.
     """
 
     name: str
@@ -118,7 +134,7 @@ class SweepFigure:
 
     @cached_property
     def sweeps(self) -> dict[str, SweepConfig]:
-        """The sweeps by name of their files."""
+        """The sweeps by file name."""
         return {name: load_sweep(name) for name in self.part["sweeps"]}
 
     def folder(self, name: str) -> Path:
@@ -126,21 +142,21 @@ class SweepFigure:
         return self.runs / "profiling" / Path(name).stem
 
     def plan(self) -> str:
-        """Return what would be measured."""
+        """Return the plan of the measurements."""
         parts = []
         for name, config in self.sweeps.items():
             parts.append(f"{name}:\n{describe_plan(config, Path.cwd(), 0, 1)}")
         return "\n".join(parts)
 
     def run(self, stream: Callable[[str], None] | None = None) -> None:
-        """Measure what is missing."""
+        """Measure the missing points."""
         for name, config in self.sweeps.items():
             with as_command(self.command):
                 run_sweep(config, self.folder(name), Path.cwd(), stream=stream)
 
     @cached_property
     def frames(self) -> dict[str, pd.DataFrame]:
-        """The rows of every sweep.
+        """The rows of all sweeps.
 
         Raises:
             ConfigError: a sweep has no rows, or rows of several versions.
@@ -154,10 +170,10 @@ class SweepFigure:
 
     @cached_property
     def judged(self) -> list[Finding]:
-        """The paper's sentences on this figure, judged.
+        """Findings on the paper's sentences about this figure.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: there are no sentences.
         """
         found = [
             judge(sentence, config, self.frames[name])
@@ -167,20 +183,34 @@ class SweepFigure:
         ]
         if not found:
             raise ConfigError(
-                f"{self.name}: {', '.join(self.sweeps)} have no sentence of this figure that says "
-                "what must hold for it: add it to report.paper"
+                f"{self.name}: {', '.join(self.sweeps)}: missing sentence with `holds` for this "
+                "figure in report.paper"
             )
         return found
 
-    def picture(self) -> Figure:
-        """Return the figure in the paper's axes."""
+    def drawn(self) -> Figure:
+        """Draw the panels in the paper's axes."""
         entries = [Panel(**entry) for entry in self.part["panels"]]
         figure, axes = tiles(len(entries), 3 if len(entries) != 4 else 2, 4.2, 3.4)
         for panel, axis in zip(entries, axes, strict=True):
             name = panel.sweep or next(iter(self.sweeps))
             panel.draw(axis, self.sweeps[name], self.frames[name])
-        figure.suptitle(self.part["title"], fontsize=10)
         return figure
+
+    def figure(self) -> ReportFigure:
+        """Return the figure with its claim: the paper's first sentence, as measured."""
+        bases = dict.fromkeys(
+            plain_names(self.frames[name])[base]
+            for name, config in self.sweeps.items()
+            for variant in config.variants
+            if (base := config.baseline_of(variant)) is not None
+        )
+        caption = (
+            f"Ratios are to {' or '.join(bases) or 'no baseline'} at the same sizes; below 1 is "
+            "cheaper. Counts have no error; bands of times are the 20 % and 80 % quantiles of "
+            f"repeated measurements. {sum(map(len, self.frames.values()))} rows."
+        )
+        return ReportFigure(first_of(self.judged), caption, self.drawn)
 
     def page(self) -> Page:
         """Return the report."""
@@ -198,10 +228,10 @@ class SweepFigure:
             ],
             findings=self.judged,
             tables={"verdicts": as_csv(table)},
-            pictures={"figure": self.picture},
+            figures={"figure": self.figure()},
         )
 
     def write(self, folder: Path) -> str:
-        """Write the report; return its table."""
+        """Write the report and return its table."""
         self.page().write(folder)
         return "\n".join(markdown_lines(findings_table(self.judged)))

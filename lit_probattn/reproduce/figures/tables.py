@@ -31,7 +31,7 @@ def rows_of_tables(
     for key, only in part["cells"].items():
         for task, row in tables[key].select(only):
             if row.name in rows:
-                raise ConfigError(f"{name}: {row.name} is a row of two of its tables")
+                raise ConfigError(f"{name}: {row.name} is in two of its tables")
             tasks[task.name] = task
             rows[row.name] = row
     first = next(iter(tables.values()))
@@ -80,7 +80,7 @@ def fine_tuned_models(
     for width in baseline["widths"]:
         if width % (baseline["heads"] * factor):
             raise ConfigError(
-                f"{folder / name}.yaml: baseline: width {width} cannot be divided among "
+                f"{folder / name}.yaml: baseline: width {width} is not divisible by "
                 f"{baseline['heads']} heads and by {factor}"
             )
         head_dim = width // baseline["heads"]

@@ -1,4 +1,4 @@
-"""Fixed head size: theorems run, heads of a checkpoint enlarged, the experiment.
+"""Fixed head size: theorems as programs, larger heads for a checkpoint, the experiment.
 
     python -m lit_probattn.reproduce.head_size theory --out reports/NAME
     python -m lit_probattn.reproduce.head_size embed \\
@@ -7,11 +7,11 @@
         --grid configs/reproduce/head_size_reduced.yaml --data_dir DIR \\
         --runs runs/head_size --out reports/NAME
 
-theory: theorem 1's construction, the sharper bounds, its counter-example, figure LRB-G1, and with
---strictness theorem 2 by fitting. embed: writes the checkpoint and the file to add after the run's
-own (`--config wide.yaml`); the function stays. experiment: perplexity against the number of heads
-with head size d / h, with a fixed head size, and with matched parameters; a grid of cells that runs
-as those of `lit-probattn reproduce`.
+theory: the construction of theorem 1, sharper bounds, its counter-example, figure LRB-G1, and with
+--strictness theorem 2 by fitting. embed: writes an equivalent checkpoint with larger heads and a
+file to add after the run's configuration (`--config wide.yaml`). experiment: perplexity against the
+number of heads with head size d / h, with a fixed head size, and with matched parameters; it runs
+like `lit-probattn reproduce`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from lit_probattn.training.checkpoints import CheckpointError
 
 PROGRAM = "python -m lit_probattn.reproduce.head_size"
 PARTS = {
-    "theory": (theory, "theorems as programs"),
+    "theory": (theory, "run the theorems as programs"),
     "embed": (wider_heads, "enlarge the heads of a checkpoint"),
-    "experiment": (experiment, "perplexity over heads"),
+    "experiment": (experiment, "measure perplexity over numbers of heads"),
 }
 
 REFUSALS = (ConfigError, CheckpointError, DataError)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's flags; none is matched by a prefix."""
+    """Return the parser of the command; flags must be spelled out."""
     parser = Parser(PROGRAM, __doc__)
     parts = parser.add_subparsers(dest="part", required=True)
     for name, (module, summary) in PARTS.items():
@@ -49,7 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 2 for wrong usage, with one line."""
+    """Run the command; return the exit status, 2 with one line for misuse."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = make_parser().parse_args(arguments)
     options.arguments = arguments

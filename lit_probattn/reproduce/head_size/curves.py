@@ -1,4 +1,4 @@
-"""Curves of perplexity over the sizes of models, with their spread over seeds."""
+"""Curves of perplexity over model sizes, with the spread over seeds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from matplotlib.axes import Axes
 from lit_probattn.analysis.drawing import label, powers_of_two, score_limits
 from lit_probattn.reproduce.head_size.grid import RULES
 
-# What tells the points of a grid apart; the seed does not.
+# Columns that identify a point of a grid, without the seed.
 POINT = ["rule", "num_heads", "head_dim", "embed_dim", "mlp_dim"]
 
 Series = Mapping[str, pd.DataFrame]
 
 
 def series_by_rule(table: pd.DataFrame) -> Series:
-    """Return the cells of each rule, by what the rule is called; of widths, by heads too."""
+    """Return the cells of each rule by its label; rules over widths are also split by heads."""
     found: dict[str, pd.DataFrame] = {}
     for rule, part in table.groupby("rule", sort=False):
         words = RULES[str(rule)]
@@ -30,7 +30,7 @@ def series_by_rule(table: pd.DataFrame) -> Series:
 
 
 def series_by(table: pd.DataFrame, column: str, words: str) -> Series:
-    """Return the cells of each value of a column, by `words` with the value in it."""
+    """Return the cells of each value of a column, labelled by `words` with the value."""
     return {words.format(value): part for value, part in table.groupby(column)}
 
 
@@ -42,21 +42,19 @@ def draw_curves(
     first: int = 0,
     score: str = "perplexity",
 ) -> None:
-    """Draw a curve of means for each series, with deviations only where there are several seeds.
+    """Draw the mean curve of each series, with deviations if there are several seeds.
 
     Args:
         axis: the panel.
         series: cells by label.
-        column: what the horizontal axis shows.
-        limits: of the vertical axis.
-        first: number of the first colour.
-        score: the column that the vertical axis shows.
+        column: column of the horizontal axis.
+        limits: limits of the vertical axis.
+        first: index of the first colour.
+        score: column of the vertical axis.
     """
-    known_spread = False
     for number, (name, cells) in enumerate(series.items(), first):
         points = cells.groupby(column)[score]
         means, spread = points.mean(), points.std()
-        known_spread |= bool(spread.notna().any())
         axis.errorbar(
             *(means.index, means, spread if spread.notna().any() else None),
             marker="o",
@@ -67,14 +65,13 @@ def draw_curves(
             label=name,
         )
     powers_of_two(axis)
-    spread_words = "mean ± standard deviation" if known_spread else "one seed: no spread known"
     words = "test perplexity" if score == "perplexity" else score
-    label(axis, y=f"{words} ({spread_words})", legend=8)
+    label(axis, y=words, legend=8)
     axis.set_ylim(limits)
 
 
 def limits_of(table: pd.DataFrame, score: str = "perplexity") -> tuple[float, float]:
-    """Return limits of a score that seeds alone would not fill, the same for all panels."""
+    """Return common limits of a score for all panels, wider than the spread over seeds."""
     groups = table.groupby([column for column in POINT if column in table])[score]
     spread = groups.std()
     ends = [groups.mean() + sign * spread.fillna(0.0) for sign in (-1, 1)]
@@ -82,6 +79,6 @@ def limits_of(table: pd.DataFrame, score: str = "perplexity") -> tuple[float, fl
 
 
 def in_millions(axis: Axes) -> None:
-    """Make the horizontal axis linear, in millions."""
+    """Set the horizontal axis to linear, in millions."""
     axis.set_xscale("linear")
     axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:.2f}M")

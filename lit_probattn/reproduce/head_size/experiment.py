@@ -1,12 +1,11 @@
-"""Perplexity against the number of heads, under both rules for the head size: the report."""
+"""Report of the head-size experiment: perplexity against the number of heads by rule."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -18,7 +17,7 @@ from lit_probattn.compare.command import run as run_cells
 from lit_probattn.compare.flags import add_flags, place_of
 from lit_probattn.compare.model import build_task
 from lit_probattn.compare.report import Report
-from lit_probattn.records.tables import panels
+from lit_probattn.records.figures import ReportFigure, panels
 from lit_probattn.reproduce.head_size.curves import (
     draw_curves,
     in_millions,
@@ -32,19 +31,35 @@ MODULE = "lit_probattn.reproduce.head_size experiment"
 
 
 class HeadSizeReport(Report):
-    """The report with sizes, and perplexity drawn against heads and against parameters."""
+    """Report with sizes, and perplexity drawn against heads and parameters."""
+
+    draws_scores: ClassVar[bool] = False
 
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-        """Return what `point_columns` says."""
+        """Return `point_columns`."""
         return point_columns(cell, result)
 
-    def figures(self) -> dict[str, Callable[[], Figure]]:
-        """Return perplexity against heads and against parameters."""
+    def figures(self) -> dict[str, ReportFigure]:
+        """Return the figures of perplexity against heads and against parameters."""
         draws = {"heads": draw_heads, "parameters": draw_parameters}
-        return {name: partial(draw, self.rows) for name, draw in draws.items()}
+        means = self.rows.groupby(["rule", "num_heads"], sort=False)["perplexity"].mean()
+        rule, heads = means.idxmin()
+        claim = (
+            f"Lowest test perplexity {means.min():.1f}, by rule {rule} with {heads} heads; highest "
+            f"{means.max():.1f}"
+        )
+        counts = sorted({int(n) for n in self.rows.groupby("row")["seed"].nunique()})
+        caption = (
+            f"Points are means over seeds, n = {' or '.join(map(str, counts))}; error bars are one "
+            "standard deviation (n − 1), none for a single seed."
+        )
+        return {
+            name: ReportFigure(claim, caption, partial(draw, self.rows))
+            for name, draw in draws.items()
+        }
 
     def text(self) -> list[str]:
-        """Return what the rules are."""
+        """Return the description of the rules."""
         metric = self.rows["metric"].iloc[0]
         return [
             f"Metric {metric}, of the last checkpoint. Methods: rule: head size (width/MLP). "
@@ -55,7 +70,7 @@ class HeadSizeReport(Report):
 
 
 def point_columns(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-    """Return rule and sizes of a point, and its parameters without the token table."""
+    """Return rule and sizes of a point, and its parameters without the token embedding."""
     sizes = cell.config["model"]["init_args"]
     with torch.device("meta"):
         task: Any = build_task(cell, cell.data())
@@ -77,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the grid and write table, figures and text; see `lit_probattn.compare.command.run`.
+    """Run the grid and write its report; see `lit_probattn.compare.command.run`.
 
     Raises:
         ConfigError: the grid is malformed.
@@ -88,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def draw_heads(table: pd.DataFrame) -> Figure:
-    """Draw perplexity against the number of heads (LRB-F1), and against varied head sizes."""
+    """Draw perplexity against the number of heads (LRB-F1) and against the head size."""
     varied = table[table["rule"] == "head_size"]
     of_width = table[table["rule"].isin(["head_size", "width", "width_and_heads"])]
     figure, axes = panels(1, 1 if varied.empty else 2, 5.0, 3.8)
@@ -102,7 +117,7 @@ def draw_heads(table: pd.DataFrame) -> Figure:
 
 
 def draw_parameters(table: pd.DataFrame) -> Figure:
-    """Draw perplexity against all parameters and those beside the token table (LRB-F2)."""
+    """Draw perplexity against parameters, with and without the token embedding (LRB-F2)."""
     figure, axes = panels(1, 2, 4.4, 3.6, sharey=True)
     labels = {
         "num_parameters": "parameters",

@@ -1,4 +1,4 @@
-"""Points of the head-size experiment, by rule, and the table of cells that they are."""
+"""Points of the head-size experiment by rule, and their table of cells."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Point:
         rule: `standard` (head size d / h), `fixed` (head size of the grid), `head_size` (several
             head sizes), `matched_mlp` and `matched_width` (standard heads, with the parameters of
             the fixed model by rules M1 and M2), `width` (standard heads, several widths),
-            `width_and_heads` (several widths, as many heads as have one size).
+            `width_and_heads` (several widths with one head size).
         num_heads: h.
         head_dim: d_p.
         embed_dim: d.
@@ -59,7 +59,7 @@ class Point:
 
     @property
     def model(self) -> tuple[int, int, int, int]:
-        """What decides the result: two rules may ask for one model."""
+        """Identity of the model, which several rules may share."""
         return self.num_heads, self.head_dim, self.embed_dim, self.mlp_dim
 
     @property
@@ -70,29 +70,29 @@ class Point:
 
 
 class Perplexity(Metric):
-    """Perplexity among test results: of tokens, or of hidden words."""
+    """Perplexity among test results, of tokens or of masked tokens."""
 
     def value(self, report: Mapping[str, Any]) -> float:
         """Return the perplexity.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the report has no perplexity.
         """
         return perplexity_of(report)[1]
 
 
 def perplexity_of(scores: Mapping[str, Any]) -> tuple[str, float]:
-    """Name and value of the perplexity among test results: of tokens, or of hidden words.
+    """Return name and value of the perplexity among test results, of tokens or masked tokens.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the scores contain no perplexity.
     """
     for name, value in scores.items():
         if name.startswith("test/ppl_"):
             return name, float(value)
         if name == "test/mlm_loss":
             return "exp(test/mlm_loss)", math.exp(float(value))
-    raise ConfigError(f"no test/ppl_* and no test/mlm_loss among {', '.join(scores)}")
+    raise ConfigError(f"missing test/ppl_* or test/mlm_loss; scores: {', '.join(scores)}")
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class Grid:
     """A grid file of configs/reproduce.
 
     Args:
-        task: task file; its data, schedule and optimiser hold for all points.
-        attention: attention file; num_heads is set by the points.
-        flags: further flags of the runs, name -> value.
+        task: task file with data, schedule and optimiser of all points.
+        attention: attention file; the points set num_heads.
+        flags: additional flags of the runs, name -> value.
         embed_dim: d.
         mlp_dim: d_ff.
         head_dim: d_p of the rule `fixed`.
@@ -110,12 +110,12 @@ class Grid:
         fixed_heads: numbers of heads with head size d_p.
         matched_mlp_heads: numbers of heads of rule M1.
         matched_width_heads: numbers of heads of rule M2.
-        head_sizes: head sizes at `head_sizes_heads` heads.
-        head_sizes_heads: the number, or numbers, of heads of `head_sizes`.
+        head_sizes: head sizes with `head_sizes_heads` heads.
+        head_sizes_heads: one or several numbers of heads of `head_sizes`.
         widths: embedding sizes of the baselines of several widths.
         width_heads: their numbers of heads, with head size d / h.
-        width_head_dim: their head size, with d / this many heads; both may be given.
-        seeds: seeds of every point.
+        width_head_dim: their head size, with d / width_head_dim heads; both may be set.
+        seeds: seeds of all points.
     """
 
     task: str
@@ -141,7 +141,7 @@ class Grid:
 
         Args:
             path: the file.
-            points: entries in place of the file's.
+            points: entries that override the file.
 
         Raises:
             ConfigError: the file is missing, has an unknown entry, or lacks one.
@@ -157,15 +157,15 @@ class Grid:
             raise ConfigError(f"grid {path.name}: {' '.join(text.split())}") from error
 
     def sizes(self, num_heads: int, head_dim: int, num_layers: int, vocab_size: int) -> Sizes:
-        """Sizes of a model of the grid's width."""
+        """Return the sizes of a model with the grid's width."""
         return Sizes(self.embed_dim, num_heads, head_dim, self.mlp_dim, num_layers, vocab_size)
 
     def points(self, num_layers: int, vocab_size: int) -> Iterator[Point]:
         """Yield all points.
 
         Raises:
-            ConfigError: a number of heads does not divide the width where it must, or a matched
-                size does not exist.
+            ConfigError: the width is not divisible by a number of heads, or a matched size does not
+                exist.
         """
         d, f, size = self.embed_dim, self.mlp_dim, self.head_dim
         for heads in self.standard_heads:
@@ -184,34 +184,33 @@ class Grid:
                 yield Point("matched_mlp", heads, _divide(d, heads), d, width)
             for heads in self.matched_width_heads:
                 fixed = self.sizes(heads, size, num_layers, vocab_size)
-                # Sinusoids need an even width.
+                # Sinusoidal positions require an even width.
                 width = matched_embed_dim(fixed, heads if heads % 2 == 0 else 2 * heads)
                 yield Point("matched_width", heads, _divide(width, heads), width, f)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
     def _widths(self) -> Iterator[Point]:
-        """Yield the baselines of several widths."""
         f, size = self.mlp_dim, self.width_head_dim
         for width in self.widths:
             for heads in self.width_heads:
                 yield Point("width", heads, _divide(width, heads), width, f)
             if size is not None:
                 if width % size:
-                    raise ConfigError(f"heads of size {size} do not divide the width {width}")
+                    raise ConfigError(f"width {width} is not divisible by the head size {size}")
                 yield Point("width_and_heads", width // size, size, width, f)
 
     def table(self, name: str, place: Place, title: str | None = None) -> Table:
-        """Return the grid as a table: a row per point.
+        """Return the grid as a table with one row per point.
 
         Args:
-            name: its name.
-            title: one line; None says that perplexity is seen against the number of heads.
-            place: where the text lies, whose vocabulary rule M2 needs.
+            name: name of the table.
+            title: title in one line; None means perplexity against the number of heads.
+            place: folders of the data, whose vocabulary rule M2 requires.
 
         Raises:
             ConfigError: see `points`.
-            DataError: the text is needed and missing.
+            DataError: the text is required but missing.
         """
         config = compose([self.task], self.flags)
         rows = config["data"]["init_args"].get("vocab_size")
@@ -248,5 +247,5 @@ class Grid:
 
 def _divide(width: int, heads: int) -> int:
     if width % heads:
-        raise ConfigError(f"{heads} heads of size d / h: they do not divide the width {width}")
+        raise ConfigError(f"width {width} is not divisible by {heads} heads (head size d / h)")
     return width // heads

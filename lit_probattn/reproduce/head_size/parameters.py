@@ -1,4 +1,4 @@
-"""Parameters, operations and cache of fixed-head-size models, and rules that match parameters.
+"""Parameters, operations and cache of models with fixed head size, and rules to match parameters.
 
 Letters of the low-rank paper: d embedding size, h heads, d_p head size, a = h d_p inner width,
 l layers, v vocabulary, n sequence length.
@@ -21,7 +21,7 @@ class Sizes:
         head_dim: d_p.
         mlp_dim: inner width of the MLPs.
         num_layers: l.
-        vocab_size: v; the output shares the table.
+        vocab_size: v; the output layer is tied to the embedding.
     """
 
     embed_dim: int
@@ -38,7 +38,7 @@ class Sizes:
 
 
 def layer_parameters(sizes: Sizes, *, biases: bool = True, norms: bool = True) -> int:
-    """Parameters of one block: 4 d a + 2 d d_ff, biases 3 a + d + d_ff + d, norms 4 d."""
+    """Return the parameters of a block: 4 d a + 2 d d_ff, biases 3 a + d + d_ff + d, norms 4 d."""
     d, a, f = sizes.embed_dim, sizes.inner_dim, sizes.mlp_dim
     count = 4 * d * a + 2 * d * f
     count += (3 * a + d + f + d) if biases else 0
@@ -46,16 +46,16 @@ def layer_parameters(sizes: Sizes, *, biases: bool = True, norms: bool = True) -
 
 
 def model_parameters(sizes: Sizes, *, biases: bool = True, norms: bool = True) -> int:
-    """Parameters of blocks and one table, l · block + v d."""
+    """Return the parameters of blocks and one embedding, l · block + v d."""
     blocks = sizes.num_layers * layer_parameters(sizes, biases=biases, norms=norms)
     return blocks + sizes.vocab_size * sizes.embed_dim
 
 
 def bert_parameters(sizes: Sizes) -> int:
-    """Parameters of BERT in pre-training, as the paper's tables count them.
+    """Return the parameters of BERT in pre-training, counted as in the paper's tables.
 
-    Positions 512 d, segments 2 d, embedding norm 2 d, pooler d² + d, masked-word head
-    d² + d + 2 d + v, next-sentence head 2 d + 2; the vocabulary has 30522 words.
+    Position embedding 512 d, segment embedding 2 d, embedding norm 2 d, pooler d² + d,
+    masked-language-model head d² + d + 2 d + v, next-sentence head 2 d + 2; v = 30522.
     """
     d = sizes.embed_dim
     tables = (BERT_POSITIONS + BERT_SEGMENTS) * d + 2 * d
@@ -64,38 +64,38 @@ def bert_parameters(sizes: Sizes) -> int:
 
 
 def attention_flops(sizes: Sizes, seq_len: int) -> int:
-    """Forward operations of matrix products of one attention layer: 8 n d a + 4 n² a.
+    """Return the forward FLOP of matrix products of an attention layer: 8 n d a + 4 n² a.
 
-    Multiply-add = 2. A causal mask is not halved.
+    A multiply-add is 2 FLOP. A causal mask does not reduce the count.
     """
     n, d, a = seq_len, sizes.embed_dim, sizes.inner_dim
     return 8 * n * d * a + 4 * n * n * a
 
 
 def mlp_flops(sizes: Sizes, seq_len: int) -> int:
-    """Forward operations of matrix products of one MLP: 4 n d d_ff."""
+    """Return the forward FLOP of matrix products of an MLP: 4 n d d_ff."""
     return 4 * seq_len * sizes.embed_dim * sizes.mlp_dim
 
 
 def cache_numbers(sizes: Sizes) -> int:
-    """Numbers that decoding keeps per token and layer: 2 h d_p."""
+    """Return the cached numbers per token and layer in decoding: 2 h d_p."""
     return 2 * sizes.inner_dim
 
 
 def matched_mlp_dim(fixed: Sizes) -> int:
-    """Rule M1: MLP width of the baseline (heads of size d / h) with the same parameters.
+    """Rule M1: return the MLP width of the baseline (head size d / h) with equal parameters.
 
         d_ff' = d_ff + 2 (h d_p − d)
 
-    Exact without biases, and equal in the operations that are linear in n.
+    Exact without biases; the operations that are linear in n are also equal.
 
     Raises:
-        ValueError: h does not divide d, or the width would not be positive.
+        ValueError: d is not divisible by h, or the width would not be positive.
     """
     if fixed.embed_dim % fixed.num_heads:
         raise ValueError(
-            f"the baseline needs num_heads to divide embed_dim, received {fixed.num_heads} and "
-            f"{fixed.embed_dim}"
+            f"embed_dim of the baseline must be divisible by num_heads, received "
+            f"{fixed.embed_dim} and {fixed.num_heads}"
         )
     width = fixed.mlp_dim + 2 * (fixed.inner_dim - fixed.embed_dim)
     if width < 1:
@@ -104,13 +104,15 @@ def matched_mlp_dim(fixed: Sizes) -> int:
 
 
 def matched_embed_dim(fixed: Sizes, multiple: int | None = None) -> int:
-    """Rule M2: embedding size of the baseline with the same parameters (tied table, no biases).
+    """Rule M2: return the embedding size of the baseline with equal parameters.
 
         d' = (−B + √(B² + 16 l T)) / (8 l),   B = 2 l d_ff + v,   T the parameters to match
 
+        The embedding is tied and there are no biases.
+
     Args:
         fixed: the model to match.
-        multiple: round to a multiple of this. None means the number of heads, 1 does not round.
+        multiple: round to a multiple of this. None means the number of heads, 1 no rounding.
     """
     layers = fixed.num_layers
     total = model_parameters(fixed, biases=False, norms=False)

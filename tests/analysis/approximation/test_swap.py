@@ -267,7 +267,7 @@ def test_signed_weights_and_other_outputs_are_refused():
 @pytest.mark.parametrize("variant", ["mgk", "elu"])
 def test_hashing_and_features_need_the_exponential_kernel(variant):
     task = language_model(variant)
-    with pytest.raises(UnsupportedError, match="leave out lsh and orf"):
+    with pytest.raises(UnsupportedError, match="remove lsh and orf"):
         score_approximated(task, batches(1), layers_of(task), RandomFeatures(8))
 
 

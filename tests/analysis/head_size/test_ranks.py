@@ -157,7 +157,7 @@ def test_malformed_grids_are_one_line(tmp_path):
     path.write_text("task: a\nunknown: 1\n")
     with pytest.raises(ConfigError, match=r"grid grid.yaml: .*unknown"):
         Grid.read(path)
-    with pytest.raises(ConfigError, match="3 heads of size d / h: they do not divide the width 16"):
+    with pytest.raises(ConfigError, match="width 16 is not divisible by 3 heads"):
         list(Grid("a", "b", 16, 32, 4, standard_heads=(3,)).points(1, 1))
 
 
@@ -228,6 +228,6 @@ def test_perplexity_of_test_results():
     name, value = perplexity_of({"test/mlm_error": 80.0, "test/mlm_loss": 2.0})
     assert (name, value) == ("exp(test/mlm_loss)", pytest.approx(7.389056, rel=1e-6))
     with pytest.raises(
-        ConfigError, match=r"no test/ppl_\* and no test/mlm_loss among test/accuracy"
+        ConfigError, match=r"missing test/ppl_\* or test/mlm_loss; scores: test/accuracy"
     ):
         perplexity_of({"test/accuracy": 1.0})

@@ -178,7 +178,7 @@ def test_refusals():
         representing_weights(inputs, weights.mT, 4)
     with pytest.raises(ValueError, match="column_factor needs head_size ≥ 4, received 3"):
         representing_weights(inputs, weights, 3, column_factor=torch.ones(4))
-    with pytest.raises(ValueError, match="columns of the inputs depend on each other"):
+    with pytest.raises(ValueError, match="columns of the inputs are linearly dependent"):
         left_inverse(torch.ones(5, 4, dtype=torch.float64))
     with pytest.raises(ValueError, match="at least 1e-30"):
         least_head_size(torch.eye(4))

@@ -146,10 +146,10 @@ def test_remarks_stand_below_their_sentences(runs, written, tmp_path, capsys):
     assert len(set(pairs)) == 4
     absent = next(number for number in range(1, 22) if number not in shown)
     for content, message in (
-        (f"{absent},x", f"sentence {absent} is not among those shown"),
-        ("one,x", "expected a number of its own and a remark"),
-        (f"{shown[0]},x\n{shown[0]},y", "expected a number of its own and a remark"),
-        (f"{shown[0]},x,y", "in quotation marks if it has commas"),
+        (f"{absent},x", f"sentence {absent} is not among the shown ones"),
+        ("one,x", "expected a unique number and a remark"),
+        (f"{shown[0]},x\n{shown[0]},y", "expected a unique number and a remark"),
+        (f"{shown[0]},x,y", "quoted if it contains commas"),
     ):
         remarks.write_text(f"sentence,remark\n{content}\n")
         assert study(runs, out, *more) == 2
@@ -196,7 +196,7 @@ def test_runs_that_do_not_go_together_are_one_line(runs, tmp_path, capsys):
     assert "checkpoint not found" in line
     status = main(["translations", "--runs", str(softmax), str(softmax), "--out", str(out)])
     assert status == 2
-    assert "two runs are called translation_tiny-variant/0" in capsys.readouterr().err
+    assert "duplicate label translation_tiny-variant/0" in capsys.readouterr().err
 
 
 def test_runs_of_other_tasks_are_refused(tmp_path, capsys):

@@ -226,7 +226,7 @@ def test_what_packed_documents_have_no_place_for_is_refused():
             layer(x, cu_seqlens=bounds, **{name: given})
     for wrong, message in (
         (torch.tensor([0.0, 9.0]), "integers"),
-        (torch.tensor([1, 9]), "begin with 0"),
+        (torch.tensor([1, 9]), "start with 0"),
         (torch.tensor([0, 5, 4, 9]), "never fall"),
         (torch.tensor([0, 4]), "ends at 4"),
         (torch.tensor([[0, 9]]), "shape"),

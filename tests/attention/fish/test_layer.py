@@ -165,7 +165,7 @@ def test_configs_name_working_presets(name):
         ({"mixing": "simplex", "mixing_init": "copy"}, "cannot start as a copy"),
         ({"mixer_ratios": [2]}, "mixer_ratios is for mixer=mlp, received mixer=linear"),
         ({"mixer": "mlp", "mixer_ratios": [0]}, "positive"),
-        ({"noise_scale": 0.0}, "must start positive, received 0.0.*noise=none"),
+        ({"noise_scale": 0.0}, "must be positive, received 0.0.*noise=none"),
         ({"noise_position": "scaled"}, "needs scale_position=before"),
         ({"noise": "gaussian"}, "noise must be one of none, global, local, local_global"),
         ({"mixer": "deep"}, "mixer must be one of"),

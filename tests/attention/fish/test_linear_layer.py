@@ -68,7 +68,7 @@ def test_configs_name_working_presets(name):
         ({**GENERAL, "mixing_init": "copy", "num_global_heads": 4}, "twice as wide"),
         ({"noise": "local"}, "noise must be one of none, global, received 'local'"),
         ({"mixer": "shared"}, "mixer must be one of linear, mlp"),
-        ({"noise_scale": 0.0}, "must start positive"),
+        ({"noise_scale": 0.0}, "must be positive"),
         ({"eps": -1.0}, r"eps must be in \[0, 1\)"),
     ],
 )
@@ -92,5 +92,5 @@ def test_calls_without_pairs_are_refused():
         make_layer({}, backend="sdpa")(x)
     state = layer.new_cache()
     layer(x, cache=state)
-    with pytest.raises(ValueError, match="holds a batch of 2, received 1"):
+    with pytest.raises(ValueError, match="contains a batch of 2, received 1"):
         layer(x[:1], cache=state)

@@ -103,11 +103,13 @@ def test_state_is_constant_in_length_and_components():
 
 def test_state_of_another_kind_or_batch_is_refused():
     layer = LinearAttention(11, 3, head_dim=5).eval()
-    with pytest.raises(ValueError, match=r"LinearState, received KVCache: make it by layer.new"):
+    with pytest.raises(
+        ValueError, match=r"LinearState, received KVCache: create it with layer.new"
+    ):
         layer(torch.randn(2, 3, 11), cache=KVCache())
     state = layer.new_cache()
     layer(torch.randn(2, 3, 11), cache=state)
-    with pytest.raises(ValueError, match="holds a batch of 2, received 3"):
+    with pytest.raises(ValueError, match="contains a batch of 2, received 3"):
         layer(torch.randn(3, 1, 11), cache=state)
     code = ReleasedLinearAttention(11, 3, head_dim=5, denominator="sqrt_len").eval()
     with pytest.raises(ValueError, match="needs padded_len, received None"):

@@ -275,7 +275,7 @@ def test_refusals_name_what_works():
     with pytest.raises(NotImplementedError, match=r"attn_mask.*use one of: auto, reference"):
         layer(x, attn_mask=torch.ones(5, 5, dtype=torch.bool))
     layer.backend = "auto"
-    with pytest.raises(NotImplementedError, match="no backend serves this call"):
+    with pytest.raises(NotImplementedError, match="no backend supports this call"):
         layer(x, attn_mask=torch.ones(5, 5, dtype=torch.bool), cache=layer.new_cache())
     with pytest.raises(NotImplementedError, match="has no backend 'sdpa'"):
         make("linear, elu", backend="sdpa")(x)

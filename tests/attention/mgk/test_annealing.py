@@ -90,7 +90,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_checkpoints_hold_the_weight(tmp_pa
 
 def test_a_task_without_such_layers_is_refused():
     task = tiny.task(norm_annealing_steps=4)
-    with pytest.raises(ValueError, match="norm_annealing_steps 4 has nothing to anneal: give"):
+    with pytest.raises(ValueError, match="norm_annealing_steps 4 has nothing to anneal: set"):
         tiny.trainer(2).fit(task, tiny.data())
     with pytest.raises(ValueError, match="norm_annealing_steps must be at least 1, received 0"):
         tiny.task(norm_annealing_steps=0)

@@ -154,7 +154,7 @@ def test_scores_over_keys_break_named_promises_and_are_not_cut():
     assert broken == [*masks, "backends", "cross-attention", "cache", "documents"]
     OverKeys.pairwise = False
     try:
-        with pytest.raises(NotImplementedError, match="cannot cut the scores of OverKeys"):
+        with pytest.raises(NotImplementedError, match="cannot split the scores of OverKeys"):
             make(backend="blockwise")(torch.randn(2, 7, EMBED))
     finally:
         OverKeys.pairwise = True
@@ -165,7 +165,7 @@ def test_what_is_missing_is_named_in_one_line():
         Nothing(EMBED, 4, head_dim=HEAD)(torch.randn(2, 7, EMBED))
     with pytest.raises(NotImplementedError, match="Nothing has neither reference_scores nor"):
         Nothing(EMBED, 4, head_dim=HEAD).cost(7)
-    with pytest.raises(TypeError, match="HalfACore lacks makes, which a core gives"):
+    with pytest.raises(TypeError, match="HalfACore lacks makes, which a core must define"):
         HalfACore(HeadLayout(4, 4, 4, 4, HEAD, HEAD))
     shape = r"returned shape \(2, 7, 7\), expected .* = \(2, 4, 7, 7\)"
     with pytest.raises(ValueError, match=shape):

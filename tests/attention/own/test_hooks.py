@@ -130,7 +130,7 @@ def test_hooks_that_look_at_other_queries_are_found():
 @pytest.mark.parametrize("check", ["causality", "padding", "bias", "gradients", "documents"])
 def test_what_no_implementation_serves_is_no_passed_check(check, monkeypatch):
     monkeypatch.setattr(contract, "cpu_backends", lambda layer: [])
-    with pytest.raises(AssertionError, match="no implementation on a CPU serves"):
+    with pytest.raises(AssertionError, match="no CPU backend supports"):
         CHECKS[check].run(partial(Dots, EMBED, H, head_dim=HEAD))
 
 
@@ -208,7 +208,7 @@ class FewerHeads(Dots):
 
 
 def test_hooks_of_weights_beside_a_core_are_refused():
-    with pytest.raises(TypeError, match="defines mix_weights beside a core"):
+    with pytest.raises(TypeError, match="defines mix_weights and a core"):
         MixesBesideACore(EMBED, H, head_dim=HEAD)
 
 

@@ -16,7 +16,7 @@ from lit_probattn.attention.linear import chunkwise
 from lit_probattn.commands.ask import layers
 from lit_probattn.commands.ask.command import main, ranked, table
 from lit_probattn.commands.ask.layers import Answer, Question, answer
-from lit_probattn.commands.ask.models import KNOWN, changes
+from lit_probattn.commands.ask.models import TESTED, changes
 from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
 from lit_probattn.kernels.cpu.selftest import failure
@@ -295,7 +295,7 @@ def test_what_is_wrong_is_one_line(words, expected, capsys):
     ("name", "expected"),
     [
         ("hf:brt", "--model hf:brt: unknown model; did you mean 'b"),
-        ("hf:t5-small", "did you mean 't5'? supported types: bert, gpt2, "),
+        ("hf:t5-small", "did you mean 't5'? expected a model type of transformers, such as bert, "),
     ],
 )
 def test_an_unknown_type_of_transformers_is_one_line(name, expected, capsys):
@@ -319,7 +319,7 @@ def test_a_model_by_name(name, layers, width, capsys):
         assert each["parameters"][1] > each["parameters"][0]
 
 
-@pytest.mark.parametrize("name", mostly_slow(KNOWN, ["gpt2", "t5"]))
+@pytest.mark.parametrize("name", mostly_slow(TESTED, ["gpt2", "t5"]))
 def test_types_of_transformers_by_name(name):
     """Each has two layers, a model of two halves three kinds of them; only attention is counted."""
     pytest.importorskip("transformers")

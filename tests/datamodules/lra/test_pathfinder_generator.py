@@ -80,7 +80,7 @@ def test_the_number_of_processes_changes_nothing(
     monkeypatch.setattr(pathfinder_generator, "PICTURES_PER_FILE", 12)
     settings = GeneratorSettings.published(32, "easy", seed=0)
     told = []
-    pathfinder_generator.write_pictures(tmp_path / "one", settings, 30, 1, told.append)
+    pathfinder_generator.write_images(tmp_path / "one", settings, 30, 1, told.append)
     assert sum(told) == 30
     # Workers are programs of their own, with files of 1000 pictures: here one after the other.
     (tmp_path / "many").mkdir()
@@ -102,7 +102,7 @@ def test_real_processes_report_and_write_the_same(tmp_path: Path) -> None:
     told: list[int] = []
     for processes in (1, 2):
         folder = tmp_path / str(processes)
-        pathfinder_generator.write_pictures(folder, settings, 25, processes, told.append)
+        pathfinder_generator.write_images(folder, settings, 25, processes, told.append)
     assert sum(told) == 50
     for path in (tmp_path / "1").rglob("*.png"):
         assert path.read_bytes() == (tmp_path / "2" / path.relative_to(tmp_path / "1")).read_bytes()
@@ -142,17 +142,17 @@ def test_generation_is_taken_up_again_and_never_mixed(tmp_path: Path, monkeypatc
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pathfinder_generator.write_pictures(tmp_path, settings, 20, 1, interrupt)
+        pathfinder_generator.write_images(tmp_path, settings, 20, 1, interrupt)
     first = (tmp_path / "imgs/0/sample_0.png").stat().st_mtime_ns
     told: list[int] = []
-    pathfinder_generator.write_pictures(tmp_path, settings, 20, 1, told.append)
+    pathfinder_generator.write_images(tmp_path, settings, 20, 1, told.append)
     assert sum(told) == 20
     assert (tmp_path / "imgs/0/sample_0.png").stat().st_mtime_ns == first
     with pytest.raises(DataError, match="other settings; set generated_dir"):
-        pathfinder_generator.write_pictures(tmp_path, settings, 30, 1, told.append)
+        pathfinder_generator.write_images(tmp_path, settings, 30, 1, told.append)
     place = write_pathfinder(tmp_path / "release")
     with pytest.raises(DataError, match="is not empty and was not generated"):
-        pathfinder_generator.write_pictures(place, settings, 20, 1, told.append)
+        pathfinder_generator.write_images(place, settings, 20, 1, told.append)
 
 
 def test_targets_that_cannot_fit_are_an_error(monkeypatch) -> None:

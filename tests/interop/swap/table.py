@@ -360,7 +360,7 @@ HOSTS: dict[str, Callable[[], Host]] = {
     "by hand, two calls": lambda: by_hand(TwoCalls),
     "by hand, windows": lambda: by_hand(Windows),
     "by hand, heads as batch": lambda: by_hand(HeadsAsBatch, "heads into the batch"),
-    "by hand, own checkpoint": lambda: by_hand(Repeating, "inside of a checkpoint"),
+    "by hand, own checkpoint": lambda: by_hand(Repeating, "inside a checkpoint"),
 }  # fmt: skip
 
 
@@ -469,10 +469,21 @@ def restored(host: Host, **options: Any) -> str:
             fresh.load_state_dict(new.state_dict())
             assert torch.equal(host.output(fresh), expected), f"{name}: recipe and state dict"
             assert torch.equal(host.output(copy.deepcopy(new)), expected), f"{name}: copy"
-            again = pickle.loads(pickle.dumps(new))
-            assert torch.equal(host.output(again), expected), f"{name}: pickle"
+            if can_pickle(host.model):
+                again = pickle.loads(pickle.dumps(new))
+                assert torch.equal(host.output(again), expected), f"{name}: pickle"
         done.append(name)
-    return "ok" if len(done) == 2 else "ok (sMGK)"
+    found = "ok" if len(done) == 2 else "ok (sMGK)"
+    return found if can_pickle(host.model) else f"{found}; the host cannot be pickled"
+
+
+def can_pickle(model: nn.Module) -> bool:
+    """Whether a host can be pickled before a swap; parametrised modules cannot."""
+    try:
+        pickle.dumps(model)
+    except RuntimeError:
+        return False
+    return True
 
 
 def compiled(host: Host) -> str:

@@ -30,11 +30,11 @@ def model_of(**sizes) -> nn.ModuleDict:
     ("arguments", "options", "message"),
     [
         (("mkg",), {}, "unknown variant 'mkg'; did you mean 'mgk'"),
-        (("mlkk",), {}, "swap takes the names of lit_probattn.list_attention()"),
+        (("mlkk",), {}, "swap accepts names of lit_probattn.list_attention()"),
         (
             ("mlk",),
             {},
-            "mlk takes 4 query, 4 x 2 key and 4 value heads of 6, the host gives 4 query",
+            "mlk has 4 query, 4 x 2 key and 4 value heads of 6, the host has 4 query",
         ),
         (
             ("fish",),
@@ -56,8 +56,8 @@ def model_of(**sizes) -> nn.ModuleDict:
         ((), {"spread": math.nan}, "spread must be a finite number of at least 0, received nan"),
         ((), {"seed": "1"}, "seed must be a whole number, received '1'"),
         ((), {"heads": "1"}, "heads must be a number, received '1'"),
-        ((), {"layers": "one"}, "layers is a text, expected a list of names: ['one']"),
-        ((), {"keep": "one"}, "keep is a text, expected a list of names: ['one']"),
+        ((), {"layers": "one"}, "layers is a string, expected a list of names: ['one']"),
+        ((), {"keep": "one"}, "keep is a string, expected a list of names: ['one']"),
         ((), {"learn_varianz": True}, "did you mean 'learn_variance'"),
         ((), {"shifted_keys": True}, "no option 'shifted_keys'"),
         ((), {"e_step": "soft"}, "e_step=soft needs the M-step"),
@@ -65,7 +65,7 @@ def model_of(**sizes) -> nn.ModuleDict:
         ((), {"score": "cosine"}, "score must be one of"),
         ((), {"layers": ["tow"]}, "no attention layer is called 'tow'; did you mean 'two'"),
         ((), {"keep": ["three"]}, "no attention layer is called 'three'"),
-        ((), {"keep": ["*"]}, "nothing is left to swap: all of one, two are kept"),
+        ((), {"keep": ["*"]}, "no layer is left to swap: all of one, two are kept"),
         ((), {"heads": 1 / 3}, "4 key heads cannot be joined in groups of 3"),
         (({"version": 1},), {}, "not a recipe of swap: missing layers, settings"),
         (({"version": 2, "settings": {}, "layers": {}},), {}, "version 2, expected 1"),
@@ -181,8 +181,8 @@ def test_only_modules_are_swapped(model):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(3, 5), "give example=, one batch that the model takes"),
-        (multihead(), "give example=, one batch that the model takes"),
+        (nn.Linear(3, 5), "pass example=, one batch that the model takes"),
+        (multihead(), "pass example=, one batch that the model takes"),
     ],
 )
 def test_models_that_cannot_be_swapped(model, message):
@@ -202,7 +202,7 @@ def test_a_class_that_may_attend_needs_an_example():
             self.inner = attention
 
     model = nn.Sequential(AttentionBlock(multihead()), AttentionBlock(RandomAttention()))
-    with pytest.raises(ValueError, match="give example=, one batch that the model takes"):
+    with pytest.raises(ValueError, match="pass example=, one batch that the model takes"):
         lit_probattn.swap(model)
     x = torch.randn(2, 3, 24)
     _, report = lit_probattn.swap(model, example=lambda m: m[0].inner(x, x, x))
@@ -367,7 +367,11 @@ CALL = ("layers", "two", "calls", 0)
         ((*CALL, "heads"), None, "layer two, heads: expected five whole numbers"),
         ((*CALL, "heads"), [4, 4, 4, 6, "6"], "layer two, heads: expected five whole numbers"),
         ((*CALL, "heads"), [4, 3, 3, 6, 6], "layer two, heads: 4 query heads are no multiple"),
-        ((*CALL, "projections"), None, "layer two, projections: expected what the settings say"),
+        (
+            (*CALL, "projections"),
+            None,
+            "layer two, projections: expected a value as in the settings",
+        ),
         ((*CALL, "projections"), {}, "layer two, projections: expected rows of weights"),
         ((*CALL, "groups"), None, "layer two, groups: expected groups of 2 heads"),
         ((*CALL, "groups"), "01", "layer two, groups: expected groups of 2 heads"),
@@ -401,7 +405,7 @@ def test_a_recipe_builds_a_model_without_weights():
     model, report = lit_probattn.swap(model, "mgk", heads=0.5)
     with torch.device("meta"):
         empty, _ = TORCH["encoder"]()
-    with pytest.raises(ValueError, match="has no weights: give a recipe"):
+    with pytest.raises(ValueError, match="has no weights: pass a recipe"):
         lit_probattn.swap(empty, "mgk", heads=0.5)
     empty, again = lit_probattn.swap(empty, report.recipe)
     assert "not measured: no weights" in str(again)

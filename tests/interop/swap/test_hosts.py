@@ -199,7 +199,7 @@ def test_keys_that_a_layer_adds_are_refused_where_heads_change():
     )
     with pytest.raises(ValueError, match="1 of 4 attention layers cannot be swapped") as error:
         lit_probattn.swap(model)
-    assert "bias_kv (MultiheadAttention): bias_kv.bias_k makes its key heads too" in str(
+    assert "bias_kv (MultiheadAttention): bias_kv.bias_k also affects its key heads" in str(
         error.value
     )
     assert type(model["good"]) is nn.MultiheadAttention

@@ -18,7 +18,7 @@ REFUSED = {
     "timm CaiT": r"its softmax is written out \(models/cait.py:\d+\)",
     "timm XCiT": "between channels",
     "by hand, heads as batch": "heads into the batch",
-    "by hand, own checkpoint": "inside of a checkpoint",
+    "by hand, own checkpoint": "inside a checkpoint",
 }
 
 

@@ -266,7 +266,7 @@ def test_without_proc_a_name_is_loaded_only_where_nobody_else_can_change_it(plac
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("exit 0", "cannot be linked by .*nothing"),
+        ("exit 0", "cannot be linked by .*no output"),
         (r"printf '\377\376 wrong' >&2; exit 1", "cannot be compiled by .*wrong"),
         ("exit 3", "cannot be compiled by .*status 3"),
         ("kill -9 $$", "cannot be compiled by .*status -9"),

@@ -17,7 +17,7 @@ from lit_probattn.measure.timing import (
     summarise,
     time_sides,
 )
-from profiling.kernels import picture, speed
+from profiling.kernels import figure, speed
 from profiling.kernels.config import KernelsConfig, Side, load_kernels, narrowed, points
 from profiling.kernels.speed import (
     SideResult,
@@ -335,10 +335,22 @@ def test_flags_narrow_a_file():
     assert sorted(small.sides) == ["fused", "plain"]
     assert [c.name for c in small.comparisons] == ["a"]
     assert narrowed(some) == some
-    with pytest.raises(ConfigError, match="no comparison has 'c' in its name; there are: a; b"):
+    with pytest.raises(ConfigError, match="no comparison name contains 'c'; comparisons: a; b"):
         narrowed(some, cases="c")
     with pytest.raises(ConfigError, match="seq_lens: the file has no grid"):
         narrowed(config([]), seq_lens=[7])
+
+
+def test_dtypes_keep_the_points_that_have_them():
+    grid = [
+        {"tokens": 64, "seq_lens": [32], "head_dims": [8]},
+        {"tokens": 64, "seq_lens": [32], "head_dims": [8], "dtypes": ["bfloat16", "float16"]},
+    ]
+    some = config([], grid=grid)
+    assert [p.dtype for p in points(narrowed(some, dtypes=["float32"]))] == ["float32"]
+    assert [p.dtype for p in points(narrowed(some, dtypes=["float16", "float64"]))] == ["float16"]
+    with pytest.raises(ConfigError, match="float64"):
+        narrowed(some, dtypes=["float64"])
 
 
 def test_flags_narrow_every_grid_and_no_point_is_there_twice():
@@ -350,9 +362,9 @@ def test_flags_narrow_every_grid_and_no_point_is_there_twice():
     assert [(p.seq_len, p.scope) for p in found] == [(7, "attention"), (7, "layer")]
 
 
-def test_the_picture_shows_the_comparisons_that_are_named(tmp_path, parity_passes):
+def test_the_figure_shows_the_comparisons_that_are_named(tmp_path, parity_passes):
     rows = {"MGK": {"reference": "a"}, "other": {"torch": "b"}}
-    made = config(["test_parity.py"], picture=rows)
+    made = config(["test_parity.py"], figure=rows)
     report, _ = run_kernels(made, tmp_path, tmp_path / "out")
     assert re.search(
         r"\n\nFinding: time .* plain or torch, at 1 place: a [\d.]+ to .*, b ", report.text()
@@ -361,25 +373,25 @@ def test_the_picture_shows_the_comparisons_that_are_named(tmp_path, parity_passe
     with Image.open(tmp_path / "out/figures/time_ratio.png") as shown:
         assert shown.size > (400, 200)
         assert "lit-probattn" in shown.text["Description"]
-    with pytest.raises(ValidationError, match="picture names comparison 'aa'; did you mean 'a'"):
-        config([], picture={"MGK": {"reference": "aa"}})
+    with pytest.raises(ValidationError, match="figure names comparison 'aa'; did you mean 'a'"):
+        config([], figure={"MGK": {"reference": "aa"}})
 
 
-def test_there_is_no_picture_without_ratios(tmp_path):
-    made = config([], picture={"MGK": {"reference": "a"}})
+def test_there_is_no_figure_without_ratios(tmp_path):
+    made = config([], figure={"MGK": {"reference": "a"}})
     page, _ = run_kernels(made, tmp_path, tmp_path / "out")
-    assert not page.pictures
+    assert not page.figures
     assert "![" not in page.text()
 
 
-def test_every_point_of_the_picture_lies_inside():
-    made = config([], picture={"MGK": {"reference": "a"}})
+def test_every_point_of_the_figure_lies_inside():
+    made = config([], figure={"MGK": {"reference": "a"}})
     spread = {"time_ratio": 1.0, "time_ratio_p20": 0.9, "time_ratio_p80": 1.1}
     far = {name: 4 * value for name, value in spread.items()}
     rows = [
         {"place": place, "comparison": "a", **numbers}
         for place, numbers in (("near", spread), ("far", far))
     ]
-    for axis in picture.time_picture(made, rows).axes:
+    for axis in figure.time_figure(made, rows).drawn().axes:
         assert axis.get_xlim()[0] == 0
         assert axis.get_xlim()[1] > 4.4

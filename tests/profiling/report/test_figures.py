@@ -1,17 +1,22 @@
-"""Pictures of a report: scales and colours of ratios, words, and what is not drawn."""
+"""Figures of a sweep: which ones, claims and captions from rows, scales and colours of ratios."""
 
 from __future__ import annotations
 
 import pandas as pd
 import pytest
 
+from lit_probattn.records.figures import colour_of
 from profiling.report import figures
+from profiling.report.figures import Quantity
+from profiling.sweep.config import SweepConfig
+from tests.profiling.helpers import MGK, attention, sweep
 
 NAMES = {"softmax8": "softmax, 8 heads", "fish2": "FiSH, 8 heads from 2 score maps"}
+MACS = Quantity("macs", "model", "train")
 
 
-def ratios(values, metric="macs", predicted=None):
-    """A table of ratios over two widths and the lengths of `values`."""
+def ratios(values, metric="macs", predicted=None, widths=(64, 128)):
+    """A table of ratios over some widths and the lengths of `values`."""
     rows = [
         {
             "metric": metric,
@@ -19,76 +24,140 @@ def ratios(values, metric="macs", predicted=None):
             "baseline": "softmax8",
             "embed_dim": width,
             "seq_len": length,
+            "grid_heads": None,
+            "batch_size": 1,
+            "backend": "reference",
             "scope": "model",
             "mode": "train",
             "ratio_measured": value,
             "ratio_analytic": None if predicted else value,
             "ratio_predicted": predicted,
         }
-        for width in (64, 128)
+        for width in widths
         for length, value in values.items()
     ]
     columns = {"ratio_analytic": float, "ratio_predicted": float}
     return pd.DataFrame(rows).astype(columns)
 
 
+def drawn(table, quantity=MACS):
+    return figures.ratio_figure({quantity: table}, NAMES).drawn()
+
+
 @pytest.mark.parametrize("largest", [1.2, 17.0])
 def test_colours_of_ratios_are_centred_on_one_whatever_else_is_there(largest):
-    figure = figures.heat_maps(ratios({8: 0.95, 16: 1.17, 32: largest}), NAMES)
-    panel, bar = figure.axes
+    panel, bar = drawn(ratios({8: 0.95, 16: 1.17, 32: largest})).axes
     (image,) = panel.collections
     assert image.cmap.name == "RdBu_r"
     place = [float(image.norm(value)) for value in (0.5, 0.95, 1.0, 1.17, 2.0)]
     assert place == pytest.approx([0.0, 0.463, 0.5, 0.6133, 1.0], abs=1e-3)
     assert "← cheaper" in bar.get_ylabel()
-    assert "dearer →" in bar.get_ylabel()
+    assert "more expensive →" in bar.get_ylabel()
     assert "1" in [text.get_text() for text in bar.get_yticklabels()]
     assert (panel.get_xlabel(), panel.get_ylabel()) == (
-        *("sequence length N", "embedding dimension D"),
+        *("sequence length N (tokens)", "model width D"),
     )
-    assert panel.get_title() == "FiSH, 8 heads from 2 score maps\nratio to softmax, 8 heads"
+    assert panel.get_title().startswith("FiSH, 8 heads from 2 score maps\n")
     shown = {text.get_text() for text in panel.texts}
-    assert {"0.950", "1.170", f"{largest:.3f}"} == shown
+    assert {"0.95", "1.17", f"{largest:.2f}"} == shown
 
 
 def test_small_ratios_begin_at_zero_and_large_ones_are_logarithmic():
     small, large = (
-        figures.ratio_lines(ratios(values), NAMES, "seq_len", "embed_dim").axes[0]
+        drawn(ratios(values, widths=(64,))).axes[0]
         for values in ({8: 0.9, 16: 0.7}, {8: 0.95, 16: 17.0})
     )
     assert (small.get_yscale(), small.get_ylim()) == ("linear", (0.0, 1.1))
     assert large.get_yscale() == "log"
     low, high = large.get_ylim()
     assert low < 0.95 < 1.0 < 17.0 < high
-    assert small.get_ylabel() == "ratio to softmax, 8 heads\n(below 1 = cheaper)"
-    assert [text.get_text() for text in small.get_legend().get_texts()] == ["D = 64", "D = 128"]
+    assert small.get_ylabel() == "ratio (below 1 = cheaper)"
+    assert {line.get_color() for line in small.lines[:-1]} == {colour_of("fish")}
 
 
 @pytest.mark.parametrize(
     ("metric", "predicted", "words"),
     [
-        ("macs", None, "curves: closed form, dots: counted"),
-        ("peak_memory_bytes", 0.9, "curves: predicted, dots: measured"),
+        ("macs", None, "dots counted, curves closed form"),
+        ("peak_memory_bytes", 0.9, "dots measured, curves predicted"),
     ],
 )
 def test_words_say_how_numbers_were_found(metric, predicted, words):
-    table = ratios({8: 0.9, 16: 0.8}, metric, predicted)
-    figure = figures.ratio_lines(table, NAMES, "seq_len", "embed_dim")
-    assert words in " ".join(figure.get_suptitle().split())
+    table = ratios({8: 0.9, 16: 0.8}, metric, predicted, widths=(64,))
+    title = drawn(table, Quantity(metric, "model", "train")).axes[0].get_title()
+    assert words in " ".join(title.split())
 
 
-def errors(*values):
-    lengths = range(8, 8 + len(values))
-    frame = pd.DataFrame({"seq_len": lengths, "error": values})
-    return frame.assign(variant="fish2", metric="macs")
+def test_the_claim_and_the_caption_are_computed_from_the_rows():
+    one = figures.ratio_figure({MACS: ratios({8: 0.91, 16: 0.72})}, NAMES)
+    assert one.claim == (
+        "FiSH, 8 heads from 2 score maps: 0.72 to 0.91 of the multiply-adds of softmax, 8 heads "
+        "(model, training step)"
+    )
+    assert "Ratios to softmax, 8 heads at the same" in one.caption
+    assert "4 ratios, counted" in one.caption
+    other = figures.ratio_figure({MACS: ratios({8: 0.5, 16: 0.5})}, NAMES)
+    assert "0.50 of the multiply-adds" in other.claim
 
 
-def test_pictures_without_content_are_not_drawn():
-    for empty in (errors(), errors(0.5), errors(0.0, 0.0), errors(1e-9, 0.0)):
-        assert not figures.has_errors(empty)
-    assert figures.has_errors(errors(0.0, 1e-3))
-    figure = figures.error_figure(errors(0.0, 1e-3))
-    assert figure.axes[0].get_ylim() == (-0.01, 0.01)
+def rows(config: SweepConfig, time=None):
+    """Rows of a sweep over two lengths, with macs and perhaps a time for each point."""
+    found = []
+    for name, entry in config.variants.items():
+        for length in (8, 16):
+            share = 1.0 if config.baseline_of(name) is None else 0.5
+            row = {
+                **{"variant": name, "baseline": config.baseline_of(name), "status": "ok"},
+                **{"attention_class": "MGKAttention" if share < 1 else "SoftmaxAttention"},
+                **{"attention_args": "{}", "num_heads": 2, "embed_dim": 8, "seq_len": length},
+                **{"grid_heads": None, "batch_size": 1, "mode": "eval", "backend": "reference"},
+                **{"dtype": "float32", "device": "cpu", "device_name": "a processor"},
+                **{"scope": "model", "source": "measured", "macs": share * length},
+                **{"num_parameters": int(100 * share), "entry": entry},
+            }
+            times = None if time is None else time * (1.0 if share == 1.0 else 1.5)
+            row |= {"time_median_s": times}
+            row |= {"time_p20_s": times and 0.9 * times, "time_p80_s": times and 1.2 * times}
+            found.append(row)
+    return pd.DataFrame(found)
+
+
+def two():
+    variants = {"softmax": attention(), "mgk": attention(MGK)}
+    return sweep(variants=variants, grid={"embed_dim": [8], "seq_len": [8, 16]})
+
+
+def test_a_sweep_has_at_most_two_figures_and_the_second_needs_times():
+    from profiling.report.ratios import ratio_table
+
+    config = two()
+    counted, timed = rows(config), rows(config, time=0.25)
+    names = [list(figures.figures_of(config, t, ratio_table(t))) for t in (counted, timed)]
+    assert names == [["figure"], ["figure", "operations_and_time"]]
+    table = ratio_table(timed)
+    found = figures.figures_of(config, timed, table, ratios_drawn=False)
+    one = found.pop("operations_and_time")
+    assert not found
+    assert one.claim == "MGK, 2 heads 0.50 of the multiply-adds, 1.50 of the time"
+    assert "Ratios to softmax, 2 heads" in one.caption
+    assert "on a processor" in one.caption
+    assert "2 points" in one.caption
+    figure = one.drawn()
+    assert [axis.get_title() for axis in figure.axes] == [
+        *("forward pass, N = 8", "forward pass, N = 16"),
+    ]
+    (bar,) = [c for c in figure.axes[0].containers if hasattr(c, "has_xerr")]
+    ends = bar[2][0].get_segments()[0][:, 0]
+    assert ends == pytest.approx([1.5 * 0.9 / 1.2, 1.5 * 1.2 / 0.9])
+
+
+def test_a_single_point_has_no_figure():
+    from profiling.report.ratios import ratio_table
+
+    config = two()
+    frame = rows(config)
+    frame = frame[frame["seq_len"] == 8]
+    assert figures.figures_of(config, frame, ratio_table(frame)) == {}
 
 
 def test_variants_are_named_in_plain_words():

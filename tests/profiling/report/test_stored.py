@@ -59,11 +59,14 @@ def test_results_come_before_the_report_in_the_same_folder(made):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"grid": {**CHANGES["grid"], "seq_len": [8, 32]}}, "has no rows of cost softmax D=8 N=32"),
-        ({"grid": {**CHANGES["grid"], "seq_len": [8]}}, "rows.csv has cost softmax 16"),
+        (
+            {"grid": {**CHANGES["grid"], "seq_len": [8, 32]}},
+            "missing rows of cost softmax D=8",
+        ),
+        ({"grid": {**CHANGES["grid"], "seq_len": [8]}}, "rows.csv: unknown cost softmax 16"),
         (
             {"variants": {**CHANGES["variants"], "mgk": attention(MGK, num_components=3)}},
-            "the report is of other variants",
+            "the variants of the report differ",
         ),
     ],
 )
@@ -78,7 +81,7 @@ def test_a_report_of_something_else_is_refused(made, tmp_path):
     shutil.copytree(folder / "report", tmp_path / "copy")
     data = json.loads((tmp_path / "copy/report.json").read_text())
     (tmp_path / "copy/report.json").write_text(json.dumps({**data, "kind": "study"}))
-    with pytest.raises(ConfigError, match="kind 'study', expected that of a sweep"):
+    with pytest.raises(ConfigError, match="expected the report of a sweep, received kind 'study'"):
         stored_rows(config, tmp_path / "copy", ROOT)
     (tmp_path / "copy/report.json").unlink()
     with pytest.raises(ConfigError, match=r"no report with a report\.json"):

@@ -1,10 +1,10 @@
-"""Talking heads beside FiSH, and decoding from caches: what is compared, and what is counted."""
+"""Talking heads beside FiSH, decoding from caches, packed documents: what is compared."""
 
 from __future__ import annotations
 
 import torch
 
-from profiling.studies import cached_decoding, talking_heads
+from profiling.studies import cached_decoding, packed_documents, talking_heads
 
 
 def test_both_forms_of_talking_heads_compute_the_same():
@@ -22,6 +22,29 @@ def test_talking_heads_report(capsys):
     shown = capsys.readouterr().out
     assert "| 7 | plain form | reference |" in shown
     assert "| 7 | FiSH | " in shown
+
+
+def test_packed_documents_report(capsys):
+    """Both forms compute the same, and padding is that of the drawn lengths."""
+    words = ["--cases", "3x10", "1x8", "--variants", "softmax", "fish", "--repeats", "3"]
+    sizes = ["--embed_dim", "8", "--head_dim", "4", "--num_layers", "1", "--mlp_dim", "8"]
+    assert packed_documents.main([*words, *sizes, "--threads", "1", "--shortest", "0.5"]) == 0
+    shown = capsys.readouterr().out
+    torch.manual_seed(0)
+    lengths = packed_documents.lengths_of("3x10", 0.5)
+    assert lengths[0] == lengths.max() == 10
+    assert lengths.min() >= 5
+    padding = f"{100 * (1 - float(lengths.sum()) / 30):.0f} %"
+    assert f"| 3x10 | {padding} | softmax | packed |" in shown
+    assert "| 1x8 | 0 % | fish | padded |" in shown
+    difference = float(shown.partition("differ by at most ")[2].split()[0])
+    assert difference < 1e-5
+
+
+def test_cases_of_packed_documents_are_checked(capsys):
+    for case in ("16", "x3", "0x5", "axb"):
+        assert packed_documents.main(["--cases", case, "--repeats", "3"]) == 1
+        assert "--cases: expected DOCUMENTSxLONGEST" in capsys.readouterr().err
 
 
 def test_a_cache_is_counted_by_the_numbers_of_a_token(capsys):

@@ -63,5 +63,5 @@ def test_a_rank_that_fails_or_hangs_is_reported(tmp_path):
 
     with pytest.raises(ChildError, match=r"\[3, 3\].*\n.*what went wrong"):
         run_in_ranks(fail, 2, log=tmp_path / "log")
-    with pytest.raises(ChildError, match=r"ranks \[0\] did not end within 1 s"):
+    with pytest.raises(ChildError, match=r"ranks \[0\] did not finish within 1 s"):
         run_in_ranks(lambda: __import__("time").sleep(60) or 0, 1, timeout=0.7)

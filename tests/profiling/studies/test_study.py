@@ -75,7 +75,7 @@ def test_what_cannot_be_measured_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: no such file\n"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["--device", "cuda:1"]) == 1
-    assert "--device cuda:1: this machine has no CUDA device" in capsys.readouterr().err
+    assert "--device cuda:1: no CUDA device is available" in capsys.readouterr().err
 
 
 def test_ratios_are_taken_within_a_round(monkeypatch):

@@ -115,7 +115,7 @@ def test_heads_that_do_not_divide(tmp_path):
     variants = {"softmax": attention(), "mgk": {**attention(MGK), "heads_divisor": 2}}
     grid = {"embed_dim": [8], "seq_len": [8], "num_heads": [3]}
     rows = run(sweep(variants=variants, grid=grid), tmp_path)
-    assert reasons(rows)["mgk"] == ("failed", "3 heads are not divisible by heads_divisor 2")
+    assert reasons(rows)["mgk"] == ("failed", "num_heads 3 is not divisible by heads_divisor 2")
 
 
 def test_variant_without_formulas_is_still_counted(tmp_path):
@@ -126,7 +126,7 @@ def test_variant_without_formulas_is_still_counted(tmp_path):
     rows = {(r.variant, r.source): r for r in run(config, tmp_path)}
     assert ("plain", "analytic") not in rows
     assert rows["plain", "measured"].macs == rows["softmax", "measured"].macs
-    assert "WithoutFormula gives no cost formula" in rows["plain", "measured"].reason
+    assert "WithoutFormula has no cost formula" in rows["plain", "measured"].reason
 
 
 def test_attention_that_cannot_be_built(tmp_path):
@@ -142,7 +142,7 @@ def test_attention_that_cannot_be_built(tmp_path):
 def test_a_device_that_is_gone(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     config = sweep(device="cuda", measure=["cost", "time"], grid={"embed_dim": [8], "seq_len": [8]})
-    with pytest.raises(ConfigError, match=r"device cuda is not available: .*: run .* where there"):
+    with pytest.raises(ConfigError, match=r"device cuda is not available: .*: run .* on another"):
         run(config, tmp_path)
     counted = sweep(device="cuda", grid={"embed_dim": [8], "seq_len": [8]})
     assert {row.status for row in run(counted, tmp_path / "counted")} == {"ok"}
@@ -194,7 +194,7 @@ def test_points_are_claimed_and_progress_is_said(tmp_path):
     ):
         assert lock is not None
         run_sweep(config, tmp_path, ROOT, stream=lines.append)
-    assert lines.pop(0) == f"[1/8] {first.label}: another process is working on it"
+    assert lines.pop(0) == f"[1/8] {first.label}: running in another process"
     assert [line.partition(" points")[0] for line in lines] == [f"{i} of 8" for i in range(1, 8)]
     assert all("; cost " in line for line in lines)
     run_sweep(config, tmp_path, ROOT, stream=lines.append)

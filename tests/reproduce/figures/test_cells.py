@@ -44,7 +44,7 @@ STUDIED = {
 }
 RANK_PANELS = [
     {"draw": "histogram", "study": "rank", "file": "rank.csv", "x": "rank", "where": {"layer": 1}},
-    {"draw": "pictures", "study": "attention_maps", "file": "attention_maps.png"},
+    {"draw": "figures", "study": "attention_maps", "file": "attention_maps.png"},
 ]
 
 
@@ -113,7 +113,7 @@ def test_curves_of_the_test_split_stand_in_where_all_runs_have_logged_them(score
     assert list(made.findings["verdict"]) == ["agrees" if scored else "differs"]
     name = "test/accuracy" if scored else "val/accuracy"
     assert name in made.findings["we measure"][0]
-    assert [axis.get_ylabel() for axis in made.pictures()["figure"].axes[:2]] == [
+    assert [axis.get_ylabel() for axis in made.drawn()["figure"]().axes[:2]] == [
         "train/loss",
         name,
     ]
@@ -191,7 +191,7 @@ def test_verdicts_of_studies(tmp_path):
     sample = made.sample("mgk_1", "rank")
     assert sample is not None
     assert sample.values == (25.5, 26.0, 26.5)
-    axis = made.pictures()["figure"].axes[0]
+    axis = made.drawn()["figure"]().axes[0]
     assert sum(len(patch.get_xy()) > 2 for patch in axis.patches) == 2  # two rows, pooled seeds
 
 
@@ -203,7 +203,7 @@ def test_verdicts_of_studies(tmp_path):
         ({"value": "test", "is": "larger"}, "`is` must be one of higher, lower, equal, near"),
         ({"curve": "train/loss"}, "a claim needs either value, or curve and at"),
         ({"curve": "train/loss", "at": "end"}, "`at` must be one of throughout, best"),
-        ({"value": "test", "then": 3}, "a claim has no key 'then'; did you mean 'than'?"),
+        ({"value": "test", "then": 3}, "claim: unknown key 'then'; did you mean 'than'?"),
     ],
 )
 def test_wrong_claims_are_one_line(words, message, tmp_path):
@@ -227,7 +227,7 @@ def test_two_real_cells_are_trained_studied_drawn_and_judged(tmp_path, capsys):
     verdicts = pd.read_csv(out / "verdicts.csv")
     assert len(verdicts) == 1
     assert verdicts["verdict"][0] in ("same direction", "cannot be told")
-    for name in ("figure", "pictures1"):
+    for name in ("figure", "studies1"):
         assert (out / f"figures/{name}.png").stat().st_size > 10_000
     rows = pd.read_csv(out / "rows.csv")
     assert rows["rank"].notna().all()

@@ -67,10 +67,16 @@ def mnli(place):
     tuning.write_mnli(place)
 
 
+PACKED = ("--data.init_args.pack", "true")
+NO_PAIRS = ("--data.init_args.next_sentence", "false", "--model.init_args.next_sentence", "false")
 TRIALS = {
     "bert_pretraining": Trial("tiny/bert_pretraining", _files(pairs, "path", "text.txt")),
     "d4rl": Trial("tiny/d4rl"),
     "lm1b": Trial("tiny/lm1b", _files(lines)),
+    "lm1b packed": Trial("tiny/lm1b", _files(lines), PACKED),
+    "masked documents packed": Trial(
+        "tiny/bert_pretraining", _files(pairs, "path", "text.txt"), (*PACKED, *NO_PAIRS)
+    ),
     "masked_lm": Trial("tiny/masked_lm", _files(text), ATTENTION_DROPOUT),
     "mnli": Trial("tiny/mnli", _files(mnli, "path"), (*ATTENTION_DROPOUT, *NO_HEAD_DROPOUT)),
     "squad_v2": Trial("tiny/squad_v2", _files(squad, "path"), ATTENTION_DROPOUT),
@@ -89,6 +95,8 @@ LOGGED = {
     "bert_pretraining": {"val/mlm_loss", "val/nsp_loss", "val/nsp_error"},
     "d4rl": {"val/loss", "val/return_high", "val/return_low", "val/score"},
     "lm1b": {"val/ppl_sentences", "val/tokens_sentences", "val/word_ppl", "val/words"},
+    "lm1b packed": {"val/ppl_sentences", "val/tokens_sentences", "val/word_ppl", "val/words"},
+    "masked documents packed": {"val/mlm_loss"},
     "masked_lm": {"val/mlm_loss"},
     "mnli": {"val/loss", "val/accuracy"},
     "squad_v2": {"val/loss", "val/f1"},

@@ -1,1 +1,1 @@
-"""Where a model computes attention, and with which weights: found by one run of an example."""
+"""Discovery of a model's attention calls and their weights, by one run of an example."""

@@ -1,4 +1,4 @@
-"""One batch that a model takes: given, or made from what the model says of itself."""
+"""An example batch for a model: given, or created from the model's description."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Example = Callable[[nn.Module], Any]
 
 
 def runner(model: nn.Module, example: Any) -> Example | None:
-    """Return what runs a model on an example, or None where there is no example.
+    """Return a function that runs a model on an example, or None without an example.
 
     Args:
-        model: any.
+        model: any model.
         example: a tensor, positional arguments, keyword arguments, or a function of the model.
-            None means what the model's library says that it takes.
+            None means the input that the model's library describes.
     """
     if callable(example) and not isinstance(example, torch.Tensor):
         call: Example = example
@@ -63,5 +63,5 @@ def _of_transformers(model: Any, config: Any, like: torch.Tensor) -> Any:
 
 
 def _picture(like: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Return two pictures of noise, always the same."""
+    """Return two images of constant noise."""
     return torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(like)

@@ -1,8 +1,8 @@
-"""Weights that make the heads of a call of attention, and the weight that reads their results.
+"""Weights that compute the heads of an attention call, and the weight that reads its results.
 
-A row of a weight makes a head exactly if the head's gradient has entries there. The output
-projection is the product that receives the results of a call: in a run in which every entry of head
-h is h + 1, its input has those numbers in the order of its columns.
+A weight row contributes to a head exactly if the head's gradient is nonzero there. The output
+projection is the product that receives the results of a call: in a run in which every element of
+head h is h + 1, its input contains these numbers in the order of its columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lit_probattn.base.torch_internals import outside_functions
 from lit_probattn.interop.swap.discovery.sites import ROLES, Projections, Rows, Site
 from lit_probattn.interop.weights import RotaryPairs
 
-# Functions that multiply by a weight: which argument is multiplied, which is the weight, and the
+# Functions that multiply by a weight: index of the multiplied argument, index of the weight, and
 # axis of the weight's inputs.
 PRODUCTS = {
     F.linear: (0, 1, 1),
@@ -33,14 +33,14 @@ PRODUCTS = {
 
 
 def find_makers(site: Site, names: dict[int, str]) -> Projections:
-    """Return the rows that make queries, keys and values of a call; `out` is found elsewhere.
+    """Return the rows that compute queries, keys and values of a call, without `out`.
 
     Args:
         site: a call whose heads have their graph.
-        names: of all parameters, by identity.
+        names: names of all parameters, by identity.
 
     Raises:
-        UnsupportedError: they are not found.
+        UnsupportedError: the rows cannot be determined.
     """
     owned = [p for p in site.module.parameters() if p.requires_grad]
     weights, biases = {}, {}
@@ -56,7 +56,7 @@ def find_makers(site: Site, names: dict[int, str]) -> Projections:
 
 
 def _unrepeat(site: Site) -> int:
-    """Leave each key head once where a host repeats them for its query heads."""
+    """Reduce repeated key heads to one each, if a host repeats them for its query heads."""
     key, value = site.inputs["key"], site.inputs["value"]
     equal = [torch.equal(key[:, 0], head) for head in key.unbind(1)]
     times = (*equal, False).index(False)
@@ -74,9 +74,9 @@ def _unrepeat(site: Site) -> int:
 def _rows_of(
     role: str, heads: Tensor, owned: Sequence[Tensor], names: dict[int, str]
 ) -> tuple[Rows, Rows | None]:
-    """Return the rows of the weight and the bias that make heads (B, H, N, E)."""
+    """Return the rows of the weight and the bias that compute heads (B, H, N, E)."""
     if not heads.requires_grad or not owned:
-        raise UnsupportedError(f"no weight of its own makes its {role} heads")
+        raise UnsupportedError(f"its {role} heads are not computed by a weight of the module")
     generator = torch.Generator().manual_seed(0)
     supports: list[list[Tensor | None]] = []
     for head in heads.unbind(1):
@@ -98,17 +98,17 @@ def _rows_of(
             found[parameter.dim() == 2].append(rows)
         elif any(
             t is None or touched[0] is None or not bool((t & touched[0]).any()) for t in touched
-        ):  # what lies before the projections makes all heads alike
-            raise UnsupportedError(f"{name} makes its {role} heads too, in a way that is not known")
+        ):  # parameters before the projections affect all heads equally
+            raise UnsupportedError(f"{name} also affects its {role} heads, in an unknown way")
     if len(found[True]) != 1 or len(found[False]) > 1:
         those = [rows.parameter for both in found.values() for rows in both]
-        told = f"{', '.join(those)} do" if those else "no rows of a weight make one head alone"
-        raise UnsupportedError(f"the weight that makes its {role} heads was not found: {told}")
+        told = f"{', '.join(those)}" if those else "no rows of a weight belong to only one head"
+        raise UnsupportedError(f"the weight of its {role} heads is not unique: {told}")
     return found[True][0], next(iter(found[False]), None)
 
 
 def _disjoint_rows(name: str, touched: Sequence[Tensor | None], size: int) -> Rows | None:
-    """Return the rows of heads if each has as many as entries, and none has another's."""
+    """Return the rows of heads if each has as many rows as dimensions and heads share none."""
     for axis in range(2):
         heads = []
         for support in touched:
@@ -127,11 +127,11 @@ def _disjoint_rows(name: str, touched: Sequence[Tensor | None], size: int) -> Ro
 
 
 def _rotation(site: Site, weight: Tensor, rows: Rows) -> tuple[RotaryPairs | None, str]:
-    """Return how the entries of keys are paired by positions, and why heads cannot be joined.
+    """Return the pairs of dimensions that are rotated, and why heads cannot be joined, if so.
 
-    The last key's entry e comes from row e alone where nothing is rotated, and from the row of its
-    partner too where it is. Where a norm follows the projection every entry comes from all rows,
-    and what the host says of itself decides.
+    The last key's dimension e depends only on row e without rotation, and also on the row of its
+    partner with rotation. With a norm after the projection, every dimension depends on all rows,
+    and the host's configuration decides.
     """
     key, size = site.inputs["key"], rows.size
     tables: list[Tensor] = []
@@ -158,20 +158,20 @@ def _rotation(site: Site, weight: Tensor, rows: Rows) -> tuple[RotaryPairs | Non
         if torch.equal(touched, pairs):
             bound = 1e-6 * float(tables[0].abs().max())
             if not torch.allclose(tables[0], tables[1], rtol=1e-3, atol=bound):
-                return name, "each of its heads is rotated by angles of its own"
+                return name, "each of its heads is rotated by separate angles"
             return name, ""
     if bool(touched.all()):
         return _named_rotation(site.module)
-    return None, "only a part of its heads is rotated"
+    return None, "only some of its dimensions are rotated"
 
 
 def _named_rotation(module: Any) -> tuple[RotaryPairs | None, str]:
-    """Return how a host of transformers or timm pairs entries, by what it has."""
+    """Return the rotated pairs of a host of transformers or timm, from its attributes."""
     if "position_embeddings" in inspect.signature(module.forward).parameters:
         given = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
         kinds = [given, *(v for v in given.values() if isinstance(v, dict))]
         if any(kind.get("partial_rotary_factor", 1.0) != 1.0 for kind in kinds):
-            return "halves", "only a part of its heads is rotated"
+            return "halves", "only some of its dimensions are rotated"
         return "halves", ""
     if hasattr(module, "num_prefix_tokens"):
         return ("halves" if getattr(module, "rotate_half", False) else "neighbours"), ""
@@ -181,10 +181,10 @@ def _named_rotation(module: Any) -> tuple[RotaryPairs | None, str]:
 def reader_in(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], site: Site, names: dict[int, str]
 ) -> Rows | None:
-    """Return the columns of a weight that a function multiplies with marked heads, or None.
+    """Return the columns of a weight by which a function multiplies marked heads, or None.
 
     Raises:
-        UnsupportedError: what multiplies marked heads is no parameter.
+        UnsupportedError: marked heads are multiplied by something other than a parameter.
     """
     if func not in PRODUCTS:
         return None
@@ -202,17 +202,17 @@ def reader_in(
     if any(len(c) != size for c in columns) or not bool((rows == rows[:1]).all()):
         return None
     if id(weight) not in names:
-        raise UnsupportedError("what reads its heads is no parameter")
+        raise UnsupportedError("its heads are not multiplied by a parameter")
     step = columns[0][1] - columns[0][0] if size > 1 else 1
     found = Rows(names[id(weight)], axis, tuple(c[0] for c in columns), step, size)
     return found if found.all() == [c for head in columns for c in head] else None
 
 
 def check_holders(model: nn.Module, site: Site, found: Projections) -> None:
-    """Refuse weights of modules that do more than multiply.
+    """Raise for weights of modules that do more than multiply.
 
     Raises:
-        UnsupportedError: it names the module's class.
+        UnsupportedError: there is one; the message names the module's class.
     """
     for rows in found.weights.values():
         path, _, own = rows.parameter.rpartition(".")

@@ -1,4 +1,4 @@
-"""Where a model computes softmax(Q Kᵀ) V: found by one run of an example, never by names."""
+"""Recording of a model's softmax(Q Kᵀ) V in one run of an example, independent of names."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from lit_probattn.interop.swap.discovery.sites import Rows, Site, Way
 from lit_probattn.interop.swap.taking import SDPA, Seeing, as_heads, heads_and_masks
 from lit_probattn.interop.swap.written import SOFTMAX, Products
 
-# Modules that are a part of a computation, and own none.
+# Modules that are part of a computation and do not own attention.
 _PARTS = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.linear")
 
 
 class Recorder(Seeing):
-    """Notes every call of attention while a model runs.
+    """Records every attention call of a running model.
 
     Args:
         model: the model.
-        marks: whether every entry of head h becomes h + 1 instead of what the call gives; what
-            multiplies these is noted.
+        marks: whether every element of head h is replaced by h + 1; the products that read these
+            are recorded.
     """
 
     def __init__(self, model: nn.Module, marks: bool = False) -> None:
@@ -47,28 +47,28 @@ class Recorder(Seeing):
         self.stack: list[nn.Module] = []
         self.calls: dict[int, int] = {}
         self.sites: dict[tuple[str, int], Site] = {}
-        self.written: dict[str, str] = {}  # softmaxes that cannot be followed, by module
+        self.written: dict[str, str] = {}  # softmaxes without known products, by module
         self.products: dict[int, Products] = {}
         self.last: Site | None = None
         self.readers: dict[tuple[str, int], dict[Rows, nn.Module]] = {}
 
     # ---- modules
     def enter(self, module: nn.Module, *_: Any) -> None:
-        """Begin a forward of a module."""
+        """Start a forward of a module."""
         self.stack.append(module)
         self.calls[id(module)] = 0
 
     def leave(self, *_: Any) -> None:
-        """End it."""
+        """End a forward of a module."""
         self.products.pop(id(self.stack.pop()), None)
 
     @property
     def is_ours(self) -> bool:
-        """Whether a core of ours is at work."""
+        """Whether a core of this package is running."""
         return any(isinstance(m, Core) for m in self.stack)
 
     def owner(self) -> nn.Module | None:
-        """Return the innermost module of the model that is more than a part of torch."""
+        """Return the innermost module of the model, other than elementary modules of torch."""
         for module in reversed(self.stack):
             is_part = type(module).__module__ in _PARTS
             if id(module) in self.names and (
@@ -79,7 +79,7 @@ class Recorder(Seeing):
 
     # ---- calls
     def take(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Note a call of PyTorch's function."""
+        """Record a call of PyTorch's function."""
         owner = self.owner()
         if owner is None or self.is_ours:
             return SDPA(*args, **kwargs)
@@ -104,13 +104,13 @@ class Recorder(Seeing):
         attention_mask: Tensor | None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Note a call of transformers' interface, in the place of our function there."""
+        """Record a call of transformers' interface, instead of `attention_function`."""
         swapped = interface.cores_of(module) is not None or id(module) not in self.names
         function = interface.attention_function if swapped else interface.as_the_library
         if self.marks and not swapped:
             out, weights = self.marked(query, value).transpose(1, 2), None
         else:
-            with outside_functions():  # it calls PyTorch's, which is no site of its own
+            with outside_functions():  # it calls PyTorch's function, which is not another site
                 given = {name: value for name, value in kwargs.items() if value is not None}
                 out, weights = function(module, query, key, value, attention_mask, **given)
         if swapped:
@@ -129,7 +129,7 @@ class Recorder(Seeing):
         return out, weights
 
     def other(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Follow products to their softmax, and marks to what multiplies them."""
+        """Follow products to their softmax, and marks to their products."""
         owner = self.owner()
         if owner is None or self.is_ours:
             return func(*args, **kwargs)
@@ -160,14 +160,14 @@ class Recorder(Seeing):
         return out
 
     def marked(self, query: Tensor, value: Tensor) -> Tensor:
-        """Return results of which every entry of head h is h + 1."""
+        """Return results in which every element of head h is h + 1."""
         shape = (*query.shape[:-1], value.shape[-1])
         heads = shape[-3] if len(shape) > 3 else 1
         marks = torch.arange(1, heads + 1, device=query.device, dtype=query.dtype)
         return marks.view(-1, 1, 1).expand(shape).contiguous()
 
     def note_reader(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Note the weight that multiplies the results of the last call."""
+        """Record the weight that multiplies the results of the last call."""
         if self.last is None:
             return
         rows = reader_in(func, args, kwargs, self.last, self.parameters)
@@ -184,7 +184,7 @@ class Recorder(Seeing):
         out: Tensor | None,
         refusal: str = "",
     ) -> Site:
-        """Note a call, with heads and results (B, H, N, E); return it."""
+        """Record a call, with heads and results (B, H, N, E); return it."""
         query, key, value = heads
         layout = HeadLayout(
             *(query.shape[1], key.shape[1], value.shape[1], query.shape[1]),
@@ -204,26 +204,25 @@ class Recorder(Seeing):
             self.sites[name, index] = site
         elif _sizes(known.layout, way) != _sizes(layout, way):
             known.refusal = (
-                f"its heads differ from call to call: {heads_of(known.layout)}, then "
-                f"{heads_of(layout)}"
+                f"its heads differ between calls: {heads_of(known.layout)}, then {heads_of(layout)}"
             )
         self.last = site
         return site
 
     def first_refusal(self, site: Site) -> str:
-        """Say why a call cannot be swapped, or nothing."""
+        """Return why a call cannot be swapped, or an empty string."""
         if site.way == "interface" and site.index > 0:
-            return "it calls transformers' attention several times in one forward"
+            return "it calls transformers' attention more than once per forward"
         if in_checkpoint(site.module):
             return (
-                "its forward attends inside of a checkpoint, which would attend as before the swap "
-                "when it is repeated: put the whole layer into the checkpoint"
+                "it attends inside a checkpoint within its forward, which would recompute the "
+                "original attention: put the whole layer into the checkpoint"
             )
         return misused_axes(site)
 
     # ---- projections
     def find_makers(self) -> None:
-        """Find the weights that make the heads of every call; where none is found, say so."""
+        """Determine the weights that compute the heads of every call, or set its refusal."""
         for site in self.sites.values():
             if site.refusal:
                 continue
@@ -234,17 +233,17 @@ class Recorder(Seeing):
 
 
 def _sizes(layout: HeadLayout, way: Way) -> tuple[Any, ...]:
-    """Return what does not change from call to call; values that are written out come later."""
+    """Return the sizes that must not change between calls; written-out values come later."""
     sizes = astuple(layout)
     return (*sizes[:2], layout.head_dim) if way == "written" else sizes
 
 
 def misused_axes(site: Site) -> str:
-    """Say what is wrong with the axes of a call, by the rows of weights that make its queries.
+    """Return the fault in the axes of a call, from the weight rows that compute its queries.
 
-    All entries of a query come from as many rows as there are entries. If one row makes them, they
-    are tokens, and channels attend to channels. If several entries of what should be the batch come
-    from rows of their own, they are heads.
+    The dimensions of a query come from as many rows as there are dimensions. If one row computes
+    them all, they are tokens, and channels attend to channels. If several elements of the batch
+    come from separate rows, they are heads.
     """
     query = site.inputs["query"]
     weights = [p for p in site.module.parameters() if p.dim() > 1 and p.requires_grad]
@@ -252,7 +251,7 @@ def misused_axes(site: Site) -> str:
         return ""
 
     def rows(sample: int) -> list[Tensor]:
-        """Which rows of each weight make the first query of a sample, in the first head."""
+        """Rows of each weight that contribute to the first query of a sample, in the first head."""
         part = query[sample, 0, 0]
         target = (part * torch.linspace(1.0, 2.0, part.numel()).to(part)).sum()
         found = torch.autograd.grad(
@@ -273,13 +272,13 @@ def misused_axes(site: Site) -> str:
                 shape = (*query.shape[:1], *query.shape[2:])
                 return (
                     f"it puts heads into the batch, {shape}: all heads would share the parameters "
-                    "of one"
+                    "of one head"
                 )
     return ""
 
 
 def caller() -> str:
-    """Return file and line of the code of the model that is at work."""
+    """Return file and line of the model's code that is running."""
     frame: Any = inspect.currentframe()
     ours, torchs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((ours, torchs)):
@@ -289,7 +288,6 @@ def caller() -> str:
 
 
 def _arguments_of(owner: nn.Module) -> tuple[Any, Any]:
-    """Return what a module's forward was called with, by place and by name."""
     frame: Any = inspect.currentframe()
     while frame is not None:
         local = frame.f_locals
@@ -300,7 +298,7 @@ def _arguments_of(owner: nn.Module) -> tuple[Any, Any]:
 
 
 def in_checkpoint(owner: nn.Module) -> bool:
-    """Whether a checkpoint stands between a module's forward and the present call."""
+    """Whether a checkpoint is between a module's forward and the current call."""
     frame: Any = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
@@ -313,7 +311,7 @@ def in_checkpoint(owner: nn.Module) -> bool:
 
 @contextmanager
 def recording(model: nn.Module, marks: bool = False) -> Iterator[Recorder]:
-    """Record what a model does, in evaluation; its modes and what needs gradients come back."""
+    """Record a run of a model in eval mode; restore modes and `requires_grad` afterwards."""
     found = Recorder(model, marks)
     modes = [(m, m.training) for m in model.modules()]
     frozen = [
@@ -333,7 +331,7 @@ def recording(model: nn.Module, marks: bool = False) -> Iterator[Recorder]:
         after = module_hooks.register_module_forward_hook(found.leave, always_call=True)
         stack.callback(after.remove)
         stack.enter_context(interface.replaced(found.interface))
-        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
+        if "torch._dynamo" in sys.modules:  # otherwise no code is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(found)

@@ -1,4 +1,4 @@
-"""What is known of a call of attention in a model: its site, its heads, the weights behind them."""
+"""An attention call of a model: its site, its heads, the weights of its projections."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from lit_probattn.attention.call import HeadLayout
 from lit_probattn.interop.weights import RotaryPairs
 
-# How a model hands over its heads: to transformers' attention interface, to PyTorch's function, or
-# not at all, as it takes the softmax of its products itself.
+# How a model computes attention: through transformers' attention interface, PyTorch's function, or
+# a softmax of its products in separate operations.
 Way = Literal["interface", "function", "written"]
 ROLES = ("query", "key", "value")
 
@@ -21,11 +21,11 @@ class Rows:
     """Rows, or columns, of a parameter, by heads.
 
     Args:
-        parameter: its name in the model.
-        axis: of the parameter along which heads lie.
-        starts: the first row of every head.
-        step: from a row of a head to the next.
-        size: rows of a head.
+        parameter: name in the model.
+        axis: axis of the parameter with the heads.
+        starts: first row of every head.
+        step: distance between rows of a head.
+        size: number of rows of a head.
     """
 
     parameter: str
@@ -46,14 +46,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Projections:
-    """What makes and what reads the heads of a call.
+    """The weights that compute and read the heads of a call.
 
     Args:
         weights: rows of weights for query, key and value; columns of one for `out`.
-        biases: rows of biases for query, key and value, where there are any.
-        rotary: how entries are paired that are rotated together. None means nothing is rotated.
+        biases: rows of biases for query, key and value, if any.
+        rotary: pairs of dimensions that are rotated together. None means no rotation.
         fixed: why heads cannot be joined; empty if they can.
-        repeats: how often the host repeats each of its key heads before the call.
+        repeats: number of times the host repeats each key head before the call.
     """
 
     weights: dict[str, Rows]
@@ -63,7 +63,7 @@ class Projections:
     repeats: int = 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return values that JSON supports."""
         made = asdict(self)
         for part in ("weights", "biases"):
             for rows in made[part].values():
@@ -72,10 +72,10 @@ class Projections:
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Projections:
-        """Return what `to_dict` wrote.
+        """Return the object from the values of `to_dict`.
 
         Raises:
-            TypeError: it is of another form.
+            TypeError: the values have another form.
         """
         parts = {
             name: {
@@ -89,23 +89,23 @@ class Projections:
 
 @dataclass
 class Site:
-    """A call of attention.
+    """An attention call.
 
     Args:
-        name: of the module whose forward makes the call; empty for the whole model.
-        module: it.
-        index: of the call among those of one forward.
-        way: how the heads are handed over.
+        name: name of the module whose forward makes the call; empty for the whole model.
+        module: the module.
+        index: index of the call within one forward.
+        way: how the module computes attention.
         layout: the host's heads.
         is_cross: whether queries attend to another sequence.
         where: file and line of the call.
         refusal: why it cannot be swapped; empty if it can.
-        inputs: heads, masks and scale of the call, where it was seen.
-        output: what the host made of them, (B, H, N, E_v).
-        made: the weights that make and read its heads, where they were asked for.
-        width: of the tokens that the module gets for its queries; 0 if it gets none.
-        reader: the module that reads its results, if only one weight does.
-        before: what that gave.
+        inputs: heads, masks and scale of the call, if recorded.
+        output: result of the host, (B, H, N, E_v).
+        made: weights that compute and read its heads, if requested.
+        width: width of the tokens that the module receives for its queries; 0 if it receives none.
+        reader: module that reads its results, if only one weight does.
+        before: output of that module.
     """
 
     name: str

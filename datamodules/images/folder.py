@@ -1,0 +1,191 @@
+"""Images in user-provided class folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.core.division import Divided, divide
+from datamodules.core.files import expand
+from datamodules.core.own import (
+    SHOWN_SAMPLES,
+    AtPath,
+    by_split,
+    class_lines,
+    required_path,
+    split_of,
+    warn_ignored,
+)
+from datamodules.images.files import SUFFIXES, ImageFiles, images_of_classes, subfolders
+from datamodules.images.imagenet import ImageNet
+from datamodules.images.samples import open_image
+from lit_probattn.base.arguments import with_defaults
+from lit_probattn.base.errors import DataError
+from lit_probattn.base.files import fingerprint
+
+__all__ = ["ImageFolder"]
+
+
+@with_defaults(image_size=64, augmentation="none", mixup=0.0, cutmix=0.0)
+class ImageFolder(AtPath, Divided, ImageNet):
+    """Images in class folders: `train/CLASS/*.jpg` and so on, or `CLASS/*.jpg`.
+
+    Split folders can have any of the usual names (train, val, valid, test, …). Splits without a
+    folder are split off from the training images by a hash of each file's content, so equal files
+    are in the same split. Images of any size and colour mode are read as RGB.
+
+    Args:
+        **kwargs: Arguments of AtPath, Divided and ImageNet.
+    """
+
+    task = "own_images"
+    classes_of = "the folders"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.root = expand(self.given_path)
+        self.select_on_test, self.published = False, {}
+
+    def folder_of(self, path: str) -> Path | None:
+        """Return the folder of the data."""
+        root = required_path(path)
+        if not root.is_dir():
+            raise DataError(f"{root}: expected a folder with a folder for each class")
+        return root
+
+    @property
+    def _folders(self) -> dict[str, ImageFiles]:
+        """Files of the three splits, listed and split once."""
+        if not self._files:
+            splits = self._split_folders()
+            if splits:
+                found = self._given(splits)
+            else:
+                found = {"train": images_of_classes(self.root, _classes(self.root))}
+            self._files = self._divided(found)
+        return self._files
+
+    def _split_folders(self) -> dict[str, str]:
+        """Return the folder of each split; empty if `train` is itself a class folder."""
+        names = subfolders(self.root)
+        found = by_split(self.root, [name for name in names if subfolders(self.root / name)])
+        if "train" not in found:
+            return {}
+        for name in names:
+            if name not in found.values() and split_of(name) is not None:
+                raise DataError(
+                    f"{self.root / name} denotes a split, but contains no class folders; "
+                    f"sort its images into class folders, or rename it"
+                )
+        warn_ignored(self.root, names, found.values())
+        return found
+
+    def _given(self, splits: dict[str, str]) -> dict[str, ImageFiles]:
+        classes = _classes(self.root / splits["train"])
+        for name in splits.values():
+            extra = sorted(set(subfolders(self.root / name)) - set(classes))
+            if extra:
+                raise DataError(
+                    f"{self.root / name}: class {extra[0]} is missing from {splits['train']}, so "
+                    f"it "
+                    f"cannot be learned; add images of it there, or remove it here"
+                )
+        return {
+            split: images_of_classes(self.root / name, classes, split == "train")
+            for split, name in splits.items()
+        }
+
+    def _divided(self, found: dict[str, ImageFiles]) -> dict[str, ImageFiles]:
+        """Split off the splits without a folder; raises DataError for duplicates across splits."""
+        digests = {
+            name: [_digest(files.path(i)) for i in range(len(files))]
+            for name, files in found.items()
+        }
+        self._hashes = {
+            name: files.digest_of(digest.hex() for digest in digests[name])
+            for name, files in found.items()
+        }
+        _reject_overlap(found, digests)
+        shares = {name: share for name, share in self.shares.items() if name not in found}
+        if not shares:
+            return found
+        train, result = found["train"], dict(found)
+        chosen = np.array(divide(str(self.root), digests["train"], shares, self.split_seed))
+        for name in ("train", *shares):
+            result[name] = train.part(np.flatnonzero(chosen == name))
+        lacking = set(range(len(train.classes))) - set(result["train"].targets.tolist())
+        if lacking:
+            name = train.classes[min(lacking)]
+            raise DataError(
+                f"{self.root / name}: no images of this class are left for training; add more, "
+                f"or create folders train, val and test"
+            )
+        return result
+
+    @property
+    def source_hashes(self) -> dict[str, str]:
+        """SHA-256 of names and contents of the images, per split folder or of all."""
+        self._folders  # noqa: B018
+        return dict(self._hashes)
+
+    def prepare_data(self) -> None:
+        """List and split the images before training starts."""
+        self._folders  # noqa: B018
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield lines about the splits and image sizes, and three samples."""
+        for name, split in self.splits.items():
+            sizes = sorted(_pixels(self._folders[name]))
+            low, median, high, most = (sizes[int(q * (len(sizes) - 1))] for q in (0, 0.5, 0.95, 1))
+            yield (
+                f"{name}: {len(split)} images, shorter side min {low}, median {median}, p95 "
+                f"{high}, max {most} pixels"
+            )
+            yield from class_lines(self.classes, split.targets)
+        train = self._folders["train"]
+        for index in np.linspace(0, len(train) - 1, min(SHOWN_SAMPLES, len(train))).astype(int):
+            picture = open_image(train.path(int(index)))
+            yield (
+                f"sample {index}, {train.classes[train.targets[index]]}: "
+                f"{train.path(int(index))}, {picture.width} x {picture.height}"
+            )
+
+    def load_splits(self) -> dict[str, Any]:
+        """Open the splits, including a separate test split."""
+        return self.split_objects(*(self._folders[name] for name in ("train", "val", "test")))
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    names = subfolders(folder)
+    if len(names) < 2:
+        present = f"only {names[0]}" if names else "none"
+        raise DataError(
+            f"{folder}: expected at least two class folders with images "
+            f"({', '.join(SUFFIXES)}); found {present}"
+        )
+    return names
+
+
+def _digest(path: Path) -> bytes:
+    return fingerprint(path.read_bytes())
+
+
+def _pixels(files: ImageFiles) -> Iterator[int]:
+    """Yield the shorter side of each image; raises DamagedError for an unreadable one."""
+    for index in range(len(files)):
+        yield min(open_image(files.path(index)).size)
+
+
+def _reject_overlap(found: dict[str, ImageFiles], digests: dict[str, list[bytes]]) -> None:
+    seen: dict[bytes, tuple[str, Path]] = {}
+    for name, files in found.items():
+        for index, digest in enumerate(digests[name]):
+            other, path = seen.setdefault(digest, (name, files.path(index)))
+            if other != name:
+                raise DataError(
+                    f"{files.path(index)} duplicates {path}: an image in two splits inflates "
+                    f"scores; remove one of them"
+                )

@@ -1,0 +1,136 @@
+"""Files of pictures: CIFAR-10, Pathfinder, ImageNet."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from PIL import Image as PilImage
+
+from datamodules import Image, ImageNet, Pathfinder
+from datamodules.images.samples import open_image
+from tests.bad_inputs.cases import Case, data_error
+from tests.datamodules.images.made import picture, write_images
+from tests.datamodules.lra.files import (
+    cifar_batch,
+    cifar_files,
+    python2_pickle,
+    write_cifar,
+    write_cifar_archive,
+    write_pathfinder,
+)
+
+
+def cifar(content: bytes) -> Callable[[Path], str]:
+    """A release with another test file."""
+
+    def read(folder: Path) -> None:
+        write_cifar(folder, cifar_files() | {"test_batch": content})
+        Image(data_dir=str(folder)).prepare_data()
+
+    return data_error(read)
+
+
+def _cut_archive(folder: Path) -> None:
+    write_cifar_archive(folder)
+    path = folder / "cifar-10-python.tar.gz"
+    path.write_bytes(path.read_bytes()[:-30])
+    Image(data_dir=str(folder)).prepare_data()
+
+
+def _cifar_cases() -> Iterator[Case]:
+    area = "CIFAR-10 (pickles)"
+    labels = python2_pickle(cifar_batch(3, 1, labels=[1, 2, 10]))
+    few = python2_pickle(cifar_batch(3, 1, labels=[1, 2]))
+    yield Case(area, "nothing", data_error(lambda f: Image(data_dir=str(f)).prepare_data()))
+    yield Case(area, "code in the pickle", cifar(b"cos\nsystem\n(S'echo'\ntR."))
+    yield Case(area, "cut off", cifar(cifar_files()["test_batch"][:-40]))
+    yield Case(area, "another pickle", cifar(pickle.dumps([1, 2], protocol=2)))
+    yield Case(area, "a label of 10", cifar(labels))
+    yield Case(area, "fewer labels than pictures", cifar(few))
+    yield Case(area, "a damaged archive", data_error(_cut_archive))
+
+
+def pathfinder(change: Callable[[Path], object]) -> Callable[[Path], str]:
+    """A release that is changed before it is read."""
+
+    def read(folder: Path) -> None:
+        change(write_pathfinder(folder))
+        Pathfinder("hard", data_dir=str(folder)).prepare_data()
+
+    return data_error(read)
+
+
+def _line(text: str) -> Callable[[Path], object]:
+    return lambda place: (place / "metadata" / "0.npy").write_text(text)
+
+
+def _save(name: str, size: tuple[int, int], mode: str) -> Callable[[Path], object]:
+    return lambda place: picture(1, mode, size).save(place / "imgs" / "0" / name)
+
+
+def _pathfinder_cases() -> Iterator[Case]:
+    area = "Pathfinder (`.npy` lists, PNG)"
+    damage = pathfinder(lambda p: (p / "imgs/0/sample_3.png").write_bytes(b"\x89PNG\r\n\x1a\nxx"))
+    yield Case(area, "a line of three words", pathfinder(_line("imgs/0 sample_0.png 0\n")))
+    yield Case(area, "a label of 2", pathfinder(_line("imgs/0 sample_0.png 0 2\n")))
+    yield Case(area, "a picture outside", pathfinder(_line("../../etc passwd 0 1\n")))
+    yield Case(
+        area,
+        "an array of NumPy",
+        pathfinder(lambda p: (p / "metadata/0.npy").write_bytes(b"\x93NUMPY")),
+    )
+    yield Case(
+        area, "a picture is missing", pathfinder(lambda p: (p / "imgs/0/sample_3.png").unlink())
+    )
+    yield Case(area, "a picture is damaged", damage)
+    yield Case(area, "another size", pathfinder(_save("sample_3.png", (16, 32), "L")))
+    yield Case(area, "a coloured picture", pathfinder(_save("sample_3.png", (32, 32), "RGB")))
+
+
+def imagenet(change: Callable[[Path], object]) -> Callable[[Path], str]:
+    """Folders of pictures that are changed before they are listed."""
+
+    def read(folder: Path) -> None:
+        change(write_images(folder))
+        data = ImageNet(data_dir=str(folder), image_size=16, batch_size=4, num_workers=0)
+        data.setup()
+        list(data.val_dataloader())
+
+    return data_error(read)
+
+
+def _bomb(folder: Path) -> None:
+    """A few bytes that would unpack to more than a gigabyte."""
+    path = folder / "val/n01/n01_0.JPEG"
+    PilImage.new("L", (40000, 40000)).save(path, format="PNG")
+
+
+def _imagenet_cases() -> Iterator[Case]:
+    area = "ImageNet (pictures)"
+    first = "val/n01/n01_0.JPEG"
+    yield Case(area, "no folders", data_error(lambda f: ImageNet(data_dir=str(f)).setup()))
+    yield Case(area, "an empty class folder", imagenet(lambda f: _empty(f / "train/n02")))
+    yield Case(area, "a class that is not in training", imagenet(lambda f: (f / "val/n09").mkdir()))
+    yield Case(area, "an empty picture", imagenet(lambda f: (f / first).write_bytes(b"")))
+    yield Case(area, "a picture cut off", imagenet(lambda f: _cut(f / first)))
+    yield Case(area, "text instead of a picture", imagenet(lambda f: (f / first).write_text("no")))
+    yield Case(area, "a picture that is gone", data_error(lambda f: open_image(f / "gone.JPEG")))
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def cases() -> Iterator[Case]:
+    """Every reader of pictures."""
+    yield from _cifar_cases()
+    yield from _pathfinder_cases()
+    yield from _imagenet_cases()

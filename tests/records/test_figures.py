@@ -1,0 +1,146 @@
+"""Figures of reports: colours of variants, files and their metadata, sizes of panels."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_probattn.records.figures import (
+    COLOURS,
+    LEAST_PANEL,
+    MAX_BYTES,
+    ReportFigure,
+    colour_of,
+    palette_of,
+    panel_pixels,
+    panels,
+    readable,
+    save_figure,
+)
+from tests.support.paths import ROOT
+
+matplotlib.use("Agg")
+NOTE = ("how it was made " * 9).strip()
+
+
+def lines():
+    figure, [[axis]] = panels(1, 1, 5, 3)
+    axis.plot([0, 1], [0, 1])
+    figure.supxlabel("keys")
+    return figure
+
+
+def words_of(path: Path) -> str:
+    return " ".join("".join(ElementTree.parse(path).getroot().itertext()).split())
+
+
+def test_a_figure_is_a_png_and_an_svg_file_with_its_note_as_metadata(tmp_path):
+    figure = lines()
+    files = save_figure(figure, tmp_path / "new" / "a.png", NOTE, "a claim")
+    assert [path.name for path in files] == ["a.png", "a.svg"]
+    assert all(0 < path.stat().st_size <= MAX_BYTES for path in files)
+    image = Image.open(files[0])
+    assert (image.text["Title"], image.text["Description"]) == ("a claim", NOTE)
+    assert image.size == (600, 360), "the note is in the file, not in the drawing"
+    assert "a claim" in words_of(files[1])
+    assert NOTE in words_of(files[1])
+    again = save_figure(lines(), tmp_path / "b.png", NOTE, "a claim")
+    assert again[1].read_bytes() == files[1].read_bytes(), "equal rows give equal files"
+
+
+def test_a_large_figure_is_reduced_and_has_no_svg_file(tmp_path):
+    figure, [[axis]] = panels(1, 1, 6, 6)
+    (tmp_path / "a.svg").write_text("an earlier one")
+    noise = np.random.default_rng(0).random((600, 600))
+    axis.imshow(noise, interpolation="nearest")
+    (path,) = save_figure(figure, tmp_path / "a.png", "a note")
+    assert path.stat().st_size <= MAX_BYTES
+    assert not (tmp_path / "a.svg").exists()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 5)])
+def test_panels_have_at_least_200_pixels(rows, columns, tmp_path):
+    figure, axes = panels(rows, columns, 0.9, 0.8)
+    for axis in (axis for line in axes for axis in line):
+        axis.set(xlabel="a long name of an axis", ylabel="another long name")
+    assert min(min(size) for size in panel_pixels(figure)) < LEAST_PANEL
+    save_figure(figure, tmp_path / "a.png", "a note")
+    assert min(min(size) for size in panel_pixels(figure)) >= LEAST_PANEL
+
+
+def test_every_variant_of_the_readme_has_a_colour_of_its_own():
+    """By the name of the preset, the name in the README and the name in a sweep."""
+    table = re.findall(r"^\| (`[a-z_`,; ]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    presets = [name for line in table for name in re.findall(r"`([a-z_]+)`", line)]
+    assert len(presets) >= 15
+    colours = {name: colour_of(name) for name in presets}
+    assert set(colours.values()) <= set(COLOURS.values()), "declared, not by a digest"
+    assert [c for c, count in Counter(colours.values()).items() if count > 1] == []
+    assert len(set(COLOURS.values())) == len(COLOURS)
+    for one, other in (
+        ("sMGK, 4 heads", "smgk4"),
+        ("Hard FiSH, 8 heads from 2 score maps", "hard_fish2"),
+        ("MGK with hard E-step, 4 heads", "mgk_hard_e"),
+        ("Softmax, 8 heads", "softmax8"),
+        ("FiSH (fish_4)", "fish"),
+    ):
+        assert colour_of(one) == colour_of(other)
+
+
+def test_variants_without_a_declared_colour_keep_theirs():
+    assert colour_of("mine, 4 heads") == colour_of("mine")
+    assert colour_of("mine") not in COLOURS.values()
+
+
+def test_settings_of_one_variant_are_shades_of_its_colour():
+    found = palette_of(["GFiSH, 8 heads from 2 score maps", "GFiSH, 8 heads", "MGK, 4 heads"])
+    assert next(iter(found)) == "GFiSH, 8 heads from 2 score maps"
+    assert len(set(found.values())) == 3
+    assert found["MGK, 4 heads"] == colour_of("MGK")
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("Softmax, 8 heads", "softmax, 8 heads"),
+        ("GFiSH, 4 of 8 heads", "GFiSH, 8 heads from 4 score maps"),
+        ("Hard FiSH, 4/8 heads", "Hard FiSH, 8 heads from 4 score maps"),
+        ("hard_gfish_4", "Hard GFiSH (hard_gfish_4)"),
+        ("a variant of mine, 3 heads", "a variant of mine, 3 heads"),
+    ],
+)
+def test_rows_are_named_as_in_the_readme(label, name):
+    assert readable(label) == name
+
+
+def test_the_claim_is_the_title():
+    figure = ReportFigure("it costs 0.50 of it", "a caption", lines).drawn()
+    assert figure.get_suptitle() == "it costs 0.50 of it"
+
+
+def test_committed_figures():
+    """At most two per report, as PNG and SVG files with a claim, a caption and their origin."""
+    seen = 0
+    for folder in sorted((ROOT / "reports").rglob("figures")):
+        names = {path.stem for path in folder.iterdir()}
+        assert 1 <= len(names) <= 2, folder
+        if folder.parent.name.startswith("kernels_cpu"):
+            continue  # drawn when the benchmark runs
+        text = (folder.parent / "report.md").read_text(encoding="utf-8")
+        for name in names:
+            image = Image.open(folder / f"{name}.png")
+            assert image.text["Title"].replace("|", "") in text.replace("|", "")
+            assert "python -m" in image.text["Description"]
+            assert image.text["Title"] in words_of(folder / f"{name}.svg")
+            for path in (folder / f"{name}.png", folder / f"{name}.svg"):
+                assert path.stat().st_size <= MAX_BYTES
+            assert f"(figures/{name}.svg)" in text
+            seen += 1
+    assert seen >= 15
