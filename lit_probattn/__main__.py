@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from lit_probattn.base.errors import DEBUG_VARIABLE, ConfigError, nearest
 from lit_probattn.base.progress import replace_unprintable
 
 # Variables set by launchers; Lightning reads some of them on import.
@@ -115,8 +116,6 @@ def _run(arguments: Sequence[str] | None) -> int:
         status: int = import_module(command.module).main([*command.words, *words[1:]])
         return status
     if not words[0].startswith("-") and words[0] not in RUN:
-        from lit_probattn.base.errors import nearest
-
         hint = nearest(words[0], [*RUN, *COMMANDS])
         print(f"error: unknown command {words[0]!r}{hint}", file=sys.stderr)
         return 2
@@ -126,7 +125,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             sys.stderr.write(f"error: environment variable {name}: expected an integer, received ")
             sys.stderr.write(f"{value!r}; unset it, or start with torchrun or srun\n")
             return 2
-    wrong = _unknown_name(words)
+    wrong = _early_error(words)
     if wrong is not None:
         print(f"error: {wrong}", file=sys.stderr)
         return 2
@@ -151,22 +150,21 @@ def _print_version(verbose: bool) -> None:
         print(collect_env.get_pretty_env_info())
 
 
-def _unknown_name(words: Sequence[str]) -> str | None:
-    """Return the error for an unknown task, attention or trainer, before the slow imports."""
-    from lit_probattn.base.config_files import file_named
-    from lit_probattn.base.errors import ConfigError
+def _early_error(words: Sequence[str]) -> str | None:
+    """Return an error that can be found before the slow imports, or None.
 
-    for position, word in enumerate(words):
-        flag, equals, name = word.partition("=")
-        if flag in ("--task", "--attention", "--trainer"):
-            following = [name] if equals else words[position + 1 : position + 2]
-            for given in following:
-                if not given or given.startswith("-"):
-                    continue  # the parser reports the missing value
-                try:
-                    file_named(flag.removeprefix("--"), given)
-                except ConfigError as error:
-                    return str(error)
+    With --debug the parser reports it, with its traceback.
+    """
+    text = stored_help(words[0]) if words[0] in RUN else None
+    debug = "--debug" in words or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+    if text is None or debug or not {"-h", "--help"}.isdisjoint(words):
+        return None
+    from lit_probattn.cli.files import check_early
+
+    try:
+        check_early(words, text)
+    except ConfigError as error:
+        return str(error)
     return None
 
 

@@ -13,12 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from lit_probattn.attention import Attention, AttentionFactory
 from lit_probattn.base import allowed_code
 from lit_probattn.base.config_files import (
     bundle_of,
@@ -32,7 +31,9 @@ from lit_probattn.base.config_files import (
     narrowed,
 )
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.models.per_layer import in_full
+
+if TYPE_CHECKING:  # files are read without PyTorch
+    from lit_probattn.attention import Attention, AttentionFactory
 
 KEY = re.compile(r'Parser key "([^"]+)"')  # the key in an error of jsonargparse
 
@@ -299,6 +300,10 @@ def canonical(content: Any) -> Any:
 
 def _written_out(key: str, entry: Any) -> Any:
     """Return an attention entry with attention per layer expanded."""
+    if not isinstance(entry, Mapping) or "default" not in entry:
+        return entry
+    from lit_probattn.models.per_layer import in_full
+
     try:
         return in_full(entry)
     except ValueError as error:
@@ -418,6 +423,8 @@ def default_argument(config: Mapping[str, Any], key: str) -> Any:
 
 def takes_any_name(cls: type) -> bool:
     """Return whether the constructor accepts arbitrary keyword arguments."""
+    from lit_probattn.attention import Attention
+
     if issubclass(cls, Attention):
         return False  # its constructor rejects unknown arguments by name
     *_, last = constructors(cls)
@@ -484,18 +491,20 @@ def _reason(error: BaseException) -> str:
     return place + (" ".join(text.partition("Given value")[0].split()) or repr(error))
 
 
-def _declare_attention(attention: AttentionFactory) -> None:
-    """Declare the attention argument for the parser; never called."""
-
-
 def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> AttentionFactory:
     """Return the factory that the command line would create from a configuration.
 
     Raises:
         ConfigError: unknown class or argument, or a value of the wrong type.
     """
+    from lit_probattn.attention import AttentionFactory
+
+    def declare(attention: Any) -> None:
+        """Declare the attention argument for the parser; never called."""
+
+    declare.__annotations__["attention"] = AttentionFactory
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_function_arguments(_declare_attention, fail_untyped=False)  # as on the command line
+    parser.add_function_arguments(declare, fail_untyped=False)  # as on the command line
     entry = {"class_path": class_path, "init_args": dict(init_args)}
     try:
         factory: AttentionFactory = _instantiate(parser, {"attention": entry}).attention

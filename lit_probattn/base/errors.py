@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"  # set: errors of users keep their traceback
+
 
 class ConfigError(ValueError):
     """A configuration, a command or a file of this package is invalid."""

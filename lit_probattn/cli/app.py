@@ -27,20 +27,14 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from lit_probattn.base.allowed_code import take_flags
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import DEBUG_VARIABLE, ConfigError
 from lit_probattn.base.files import replace_text
-from lit_probattn.cli.errors import DEBUG_VARIABLE, exit_status, quieten
+from lit_probattn.cli.errors import exit_status, quieten
 from lit_probattn.cli.files import (
-    config_files,
     files_before_flags,
-    read_config_files,
-    reject_linked,
+    prepared,
     run_folder_of,
     run_name,
-    with_initial_weights,
-    with_named_files,
-    with_run_flags,
 )
 from lit_probattn.cli.jsonargparse_internals import failure_of_link
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
@@ -110,13 +104,8 @@ class RunCLI(BareCLI):
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = list(arguments)
-        words = with_initial_weights(with_named_files(take_flags(self.arguments)))
+        words, self.files = prepared(self.arguments)
         load_classes(words)
-        self.files = read_config_files(config_files(words))
-        words = with_run_flags(words, self.files.values())
-        for word in words:
-            if word.startswith("--"):
-                reject_linked("the command line", word.partition("=")[0])
         self.given = words[:1]
         words = with_folder(words, self.files.values())
         super().__init__(

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_probattn.attention import Attention
 from lit_probattn.base.allowed_code import OUR_PACKAGES
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import DEBUG_VARIABLE, ConfigError
 from lit_probattn.base.provenance import is_first_rank, rank
 from lit_probattn.tasks.finite import NonFiniteError
 from lit_probattn.training import peers
@@ -49,7 +49,6 @@ _LOGGERS = ("wandb", "mlflow")  # packages with their own exceptions
 _NO_GPU = " Use --trainer.accelerator cpu, or see `lit-probattn --version --verbose`"
 
 _WORKER = re.compile(r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed|exited unexpectedly)")
-DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"
 
 
 class ConstructionError(BaseException):

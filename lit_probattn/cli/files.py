@@ -1,13 +1,15 @@
 """Configuration files of a command, validated and ordered before parsing."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from lit_probattn.base.allowed_code import take_flags
 from lit_probattn.base.config_files import KINDS, bundle_of, file_named, find, run_stem
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.configs import SIZES_OF_DATA, read_yaml, reject_two_tasks, settings_of
 
 _SHORT = {"--seed": "--seed_everything", "--lr": "--model.init_args.lr"}
@@ -17,6 +19,65 @@ NAMED = {
     "attention": "an attention (model.init_args.attention)",
     "trainer": "a trainer",
 }
+NOTHING_GIVEN = (
+    "no task and no attention: add --task NAME --attention NAME, for example --task "
+    "tiny/lra_listops --attention smgk (`lit-probattn list` lists the names), or for an existing "
+    "run --config RUN/config.yaml"
+)
+NO_ATTENTION = (
+    "no attention variant: add --attention NAME, for example --attention softmax (`lit-probattn "
+    "list attention` lists the names), or a file after the task file"
+)
+
+
+def prepared(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """Return the words that the parser receives, and the contents of the configuration files.
+
+    Raises:
+        ConfigError: a file or a flag that names one is invalid, or a linked argument is given.
+    """
+    words = with_initial_weights(with_named_files(take_flags(arguments)))
+    contents = read_config_files(config_files(words))
+    words = with_run_flags(words, contents.values())
+    for word in words:
+        if word.startswith("--"):
+            reject_linked("the command line", word.partition("=")[0])
+    return words, contents
+
+
+def check_early(arguments: Sequence[str], help_text: str) -> None:
+    """Check files and keys against the help text of the command, without importing Lightning.
+
+    Keys in the values of options (`model.init_args`, `trainer.logger`) are left to the parser.
+
+    Raises:
+        ConfigError: see `prepared`; an unknown key; or no task or attention is set.
+    """
+    words, contents = prepared(arguments)
+    options = list(dict.fromkeys(re.findall(r"^  (?:-\w[^-]*, )?--([\w.]+)", help_text, re.M)))
+    parts = {name.rpartition(".")[0] for name in options if not name.endswith(".help")}
+    values = tuple(f"{name}." for name in options if name not in parts)
+    given = [word[2:].partition("=")[0] for word in words[1:] if word.startswith("--")]
+    inside = [key for content in contents.values() for key, _ in settings_of(content)]
+    for key in (*given, *inside):
+        if key.removesuffix("+") not in options and not key.startswith(values):
+            raise ConfigError(unknown_option(key, [*options, *NAMED]))
+    if {"model", "data"} & {key.partition(".")[0] for key in given}:
+        return  # classes may be set by flags
+    if not contents:
+        raise ConfigError(NOTHING_GIVEN)
+    classes = [_part(content, "model").get("class_path") for content in contents.values()]
+    ours = any(str(name).startswith("lit_probattn.tasks.") for name in classes)
+    if ours and not any(sets_attention(content) for content in contents.values()):
+        raise ConfigError(NO_ATTENTION)
+
+
+def unknown_option(key: str, options: Collection[str]) -> str:
+    """Return the error for an unknown key: with the nearest option, or the nearest first part."""
+    first = key.partition(".")[0]
+    firsts = {option.partition(".")[0] for option in options}
+    hint = nearest(key, options) if first in firsts else nearest(first, firsts)
+    return f"unknown key {key!r}{hint}"
 
 
 def with_named_files(arguments: Sequence[str]) -> list[str]:

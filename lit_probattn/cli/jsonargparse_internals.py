@@ -23,6 +23,7 @@ from jsonargparse._postponed_annotations import TypeCheckingVisitor
 
 from lit_probattn.attention import Attention
 from lit_probattn.base.errors import nearest
+from lit_probattn.cli.files import NO_ATTENTION, NOTHING_GIVEN, unknown_option
 from lit_probattn.configs import KEY, public_path
 
 # If the library raises a plain TypeError, KeyError or ValueError, only its message contains the
@@ -122,19 +123,12 @@ def readable(message: str, error: BaseException | None, options: list[str]) -> s
         return f"unknown key '{path}.init_args.{key[1]}' for {name}{close}"
     if flag or key:
         unknown = (flag or key)[1]  # type: ignore[index]
-        return f"unknown key {unknown!r}{_nearest_option(unknown, options)}"
+        return unknown_option(unknown, options)
     if NO_TASK.search(message):
-        return (
-            "no task and no attention: add --task NAME --attention NAME, for example --task "
-            "tiny/lra_listops --attention smgk (`lit-probattn list` lists the names), or for an "
-            "existing run --config RUN/config.yaml"
-        )
+        return NOTHING_GIVEN
     missing = MISSING.search(text)
     if missing and missing[1] == "attention":
-        return (
-            "no attention variant: add --attention NAME, for example --attention softmax "
-            "(`lit-probattn list attention` lists the names), or a file after the task file"
-        )
+        return NO_ATTENTION
     if missing and path:
         return f"{path}: missing {missing[1]}"
     problem = _unknown_class(cause)
@@ -180,13 +174,6 @@ def _shown(entry: Any) -> str:
         return str(entry)
     inner = {"init_args": Namespace(**entry["init_args"])} if "init_args" in entry else {}
     return str(Namespace(**{**entry, **inner}))
-
-
-def _nearest_option(key: str, options: list[str]) -> str:
-    """Return the nearest option, or the nearest first part if that is unknown."""
-    first = key.split(".")[0]
-    firsts = {option.split(".")[0] for option in options}
-    return nearest(key, options) if first in firsts else nearest(first, firsts)
 
 
 def _unknown_class(cause: BaseException | None) -> tuple[str, str] | None:

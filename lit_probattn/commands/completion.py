@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Mapping
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import named_files
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -30,7 +31,7 @@ def make_parser(run: Mapping[str, str], others: Mapping[str, str]) -> argparse.A
         run: commands of a run, each with a description.
         others: the other commands.
     """
-    parser = argparse.ArgumentParser(prog="lit-probattn")
+    parser = Parser("lit-probattn")
     parser.add_argument("--version", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     commands = parser.add_subparsers(dest="command")

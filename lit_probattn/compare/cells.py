@@ -8,8 +8,7 @@ part of its identity; its data use the tokeniser of the start.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from datamodules.core.base import CachedDataModule, DataModule
 from lit_probattn.base import files as digests
 from lit_probattn.base.config_files import run_stem
 from lit_probattn.base.errors import DataError
+from lit_probattn.compare.flags import Place, flags
 from lit_probattn.compare.protocol import (
     Options,
     attention_option,
@@ -38,43 +38,6 @@ from lit_probattn.training.run_folder import versions_of
 INIT_FROM, TOKENISER = "run.init_from", "data.init_args.tokenizer"
 # Verified cache folders, by configuration and folders of the data.
 _OPENED: dict[str, str] = {}
-
-
-@dataclass(frozen=True)
-class Place:
-    """Folders of data and results, and how commands are launched.
-
-    Args:
-        runs: folder of the runs; result files are below `<runs>/reproduce`.
-        data_dir, cache_dir: folders of the data; None means their defaults.
-        accelerator: Lightning's accelerator; None means that of the configuration.
-        launch: launcher used instead of `python`, such as `torchrun --nproc-per-node 8`.
-        flags: extra arguments that do not affect results, such as --data.init_args.num_workers 2.
-    """
-
-    runs: Path = Path("runs")
-    data_dir: str | None = None
-    cache_dir: str | None = None
-    accelerator: str | None = None
-    launch: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    # Hashes of the data files, by the identity of the data; computed once.
-    hashes: dict[str, dict[str, str]] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings of all commands, by key."""
-        found: dict[str, Any] = {
-            "trainer.accelerator": self.accelerator,
-            "trainer.devices": None if self.launch or self.accelerator is None else 1,
-            "data.init_args.data_dir": self.data_dir,
-            "data.init_args.cache_dir": self.cache_dir,
-        }
-        return {key: value for key, value in found.items() if value is not None}
-
-    def flag_arguments(self) -> list[str]:
-        """Flags of all commands."""
-        return [*flags(self.settings), *self.flags]
 
 
 @dataclass(frozen=True)
@@ -351,34 +314,3 @@ def data_of(config: Mapping[str, Any], place: Place, **more: Any) -> DataModule:
     places = {name: folder for name, folder in folders.items() if folder is not None}
     data: DataModule = class_of(entry["class_path"])(**{**entry["init_args"], **places, **more})
     return data
-
-
-def flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return `--key value` for each setting, with values as the command line parses them."""
-    words: list[str] = []
-    for key, value in settings.items():
-        words += [f"--{key}", str(value) if isinstance(value, str | Path) else json.dumps(value)]
-    return words
-
-
-def portable(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with absolute paths replaced by their last component."""
-    return [Path(a).name if os.path.isabs(a) else a for a in arguments]
-
-
-def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse `key=value` texts; values are parsed as JSON if possible.
-
-    Raises:
-        ValueError: a text has no equals sign.
-    """
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"--set expects key=value, received {text!r}")
-        try:
-            found[key] = json.loads(value)
-        except ValueError:
-            found[key] = value
-    return found

@@ -20,21 +20,13 @@ from typing import Any
 import pandas as pd
 import torch
 
-from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.arguments import add_data
-from lit_probattn.base.config_files import file_named, is_there, output_folder
+from lit_probattn.base.config_files import file_named, output_folder
 from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.base.progress import duration
 from lit_probattn.cli.app import check_arguments
-from lit_probattn.cli.shards import add_shard_flags, shard_of
-from lit_probattn.compare.cells import (
-    Cell,
-    Place,
-    parse_settings,
-    portable,
-    share_of,
-    with_starts,
-)
+from lit_probattn.cli.shards import shard_of
+from lit_probattn.compare.cells import Cell, share_of, with_starts
+from lit_probattn.compare.flags import Place, parse_settings, place_of, portable
 from lit_probattn.compare.model import (
     counts,
     missing_data,
@@ -63,105 +55,6 @@ _PLAN = (
     "memory of a training step on the CPU's backends, for one device."
 )
 INTERRUPTED = 130  # exit status after Ctrl-C
-
-
-def add_flags(
-    parser: argparse.ArgumentParser,
-    *,
-    out: str | Path = "RUNS/reproduce/reports/TABLE",
-    runs: Path = Path("runs"),
-    accelerator: str | None = "auto",
-) -> None:
-    """Add the flags of all commands that run a table.
-
-    Args:
-        parser: the command's parser.
-        out: default folder of the report; a string is only shown in the help text.
-        runs: default folder of the runs.
-        accelerator: default accelerator; None means that of the configuration.
-    """
-    cells = parser.add_argument_group("cells")
-    add_shard_flags(cells.add_argument)
-    add = cells.add_argument
-    add(
-        "--only",
-        nargs="+",
-        default=[],
-        help="names or patterns of tasks and rows, such as `mgk_*`",
-    )
-    add("--seeds", nargs="+", type=int, help="seeds (default: those of the table)")
-    add("--attempts", type=int, default=2, help="number of attempts per run (default 2)")
-    add(
-        "--tflops",
-        type=float,
-        help="with --dry-run: predict training times at this speed (TFLOP/s)",
-    )
-    add("--commands", action="store_true", help="with --dry-run: print the command of each run")
-    add("--report", action="store_true", help="report the finished runs without training")
-    protocol = parser.add_argument_group("changes of the protocol (flagged in the report)")
-    add = protocol.add_argument
-    add("--steps", type=int, help="number of optimiser steps; warm-up and schedule are scaled")
-    add(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="settings of all runs, or TASK:KEY=VALUE for one task or a pattern such as `bert_*:`",
-    )
-    add_data(protocol)
-    add(
-        "--start_seed",
-        type=int,
-        help="start all runs from the pre-training of this seed (default: the seed of each run)",
-    )
-    where = parser.add_argument_group("where")
-    add = where.add_argument
-    add("--trainer", help="name or file of configs/trainer")
-    shown = "that of the trainer file" if accelerator is None else accelerator
-    add(
-        "--accelerator",
-        default=accelerator,
-        help=f"Lightning's accelerator: auto, cpu, gpu (default: {shown})",
-    )
-    add("--jobs", type=int, default=1, help="number of concurrent runs")
-    add("--devices", default="", help="CUDA devices to distribute runs over, such as 0,1,2,3")
-    add("--launch", default="", help="launcher instead of `python`, such as torchrun and its flags")
-    add("--flags", default="", help="extra flags of all runs that do not affect results")
-    add_flag(parser)
-    add("--data_dir", help="folder of the data (or LIT_PROBATTN_DATA)")
-    add("--cache_dir", help="folder of the caches (or LIT_PROBATTN_CACHE)")
-    add("--runs", type=Path, default=runs, help=f"folder of the runs (default {runs})")
-    given = out if isinstance(out, Path) else None
-    add("--out", type=Path, default=given, help=f"folder of the report (default {out})")
-    cluster = parser.add_argument_group("jobs with submitit")
-    add = cluster.add_argument
-    add(
-        "--executor",
-        choices=("here", "slurm", "local", "debug"),
-        default="here",
-        help="here: this process; slurm: an array job; local: processes on this machine; debug: "
-        "all shards in this process, one after another",
-    )
-    add("--shards", type=int, default=1, help="number of jobs of the executor")
-    add(
-        "--slurm",
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="parameters of submitit, such as partition=gpu timeout_min=720 gpus_per_node=1",
-    )
-
-
-def place_of(options: argparse.Namespace) -> Place:
-    """Return the folders and launcher that the flags set."""
-    return Place(
-        runs=options.runs,
-        data_dir=options.data_dir,
-        cache_dir=options.cache_dir,
-        accelerator=options.accelerator,
-        launch=tuple(shlex.split(options.launch)),
-        flags=tuple(shlex.split(options.flags)),
-    )
 
 
 def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
@@ -198,8 +91,7 @@ def make_cells(
     Raises:
         ConfigError: `only` selects no cell.
     """
-    there = [p for p in table.select(only) if is_there(p[1].attention)]
-    there = [p for p in there if is_there(p[0].config)]
+    there = table.present(only)
     starts = {part.name for task, _ in there for part in task.chain()[:-1]}
     common = options.start_seed
     return with_starts(

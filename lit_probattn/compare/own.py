@@ -25,8 +25,8 @@ from typing import Any
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import file_named, run_stem, shipped
 from lit_probattn.base.errors import ConfigError, DataError, nearest
-from lit_probattn.compare.cells import parse_settings
-from lit_probattn.compare.command import add_flags, protocol_of, run
+from lit_probattn.compare.command import protocol_of, run
+from lit_probattn.compare.flags import add_flags, parse_settings
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import (
     ATTENTION,

@@ -65,11 +65,11 @@ class CellResult(BaseModel):
     macs: _Count
     macs_published_length: _Count
     num_test: _Count | None
-    python: str | None = None
-    packages: dict[str, str | None] | None = None
-    git: dict[str, str | bool | None] | None = None
-    hardware: dict[str, Any] | None = None
-    backends: dict[str, str] | None = None
+    python: str | None
+    packages: dict[str, str | None] | None
+    git: dict[str, str | bool | None] | None
+    hardware: dict[str, Any] | None
+    backends: dict[str, str] | None
 
     @model_validator(mode="after")
     def _selected_within(self) -> CellResult:

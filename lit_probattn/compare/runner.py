@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import ChildError
-from lit_probattn.compare.cells import Cell, portable
+from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.flags import portable
 from lit_probattn.compare.results import checked
 from lit_probattn.experiments.runner import Command, Job, Outcome, Runner, Work
 from lit_probattn.training.checkpoints import newest_good_checkpoint, step_of

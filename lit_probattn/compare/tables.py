@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_probattn.base.config_files import files_in, find
+from lit_probattn.base.config_files import files_in, find, is_there
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.configs import read_yaml
 from lit_probattn.experiments.expectations import digits_of
@@ -217,6 +217,20 @@ class Table:
             for task, row in self.pairs()
             if task.name in (named_tasks or tasks) and row.name in (named_rows or rows)
         ]
+
+    def present(self, only: Sequence[str] = ()) -> list[tuple[TaskEntry, Row]]:
+        """Return the cells of `select` whose task and attention files exist."""
+        return [
+            (task, row)
+            for task, row in self.select(only)
+            if is_there(row.attention) and is_there(task.config)
+        ]
+
+    @property
+    def num_runs(self) -> int:
+        """Runs of all cells over the table's seeds, each with those it starts from."""
+        found = {(part.name, row.name) for task, row in self.present() for part in task.chain()}
+        return len(found) * len(set(self.seeds))
 
 
 def read_tasks(folder: Path = FOLDER) -> dict[str, TaskEntry]:

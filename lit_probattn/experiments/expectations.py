@@ -29,10 +29,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import pandas as pd
-from scipy import stats
+import scipy  # its modules are imported when they are first used
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Verdict = Literal["differs", "cannot be told", "same direction", "agrees"]
 Sign = Literal[-1, 1]
@@ -214,7 +216,7 @@ def mean_of(values: Sequence[float], how: str = "", *, beside: int | None = None
     if count < 2:
         return Estimate(mean, how=how)
     share = 1 / count + (1 / beside if beside else 0.0)
-    quantile = float(stats.t.ppf((1 + LEVEL) / 2, count - 1))
+    quantile = float(scipy.stats.t.ppf((1 + LEVEL) / 2, count - 1))
     half = quantile * statistics.stdev(values) * math.sqrt(share)
     return Estimate(mean, mean - half, mean + half, how)
 
@@ -234,7 +236,7 @@ def difference(first: Sample, second: Sample) -> Estimate:
         return Estimate(both[0] if both else away)
     if first.std == second.std == 0:
         return Estimate.exact(away)
-    found = stats.ttest_ind(first.values, second.values, equal_var=False)
+    found = scipy.stats.ttest_ind(first.values, second.values, equal_var=False)
     low, high = map(float, found.confidence_interval(LEVEL))
     return Estimate(away, low, high, "Welch")
 

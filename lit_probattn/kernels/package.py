@@ -12,13 +12,13 @@ requires only torch. Publish it with the `kernel-builder` tool.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import digest_of
 
@@ -109,7 +109,7 @@ def write(folder: Path, version: int = 1, package_license: str = "Apache-2.0") -
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the layout into the given folder; return the exit status."""
-    parser = argparse.ArgumentParser(prog=f"python -m {NAME}.kernels.package", description=__doc__)
+    parser = Parser(f"python -m {NAME}.kernels.package", __doc__)
     parser.add_argument("folder", type=Path, help="output folder; new or empty")
     parser.add_argument("--version", type=int, default=1, help="version of the published kernel")
     options = parser.parse_args(arguments)

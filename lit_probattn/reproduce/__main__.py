@@ -34,32 +34,20 @@ The published protocol is the default. The report lists the settings changed by 
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError, DataError, nearest
 from lit_probattn.base.progress import replace_unprintable
-from lit_probattn.compare.cells import portable
-from lit_probattn.compare.command import add_flags, place_of, protocol_of, run
-from lit_probattn.compare.protocol import Options
-from lit_probattn.compare.report import Report, refuse_foreign_files
-from lit_probattn.compare.tables import FOLDER, kinds, read_table
-from lit_probattn.reproduce import uea
-from lit_probattn.reproduce.analyses.approximation import ApproximationTable
-from lit_probattn.reproduce.analyses.report import AnalysisReport
-from lit_probattn.reproduce.analyses.table import Analysis
-from lit_probattn.reproduce.commands import DRAWING, list_lines, missing_parts
-from lit_probattn.reproduce.figures.cells import CellFigure
-from lit_probattn.reproduce.figures.registry import figure_class
-from lit_probattn.reproduce.figures.sweeps import SweepFigure
-from lit_probattn.reproduce.sweep_table import table_of
+from lit_probattn.compare.flags import add_flags, place_of
+from lit_probattn.compare.tables import FOLDER, kinds
+from lit_probattn.reproduce.commands import list_lines
 
-MODULE = "lit_probattn.reproduce"
+# Imports PyTorch, so it is loaded when a table is made.
+MAKING = "lit_probattn.reproduce.making"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -89,125 +77,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     replace_unprintable()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    options = make_parser().parse_args(arguments)
+    parser = make_parser()
+    options = parser.parse_args(arguments)
     try:
         if options.list:
             print("\n".join(list_lines(place_of(options), options.tables)))
             return 0
-        return _dispatch(options, arguments)
+        known = kinds(options.tables)
+        if options.table not in known:
+            hint = nearest(options.table or "", known)
+            raise ConfigError(f"expected a table, received {options.table!r}{hint}; see --list")
+        defaults = vars(parser.parse_args([]))
+        given = [name for name, value in vars(options).items() if value != defaults[name]]
+        making = import_module(MAKING)
+        status: int = making.make(options, arguments, known[options.table], given)
+        return status
     except (ConfigError, DataError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    known = kinds(options.tables)
-    if options.table not in known:
-        hint = nearest(options.table or "", known)
-        raise ConfigError(f"expected a table, received {options.table!r}{hint}; see --list")
-    part = known[options.table]
-    if part["kind"] in ("fits", "uea"):
-        return _train(options, arguments, part)
-    if part["kind"] == "figure":
-        return _draw(options, arguments, part)
-    if part["kind"] == "analysis":
-        return _study(options, arguments, part)
-    if part["kind"] in ("sweep_figure", "sweep_table"):
-        return _measure(options, arguments, part)
-    _refuse(options, "dry_run", "report", "runs", "out")
-    print(f"{options.table}: {part['title']}: {DRAWING}")
-    return 0
-
-
-def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
-    figure, place = figure_class(options.table, part), place_of(options)
-    if figure.has_reduced_cells:
-        every = set(vars(options)) - {"as_published", "as_released", "max_seq_len"}
-        _refuse(options, *every)
-    protocol = None if figure.has_reduced_cells else _protocol(options)
-    table = figure.table_of(options.table, part, options.tables, place, options.shortened)
-    more = {"is_short": options.shortened} if issubclass(figure, CellFigure) else {}
-    made = figure.for_part(part, options.shortened and figure.has_reduced_cells, **more)
-    return run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
-
-
-def _study(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
-    analysis = Analysis.read(options.table, part, options.tables)
-    protocol = _protocol(options)
-    report = partial(AnalysisReport, analysis=analysis)
-    return run(analysis.table, options, arguments, module=MODULE, protocol=protocol, report=report)
-
-
-def _measure(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
-    is_table = part["kind"] == "sweep_table"
-    _refuse(options, "dry_run", "report", "runs", "out", *(["accelerator"] if is_table else []))
-    command = shlex.join([*f"python -m {MODULE}".split(), *portable(arguments)])
-    figure = SweepFigure(options.table, part, options.runs, command)
-    if is_table:
-        place = (options.runs, options.accelerator)
-        figure = table_of(options.table, part, *place, command, options.tables)
-    out = options.out or options.runs / "reproduce" / "reports" / options.table
-    refuse_foreign_files(out)
-    if options.dry_run:
-        print(figure.plan())
-        return 0
-    if not options.report:
-        figure.run()
-    print(f"{figure.write(out)}\n\nreport: {out}/report.md")
-    return 0
-
-
-def _refuse(options: argparse.Namespace, *taken: str) -> None:
-    """Reject options that a table of this kind does not support.
-
-    Raises:
-        ConfigError: such an option is set.
-    """
-    defaults = vars(make_parser().parse_args([]))
-    for name, value in vars(options).items():
-        if name not in (*taken, "table", "tables") and value != defaults[name]:
-            flag = f"--{'dry-run' if name == 'dry_run' else name}"
-            raise ConfigError(f"{flag} does not apply to {options.table}")
-
-
-def _train(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
-    kind = part["kind"]
-    path = options.tables / f"{options.table}.yaml"
-    skipped: dict[str, str] = {}
-    if kind == "uea":
-        # The selection changes the training files, which determine the number of steps.
-        table, skipped = uea.make_table(
-            path,
-            place_of(options),
-            archives=uea.archives_of(path, options.only),
-            select_on="test" if options.as_published else "val",
-        )
-    else:
-        table = read_table(options.table, options.tables)
-    for name in missing_parts(table):
-        print(f"missing part: {name}: its rows are skipped", file=sys.stderr)
-    report: Callable[..., Report] = uea.UEAReport if kind == "uea" else Report
-    if "studies" in part:
-        report = partial(ApproximationTable, part=part, is_short=options.shortened)
-    return run(
-        table,
-        options,
-        arguments,
-        module=MODULE,
-        protocol=_protocol(options),
-        report=report,
-        skipped=skipped,
-    )
-
-
-def _protocol(options: argparse.Namespace) -> Options:
-    return protocol_of(
-        options,
-        max_seq_len=options.max_seq_len,
-        shortened=options.shortened,
-        as_released=options.as_released,
-        as_published=options.as_published,
-    )
 
 
 if __name__ == "__main__":

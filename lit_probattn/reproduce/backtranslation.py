@@ -41,6 +41,7 @@ from lit_probattn.training.trained import open_translator
 MODULE = "lit_probattn.reproduce.backtranslation"
 _MARK = "@@"
 _TAB = "\t"
+_FILLER = "<unk>"
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,17 @@ class Noise:
     """Noise on the words of a translated sentence.
 
     Args:
-        deletion: probability of deleting a word.
-        filler: probability of replacing a remaining word by `filler_token`.
-        swap: largest distance in words by which a word moves; 0 disables moves.
+        deletion: probability that a word is left out.
+        filler: probability that a word that stays is replaced by `<unk>`.
+        swap: words move by at most so many places; 0 leaves them.
 
     Raises:
         ConfigError: a number is out of range.
     """
 
-    deletion: float = 0.1
-    filler: float = 0.1
-    swap: int = 3
-    filler_token: str = "<unk>"
+    deletion: float
+    filler: float
+    swap: int
 
     def __post_init__(self) -> None:
         for name in ("deletion", "filler"):
@@ -80,8 +80,7 @@ class Noise:
         kept = [word for word, u in zip(words, draws[0], strict=True) if u >= self.deletion]
         kept = kept or list(words[:1])
         filled = [
-            self.filler_token if u < self.filler else word
-            for word, u in zip(kept, draws[1], strict=False)
+            _FILLER if u < self.filler else word for word, u in zip(kept, draws[1], strict=False)
         ]
         places = np.arange(len(filled)) + draws[2][: len(filled)] * (self.swap + 1)
         order = np.argsort(places, kind="stable") if self.swap else np.arange(len(filled))
@@ -105,8 +104,8 @@ def whole_words(line: str) -> list[str]:
 class Filter:
     """Limits on the words of each side of a pair, and on their ratio."""
 
-    most: int = 250
-    ratio: float = 1.5
+    most: int
+    ratio: float
 
     def __call__(self, source: Sequence[str], target: Sequence[str]) -> bool:
         """Return whether a pair is kept."""
@@ -117,7 +116,7 @@ class Filter:
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser."""
     parser = Parser(f"python -m {MODULE}", __doc__)
-    add, noise, kept = parser.add_argument, Noise(), Filter()
+    add = parser.add_argument
     add("--reverse", type=Path, required=True, help="run or checkpoint of the reverse model")
     add(
         "--monolingual",
@@ -128,15 +127,14 @@ def make_parser() -> argparse.ArgumentParser:
     add("--parallel", type=Path, required=True, help="folder with train.*, valid.*, test.*")
     add("--out", type=Path, required=True, help="output folder")
     add("--upsample", type=int, default=16, help="copies of the parallel text (default 16)")
-    add("--deletion", type=float, default=noise.deletion, help="share of deleted words (0.1)")
-    add("--filler", type=float, default=noise.filler, help="share of replaced words (0.1)")
-    add("--swap", type=int, default=noise.swap, help="largest distance by which a word moves (3)")
-    add("--filler_token", default=noise.filler_token, help="replacement of a word (<unk>)")
-    add("--max_words", type=int, default=kept.most, help="skip longer pairs (250)")
+    add("--deletion", type=float, default=0.1, help="share of deleted words (0.1)")
+    add("--filler", type=float, default=0.1, help="share of words replaced by <unk> (0.1)")
+    add("--swap", type=int, default=3, help="largest distance by which a word moves (3)")
+    add("--max_words", type=int, default=250, help="skip longer pairs (250)")
     add(
         "--max_ratio",
         type=float,
-        default=kept.ratio,
+        default=1.5,
         help="skip larger length ratios (1.5)",
     )
     add("--seed", type=int, default=0, help="seed of noise and sampling (default 0)")
@@ -159,7 +157,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: a flag is invalid, or languages or segmentations do not match.
     """
-    noise = Noise(options.deletion, options.filler, options.swap, options.filler_token)
+    noise = Noise(options.deletion, options.filler, options.swap)
     if options.upsample < 0:
         raise ConfigError(f"--upsample must be at least 0, received {options.upsample}")
     if (options.out / "train.done").is_file():

@@ -1,21 +1,20 @@
-"""State of all tables and figures."""
+"""The state of every table and figure. PyTorch is imported only where a task has results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from lit_probattn.base.config_files import is_there
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.cells import Cell, Place
-from lit_probattn.compare.command import make_cells
-from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.tables import FOLDER, Kind, Table, kinds, read_published, read_table
-from lit_probattn.reproduce.analyses.table import Analysis
-from lit_probattn.reproduce.figures.registry import figure_class
-from lit_probattn.reproduce.figures.sweeps import SweepFigure
-from lit_probattn.reproduce.sweep_table import table_of
+from lit_probattn.reproduce.analyses.models import models_of
+from lit_probattn.reproduce.figures.registry import entry_of
+
+if TYPE_CHECKING:
+    from lit_probattn.compare.cells import Cell
 
 DRAWING = "a drawing without data; there is nothing to train or to measure"
 
@@ -40,15 +39,20 @@ def list_lines(place: Place, folder: Path = FOLDER) -> list[str]:
     return lines
 
 
-def finished(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells with a result; only cells of tasks with results are composed.
+def finished(table: Table, place: Place) -> list[Cell]:
+    """Return the cells of a table that have a result.
 
-    Composing the cells of all tables takes seconds.
+    Composing cells takes seconds, so it is done for those tasks that have any result.
     """
-    folders = {cell.folder / "cells" for cell in cells}
-    kept = [path.name for folder in folders for path in folder.glob("*.jsonl")]
-    tasks = {cell.task.name for cell in cells}
+    kept = [path.name for path in (place.runs / "reproduce" / "cells").glob("*.jsonl")]
+    tasks = {part.name for task in table.tasks.values() for part in task.chain()}
     begun = {task for task in tasks if any(name.startswith(f"{task}-") for name in kept)}
+    if not begun:
+        return []
+    from lit_probattn.compare.command import make_cells
+    from lit_probattn.compare.protocol import Options
+
+    cells = make_cells(table, [], table.seeds, Options(), place)
     return [cell for cell in cells if cell.task.name in begun and cell.result() is not None]
 
 
@@ -56,28 +60,40 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
     kind = part["kind"]
     if kind == "fits":
         table = read_table(name, folder)
-        cells = make_cells(table, [], table.seeds, Options(), place)
-        text = f"{len(finished(cells))} of {len(cells)} runs finished (full protocol)"
         parts = missing_parts(table)
-        return f"{text}; missing parts: {', '.join(parts)}" if parts else text
+        return _done(table, place) + (f"; missing parts: {', '.join(parts)}" if parts else "")
     if kind == "figure":
-        table = figure_class(name, part).table_of(name, part, folder, place, False)
-        cells = make_cells(table, [], table.seeds, Options(), place)
-        return f"{len(finished(cells))} of {len(cells)} runs finished (full protocol)"
+        return _done(entry_of(name, part).table(name, part, folder, place, False), place)
     if kind == "drawing":
         return DRAWING
     if kind == "sweep_figure":
-        return SweepFigure(name, part, place.runs).state
+        done = sum(_has_rows(sweep, place) for sweep in part["sweeps"])
+        return f"{done} of {len(part['sweeps'])} sweeps have results"
     if kind == "sweep_table":
-        return table_of(name, part, place.runs, place.accelerator).state
+        sweep = part["sweep_on_gpu" if place.accelerator in ("gpu", "cuda") else "sweep"]
+        return f"{int(_has_rows(sweep, place))} of 1 sweeps have results"
     if kind == "uea":
         return "run by python -m lit_probattn.reproduce.uea"
     if kind == "analysis":
-        analysis = Analysis.read(name, part, folder)
-        cells = make_cells(analysis.table, [], analysis.table.seeds, Options(), place)
-        done = finished(cells)
-        studied = sum(analysis.study.is_done(cell) for cell in done)
-        return (
-            f"{len(done)} of {len(cells)} runs finished, {studied} studied ({analysis.study.name})"
-        )
+        return _studied(name, part, place, folder)
     raise ConfigError(f"{name}: unknown kind: {kind!r}{nearest(kind, get_args(Kind))}")
+
+
+def _done(table: Table, place: Place) -> str:
+    done = len(finished(table, place))
+    return f"{done} of {table.num_runs} runs finished (full protocol)"
+
+
+def _has_rows(sweep: str, place: Place) -> bool:
+    return any((place.runs / "profiling" / Path(sweep).stem).glob("rows*.jsonl"))
+
+
+def _studied(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> str:
+    table, studied = models_of(name, part, folder), 0
+    done = finished(table, place)
+    if done:
+        from lit_probattn.reproduce.analyses.table import Analysis
+
+        study = Analysis.read(name, part, folder).study
+        studied = sum(study.is_done(cell) for cell in done)
+    return f"{len(done)} of {table.num_runs} runs finished, {studied} studied ({part['study']})"

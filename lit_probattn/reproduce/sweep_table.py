@@ -62,11 +62,11 @@ class SweepTable(SweepFigure):
     """A table of `kind: sweep_table`; see configs/reproduce/mgk_table7.yaml.
 
     Args:
-        name, part, runs, command, root: see SweepFigure; `part["sweeps"]` has a single sweep.
+        name, part, runs, command: as in SweepFigure; `part["sweeps"]` is the one sweep.
         folder_of_tables: folder of published.csv.
     """
 
-    folder_of_tables: Path = FOLDER
+    folder_of_tables: Path
 
     @property
     def config(self) -> SweepConfig:
@@ -346,7 +346,7 @@ def table_of(
         folder: folder of published.csv.
     """
     sweep = part["sweep_on_gpu" if accelerator in ("gpu", "cuda") else "sweep"]
-    return SweepTable(name, {**part, "sweeps": [sweep]}, runs, command, folder_of_tables=folder)
+    return SweepTable(name, {**part, "sweeps": [sweep]}, runs, command, folder)
 
 
 def ratio_verdict(printed: Printed, ours: Ours | None, needed: str) -> Verdict:

@@ -23,8 +23,9 @@ from datamodules.series.uea import UEA
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import file_named, named_files, run_stem
 from lit_probattn.base.errors import ConfigError, DataError, MissingDataError, nearest
-from lit_probattn.compare.cells import Cell, Place
-from lit_probattn.compare.command import add_flags, place_of, run
+from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.command import run
+from lit_probattn.compare.flags import Place, add_flags, place_of
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.configs import attention_entry, read_yaml

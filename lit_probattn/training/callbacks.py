@@ -6,10 +6,9 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
-import pandas as pd
 import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from torch import Tensor
@@ -21,6 +20,9 @@ from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.lightning_internals import TrainingBar, set_logged_step
 from lit_probattn.training.run_folder import compare_sources
 from lit_probattn.training.run_record import add_to_last_start
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -142,6 +144,8 @@ def predictions_frame(batches: list[dict[str, Any]]) -> pd.DataFrame:
         A column for each output: numbers, texts, or a list of numbers per row; `probabilities`
         is expanded to `probability_0` … (float32), one column per class.
     """
+    import pandas as pd
+
     frames = []
     for batch in batches:
         columns: dict[str, Any] = {}
@@ -158,6 +162,8 @@ def predictions_frame(batches: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _by_sample(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    import pandas as pd
+
     table = pd.concat(frames, ignore_index=True)
     return table.sort_values("sample_id", kind="stable", ignore_index=True)
 

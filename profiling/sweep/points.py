@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention import Attention
+from lit_probattn.attention import Attention, AttentionFactory
 from lit_probattn.base.memory import (
     Resident,
     StepFunction,
@@ -45,8 +45,17 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "pair_classifier": PairModel,
     "encoder_decoder": TranslationModel,
 }
+_FACTORIES: dict[str, AttentionFactory] = {}
 # Models with an output layer over the vocabulary and a causal mask.
 _WRITERS = ("language_model", "encoder_decoder")
+
+
+def _factory(class_path: str, arguments: Mapping[str, Any]) -> AttentionFactory:
+    """Return the factory of an attention; parsing its arguments takes longer than a small model."""
+    key = f"{class_path} {json.dumps(arguments, sort_keys=True, default=str)}"
+    if key not in _FACTORIES:
+        _FACTORIES[key] = attention_factory(class_path, arguments)
+    return _FACTORIES[key]
 
 
 def build_model(point: Point) -> nn.Module:
@@ -56,7 +65,7 @@ def build_model(point: Point) -> nn.Module:
         ConfigError, ValueError: the attention layer rejects its arguments or sizes.
     """
     arguments = {**point.init_args, "backend": point.backend}
-    attention = attention_factory(point.class_path, arguments)
+    attention = _factory(point.class_path, arguments)
     sizes = dict(point.sizes, embed_dim=point.embed_dim, max_seq_len=point.seq_len)
     causal, output = sizes.pop("is_causal"), sizes.pop("include_output_layer")
     if point.model == "attention":

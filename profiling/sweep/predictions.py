@@ -19,6 +19,7 @@ from profiling.sweep.plan import Point
 from profiling.sweep.points import make_step
 
 KERNELS = "triton"  # the backend that runs on a GPU only
+_LINEAR_FROM = 2  # layers; one layer alone does not show the peak between two
 # Settings of a point that do not belong to its place.
 _NOT_PLACE = {
     *("sweep", "quantity", "variant", "baseline", "grid_heads", "device", "timing", "seed"),
@@ -55,10 +56,24 @@ def place_of(point: Point) -> str:
 def predict(point: Point) -> tuple[int, int] | None:
     """Predict (peak above resident, resident) in bytes on fake tensors, without allocation.
 
-    Returns None for GPU kernels, which fake CPU tensors cannot trace.
+    Layers are alike, so both are linear in their number from two layers on: a deeper model follows
+    from models of two and three layers. None for kernels of a GPU, which fake tensors on the CPU
+    cannot follow.
     """
     if point.backend == KERNELS:
         return None
+    layers = point.sizes.get("num_layers", 1)
+    if layers <= _LINEAR_FROM + 1:
+        return _predict_whole(point)
+    (peak, resident), (more_peak, more_resident) = (
+        _predict_whole(dataclasses.replace(point, sizes={**point.sizes, "num_layers": number}))
+        for number in (_LINEAR_FROM, _LINEAR_FROM + 1)
+    )
+    more = layers - _LINEAR_FROM
+    return peak + more * (more_peak - peak), resident + more * (more_resident - resident)
+
+
+def _predict_whole(point: Point) -> tuple[int, int]:
     return predicted_bytes(partial(make_step, point, torch.device("cpu")))
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import yaml
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import kinds, read_table
 from lit_probattn.configs import read_yaml
 from lit_probattn.reproduce.__main__ import main as reproduce
 from lit_probattn.reproduce.figures.cells import CellFigure
+from lit_probattn.reproduce.figures.tables import rows_of_tables
 from profiling.cli import main as profiling_main
 from tests.bad_inputs.cases import Case, command_error, data_command, fit
 from tests.compare.tiny import TABLE, TASKS, finished, write_tables
@@ -106,7 +107,7 @@ def _claim(claim: str) -> Callable[[Path], str]:
         )
         finished(cell, run_folder=str(folder))
         table = kinds(tables)["tiny_figure"]
-        made = CellFigure.table_of("tiny_figure", table, tables, Place(folder), False)
+        made = rows_of_tables("tiny_figure", table, tables, Place(folder), False)
         try:
             _ = CellFigure(made, [cell], "", part=table).findings
         except ConfigError as error:

@@ -26,8 +26,8 @@ from lit_probattn.base.config_files import (
     run_stem,
 )
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import Place
-from lit_probattn.compare.command import add_flags, protocol_of
+from lit_probattn.compare.command import protocol_of
+from lit_probattn.compare.flags import Place, add_flags
 from lit_probattn.compare.protocol import Options, cell_config
 from lit_probattn.compare.tables import kinds, read_published, read_table
 from lit_probattn.configs import attention_entry, compose, read_yaml

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 import lit_probattn.__main__
-from lit_probattn.cli.app import DEBUG_VARIABLE, main
+from lit_probattn.__main__ import stored_help
+from lit_probattn.base.errors import DEBUG_VARIABLE
+from lit_probattn.cli.app import RunCLI, main
+from lit_probattn.cli.files import check_early
+from lit_probattn.cli.jsonargparse_internals import option_names
 from tests.support.paths import ROOT
 from tests.support.runs import TASK, arguments, error_of, write_attention
 
@@ -186,3 +192,47 @@ def test_debug_may_be_off(tmp_path, monkeypatch, off, capsys):
     monkeypatch.setenv(DEBUG_VARIABLE, off)
     assert main(arguments("fit", tmp_path, f"--{ATTENTION}.init_args.num_heads", "0")) == 2
     assert "num_heads must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--trainer.max_stepz", "4"], "unknown key 'trainer.max_stepz'; did you mean 'trainer.ma"),
+        (["--atention", "smgk"], "unknown key 'atention'; did you mean 'attention'?"),
+        ([], "no attention variant: add --attention NAME"),
+    ],
+)
+def test_wrong_keys_are_found_before_lightning_is_imported(more, expected):
+    code = (
+        "import sys\n"
+        "from lit_probattn.__main__ import main\n"
+        f"assert main(['fit', '--config', {TASK!r}, *{more!r}]) == 2\n"
+        "print(sorted({'torch', 'lightning', 'torchmetrics'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines() == ["[]"], done.stderr
+    assert done.stderr.startswith(f"error: {expected}")
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_the_early_check_accepts_what_the_parser_accepts(command, tmp_path, monkeypatch):
+    """Options of the parser, and keys in their values."""
+    text, options = str(stored_help(command)), []
+    words = [command, "--config", TASK, "--config", write_attention(tmp_path)]
+
+    def stop(_, parser, __):
+        options.extend(option_names(parser))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(RunCLI, "parse_arguments", stop)
+    with pytest.raises(SystemExit):
+        RunCLI(words)
+    assert len(options) > 60
+    for name in (
+        set(options) - {"config", "trainer"} - ({"run.init_from"} if command != "fit" else set())
+    ):
+        check_early([*words, f"--{name}=x"], text)
+    inside = ["--trainer.callbacks+=x", "--trainer.logger.init_args.save_dir=x", "--model.x=1"]
+    check_early([*words, *inside], text)
+    (tmp_path / "more.yaml").write_text("trainer: {max_time: {hours: 1}, plugins: [{a: 1}]}")
+    check_early([*words, "--config", str(tmp_path / "more.yaml")], text)

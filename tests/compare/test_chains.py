@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import INIT_FROM, TOKENISER, Cell, Place, share_of
+from lit_probattn.compare.cells import INIT_FROM, TOKENISER, Cell, share_of
 from lit_probattn.compare.command import Counted, make_cells, missing_by_task
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.model import counts
 from lit_probattn.compare.protocol import Options, refuse_unknown_tasks
 from lit_probattn.compare.report import Report

@@ -16,8 +16,8 @@ import yaml
 from PIL import Image
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
 from lit_probattn.compare.report import SHORTENED, Report, draw

@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
-from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import Table, read_table
 

@@ -14,8 +14,9 @@ import torch
 
 from lit_probattn.analysis.__main__ import main as analyse
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.model import build_task
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, kinds, read_published

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from lit_probattn.analysis.approximation.methods import ESTIMATE
-from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import kinds, read_table
 from lit_probattn.reproduce.__main__ import main

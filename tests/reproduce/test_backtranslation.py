@@ -10,6 +10,7 @@ from tests.support.runs import only_version, run, write_attention
 
 WORDS = [f"w{i}" for i in range(23)]
 QUIET = {"deletion": 0.0, "filler": 0.0, "swap": 0}
+NOISY = {"deletion": 0.1, "filler": 0.1, "swap": 3}  # the command's
 
 
 def test_without_noise_nothing_changes():
@@ -17,7 +18,7 @@ def test_without_noise_nothing_changes():
 
 
 def test_noise_is_a_function_of_seed_and_sentence():
-    noise = Noise()
+    noise = Noise(**NOISY)
     assert noise(WORDS, 3, "a") == noise(WORDS, 3, "a")
     assert noise(WORDS, 3, "a") != noise(WORDS, 4, "a")
     assert noise(WORDS, 3, "a") != noise(WORDS, 3, "b")
@@ -35,7 +36,7 @@ def test_no_word_moves_further_than_it_may(swap):
 
 def test_shares_of_left_out_and_replaced_words():
     """Within five standard deviations of 0.1 each."""
-    noise, kept, filled, total = Noise(swap=0), 0, 0, 400 * len(WORDS)
+    noise, kept, filled, total = Noise(**{**NOISY, "swap": 0}), 0, 0, 400 * len(WORDS)
     for number in range(400):
         found = noise(WORDS, 1, str(number))
         kept += len(found)
@@ -45,7 +46,7 @@ def test_shares_of_left_out_and_replaced_words():
 
 
 def test_one_word_always_stays():
-    assert all(Noise(deletion=0.99)(["one", "two"], 0, str(n)) for n in range(50))
+    assert all(Noise(**{**NOISY, "deletion": 0.99})(["one", "two"], 0, str(n)) for n in range(50))
 
 
 def test_the_pieces_of_a_word_stay_together():

@@ -12,11 +12,17 @@ import time
 import pytest
 import torch
 
-from lit_probattn.compare.cells import Cell, parse_settings
+from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.flags import Place, parse_settings
 from lit_probattn.compare.model import counts, step_operations
-from lit_probattn.reproduce import __main__ as command
+from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.tables import FOLDER, kinds, read_table
+from lit_probattn.reproduce import making
 from lit_probattn.reproduce.__main__ import main
+from lit_probattn.reproduce.analyses.models import models_of
 from lit_probattn.reproduce.commands import finished
+from lit_probattn.reproduce.figures.registry import entry_of
 from tests.compare.tiny import finished as finished_cell
 from tests.compare.tiny import tiny_cells, write_tables
 from tests.support.paths import ROOT
@@ -155,7 +161,7 @@ def test_a_measured_table_takes_the_sweep_of_its_accelerator(tmp_path, capsys):
 def test_the_uea_table_is_run_as_the_others(monkeypatch, capsys):
     words = ["fish_table6", "--only", "Heartbeat", "gfish_4", "--seeds", "1", "--as_published"]
     made = []
-    monkeypatch.setattr(command, "run", lambda table, *_, **given: made.append((table, given)))
+    monkeypatch.setattr(making, "run", lambda table, *_, **given: made.append((table, given)))
     main([*words, "--jobs", "2"])
     ((table, given),) = made
     assert list(table.tasks) == ["Heartbeat"]
@@ -211,13 +217,45 @@ def test_a_dry_run_of_a_grid_asks_for_no_metric_by_name(capsys, tmp_path):
 
 
 def test_cells_are_composed_only_where_a_task_has_results(tmp_path, monkeypatch):
-    _, cells = tiny_cells(tmp_path)
+    table, cells = tiny_cells(tmp_path)
+    place = cells[0].place
     finished_cell(cells[0])
-    assert finished(cells) == cells[:1]
+    assert finished(table, place) == cells[:1]
     composed = []
     monkeypatch.setattr(Cell, "result", lambda cell: composed.append(cell.task.name))
-    assert finished(cells) == []
+    assert finished(table, place) == []
     assert set(composed) == {cells[0].task.name}
     cells[0].result_path.unlink()
     composed.clear()
-    assert finished(cells) == composed == []
+    assert finished(table, place) == composed == []
+
+
+def test_a_table_counts_the_runs_that_its_cells_are():
+    """`--list` counts without composing; the cells themselves are the reference."""
+    place, counted = Place(), {}
+    for name, part in kinds().items():
+        if part["kind"] == "fits":
+            table = read_table(name)
+        elif part["kind"] == "figure":
+            table = entry_of(name, part).table(name, part, FOLDER, place, False)
+        elif part["kind"] == "analysis":
+            table = models_of(name, part)
+        else:
+            continue
+        cells = make_cells(table, [], table.seeds, Options(), place)
+        counted[name] = table.num_runs, len(cells)
+    assert len(counted) > 40
+    assert {name: pair for name, pair in counted.items() if pair[0] != pair[1]} == {}
+
+
+def test_list_needs_no_pytorch(tmp_path):
+    code = (
+        "import sys\n"
+        "from lit_probattn.__main__ import main\n"
+        f"assert main(['reproduce', '--list', '--runs', {str(tmp_path)!r}]) == 0\n"
+        "print(sorted({'torch', 'lightning', 'pandas', 'matplotlib'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *lines, loaded = done.stdout.splitlines()
+    assert loaded == "[]"
+    assert len(lines) == len(kinds())

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
 from lit_probattn.experiments.expectations import Sample, sided, trend
@@ -22,7 +22,7 @@ from lit_probattn.reproduce.figures.low_rank import (
     equal,
 )
 from lit_probattn.reproduce.figures.low_rank_bert import FineTuned
-from lit_probattn.reproduce.figures.registry import FIGURES
+from lit_probattn.reproduce.figures.registry import FIGURES, figure_class
 from tests.support.paths import ROOT
 
 SEEDS = (0, 1, 2)
@@ -274,8 +274,8 @@ def test_figure_2_shares_its_models_with_the_tables():
 
 
 def cells_of(name: str, reduced: bool) -> set[str]:
-    table = FIGURES[name].table_of(name, kinds()[name], FOLDER, Place(), reduced)
-    options = Options(shortened=reduced and not FIGURES[name].has_reduced_cells)
+    table = FIGURES[name].table(name, kinds()[name], FOLDER, Place(), reduced)
+    options = Options(shortened=reduced and not figure_class(name, {}).has_reduced_cells)
     return {cell.name for cell in make_cells(table, [], [0], options, Place())}
 
 
@@ -286,7 +286,7 @@ def test_every_figure_has_a_file_a_class_and_a_judge_for_each_sentence():
     files = {name: part for name, part in kinds().items() if name in FIGURES}
     assert set(files) == set(FIGURES)
     for name, part in files.items():
-        known = FIGURES[name](None, [], "").judges()
+        known = figure_class(name, {})(None, [], "").judges()
         assert set(part["says"]) <= set(known)
         assert cells_of(name, reduced=False)
 
@@ -302,7 +302,7 @@ def test_figures_share_cells():
 def test_a_sentence_that_nothing_judges_is_named(tmp_path):
     made = report(AgainstHeads, cells("fixed", FALLING))
     made.part = {"says": {"unheard": "Of nothing."}}
-    made.table = FIGURES["low_rank_figure3a"].table_of(
+    made.table = FIGURES["low_rank_figure3a"].table(
         "low_rank_figure3a", kinds()["low_rank_figure3a"], FOLDER, Place(), True
     )
     with pytest.raises(ConfigError, match="low_rank_figure3a: no judge for the sentence 'unhea"):

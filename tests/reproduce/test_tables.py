@@ -14,8 +14,9 @@ import yaml
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.app import main
-from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.model import build_task
 from lit_probattn.compare.protocol import (
     ATTENTION,

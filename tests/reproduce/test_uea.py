@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from datamodules.series.archive import ARCHIVES
-from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.flags import Place
 from lit_probattn.reproduce.uea import TABLE, main, make_parser, make_table
 from tests.support import forks
 from tests.support.paths import ROOT

@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import tiles
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.protocol import setting
-from lit_probattn.compare.tables import Row, Table, read_table
 from lit_probattn.experiments.expectations import Finding, Sample, combined
 from lit_probattn.reproduce.figures.claims import Claim
 from lit_probattn.reproduce.figures.curves import Curves, curve_of
@@ -42,32 +41,7 @@ class CellFigure(FigureReport):
 
     is_short: bool = False
 
-    @classmethod
-    def table_of(
-        cls, name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
-    ) -> Table:
-        """Return the rows and tables that the entry names."""
-        tables = {key: read_table(key, folder) for key in part["cells"]}
-        tasks, rows = {}, {}
-        for key, only in part["cells"].items():
-            for task, row in tables[key].select(only):
-                if row.name in rows:
-                    raise ConfigError(f"{name}: {row.name} is in two of its tables")
-                tasks[task.name] = task
-                rows[row.name] = row
-        first = next(iter(tables.values()))
-        kept = {key: _of_tasks(row, tasks) for key, row in rows.items()}
-        return Table(
-            name=name,
-            title=part["title"],
-            seeds=first.seeds,
-            published_runs=first.published_runs,
-            baseline=part.get("baseline", next(iter(rows))),
-            tasks=tasks,
-            rows=kept,
-        )
-
-    # ---- values --------------------------------------------------------------------------------
+    # ---- what is read --------------------------------------------------------------------------
 
     @cached_property
     def drawn_of_test(self) -> Mapping[str, str]:
@@ -218,8 +192,3 @@ class StudyFigure(CellFigure):
     """A figure with studies, which run when all cells are trained."""
 
     after_every_cell = False
-
-
-def _of_tasks(row: Row, tasks: Mapping[str, Any]) -> Row:
-    published = {task: values for task, values in row.published.items() if task in tasks}
-    return replace(row, published=published)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lit_probattn.compare.cells import Cell, Place
-from lit_probattn.compare.tables import Table
+from lit_probattn.compare.cells import Cell
 from lit_probattn.experiments.expectations import (
     MISSING,
     Finding,
@@ -40,7 +38,6 @@ from lit_probattn.reproduce.head_size.curves import (
     series_by,
 )
 from lit_probattn.reproduce.head_size.experiment import point_columns
-from lit_probattn.reproduce.head_size.grid import Grid
 
 __all__ = ["AgainstHeadSize", "AgainstHeads", "AgainstParameters"]
 
@@ -49,19 +46,6 @@ class _LowRank(FigureReport):
     """A figure whose cells are points of a grid of head sizes."""
 
     has_reduced_cells = True
-
-    @classmethod
-    def table_of(
-        cls, name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
-    ) -> Table:
-        """Return the points and the grid that the file names."""
-        chosen = part["shortened"] if reduced else part
-        points = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in chosen["points"].items()
-        }
-        grid = Grid.read(folder / f"{chosen['grid']}.yaml", points)
-        return grid.table(name, place, part["title"] + (", reduced" if reduced else ""))
 
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
         """Return rule and sizes of a point, and its parameters without the token embedding."""

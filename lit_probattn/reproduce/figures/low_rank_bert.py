@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import Cell, Place
-from lit_probattn.compare.tables import Row, Table, read_tasks
+from lit_probattn.compare.cells import Cell
 from lit_probattn.experiments.expectations import Finding, Sample, missing, sided
 from lit_probattn.records.figures import panels
 from lit_probattn.reproduce.figures.low_rank import at_equal
@@ -33,39 +30,6 @@ class FineTuned(FigureReport):
     Each row is a model that is pre-trained and fine-tuned with the tasks of `tasks.yaml`. The
     reduced version divides all widths and keeps the numbers of heads.
     """
-
-    @classmethod
-    def table_of(
-        cls, name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
-    ) -> Table:
-        """Return the models, on both tasks."""
-        fixed, baseline, factor = part["fixed"], part["baseline"], part["shortened"]["divided_by"]
-        layers = part["num_layers"], part["shortened"]["num_layers"]
-        model = partial(_model, layers=layers, factor=factor)
-        sizes = [fixed[key] for key in ("embed_dim", "head_dim", "mlp_dim")]
-        rows = [model("fixed", f"head size {sizes[1]}", heads, *sizes) for heads in fixed["heads"]]
-        for width in baseline["widths"]:
-            if width % (baseline["heads"] * factor):
-                raise ConfigError(
-                    f"{folder / name}.yaml: baseline: width {width} is not divisible by "
-                    f"{baseline['heads']} heads and by {factor}"
-                )
-            head_dim = width // baseline["heads"]
-            rows.append(
-                model(
-                    "width", f"d / h, width {width}", baseline["heads"], width, head_dim, 4 * width
-                )
-            )
-        tasks = read_tasks(folder)
-        return Table(
-            name=name,
-            title=part["title"] + (", reduced" if reduced else ""),
-            seeds=part["seeds"],
-            published_runs=0,
-            baseline=rows[-1].name,
-            tasks={task: tasks[task] for task in part["tasks"]},
-            rows={row.name: row for row in rows},
-        )
 
     def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
         """Return rule and sizes of a model."""
@@ -130,29 +94,3 @@ class FineTuned(FigureReport):
         groups = [part for _, part in widths.groupby("embed_dim")]
         words = "one head size − baseline at equal parameters"
         return at_equal(fixed, groups, "num_parameters", 1, words, score=_SCORES[metric])
-
-
-def _model(
-    rule: str,
-    method: str,
-    heads: int,
-    embed_dim: int,
-    head_dim: int,
-    mlp_dim: int,
-    *,
-    layers: tuple[int, int],
-    factor: int,
-) -> Row:
-    """Return the row of a model, with the divided widths of its reduced version."""
-    sizes = {"embed_dim": embed_dim, "head_dim": head_dim, "mlp_dim": mlp_dim}
-    full = {f"model.init_args.{key}": value for key, value in sizes.items()}
-    small = {key: value // factor for key, value in full.items()}
-    return Row(
-        name=f"{rule}-h{heads}-d{embed_dim}",
-        method=method,
-        heads=str(heads),
-        attention="configs/attention/softmax.yaml",
-        set={"num_heads": heads},
-        overrides={**full, "model.init_args.num_layers": layers[0]},
-        shortened={**small, "model.init_args.num_layers": layers[1]},
-    )

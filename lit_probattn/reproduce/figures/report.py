@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import Table
 from lit_probattn.experiments.expectations import Finding
@@ -51,21 +51,6 @@ class FigureReport(Report):
     compared: ClassVar[str] = (
         "The figure prints no values, so what its paper says of it is compared."
     )
-
-    @classmethod
-    def table_of(
-        cls, name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
-    ) -> Table:
-        """Return the cells of a figure.
-
-        Args:
-            name: name of the figure.
-            part: content of its file.
-            folder: folder of that file and of the files that it names.
-            place: folders of the data.
-            reduced: whether to return the reduced version.
-        """
-        raise NotImplementedError(f"{cls.__name__} must implement table_of")
 
     def drawn(self) -> dict[str, Callable[[], Figure]]:
         """Return functions that draw the figure with the paper's axes, by name."""

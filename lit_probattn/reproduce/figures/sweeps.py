@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -129,9 +129,8 @@ class SweepFigure:
 
     name: str
     part: Mapping[str, Any]
-    runs: Path = Path("runs")
-    command: str = ""
-    root: Path = field(default_factory=Path.cwd)
+    runs: Path
+    command: str
 
     @cached_property
     def sweeps(self) -> dict[str, SweepConfig]:
@@ -142,24 +141,18 @@ class SweepFigure:
         """Return the folder of a sweep's rows."""
         return self.runs / "profiling" / Path(name).stem
 
-    @property
-    def state(self) -> str:
-        """Return the number of sweeps with rows."""
-        done = sum(any(self.folder(name).glob("rows*.jsonl")) for name in self.part["sweeps"])
-        return f"{done} of {len(self.part['sweeps'])} sweeps have results"
-
     def plan(self) -> str:
         """Return the plan of the measurements."""
         parts = []
         for name, config in self.sweeps.items():
-            parts.append(f"{name}:\n{describe_plan(config, self.root, 0, 1)}")
+            parts.append(f"{name}:\n{describe_plan(config, Path.cwd(), 0, 1)}")
         return "\n".join(parts)
 
     def run(self, stream: Callable[[str], None] | None = None) -> None:
         """Measure the missing points."""
         for name, config in self.sweeps.items():
             with as_command(self.command):
-                run_sweep(config, self.folder(name), self.root, stream=stream)
+                run_sweep(config, self.folder(name), Path.cwd(), stream=stream)
 
     @cached_property
     def frames(self) -> dict[str, pd.DataFrame]:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from lit_probattn.analysis.head_size import theory
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ConfigError, DataError
-from lit_probattn.compare.cells import portable
+from lit_probattn.compare.flags import portable
 from lit_probattn.convert import wider_heads
 from lit_probattn.reproduce.head_size import experiment
 from lit_probattn.training.checkpoints import CheckpointError

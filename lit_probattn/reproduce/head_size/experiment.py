@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from lit_probattn.base.config_files import file_named
 from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.command import add_flags, place_of
 from lit_probattn.compare.command import run as run_cells
+from lit_probattn.compare.flags import add_flags, place_of
 from lit_probattn.compare.model import build_task
 from lit_probattn.compare.report import Report
 from lit_probattn.records.figures import ReportFigure, panels

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from lit_probattn.base.config_files import run_stem
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import Place, data_of
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
 from lit_probattn.configs import compose, read_yaml
 from lit_probattn.reproduce.head_size.parameters import Sizes, matched_embed_dim, matched_mlp_dim
@@ -215,6 +215,8 @@ class Grid:
         config = compose([self.task], self.flags)
         rows = config["data"]["init_args"].get("vocab_size")
         if rows is None and self.matched_width_heads:
+            from lit_probattn.compare.cells import data_of
+
             data = data_of(config, place)
             data.setup()
             rows = data.vocab_size

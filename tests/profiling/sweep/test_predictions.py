@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import pytest
+import torch
+
+from lit_probattn.base.memory import predicted_bytes
 from profiling.measure.rows import Quantity
+from profiling.sweep.config import load_sweep
 from profiling.sweep.plan import make_plan
-from profiling.sweep.predictions import Predictions, place_of
+from profiling.sweep.points import make_step
+from profiling.sweep.predictions import Predictions, place_of, predict
 from profiling.sweep.run import cannot_fit, describe_plan
 from tests.profiling.helpers import MGK, attention, sweep
+from tests.support.paths import ROOT
 
 
 def no_prediction(*args):
@@ -48,6 +57,19 @@ def test_predicting_a_kernel_on_fake_tensors_does_not_touch_their_memory():
         inside = selftest.failure()
     selftest.failure.cache_clear()
     assert inside == selftest.failure()
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", ["fish_figure8", "fish_figure4", "mgk_figure3"])
+def test_memory_is_linear_in_the_layers(name, mode):
+    """Language models and encoder-decoders: what is extrapolated is what the whole model has."""
+    points = make_plan(load_sweep(name), ROOT)
+    for variant in {point.variant: point for point in points}.values():
+        sizes = {**variant.sizes, "num_layers": 5, "vocab_size": 50, "mlp_dim": 128}
+        point = replace(variant, mode=mode, quantity="memory", embed_dim=64, seq_len=32)
+        point = replace(point, sizes=sizes, backend="reference")
+        whole = predicted_bytes(partial(make_step, point, torch.device("cpu")))
+        assert predict(point) == whole, variant.variant
 
 
 def test_places_do_not_depend_on_what_is_measured_there():

@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.cells import CellFigure, StudyFigure
+from lit_probattn.reproduce.figures.tables import rows_of_tables
 from tests.compare.tiny import finished, write_tables
 from tests.support.paths import ROOT
 
@@ -67,7 +68,7 @@ def figure(folder, claims, *, seeds=(3, 4, 5), shift=0.0, studied=False, noise=0
         part, made = {**part, **STUDIED}, StudyFigure
     folder.mkdir(exist_ok=True)
     tables = write_tables(folder / "tables")
-    table = made.table_of("tiny_figure", part, tables, Place(), False)
+    table = rows_of_tables("tiny_figure", part, tables, Place(), False)
     cells = make_cells(table, [], seeds, options or Options(), Place(runs=folder / "runs"))
     for number, cell in enumerate(cells):
         run = folder / "runs" / cell.name / "0"

@@ -7,12 +7,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from lit_probattn.compare.cells import Place
+from lit_probattn.compare.flags import Place
 from lit_probattn.compare.tables import FOLDER, kinds
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.cells import CellFigure
 from lit_probattn.reproduce.figures.panels import Panel
-from lit_probattn.reproduce.figures.registry import figure_class
+from lit_probattn.reproduce.figures.registry import entry_of, figure_class
 from lit_probattn.reproduce.figures.sweeps import Panel as CostPanel
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
 from tests.support.paths import ROOT
@@ -41,7 +41,7 @@ def test_the_list_knows_every_figure():
 def test_every_figure_has_something_to_measure_and_to_judge(name):
     part = kinds()[name]
     if part["kind"] == "sweep_figure":
-        figure = SweepFigure(name, part)
+        figure = SweepFigure(name, part, Path("runs"), "")
         sentences = [
             (config, sentence)
             for stem, config in figure.sweeps.items()
@@ -55,7 +55,7 @@ def test_every_figure_has_something_to_measure_and_to_judge(name):
             assert panel.mode in (None, *config.grid.mode)
         return
     made = figure_class(name, part)
-    table = made.table_of(name, part, FOLDER, Place(), False)
+    table = entry_of(name, part).table(name, part, FOLDER, Place(), False)
     assert table.pairs()
     assert table.baseline in table.rows
     report = made.for_part(part, False)(table, [], "command")
@@ -83,7 +83,7 @@ def test_every_figure_has_something_to_measure_and_to_judge(name):
 def test_shortened_figures_have_a_protocol_and_studies(name):
     part = kinds()[name]
     made = figure_class(name, part)
-    table = made.table_of(name, part, FOLDER, Place(), False)
+    table = entry_of(name, part).table(name, part, FOLDER, Place(), False)
     assert all(task.shortened for task in table.tasks.values())
     report = made(table, [], "command", part=part, is_short=True)
     assert set(report.studies) == set(part["studies"])

@@ -1,0 +1,118 @@
+"""The models of an analysis table and their printed numbers; PyTorch is not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.compare.tables import FOLDER, Row, Table, read_published, read_table, read_tasks
+from lit_probattn.experiments.expectations import digits_of
+
+_REQUIRED = ("title", "kind", "study", "task", "seeds", "published_runs", "values", "rows")
+_OPTIONAL = ("flags", "shortened", "baseline", "neutral", "notes", "computed")
+_OF_VALUE = ("printed", "unit", "file", "column")
+_MORE_OF_VALUE = ("where", "at_least", "at_most", "reduce", "bound", "scale")
+
+
+def models_of(name: str, part: Mapping[str, Any], folder: Path = FOLDER) -> Table:
+    """Return the models that are studied; a row's `published` are its printed numbers.
+
+    Args:
+        name: the table.
+        part: the content of its file.
+        folder: folder of the tables whose rows it names, of tasks and printed numbers.
+
+    Raises:
+        ConfigError: something is missing or unknown.
+    """
+    check(name, part, _REQUIRED, _OPTIONAL)
+    for key, entry in part["values"].items():
+        check(f"{name}: value {key}", entry, _OF_VALUE, _MORE_OF_VALUE)
+    tasks = read_tasks(folder)
+    if part["task"] not in tasks:
+        hint = nearest(part["task"], tasks)
+        raise ConfigError(f"{name}: unknown task {part['task']!r}{hint}")
+    task = tasks[part["task"]]
+    printed = PrintedNumbers(name, task.name, folder)
+    rows = {
+        key: _row(f"{name}: row {key}", key, entry, task.name, part["values"], printed, folder)
+        for key, entry in part["rows"].items()
+    }
+    baseline = part.get("baseline", "")
+    if baseline and baseline not in rows:
+        raise ConfigError(f"{name}: unknown baseline {baseline!r}{nearest(baseline, rows)}")
+    return Table(
+        name=name,
+        title=part["title"],
+        seeds=part["seeds"],
+        published_runs=part["published_runs"],
+        baseline=baseline,
+        tasks={task.name: task},
+        rows=rows,
+    )
+
+
+class PrintedNumbers:
+    """The printed numbers of a table, by method, heads, metric and split."""
+
+    def __init__(self, name: str, task: str, folder: Path) -> None:
+        keys = ("method", "heads", "metric", "split")
+        rows = [r for r in read_published(folder) if (r["table"], r["task"]) == (name, task)]
+        self.texts = {tuple(row[key] for key in keys): row["value"] for row in rows}
+
+    def of(self, method: str, heads: str, metric: str, split: str) -> float | None:
+        """Return the printed number of a row, or None."""
+        text = self.texts.get((method, heads, metric, split))
+        return None if text is None else float(text)
+
+    def digits(self, metric: str, split: str) -> int:
+        """Return the largest number of decimals with which the number is printed."""
+        texts = [t for key, t in self.texts.items() if key[2:] == (metric, split)]
+        return max(map(digits_of, texts), default=2)
+
+
+def check(
+    where: str, entry: Mapping[str, Any], required: Sequence[str], optional: Sequence[str]
+) -> None:
+    """Reject an entry with a missing or unknown key."""
+    for key in required:
+        if key not in entry:
+            raise ConfigError(f"{where} does not set {key}")
+    for key in entry:
+        if key not in (*required, *optional):
+            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, (*required, *optional))}")
+
+
+def _row(
+    where: str,
+    name: str,
+    entry: Mapping[str, Any],
+    task: str,
+    numbers: Mapping[str, Any],
+    printed: PrintedNumbers,
+    folder: Path,
+) -> Row:
+    if "cells" not in entry and "attention" not in entry:
+        raise ConfigError(f"{where}: missing model; set cells or attention")
+    own = ("where",) if "cells" in entry else ("set", "overrides", "where")
+    check(where, entry, ("printed", "cells" if "cells" in entry else "attention"), own)
+    method, heads = entry["printed"]
+    values = {key: printed.of(method, heads, *entry["printed"]) for key, entry in numbers.items()}
+    found = {key: value for key, value in values.items() if value is not None}
+    if not found:
+        raise ConfigError(f"{where}: published.csv: missing {method}, {heads}")
+    published = {task: found}
+    if "cells" not in entry:
+        model = {k: v for k, v in entry.items() if k not in ("printed", "where")}
+        return Row(name, method, heads, **model, published=published)
+    table_name, _, row_name = entry["cells"].partition(" ")
+    table = read_table(table_name, folder)
+    for kind, wanted, known in (("row", row_name, table.rows), ("task", task, table.tasks)):
+        if wanted not in known:
+            hint = nearest(wanted, known)
+            raise ConfigError(f"{where}: {table_name} has no {kind} {wanted!r}{hint}")
+    row = table.rows[row_name]
+    return replace(row, name=name, method=method, heads=heads, published=published)

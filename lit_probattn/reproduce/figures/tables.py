@@ -1,0 +1,125 @@
+"""The cells of a figure, read of its file as a table; PyTorch is not imported.
+
+Each function takes the figure's name, the content of its file, the folder of that file and of those
+that it names, where the data lie, and whether the reduced version is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.compare.flags import Place
+from lit_probattn.compare.tables import Row, Table, read_table, read_tasks
+from lit_probattn.reproduce.head_size.grid import Grid
+
+
+def rows_of_tables(
+    name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
+) -> Table:
+    """Return the rows that the entry names, of the tables that it names.
+
+    Raises:
+        ConfigError: two of its tables have a row of one name.
+    """
+    tables = {key: read_table(key, folder) for key in part["cells"]}
+    tasks, rows = {}, {}
+    for key, only in part["cells"].items():
+        for task, row in tables[key].select(only):
+            if row.name in rows:
+                raise ConfigError(f"{name}: {row.name} is in two of its tables")
+            tasks[task.name] = task
+            rows[row.name] = row
+    first = next(iter(tables.values()))
+    return Table(
+        name=name,
+        title=part["title"],
+        seeds=first.seeds,
+        published_runs=first.published_runs,
+        baseline=part.get("baseline", next(iter(rows))),
+        tasks=tasks,
+        rows={key: _of_tasks(row, tasks) for key, row in rows.items()},
+    )
+
+
+def _of_tasks(row: Row, tasks: Mapping[str, Any]) -> Row:
+    published = {task: values for task, values in row.published.items() if task in tasks}
+    return replace(row, published=published)
+
+
+def points_of_grid(
+    name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
+) -> Table:
+    """Return the points that the file names, of the grid of head sizes that it names."""
+    chosen = part["shortened"] if reduced else part
+    points = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in chosen["points"].items()
+    }
+    grid = Grid.read(folder / f"{chosen['grid']}.yaml", points)
+    return grid.table(name, place, part["title"] + (", reduced" if reduced else ""))
+
+
+def fine_tuned_models(
+    name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
+) -> Table:
+    """Return the models of both rules for the head size, on all tasks.
+
+    Raises:
+        ConfigError: a width cannot be divided among the heads.
+    """
+    fixed, baseline, factor = part["fixed"], part["baseline"], part["shortened"]["divided_by"]
+    layers = part["num_layers"], part["shortened"]["num_layers"]
+    model = partial(_model, layers=layers, factor=factor)
+    sizes = [fixed[key] for key in ("embed_dim", "head_dim", "mlp_dim")]
+    rows = [model("fixed", f"head size {sizes[1]}", heads, *sizes) for heads in fixed["heads"]]
+    for width in baseline["widths"]:
+        if width % (baseline["heads"] * factor):
+            raise ConfigError(
+                f"{folder / name}.yaml: baseline: width {width} is not divisible by "
+                f"{baseline['heads']} heads and by {factor}"
+            )
+        head_dim = width // baseline["heads"]
+        rows.append(
+            model("width", f"d / h, width {width}", baseline["heads"], width, head_dim, 4 * width)
+        )
+    tasks = read_tasks(folder)
+    return Table(
+        name=name,
+        title=part["title"] + (", reduced" if reduced else ""),
+        seeds=part["seeds"],
+        published_runs=0,
+        baseline=rows[-1].name,
+        tasks={task: tasks[task] for task in part["tasks"]},
+        rows={row.name: row for row in rows},
+    )
+
+
+def _model(
+    rule: str,
+    method: str,
+    heads: int,
+    embed_dim: int,
+    head_dim: int,
+    mlp_dim: int,
+    *,
+    layers: tuple[int, int],
+    factor: int,
+) -> Row:
+    """Return the row of a model, whose reduced version has all widths divided."""
+    sizes = {"embed_dim": embed_dim, "head_dim": head_dim, "mlp_dim": mlp_dim}
+    full = {f"model.init_args.{key}": value for key, value in sizes.items()}
+    small = {key: value // factor for key, value in full.items()}
+    return Row(
+        name=f"{rule}-h{heads}-d{embed_dim}",
+        method=method,
+        heads=str(heads),
+        attention="configs/attention/softmax.yaml",
+        set={"num_heads": heads},
+        overrides={**full, "model.init_args.num_layers": layers[0]},
+        shortened={**small, "model.init_args.num_layers": layers[1]},
+    )

@@ -1,0 +1,153 @@
+"""Make a table or figure: its cells, studies or sweep, and its report."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from lit_probattn.base.errors import ConfigError
+from lit_probattn.compare.command import protocol_of, run
+from lit_probattn.compare.flags import place_of, portable
+from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.report import Report, refuse_foreign_files
+from lit_probattn.compare.tables import read_table
+from lit_probattn.reproduce import uea
+from lit_probattn.reproduce.analyses.approximation import ApproximationTable
+from lit_probattn.reproduce.analyses.report import AnalysisReport
+from lit_probattn.reproduce.analyses.table import Analysis
+from lit_probattn.reproduce.commands import DRAWING, missing_parts
+from lit_probattn.reproduce.figures.cells import CellFigure
+from lit_probattn.reproduce.figures.registry import entry_of, figure_class
+from lit_probattn.reproduce.figures.sweeps import SweepFigure
+from lit_probattn.reproduce.sweep_table import table_of
+
+MODULE = "lit_probattn.reproduce"
+Part = Mapping[str, Any]
+Given = Collection[str]
+
+
+def make(options: argparse.Namespace, arguments: Sequence[str], part: Part, given: Given) -> int:
+    """Make a table or figure.
+
+    Args:
+        options: the parsed flags.
+        arguments: the command's arguments.
+        part: the content of the table's file.
+        given: names of the flags that differ from their defaults.
+
+    Returns:
+        See `lit_probattn.compare.command.run`.
+
+    Raises:
+        ConfigError: a flag does not apply, or is wrong.
+    """
+    if part["kind"] in ("fits", "uea"):
+        return _train(options, arguments, part)
+    if part["kind"] == "figure":
+        return _draw(options, arguments, part, given)
+    if part["kind"] == "analysis":
+        return _study(options, arguments, part)
+    if part["kind"] in ("sweep_figure", "sweep_table"):
+        return _measure(options, arguments, part, given)
+    _refuse(options, given, "dry_run", "report", "runs", "out")
+    print(f"{options.table}: {part['title']}: {DRAWING}")
+    return 0
+
+
+def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Part, given: Given) -> int:
+    figure, place = figure_class(options.table, part), place_of(options)
+    if figure.has_reduced_cells:
+        every = set(vars(options)) - {"as_published", "as_released", "max_seq_len"}
+        _refuse(options, given, *every)
+    protocol = None if figure.has_reduced_cells else _protocol(options)
+    read = entry_of(options.table, part).table
+    table = read(options.table, part, options.tables, place, options.shortened)
+    more = {"is_short": options.shortened} if issubclass(figure, CellFigure) else {}
+    made = figure.for_part(part, options.shortened and figure.has_reduced_cells, **more)
+    return run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
+
+
+def _study(options: argparse.Namespace, arguments: Sequence[str], part: Part) -> int:
+    analysis = Analysis.read(options.table, part, options.tables)
+    protocol = _protocol(options)
+    report = partial(AnalysisReport, analysis=analysis)
+    return run(analysis.table, options, arguments, module=MODULE, protocol=protocol, report=report)
+
+
+def _measure(
+    options: argparse.Namespace, arguments: Sequence[str], part: Part, given: Given
+) -> int:
+    is_table = part["kind"] == "sweep_table"
+    _refuse(
+        options, given, "dry_run", "report", "runs", "out", *(["accelerator"] if is_table else [])
+    )
+    command = shlex.join([*f"python -m {MODULE}".split(), *portable(arguments)])
+    figure = SweepFigure(options.table, part, options.runs, command)
+    if is_table:
+        place = (options.runs, options.accelerator)
+        figure = table_of(options.table, part, *place, command, options.tables)
+    out = options.out or options.runs / "reproduce" / "reports" / options.table
+    refuse_foreign_files(out)
+    if options.dry_run:
+        print(figure.plan())
+        return 0
+    if not options.report:
+        figure.run()
+    print(f"{figure.write(out)}\n\nreport: {out}/report.md")
+    return 0
+
+
+def _refuse(options: argparse.Namespace, given: Collection[str], *taken: str) -> None:
+    """Refuse options that a table of another kind does not take.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    for name in given:
+        if name not in (*taken, "table", "tables"):
+            flag = f"--{'dry-run' if name == 'dry_run' else name}"
+            raise ConfigError(f"{flag} does not apply to {options.table}")
+
+
+def _train(options: argparse.Namespace, arguments: Sequence[str], part: Part) -> int:
+    kind = part["kind"]
+    path = options.tables / f"{options.table}.yaml"
+    skipped: dict[str, str] = {}
+    if kind == "uea":
+        # Which files train decides the number of steps, so the tasks have to know.
+        table, skipped = uea.make_table(
+            path,
+            place_of(options),
+            archives=uea.archives_of(path, options.only),
+            select_on="test" if options.as_published else "val",
+        )
+    else:
+        table = read_table(options.table, options.tables)
+    for name in missing_parts(table):
+        print(f"missing part: {name}: its rows are skipped", file=sys.stderr)
+    report: Callable[..., Report] = uea.UEAReport if kind == "uea" else Report
+    if "studies" in part:
+        report = partial(ApproximationTable, part=part, is_short=options.shortened)
+    return run(
+        table,
+        options,
+        arguments,
+        module=MODULE,
+        protocol=_protocol(options),
+        report=report,
+        skipped=skipped,
+    )
+
+
+def _protocol(options: argparse.Namespace) -> Options:
+    return protocol_of(
+        options,
+        max_seq_len=options.max_seq_len,
+        shortened=options.shortened,
+        as_released=options.as_released,
+        as_published=options.as_published,
+    )
