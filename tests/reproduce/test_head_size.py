@@ -1,4 +1,4 @@
-"""The pictures of the head-size experiment."""
+"""The figures of the head-size experiment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from lit_probattn.reproduce.head_size.experiment import draw_heads
 
 
-@pytest.mark.parametrize(("seeds", "words"), [(1, "one seed: no spread known"), (2, "mean ± ")])
-def test_untrained_models_do_not_look_different_for_their_head_size(seeds, words):
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_untrained_models_do_not_look_different_for_their_head_size(seeds):
     """Values of models that have learned nothing; a tenth of the value is the least width."""
     points = [("standard", 4, 718.85), ("standard", 16, 718.82), ("fixed", 16, 716.53)]
     rows = [
@@ -18,7 +18,6 @@ def test_untrained_models_do_not_look_different_for_their_head_size(seeds, words
         for seed in range(seeds)
     ]
     axis = draw_heads(pd.DataFrame(rows)).axes[0]
-    assert words in axis.get_ylabel()
     low, high = axis.get_ylim()
     assert high - low >= (70.0 if seeds == 1 else 10 * 2**0.5)
     bars = [bar for bar in axis.containers if bar.has_yerr]

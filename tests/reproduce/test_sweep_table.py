@@ -108,7 +108,7 @@ def test_each_printed_number_has_a_line_and_a_verdict(measured):
     assert pd.isna(base["ratio"])
     text = (out / "report.md").read_text()
     assert "| MGK, 1 head | memory, kB | 53.6 |" in text
-    assert "![printed and our ratios](figures/printed.png)" in text
+    assert "](figures/printed.svg)" in text
     assert (out / "figures/printed.png").stat().st_size > 10_000
     assert text.count(f"`python -m lit_probattn.reproduce {words[0]}") == 1  # sweep and report
     assert "python -m profiling" not in text
