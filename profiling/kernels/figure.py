@@ -32,7 +32,7 @@ def time_figure(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> Rep
     names = {name for row in config.figure.values() for name in row.values()}
     found = {(r["place"], r["comparison"]): r for r in rows if r.get("comparison") in names}
     places = list(dict.fromkeys(place for place, _ in found))
-    shown = places[-_MOST_PANELS:]  # the largest sizes
+    shown = places[:_MOST_PANELS]  # grids are in order of importance
     marks = list(dict.fromkeys(mark for row in config.figure.values() for mark in row))
     words = dict.fromkeys(
         side_words(config, one.against) for one in config.comparisons if one.name in names
@@ -92,11 +92,12 @@ def _draw(
             {name: row for (at, name), row in found.items() if at == place},
             marks,
         )
-        axis.set_title(fill(place, 60))
+        axis.set_title(fill(place, 52), fontsize=9)
     # The axis is shared, and includes all points and error bars.
     ends = [row["time_ratio_p80"] for (place, _), row in found.items() if place in places]
     axes[0].set_xlim(0.0, 1.05 * max(1.0, *ends))
-    figure.supxlabel(f"time / time of the baseline ({CHEAPER})", fontsize=9)
+    for axis in axes[-2:]:
+        axis.set_xlabel(f"time / time of the baseline ({CHEAPER})", fontsize=9)
     shapes = zip(marks, _MARKS, strict=False)
     handles = [
         Line2D([], [], marker=shape, ls="none", color="0.3", mfc=_fill(place, "0.3"), label=mark)

@@ -344,10 +344,13 @@ def speed_report(
     facts += [f"MISSED: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in missed]
     facts += [f"Above 1: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in dearer]
     lines = [f"- {one_line(fact)}" for fact in facts]
-    found, figures = finding(config, rows), {}
+    # The finding and the figure cover the points in the mode of the file.
+    main = {place_name(point) for point in points(config) if point.mode == config.mode}
+    shown = [row for row in rows if row["place"] in main] or rows
+    found, figures = finding(config, shown), {}
     lines += ["", f"Finding: {found}"] if found else []
     if found:
-        figures["time_ratio"] = time_figure(config, rows)
+        figures["time_ratio"] = time_figure(config, shown)
         lines += ["", image("time_ratio")]
     for place in dict.fromkeys(row["place"] for row in rows):
         here = [row for row in rows if row["place"] == place]

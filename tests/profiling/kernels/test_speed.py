@@ -377,6 +377,14 @@ def test_the_figure_shows_the_comparisons_that_are_named(tmp_path, parity_passes
         config([], figure={"MGK": {"reference": "aa"}})
 
 
+def test_the_finding_and_the_figure_have_the_mode_of_the_file(tmp_path, parity_passes):
+    grid = {"tokens": 16, "seq_lens": [8, 16], "head_dims": [4], "modes": ["eval", "train"]}
+    made = config(["test_parity.py"], figure={"MGK": {"reference": "a"}}, grid=grid)
+    report, _ = run_kernels(made, tmp_path, tmp_path / "out")
+    assert "at 2 places" in report.text()
+    assert "at 2 of 2 points" in report.figures["time_ratio"].caption
+
+
 def test_there_is_no_figure_without_ratios(tmp_path):
     made = config([], figure={"MGK": {"reference": "a"}})
     page, _ = run_kernels(made, tmp_path, tmp_path / "out")
