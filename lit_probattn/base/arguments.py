@@ -267,17 +267,20 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words, including `--data.NAME VALUE` for parsers with `add_data`."""
         words = sys.argv[1:] if args is None else list(args)
-        has_data = DATA in self._option_string_actions
+        has_data = DATA in self.format_usage()
         return super().parse_known_args(_data_words(words) if has_data else words, namespace)
 
 
 DATA = "--data.KEY"
 
 
-def add_data(parser: argparse._ActionsContainer) -> None:
+def add_data(parser: Any) -> None:
     """Add `--data.KEY VALUE`, which sets an argument of the data as in `fit`.
 
     The option `data` is a list of strings `KEY=VALUE`.
+
+    Args:
+        parser: a parser, or a group of its arguments.
     """
     text = "argument of the data, such as --data.data_dir FOLDER; can be repeated"
     more: dict[str, Any] = {"dest": "data", "action": "append", "default": [], "help": text}

@@ -26,7 +26,7 @@ WRONG = [
     ([f"--{ATTENTION}.init_args.num_head", "4"], "num_head' .*did you mean 'num_heads'"),
     ([f"--{ATTENTION}.num_head", "4"], "num_head' .*did you mean 'num_heads'"),
     (["--data.init_args.batch", "4"], "batch' for datamodules.Synthetic; did you mean"),
-    (["--seed", "4"], "did you mean 'seed_everything'"),
+    (["--seed_everythin", "4"], "did you mean 'seed_everything'"),
     (["--conf", "x"], "did you mean 'config'"),
     (["--run.nme", "x"], "did you mean 'run.name'"),
     # unknown classes
