@@ -52,7 +52,7 @@ def test_examples_are_short_and_tested(script):
 
 def test_swap_timm(tmp_path):
     shown = run("swap_timm.py", tmp_path)
-    assert "12 of 12 attention layers are mgk now" in shown
+    assert "12 of 12 attention layers are now mgk" in shown
     errors = [float(found) for found in re.findall(r"squared error ([0-9.]+)", shown)]
     assert len(errors) == 3
     assert errors[2] < errors[0] / 2
@@ -71,7 +71,7 @@ def test_plain_torch(tmp_path):
 def test_hugging_face(tmp_path):
     pytest.importorskip("transformers")
     shown = run("hugging_face.py", tmp_path)
-    assert "2 of 2 attention layers are mgk now" in shown
+    assert "2 of 2 attention layers are now mgk" in shown
     losses = [float(found) for found in re.findall(r"loss ([0-9.]+)", shown)]
     assert losses[-1] < losses[0] / 2
     assert shown.endswith("generated: 8 equal without the cache: True\n")

@@ -190,7 +190,7 @@ def test_wrong_use_is_one_line(tmp_path, capsys):
     )
     assert "--data.seed: expected a value" in error(capsys, ["rank", *given, "--data.seed"])
     line = error(capsys, ["rank", *given, "--data.min_length", "[1"])
-    assert "--data min_length=[1: not valid YAML: expected ',' or ']'" in line
+    assert "--data.min_length [1: not valid YAML: expected ',' or ']'" in line
     assert "--seed must be at least 0, received -1" in error(
         capsys, ["rank", *given, "--seed", "-1"]
     )

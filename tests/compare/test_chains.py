@@ -127,7 +127,7 @@ def test_settings_are_those_of_the_tasks_that_a_pattern_names(tmp_path):
     rates = {cell.task.name: cell.config["model"]["init_args"]["lr"] for cell in cells}
     assert rates == {"first": 0.5, "second": 0.25, "tuned": 0.5, "other": 0.125}
     with pytest.raises(
-        ConfigError, match=r"no task 'tunde'; did you mean 'tuned'\?; tasks: a, tun"
+        ConfigError, match=r"unknown task 'tunde'; did you mean 'tuned'\?; tasks: a, tun"
     ):
         refuse_unknown_tasks(["a", "tuned"], Options(settings={"tunde:a.b": 1}))
 

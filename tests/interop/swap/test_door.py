@@ -246,7 +246,7 @@ def test_the_report_counts_what_is_there():
     table = str(report).splitlines()
     assert table[0].split()[:5] == ["layer", "class", "action", "error", "heads"]
     assert f"{first.parameters[0]} -> {first.parameters[1]}" in table[1]
-    assert "1 of 2 attention layers are mgk now" in str(report)
+    assert "1 of 2 attention layers are now mgk" in str(report)
     assert "expect to fine-tune" in str(report)
     assert not torch.allclose(call(new), before)
 
