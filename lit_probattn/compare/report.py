@@ -727,7 +727,7 @@ def draw(
     """Draw one panel per task and metric, with the rows of the table from top to bottom.
 
     An axis is at least as wide as `score_limits` asks for. Published numbers of another protocol
-    that are so far away that nothing of ours could be told apart are named below the axis.
+    that are too far away to distinguish the measured ones are named below the axis.
     """
     found = [
         (key, part)
