@@ -25,6 +25,7 @@ from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.core import Core
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.engines.blocks import block_length
+from lit_probattn.attention.engines.loop import block_ranges
 from lit_probattn.attention.engines.table import LACKS_OF_BLOCKS
 from lit_probattn.attention.masks import Block, span
 from lit_probattn.attention.numerics import (
@@ -171,9 +172,10 @@ def in_blocks(call: HeadCall, variant: OwnVariant) -> Tensor:
     query, masks, side = call.query, call.masks, call.side
     heads = max(query.shape[1], variant.num_heads)
     length = block_length(query.shape[0] * heads * masks.num_keys, masks.num_queries, query.device)
-    outs = []
-    for first in range(0, masks.num_queries, length):
-        rows = range(first, min(first + length, masks.num_queries))
+    blocks = block_ranges(masks.num_queries, length)
+    earlier = (len(query), heads, blocks[0].start, call.value.shape[-1])
+    outs = [query.new_empty(earlier)]  # rows of skipped blocks, usually none
+    for rows in blocks:
         cols = masks.visible_keys(rows)
         of_keys = (x[:, :, : cols.stop] for x in (call.key, call.value))
         of_side = None if side is None else side[..., rows.start : rows.stop, :]

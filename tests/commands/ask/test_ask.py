@@ -13,6 +13,7 @@ from lit_probattn.attention.engines import blocks
 from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.fish import linear as fish_linear
 from lit_probattn.attention.linear import chunkwise
+from lit_probattn.attention.own import derived
 from lit_probattn.commands.ask import layers
 from lit_probattn.commands.ask.command import main, ranked, table
 from lit_probattn.commands.ask.layers import Answer, Question, answer
@@ -113,11 +114,14 @@ def made(name, question, train, *, measured):
     return backend, found, sum(measured_cpu_bytes(make))
 
 
-NATIVE = ["smgk", "fish", "softmax", "mgk", "mgk_multi_query", "hard_fish", "gfish", "polynomial"]
+OWN = ["ast", "dcmha", "elliptical", "parallax", "talking_heads"]  # never native
+NATIVE = ["smgk", "fish", "softmax", "mgk", "mgk_multi_query", "hard_fish", "hard_gfish"]
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("name", mostly_slow([*NATIVE, "ast"], ["smgk", "fish"]))
+@pytest.mark.parametrize(
+    "name", mostly_slow([*NATIVE, *OWN, "gfish", "polynomial"], ["smgk", "fish", "dcmha"])
+)
 def test_memory_is_what_the_backend_allocates(name, is_causal, monkeypatch):
     """Blocks are made small, so that there are many; the rest is single numbers."""
     native_refusal("cpu")  # its self-test at the first use is not the step's memory
@@ -132,6 +136,24 @@ def test_memory_is_what_the_backend_allocates(name, is_causal, monkeypatch):
             assert found == pytest.approx(measured, abs=1024), backend
     if name in NATIVE and native_refusal("cpu") is None:
         assert made(name, question, True, measured=False)[0] == "native"
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_prediction_computes_no_more_blocks_for_longer_sequences(name, monkeypatch):
+    computed = []
+    monkeypatch.setitem(blocks.BLOCK_SCORES, "cpu", 1 << 13)
+    for module in (blocks, derived):
+        original = module.grouped_values
+        count = lambda *a, original=original: computed.append(1) or original(*a)  # noqa: E731
+        monkeypatch.setattr(module, "grouped_values", count)
+    numbers: list[int] = []
+    for seq_len in (256, 1024):
+        question = Question(32, seq_len, num_heads=4)
+        found = answer(name, question)
+        computed.clear()
+        layers.memory(found, question, "blockwise", True)
+        numbers.append(len(computed))
+    assert numbers[0] == numbers[1] > 0
 
 
 @pytest.mark.parametrize("name", ["linear", "favor", "smlk", "lfish", "glfish", "hard_glfish"])
@@ -212,7 +234,7 @@ def test_times_are_those_of_a_sweep_at_these_sizes(few, tmp_path, capsys):
     assert main([*words, "--write_sweep", str(sweep)]) == 0
     told = capsys.readouterr().out
     assert "Time: not measured for these sizes on cpu" in told
-    assert "lit-probattn sweep --config ask.yaml" in told
+    assert f"lit-probattn sweep --config {sweep} --out" in told
     assert set(load_sweep(sweep).variants) == {"softmax", "mgk"}
     assert profiling_main(["sweep", "--config", str(sweep), "--out", str(results)]) == 0
     capsys.readouterr()
