@@ -28,7 +28,7 @@ def _import_kernels_for_the_interpreter() -> None:
     """Without a GPU: Triton reads the variable once, when it and each kernel are imported.
 
     So they are imported here, before any test can do it otherwise; the variable itself is set by
-    the fixture `kernels_on_cpu` only, since with it backends serve CPU tensors that do not else.
+    the fixture `kernels_on_cpu` only, since it makes GPU backends accept CPU tensors.
     """
     if torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         return
@@ -97,7 +97,7 @@ def monkeypatch() -> Iterator[CheckedMonkeyPatch]:
 
 @pytest.fixture
 def kernels_on_cpu(monkeypatch) -> None:
-    """Let kernels serve CPU tensors, in Triton's interpreter, where there is no GPU."""
+    """Run kernels on CPU tensors in Triton's interpreter if there is no GPU."""
     if not torch.cuda.is_available():
         monkeypatch.setenv("TRITON_INTERPRET", "1")
 

@@ -207,7 +207,7 @@ def generate_chunks(
             yield chunk
 
 
-def serve() -> None:
+def run_worker() -> None:
     """Write every W-th chunk to standard output until the pipe is closed."""
     rank, num_processes, settings = job_of_worker()
     with open(os.dup(1), "wb") as pipe:

@@ -34,7 +34,7 @@ from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import replace_text
 from lit_probattn.base.processes import job_of_worker, workers
 
-__all__ = ["PICTURES_PER_FILE", "Picture", "draw_picture", "serve", "write_images"]
+__all__ = ["PICTURES_PER_FILE", "Picture", "draw_picture", "run_worker", "write_images"]
 
 _CONTOUR_RETRIALS = 4  # per distractor
 _LEAST_ROOM = 0.01  # fraction of the image that must be free for another distractor
@@ -220,7 +220,7 @@ def _follow(started: list[subprocess.Popen[bytes]], advance: Callable[[int], Non
             )
 
 
-def serve() -> None:
+def run_worker() -> None:
     """Run a worker: write the files of one rank and report progress on standard output."""
     rank, num_processes, folder, settings, num_pictures = job_of_worker()
     settings["paddle_margins"] = tuple(settings["paddle_margins"])

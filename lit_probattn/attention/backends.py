@@ -145,10 +145,10 @@ def choose(variant: Variant, requested: str, call: HeadCall, kind: str = "") -> 
         reason = reason_against(engines[requested], call, variant)
         if reason is not None:
             reasons = {n: reason_against(engine, call, variant) for n, engine in engines.items()}
-            serving = ["auto", *(n for n, against in reasons.items() if against is None)]
+            supported = ["auto", *(n for n, against in reasons.items() if against is None)]
             raise NotImplementedError(
                 f"{name}: backend {requested!r} {reason}; for this call use one of: "
-                f"{', '.join(serving)}"
+                f"{', '.join(supported)}"
             )
         chosen = requested
     label = f"{name} ({call.device}, {str(call.query.dtype).removeprefix('torch.')}"

@@ -86,12 +86,12 @@ def num_useful(given: int | None, most: int) -> int:
 
 @contextmanager
 def workers(module: str, count: int, *job: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run `serve` of a module in `count` processes that write to pipes; kill them at the end.
+    """Run `run_worker` of a module in `count` processes that write to pipes; kill them at the end.
 
     Args:
         job: values that `job_of_worker` returns there after rank and count; plain JSON.
     """
-    command = [sys.executable, "-c", f"from {module} import serve; serve()"]
+    command = [sys.executable, "-c", f"from {module} import run_worker; run_worker()"]
     started = [
         start(
             [*command, json.dumps([rank, count, *job])],

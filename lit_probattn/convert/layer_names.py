@@ -370,8 +370,8 @@ def _chosen(layout: str, tensors: Mapping[str, Tensor], layer: Attention) -> dic
     require_no_hooks(layer)
     rows: dict[str, Row] = {}
     for row in (one for rows_of in LAYOUTS[layout].rows for one in rows_of.each()):
-        served = row.ours in rows and all(name in tensors for name in rows[row.ours].theirs)
-        if not served:
+        complete = row.ours in rows and all(name in tensors for name in rows[row.ours].theirs)
+        if not complete:
             rows.setdefault(row.ours, row)
             if all(name in tensors for name in row.theirs):
                 rows[row.ours] = row

@@ -51,10 +51,10 @@ class PlainAttention(nn.Module):
 
     def __init__(self, layer: Attention) -> None:
         super().__init__()
-        served = type(layer) is SoftmaxAttention and layer.core.score == "dot"
+        supported = type(layer) is SoftmaxAttention and layer.core.score == "dot"
         if isinstance(layer, MGKAttention):
-            served = layer.core.score == "gaussian" and layer.core.e_step != "hard"
-        if not served or layer.num_kv_heads != layer.num_heads or layer.rotary is not None:
+            supported = layer.core.score == "gaussian" and layer.core.e_step != "hard"
+        if not supported or layer.num_kv_heads != layer.num_heads or layer.rotary is not None:
             raise NotImplementedError(
                 f"no plain formula of {type(layer).__name__} with these options: use its reference"
             )

@@ -53,7 +53,7 @@ def out_of_memory(rows: Sequence[ProfileRow]) -> bool:
     return rows[0].status == "failed" and any(text in reason for text in _OUT_OF_MEMORY)
 
 
-def serve(handle: int, limit: int) -> None:
+def run_worker(handle: int, limit: int) -> None:
     """Measure points until standard input closes."""
     from profiling.sweep.points import measure_point
 
@@ -71,4 +71,4 @@ def serve(handle: int, limit: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]))
+    run_worker(int(sys.argv[1]), int(sys.argv[2]))

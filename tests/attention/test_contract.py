@@ -180,7 +180,7 @@ def test_bad_calls(call, message):
         KEPT["softmax"]()(torch.zeros(B, N, C), **call)
 
 
-def test_auto_takes_what_serves_the_call(monkeypatch):
+def test_auto_selects_a_backend_that_supports_the_call(monkeypatch):
     from lit_probattn.attention import recorded_choices
 
     big = int(STORE_UP_TO**0.5) + 1

@@ -37,7 +37,7 @@ def call(*, key_heads=H, scale=None, bias=None, **options) -> HeadCall:
     return HeadCall(query, key, value, masks, scale=scale, **options)
 
 
-def serving(core, of):
+def supported(core, of):
     variant = core.variant(of)
     found = {name: reason_against(engine, of, variant) for name, engine in core.backends.items()}
     return [name for name, reason in found.items() if name not in GPU_BACKENDS and reason is None]
@@ -57,7 +57,7 @@ def test_a_core_computes_heads_without_projections():
 def test_softmax_takes_any_scale(scale):
     core, one = SoftmaxCore(layout()), call(scale=scale)
     expected = F.scaled_dot_product_attention(one.query, one.key, one.value, scale=scale)
-    for backend in serving(core, one):
+    for backend in supported(core, one):
         core.backend = backend
         torch.testing.assert_close(core(one), expected, **CLOSE)
     torch.testing.assert_close(core.weights(one) @ one.value, expected, **CLOSE)
@@ -73,7 +73,7 @@ def test_gaussian_scale_is_the_inverse_of_the_variance(make):
     core, one = make(layout(), options=make.options_class(**options)), call(scale=scale)
     distance = (one.query[:, :, :, None] - one.key[:, :, None]).square().sum(-1)
     expected = (-distance * scale / 2).softmax(-1) @ one.value
-    for backend in serving(core, one):
+    for backend in supported(core, one):
         core.backend = backend
         torch.testing.assert_close(core(one).double(), expected, rtol=0, atol=2e-6)
 
@@ -92,7 +92,7 @@ def test_hard_fish_scales_its_scores(mixer, position):
     for weight in rest:
         scores = torch.einsum("hu,buij->bhij", weight, scores.relu())
     scores = scores * (0.17 if position == "after" else 1.0)
-    for backend in serving(core, one):
+    for backend in supported(core, one):
         core.backend = backend
         torch.testing.assert_close(core(one), scores.softmax(-1) @ one.value, **CLOSE)
 
@@ -118,7 +118,7 @@ def test_components_may_come_as_further_heads(e_step):
     )
     one = call(key_heads=H * K)
     stacked = HeadCall(one.query, one.key.unflatten(1, (H, K)), one.value, one.masks)
-    for backend in serving(core, one):
+    for backend in supported(core, one):
         core.backend = backend
         assert torch.equal(core(one), core(stacked))
 
@@ -184,7 +184,7 @@ def test_auto_asks_only_the_backends_of_its_order(monkeypatch):
 
 
 def test_a_variant_with_scores_of_its_own_does_not_get_those_of_its_parent():
-    """Without a normal form of its own only the reference serves it."""
+    """Without a normal form, only the reference supports it."""
 
     class Doubled(Softmax):
         def scores(self, call):

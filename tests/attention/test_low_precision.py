@@ -12,7 +12,7 @@ from lit_probattn.attention.mgk.functions import MGK
 from lit_probattn.attention.numerics import reference_output, split_precision
 from lit_probattn.kernels.cpu import library, selftest
 from lit_probattn.randomness import RandomKey
-from tests.attention.variants import EMBED, layers, serving
+from tests.attention.variants import EMBED, backends_for, layers
 
 LAYERS = layers()
 B, N = 2, 31
@@ -64,7 +64,7 @@ def test_error_is_that_of_single_precision_scores(name):
     def error(found, part):
         return (found[part].to(LOW).double() - true[part]).square().mean().sqrt()
 
-    for backend in serving(layer, x, is_causal=True):
+    for backend in backends_for(layer, x, is_causal=True):
         low.backend = single.backend = backend
         rounds = backend == "native" and selftest.multiplies_low()
         budget = FUSED if backend == "sdpa" or rounds else OURS

@@ -10,7 +10,7 @@ from typing import Any
 from lit_probattn.attention import Attention, variants
 from lit_probattn.attention.own.contract import EMBED as EMBED
 from lit_probattn.attention.own.contract import HEAD as HEAD
-from lit_probattn.attention.own.contract import serving as serving
+from lit_probattn.attention.own.contract import backends_for as backends_for
 from lit_probattn.configs import attention_entry, class_of
 from profiling.kernels.cases import CASES
 from tests.support.paths import shipped

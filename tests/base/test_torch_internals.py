@@ -249,7 +249,7 @@ def test_the_store_of_the_process_group():
         torch.distributed.destroy_process_group()
 
 
-def test_the_store_on_loopback_serves_a_process_group_of_the_same_port(monkeypatch):
+def test_the_store_on_loopback_works_with_a_process_group_of_the_same_port(monkeypatch):
     store = torch_internals.loopback_store(0)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))

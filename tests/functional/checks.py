@@ -17,7 +17,7 @@ def double(*shape):
 
 
 def check_form(function, cls, options, given_of, own):
-    """Hold a form to the reference of its layer: every backend that serves, dropout, masks.
+    """Compare a form with the reference of its layer: supported backends, dropout, masks.
 
     Args:
         function: the form.
@@ -41,15 +41,15 @@ def check_form(function, cls, options, given_of, own):
         layer.out_proj = torch.nn.Identity()
         expected = layer(x, key_mask=hidden[:, 0, 0], is_causal=causal, rng=KEY)
         expected = expected.unflatten(2, (H, E_V)).transpose(1, 2)
-        served = []
+        supported = []
         for backend in BACKENDS:
             try:
                 out = function(*heads, **given, **words, **grouped, **own, backend=backend)
             except NotImplementedError:
                 continue
-            served.append(backend)
+            supported.append(backend)
             torch.testing.assert_close(out, expected, rtol=0, atol=1e-11)
             grads = torch.autograd.grad(out.square().sum(), heads)
             assert all(bool(grad.isfinite().all()) and bool(grad.any()) for grad in grads)
-        assert {"auto", "reference"} <= set(served)
-        assert "triton" not in served
+        assert {"auto", "reference"} <= set(supported)
+        assert "triton" not in supported

@@ -67,7 +67,7 @@ def test_noise_has_the_bits_of_torch(maps):
     for dtype in (torch.float32, torch.float64):
         expected = torch_noise(KEY, 2, maps, row, col, CPU, dtype)
         assert torch.equal(normal_noise(KEY, 2, maps, row, col, CPU, dtype), expected)
-    # By the library itself: the call above may be served by torch, where bits differ.
+    # Call the library directly: torch may compute the call above, with other bits.
     expected = torch_noise(KEY, 2, maps, row, col, CPU, torch.float32)
     found = draws.normal_noise(KEY, 2, maps, row, col)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -234,7 +234,7 @@ def test_loading_the_library_keeps_denormal_numbers():
     assert (torch.tensor([1e-40]) * 1.0).item() > 0.0
 
 
-def test_without_a_compiler_torch_serves_and_native_says_why(fresh, monkeypatch):
+def test_without_a_compiler_torch_computes_and_native_gives_the_reason(fresh, monkeypatch):
     monkeypatch.setenv("CC", "false")
     reason = selftest.failure()
     assert reason is not None
@@ -292,7 +292,7 @@ def test_auto_takes_the_library_where_it_was_faster(
     assert core.pick(call) == without
 
 
-def test_auto_serves_without_a_compiler_and_says_so_once(fresh, monkeypatch, caplog):
+def test_auto_works_without_a_compiler_and_warns_once(fresh, monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
     layer, x = MGKAttention(12, 2, head_dim=5, e_step="hard"), torch.randn(2, 7, 12)
     monkeypatch.setattr(layer.core.makes, "name", "hard mgk without a compiler")

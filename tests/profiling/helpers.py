@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_probattn.attention import Cost, SoftmaxAttention
 from lit_probattn.base.files import append_lines
 from profiling.sweep.config import SweepConfig
-from profiling.sweep.worker import serve
+from profiling.sweep.worker import run_worker
 from tests.support.forks import fork_module
 
 SOFTMAX = "lit_probattn.attention.SoftmaxAttention"
@@ -47,7 +47,7 @@ def fork_workers(monkeypatch) -> None:
     """Have the workers of sweeps forked from this process, which has imported everything."""
 
     def run(words: list[str]) -> int:
-        serve(*map(int, words))
+        run_worker(*map(int, words))
         return 0
 
     fork_module(monkeypatch, "profiling.sweep.worker", run)

@@ -64,7 +64,7 @@ def printed(name: str) -> dict[tuple[str, str, str, str, str], float]:
     return found
 
 
-def test_every_table_with_numbers_is_known_and_every_kind_is_served():
+def test_every_table_with_numbers_is_known_and_every_kind_is_supported():
     known = kinds()
     assert sum("figure" not in name for name in known) == TABLES
     assert {row["table"] for row in read_published()} <= set(known)

@@ -93,7 +93,7 @@ def test_caches_change_nothing(attention):
         np.testing.assert_allclose(cached.actions, anew.actions, rtol=0.0, atol=1e-9)
 
 
-def test_caches_serve_until_the_window_slides_and_ended_episodes_leave(monkeypatch):
+def test_caches_are_used_until_the_window_slides_and_ended_episodes_leave(monkeypatch):
     """Tokens that the model reads at every step, and for how many episodes."""
     read: list[tuple[int, int]] = []
     model = policy()

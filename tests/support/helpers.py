@@ -84,7 +84,7 @@ def _no_library() -> str | None:
 
 
 def skip_without_library(backend: str) -> None:
-    """Skip a test of `native` where the C library of the CPU cannot serve."""
+    """Skip a test of `native` if the C library does not run on this CPU."""
     reason = _no_library() if backend == "native" else None
     if reason is not None:
         pytest.skip(f"the C library {reason}")

@@ -27,7 +27,7 @@ from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.own.derived import DerivedCore
 from lit_probattn.randomness import RandomKey
 
-__all__ = ["CHECKS", "EMBED", "HEAD", "Check", "Make", "serving"]
+__all__ = ["CHECKS", "EMBED", "HEAD", "Check", "Make", "backends_for"]
 
 # Distinct primes, so that no size is mistaken for another: batch, tokens, width, head size.
 B, N, EMBED, HEAD = 2, 13, 11, 5
@@ -81,12 +81,12 @@ def cpu_backends(layer: Attention) -> list[Backend]:
     return [cast(Backend, name) for name in layer.core.backends if name not in absent]
 
 
-def serving(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
+def backends_for(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
     """Return the CPU backends that support a call of self-attention."""
-    return serving_call(layer, layer.call(x, **call))
+    return backends_for_call(layer, layer.call(x, **call))
 
 
-def serving_call(layer: Attention, call: HeadCall) -> list[Backend]:
+def backends_for_call(layer: Attention, call: HeadCall) -> list[Backend]:
     """Return the CPU backends that support a call."""
     variant = layer.core.variant(call)
 
@@ -96,9 +96,9 @@ def serving_call(layer: Attention, call: HeadCall) -> list[Backend]:
     return [name for name in cpu_backends(layer) if refusal(name) is None]
 
 
-def must_serve(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
+def require_backends(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
     """Return the CPU backends that support a call; raise an AssertionError if there are none."""
-    found = serving(layer, x, **call)
+    found = backends_for(layer, x, **call)
     expect(bool(found), f"no CPU backend supports {', '.join(call) or 'a plain call'}")
     return found
 
@@ -123,7 +123,7 @@ def future_tokens_change_nothing(make: Make) -> None:
     for where, training, length, given in WAYS:
         layer, x = layer.train(training), double(B, length, EMBED)
         y = torch.cat([x[:, :given], double(B, length - given, EMBED)], 1)
-        for backend in must_serve(layer, x, is_causal=True):
+        for backend in require_backends(layer, x, is_causal=True):
             layer.backend = backend
             a, b = (layer(z, is_causal=True, rng=key()) for z in (x, y))
             told = f"{backend}{where}: outputs before other future tokens"
@@ -140,7 +140,7 @@ def padding_and_other_samples_change_nothing(make: Make) -> None:
         layer = layer.train(training)
         x, mask = double(B, length, EMBED), torch.ones(B, length, dtype=torch.bool)
         mask[1, given:] = False
-        for backend in must_serve(layer, x, key_mask=mask):
+        for backend in require_backends(layer, x, key_mask=mask):
             layer.backend = backend
             short = layer(x[1:, :given], rng=alone)
             whole = layer(x, key_mask=mask, rng=key())[1:, :given]
@@ -155,15 +155,15 @@ def hidden_pairs_change_nothing(make: Make) -> None:
     pairs[5, 5] = True
     y = x.clone()
     y[:, 5] = double(B, EMBED)
-    served = serving(layer, x, attn_mask=pairs)
-    for backend in served:
+    supported = backends_for(layer, x, attn_mask=pairs)
+    for backend in supported:
         layer.backend = backend
         a, b = (layer(x, z, attn_mask=pairs) for z in (x, y))
         unseen = ~pairs[:, 5]
         close(a[:, unseen], b[:, unseen], f"{backend}: outputs of queries that mask the key")
         moved = (a[:, ~unseen] - b[:, ~unseen]).abs().max() > 0
         expect(moved, f"{backend}: a key that is not masked has no effect")
-    if not served:
+    if not supported:
         refuses_pairs(layer, x, pairs)
 
 
@@ -178,10 +178,10 @@ def masks_of_three_dimensions_are_heads(make: Make) -> None:
             expect("mixes heads after masking" in str(error), f"rejected with {error}")
             return
         raise AssertionError("a mask per head is accepted, although heads are mixed after masking")
-    served = serving(layer, x, attn_mask=pairs)
-    if not served:
+    supported = backends_for(layer, x, attn_mask=pairs)
+    if not supported:
         refuses_pairs(layer, x, pairs)
-    for backend in served:
+    for backend in supported:
         layer.backend = backend
         found = layer.core(layer.call(x, attn_mask=pairs))
         for head, own in enumerate(pairs):
@@ -203,7 +203,7 @@ def a_bias_is_added_to_the_scores(make: Make) -> None:
             expect("add a bias to" in str(error), f"rejected with {error}")
             return
         raise AssertionError("a bias is accepted, although there are no scores to add it to")
-    for backend in must_serve(layer, x, bias=hidden):
+    for backend in require_backends(layer, x, bias=hidden):
         layer.backend = backend
         close(layer(x, bias=hidden), layer(x, attn_mask=pairs), f"{backend}: a bias of −∞")
 
@@ -213,7 +213,7 @@ def empty_rows_give_zeros(make: Make) -> None:
     layer = make(bias=False).double()
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[1] = False
-    for backend in must_serve(layer, double(B, N, EMBED), key_mask=mask):
+    for backend in require_backends(layer, double(B, N, EMBED), key_mask=mask):
         layer.backend = backend
         layer.zero_grad()
         x = double(B, N, EMBED).requires_grad_()
@@ -237,7 +237,7 @@ def gradients_are_those_of_finite_differences(make: Make) -> None:
     layer, x = make().double().eval(), double(1, 5, EMBED)
     named = dict(layer.named_parameters())
     step = 1e-6
-    for backend in must_serve(layer, x, is_causal=True):
+    for backend in require_backends(layer, x, is_causal=True):
         layer.backend = backend
         cotangent = double(1, 5, EMBED)
         leaf = x.clone().requires_grad_()
@@ -278,7 +278,7 @@ def backends_agree(make: Make) -> None:
     layer, x = make().double(), double(B, N, EMBED)
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[1, 9:] = False
-    names = must_serve(layer, x, key_mask=mask, is_causal=True)
+    names = require_backends(layer, x, key_mask=mask, is_causal=True)
     results = {}
     for backend in names:
         layer.backend = backend
@@ -305,7 +305,7 @@ def blocks_of_queries_agree(make: Make) -> None:
     memory, x = double(B, 19, 17), double(B, 7, EMBED)
     mask = torch.ones(B, 19, dtype=torch.bool)
     mask[0, 11:] = False
-    for backend in must_serve(layer, x, key=memory, key_mask=mask):
+    for backend in require_backends(layer, x, key=memory, key_mask=mask):
         layer.backend = backend
         out = layer(x, memory, key_mask=mask)
         expect(out.shape == (B, 7, EMBED), f"{backend}: shape {tuple(out.shape)}")
@@ -404,9 +404,9 @@ def documents_attend_to_themselves_alone(make: Make) -> None:
     x, cotangent = double(B, N, EMBED), double(B, N, EMBED)
     for causal in (False, True):
         call = with_dropout(layer.call(x, is_causal=causal, rng=key()), layer.dropout)
-        served = serving_call(layer, call)
-        expect(bool(served), "no CPU backend supports a packed call")
-        for backend in served:
+        supported = backends_for_call(layer, call)
+        expect(bool(supported), "no CPU backend supports a packed call")
+        for backend in supported:
             layer.backend = backend
             packed, alone = (x.clone().requires_grad_() for _ in range(2))
             rng = RandomKey(5, step=3, sample_ids=ids)

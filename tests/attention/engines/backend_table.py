@@ -1,4 +1,4 @@
-"""`python -m tests.attention.engines.backend_table`: who serves what, for the docs: two tables."""
+"""`python -m tests.attention.engines.backend_table`: the docs' two tables of backend support."""
 
 from __future__ import annotations
 

@@ -187,13 +187,13 @@ def test_bad_choices_are_named(options, message):
         ({"noise": "none", "dropout": 0.1}, "dropout"),
     ],
 )
-def test_sdpa_says_what_it_cannot_serve(options, message):
+def test_sdpa_names_what_it_does_not_support(options, message):
     layer = fish(backend="sdpa", **options)
     with pytest.raises(NotImplementedError, match=message):
         layer(torch.randn(2, 3, EMBED))
 
 
-def test_sdpa_serves_a_noisy_model_at_evaluation():
+def test_sdpa_supports_a_noisy_model_at_evaluation():
     layer = fish(backend="sdpa", dropout=0.1).eval()
     x = torch.randn(2, 13, EMBED)
     expected = layer(x)

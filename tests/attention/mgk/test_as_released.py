@@ -157,7 +157,7 @@ def test_code_lra_soft_updates_priors_at_every_forward(name):
         d1, d2 = (torch.exp(-squared(q, k) / (2 * E**0.5)) * real for k in (k1, k2))
         density = pi[:, None] * d1 + (1 - pi[:, None]) * d2
         out = density / density.sum(-1, keepdim=True) @ heads(layer.value_proj, x)
-        # The old priors serve this pass; the new ones, the next.
+        # This call uses the old priors, the next one the new priors.
         torch.testing.assert_close(layer(x, key_mask=mask), finish(layer, out), **TOLERANCE)
         gamma = pi[:, None] * d1 / (density + 1e-6)
         numerator = torch.einsum("bi,bhij->hj", mask.double(), gamma)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention
-from lit_probattn.attention.own.contract import serving as serving_call
+from lit_probattn.attention.own.contract import backends_for
 from tests.support.helpers import largest_difference, run_with_gradients
 
 B, H, N, E, K, C = 2, 3, 11, 5, 2, 17
@@ -34,8 +34,8 @@ def make(weight, seed=3, **options):
     return layer
 
 
-def serving(layer):
-    return serving_call(layer, inputs()[0])
+def supported(layer):
+    return backends_for(layer, inputs()[0])
 
 
 def inputs():
@@ -63,7 +63,7 @@ def test_with_weight_1_it_is_the_dot_product_and_with_0_the_gaussian(options, is
             plain = make(None, **options, **other)
         plain.backend = "reference"
         expected = run_with_gradients(plain, inputs(), call_of(plain, is_causal))
-        for name in ("auto", *serving(layer)):
+        for name in ("auto", *supported(layer)):
             layer.backend = name
             found = run_with_gradients(layer, inputs(), call_of(layer, is_causal))
             assert max(largest_difference(found, expected)) < EXACT, (weight, name)
@@ -97,7 +97,7 @@ def test_between_it_is_the_formula(options, log_det):
     posterior, _ = layer.core.posterior(call)
     torch.testing.assert_close(posterior, weights, rtol=0, atol=EXACT)
     outputs = {}
-    for name in serving(layer):
+    for name in supported(layer):
         layer.backend = name
         outputs[name] = run_with_gradients(layer, inputs(), call_of(layer, False))
     for name, found in outputs.items():

@@ -221,7 +221,7 @@ def test_bad_options(options, message):
         MGKAttention(C, H, head_dim=E, **options)
 
 
-def test_backend_that_cannot_serve_says_what_would():
+def test_unsupported_backend_names_supported_ones():
     layer = MGKAttention(C, H, head_dim=E, e_step="hard", backend="sdpa")
     with pytest.raises(NotImplementedError, match=r"maximum over components.*blockwise"):
         layer(torch.randn(B, N, C))

@@ -1,4 +1,4 @@
-"""MGK with ALiBi: one class of its equation and normal form, and every engine serves it."""
+"""MGK with ALiBi: one class of its equation and normal form, and every engine supports it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_probattn.attention.mgk.core import MGKCore
-from lit_probattn.attention.own.contract import CHECKS, serving
+from lit_probattn.attention.own.contract import CHECKS, backends_for
 from tests.attention.own.alibi import ALiBiMGKAttention, ramp
 
 FORMS = {
@@ -34,10 +34,10 @@ def test_it_is_mgk_with_a_bias_of_distances_on_every_engine(form):
     biased = layer.call(x, is_causal=True, bias=bias[None])
     expected = plain(biased)
     wanted = torch.autograd.grad(expected.square().sum(), layer.key_proj.weight)
-    served = serving(layer, x, is_causal=True)
-    assert {"reference", "blockwise"} <= set(served)
-    assert ("sdpa" in served) == (form != "hard")
-    for backend in served:
+    supported = backends_for(layer, x, is_causal=True)
+    assert {"reference", "blockwise"} <= set(supported)
+    assert ("sdpa" in supported) == (form != "hard")
+    for backend in supported:
         layer.core.backend = backend
         call = layer.call(x, is_causal=True)
         found = layer.core(call)

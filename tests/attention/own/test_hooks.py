@@ -128,7 +128,7 @@ def test_hooks_that_look_at_other_queries_are_found():
 
 
 @pytest.mark.parametrize("check", ["causality", "padding", "bias", "gradients", "documents"])
-def test_what_no_implementation_serves_is_no_passed_check(check, monkeypatch):
+def test_a_check_without_a_supporting_backend_fails(check, monkeypatch):
     monkeypatch.setattr(contract, "cpu_backends", lambda layer: [])
     with pytest.raises(AssertionError, match="no CPU backend supports"):
         CHECKS[check].run(partial(Dots, EMBED, H, head_dim=HEAD))

@@ -109,7 +109,7 @@ def test_the_library_is_made_once_and_only_its_owner_can_write_it(place):
     assert sorted(p.name for p in place.cache.iterdir()) == sorted([".lock", path.name])
 
 
-def test_the_temporary_folder_serves_where_the_cache_cannot_be_written(place):
+def test_the_temporary_folder_is_used_if_the_cache_cannot_be_written(place):
     place.cache.parent.write_text("a file where a folder is meant")
     assert place.load().parent == place.temporary
     shutil.rmtree(place.temporary)

@@ -72,10 +72,10 @@ def points(variants, backend, mode, **model):
 @pytest.mark.parametrize("share", ["a half", pytest.param("all", marks=pytest.mark.slow)])
 def test_counts_equal_closed_forms(backend, mode, share):
     """Both counters, both modes: equal to the unit, not only within the tolerance."""
-    serving = [
+    supported = [
         name for name, (path, _) in VARIANTS.items() if not (backend == "sdpa" and name == "hard_e")
     ]
-    chosen = serving[backend == "sdpa" :: 1 if share == "all" else 2]
+    chosen = supported[backend == "sdpa" :: 1 if share == "all" else 2]
     for point in points({name: VARIANTS[name] for name in chosen}, backend, mode):
         rows = {row.source: row for row in measure_point(point)}
         measured, exact = rows["measured"], rows["analytic"]

@@ -75,7 +75,7 @@ def test_resume_is_exact_and_one_process_can_score(sharded, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_shards_of_a_block_that_serves_all_layers(tmp_path):
+def test_two_shards_of_a_block_that_all_layers_share(tmp_path):
     """Its gradients are those of all passes, and its priors see all of them, on every rank."""
     shared = ("--model.init_args.share_layers", "true", "--trainer.max_steps", "3")
     rows = []

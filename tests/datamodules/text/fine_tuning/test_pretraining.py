@@ -186,7 +186,7 @@ def test_sizes_are_told(data):
     assert "with an unrelated second part" in lines[1]
 
 
-def test_the_cache_serves_other_lengths_and_tasks(data, tmp_path):
+def test_the_cache_supports_other_lengths_and_tasks(data, tmp_path):
     """Its tokeniser is read by other data; another length makes no new cache."""
     longer = PretrainingText(
         path=data.given_path,
