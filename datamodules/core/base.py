@@ -33,7 +33,7 @@ from datamodules.core.loaders import (
     TrainingLoader,
     TrainingOrders,
 )
-from datamodules.core.order import EvaluationOrder, TrainingOrder
+from datamodules.core.order import EvaluationOrder, MicroSteps, TrainingOrder
 from datamodules.core.sequences import PadCollate
 from lit_probattn.base.errors import DataError, MissingDataError, require_at_least
 
@@ -215,9 +215,8 @@ class DataModule(pl.LightningDataModule):
         return "batch_size", self.batch_size
 
     def _training_order(self) -> TrainingOrders:
-        rank, world_size = self._layout()
-        sizes = len(self.split("train")), self.batch_size, self.seed, rank, world_size
-        return TrainingOrder(*sizes, self._accumulation(), self._processed, self.shuffles)
+        sizes = len(self.split("train")), self.batch_size, self.seed
+        return TrainingOrder(*sizes, self._micro_steps(), self.shuffles)
 
     def val_dataloader(self) -> EvaluationLoader:
         """Return this rank's part of the validation split."""
@@ -275,6 +274,9 @@ class DataModule(pl.LightningDataModule):
         if self.trainer is None:
             return 0, 1
         return self.trainer.global_rank, self.trainer.world_size
+
+    def _micro_steps(self) -> MicroSteps:
+        return MicroSteps(*self._layout(), self._accumulation(), self._processed)
 
     def _accumulation(self) -> int:
         return 1 if self.trainer is None else self.trainer.accumulate_grad_batches

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -75,13 +76,41 @@ def choose_per_class(
     return chosen
 
 
+@dataclass(frozen=True)
+class MicroSteps:
+    """The endless micro-steps of one rank.
+
+    Args:
+        accumulation: Micro-steps per optimiser step.
+        start: Returns the first micro-step; called each time the iteration starts.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    accumulation: int = 1
+    start: Callable[[], int] = lambda: 0
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of a global batch, over all ranks and accumulation steps."""
+        return self.world_size * self.accumulation
+
+    def of_epochs(self, steps_per_epoch: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the epoch, the global batch in it, and this rank's part, of each micro-step."""
+        for micro_step in itertools.count(self.start()):
+            step, part = divmod(micro_step, self.accumulation)
+            yield *divmod(step, steps_per_epoch), part * self.world_size + self.rank
+
+
+ONE_RANK = MicroSteps()
+
+
 class TrainingOrder:
     """Endless micro-batches of one rank; a batch sampler without length.
 
     Args:
         batch_size: Samples per optimiser step, over all ranks and accumulation steps.
-        accumulation: Micro-steps per optimiser step.
-        start: Returns the first micro-step; called each time the iteration starts.
+        micro_steps: Micro-steps of this rank.
         shuffle: Whether epochs are permuted; otherwise each visits the samples in order.
 
     Raises:
@@ -93,10 +122,7 @@ class TrainingOrder:
         num_samples: int,
         batch_size: int,
         seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        accumulation: int = 1,
-        start: Callable[[], int] = lambda: 0,
+        micro_steps: MicroSteps = ONE_RANK,
         shuffle: bool = True,
     ) -> None:
         if batch_size > num_samples:
@@ -104,28 +130,25 @@ class TrainingOrder:
                 f"batch_size={batch_size} is larger than the training split of {num_samples} "
                 f"samples; lower batch_size"
             )
-        if batch_size < 1 or batch_size % (world_size * accumulation):
+        if batch_size < 1 or batch_size % micro_steps.num_parts:
             raise DataError(
                 f"batch_size counts the samples of one optimiser step over all ranks and "
                 f"accumulation steps, so it must be a multiple of world_size x "
-                f"accumulate_grad_batches: batch_size={batch_size}, world_size={world_size}, "
-                f"accumulate_grad_batches={accumulation}"
+                f"accumulate_grad_batches: batch_size={batch_size}, "
+                f"world_size={micro_steps.world_size}, "
+                f"accumulate_grad_batches={micro_steps.accumulation}"
             )
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
-        self.rank, self.world_size, self.accumulation = rank, world_size, accumulation
-        self.start, self.shuffle = start, shuffle
-        self.micro_batch_size = batch_size // (world_size * accumulation)
+        self.micro_steps, self.shuffle = micro_steps, shuffle
+        self.micro_batch_size = batch_size // micro_steps.num_parts
         self.steps_per_epoch = num_samples // batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
         current, order = -1, np.zeros(0, dtype=np.int64)
-        for micro_step in itertools.count(self.start()):
-            step, part = divmod(micro_step, self.accumulation)
-            epoch, index = divmod(step, self.steps_per_epoch)
+        for epoch, index, part in self.micro_steps.of_epochs(self.steps_per_epoch):
             if epoch != current:
                 current, order = epoch, self._order(epoch)
-            first = index * self.batch_size
-            first += (part * self.world_size + self.rank) * self.micro_batch_size
+            first = index * self.batch_size + part * self.micro_batch_size
             yield order[first : first + self.micro_batch_size].tolist()
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:

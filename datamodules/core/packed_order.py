@@ -11,14 +11,13 @@ arithmetic.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.order import FILL, hashes, permutation
+from datamodules.core.order import FILL, ONE_RANK, MicroSteps, hashes, permutation
 from lit_probattn.base.errors import DataError
 
 __all__ = ["PackedOrder", "PackedRows", "first_fit"]
@@ -103,10 +102,7 @@ class PackedOrder:
     Args:
         rows: The rows; their seed also determines their order in each epoch.
         rows_per_step: Rows per optimiser step, over all ranks and accumulation steps.
-        rank: This rank.
-        world_size: Number of ranks.
-        accumulation: Micro-steps per optimiser step.
-        start: Returns the first micro-step; called each time the iteration starts.
+        micro_steps: Micro-steps of this rank.
         counted: Whether an item is (sample, tokens of its global batch) instead of a sample.
 
     Raises:
@@ -117,34 +113,28 @@ class PackedOrder:
         self,
         rows: PackedRows,
         rows_per_step: int,
-        rank: int = 0,
-        world_size: int = 1,
-        accumulation: int = 1,
-        start: Callable[[], int] = lambda: 0,
+        micro_steps: MicroSteps = ONE_RANK,
         *,
         counted: bool = False,
     ) -> None:
-        if rows_per_step < world_size * accumulation:
+        if rows_per_step < micro_steps.num_parts:
             raise DataError(
                 f"an optimiser step has {rows_per_step} packed rows of {rows.capacity} tokens, "
                 f"expected at least one for each of world_size x accumulate_grad_batches = "
-                f"{world_size} x {accumulation} micro-batches; raise batch_size or max_tokens"
+                f"{micro_steps.world_size} x {micro_steps.accumulation} micro-batches; "
+                "raise batch_size or max_tokens"
             )
-        self.rank, self.world_size, self.accumulation = rank, world_size, accumulation
         self.rows, self.rows_per_step = rows, rows_per_step
-        self.start, self.counted = start, counted
+        self.micro_steps, self.counted = micro_steps, counted
         self.steps_per_epoch = -(-len(rows) // rows_per_step)
 
     def __iter__(self) -> Iterator[list[Any]]:
         current, order = -1, np.zeros(0, dtype=np.int64)
-        parts = self.world_size * self.accumulation
-        for micro_step in itertools.count(self.start()):
-            step, part = divmod(micro_step, self.accumulation)
-            epoch, index = divmod(step, self.steps_per_epoch)
+        for epoch, index, part in self.micro_steps.of_epochs(self.steps_per_epoch):
             if epoch != current:
                 current, order = epoch, permutation(len(self.rows), self.rows.seed, epoch)
             rows = order[index * self.rows_per_step : (index + 1) * self.rows_per_step]
-            mine = rows[part * self.world_size + self.rank :: parts].tolist()
+            mine = rows[part :: self.micro_steps.num_parts].tolist()
             found = [sample for row in mine for sample in self.rows[row]] or [FILL]
             tokens = int(self.rows.tokens[rows].sum())
             yield [(sample, tokens) for sample in found] if self.counted else found

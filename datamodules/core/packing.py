@@ -81,8 +81,8 @@ class PackedTraining(DataModule):
         if not self.pack:
             return super()._training_order()
         _, rows_per_step, counted = self.row_budget()
-        layout: Any = *self._layout(), self._accumulation(), self._processed
-        return PackedOrder(self.packed_rows, rows_per_step, *layout, counted=counted)
+        steps = self._micro_steps()
+        return PackedOrder(self.packed_rows, rows_per_step, steps, counted=counted)
 
     def _loader(self, split: Any, order: Any, collate: Any = None) -> Any:
         if isinstance(order, PackedOrder):

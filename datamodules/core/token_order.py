@@ -21,12 +21,12 @@ An item of a batch is (pair, target tokens of its global batch); the latter is 0
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.order import FILL, hashes, permutation
+from datamodules.core.order import FILL, ONE_RANK, MicroSteps, hashes, permutation
 from lit_probattn.base.errors import DataError, require_at_least
 
 __all__ = ["Lengths", "Place", "TokenBatchOrder", "TokenEvaluationOrder"]
@@ -109,8 +109,7 @@ class TokenBatchOrder:
 
     Args:
         max_tokens: Maximum number of tokens of the longer side of a global batch with padding.
-        accumulation: Micro-steps per optimiser step.
-        start: Returns the first micro-step; called each time the iteration starts.
+        micro_steps: Micro-steps of this rank.
 
     Raises:
         DataError: There are no pairs.
@@ -121,33 +120,25 @@ class TokenBatchOrder:
         lengths: Lengths,
         max_tokens: int,
         seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        accumulation: int = 1,
-        start: Callable[[], int] = lambda: 0,
+        micro_steps: MicroSteps = ONE_RANK,
     ) -> None:
         require_at_least(1, max_tokens=max_tokens)
         if not len(lengths):
             raise DataError("the training split has no sentence pair")
-        self.lengths, self.seed = lengths, seed
-        self.rank, self.world_size, self.accumulation = rank, world_size, accumulation
-        self.start = start
+        self.lengths, self.seed, self.micro_steps = lengths, seed, micro_steps
         self._cuts = lengths.cuts(max_tokens)
         self.steps_per_epoch = len(self._cuts) - 1
 
     def __iter__(self) -> Iterator[list[Place]]:
         current = -1
         pairs, batches = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        parts = self.world_size * self.accumulation
-        for micro_step in itertools.count(self.start()):
-            step, part = divmod(micro_step, self.accumulation)
-            epoch, index = divmod(step, self.steps_per_epoch)
+        for epoch, index, part in self.micro_steps.of_epochs(self.steps_per_epoch):
             if epoch != current:
                 current, pairs, batches = epoch, self._sorted(epoch), self._shuffled(epoch)
             first, end = self._cuts[batches[index] : batches[index] + 2]
             rows = pairs[first:end]
             tokens = int(self.lengths.target[rows].sum())
-            mine = rows[part * self.world_size + self.rank :: parts].tolist()
+            mine = rows[part :: self.micro_steps.num_parts].tolist()
             yield [(pair, tokens) for pair in mine or [FILL]]
 
     def target_tokens(self, steps: int) -> int:

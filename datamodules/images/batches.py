@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
 
 import torch
 from timm.data import Mixup
@@ -98,8 +97,7 @@ class RequestOrder:
         self.order = order
 
     def __iter__(self) -> Iterator[list[Request]]:
-        first = self.order.start()
-        for micro_step, samples in zip(count(first), self.order, strict=False):
-            step = micro_step // self.order.accumulation
-            epoch = step // self.order.steps_per_epoch
-            yield [Request(sample, epoch, step) for sample in samples]
+        num_steps = self.order.steps_per_epoch
+        steps = self.order.micro_steps.of_epochs(num_steps)
+        for (epoch, index, _), samples in zip(steps, self.order, strict=False):
+            yield [Request(sample, epoch, epoch * num_steps + index) for sample in samples]

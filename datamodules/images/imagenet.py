@@ -257,8 +257,9 @@ class ImageNet(ClassMap, DataModule):
         if self.mixing is not None and order.micro_batch_size % 2:
             raise DataError(
                 f"mixup and cutmix mix pairs, so a micro-batch must be even: batch_size="
-                f"{self.batch_size} over world_size={order.world_size} and "
-                f"accumulate_grad_batches={order.accumulation} gives {order.micro_batch_size}"
+                f"{self.batch_size} over world_size={order.micro_steps.world_size} and "
+                f"accumulate_grad_batches={order.micro_steps.accumulation} gives "
+                f"{order.micro_batch_size}"
             )
         requests: Any = RequestOrder(order)
         return super()._loader(split, requests, collate)

@@ -84,9 +84,8 @@ class TokenBatches(DataModule):
             )
 
     def _training_order(self) -> TokenBatchOrder:
-        rank, world_size = self._layout()
-        layout = rank, world_size, self._accumulation(), self._processed
-        return TokenBatchOrder(self.batch_lengths("train"), self.max_tokens, self.seed, *layout)
+        settings = self.max_tokens, self.seed, self._micro_steps()
+        return TokenBatchOrder(self.batch_lengths("train"), *settings)
 
     def _evaluation_order(self, name: str) -> TokenEvaluationOrder:
         rank, world_size = self._layout()

@@ -100,10 +100,8 @@ class EncodedTexts(CachedDataModule):
         return TypedCollate(self.pad_to, *lengths, self.tokeniser.padding, typed)
 
     def _training_order(self) -> BucketOrder:
-        rank, world_size = self._layout()
-        layout = rank, world_size, self._accumulation(), self._processed
-        lengths = self.split("train").lengths
-        return BucketOrder(lengths, self.bucket, self.batch_size, self.seed, *layout)
+        settings = self.bucket, self.batch_size, self.seed, self._micro_steps()
+        return BucketOrder(self.split("train").lengths, *settings)
 
     # ---- checkpoints -------------------------------------------------------------------------
 

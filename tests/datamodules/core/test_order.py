@@ -6,7 +6,7 @@ from itertools import chain, islice
 
 import pytest
 
-from datamodules.core.order import FILL, EvaluationOrder, TrainingOrder, permutation
+from datamodules.core.order import FILL, EvaluationOrder, MicroSteps, TrainingOrder, permutation
 from lit_probattn.base.errors import DataError
 from tests.support.orders import global_batch
 
@@ -18,7 +18,7 @@ STEPS = 15  # 6 steps are an epoch: into the third one
 def gather(world_size: int, accumulation: int, steps: int = STEPS) -> list[list[int]]:
     """Return the samples of each optimiser step, over all ranks and accumulation steps."""
     orders = [
-        TrainingOrder(NUM_SAMPLES, BATCH_SIZE, SEED, rank, world_size, accumulation)
+        TrainingOrder(NUM_SAMPLES, BATCH_SIZE, SEED, MicroSteps(rank, world_size, accumulation))
         for rank in range(world_size)
     ]
     streams = [list(islice(order, steps * accumulation)) for order in orders]
@@ -72,7 +72,7 @@ def test_first_places_are_uniform() -> None:
 @pytest.mark.parametrize("start", [0, 1, 5, 23, 24, 100, 10**9])
 def test_resume_is_arithmetic(start: int) -> None:
     """Starting at a micro-step gives what walking there gives; a far one is as quick."""
-    stream = TrainingOrder(NUM_SAMPLES, BATCH_SIZE, SEED, 1, 2, 2, start=lambda: start)
+    stream = TrainingOrder(NUM_SAMPLES, BATCH_SIZE, SEED, MicroSteps(1, 2, 2, lambda: start))
     begun = list(islice(stream, 4))
     for micro_step, ids in enumerate(begun, start=start):
         step, part = divmod(micro_step, 2)
@@ -82,7 +82,7 @@ def test_resume_is_arithmetic(start: int) -> None:
 
 def test_sizes_that_do_not_fit_are_named() -> None:
     with pytest.raises(DataError, match=r"batch_size=8, world_size=3, accumulate_grad_batches=2"):
-        TrainingOrder(NUM_SAMPLES, 8, SEED, 0, 3, 2)
+        TrainingOrder(NUM_SAMPLES, 8, SEED, MicroSteps(0, 3, 2))
     with pytest.raises(DataError, match=r"batch_size=54 is larger than .* 53 samples"):
         TrainingOrder(NUM_SAMPLES, 54, SEED)
 

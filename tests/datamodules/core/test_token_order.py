@@ -8,7 +8,7 @@ from itertools import chain, islice, pairwise
 import numpy as np
 import pytest
 
-from datamodules.core.order import FILL, hashes
+from datamodules.core.order import FILL, MicroSteps, hashes
 from datamodules.core.token_order import Lengths, TokenBatchOrder, TokenEvaluationOrder
 
 MOST, SEED = 97, 11
@@ -21,8 +21,8 @@ CUTS = [0, 3, 5, 7, 8]
 GOLDEN = [[3], [2, 7], [4, 1, 6], [0, 5]]
 
 
-def order(rank: int = 0, world_size: int = 1, accumulation: int = 1, **options) -> TokenBatchOrder:
-    return TokenBatchOrder(LENGTHS, MOST, SEED, rank, world_size, accumulation, **options)
+def order(*layout: int, **options) -> TokenBatchOrder:
+    return TokenBatchOrder(LENGTHS, MOST, SEED, MicroSteps(*layout, **options))
 
 
 def gather(world_size: int, accumulation: int, steps: int) -> list[list[tuple[int, int]]]:
@@ -125,7 +125,9 @@ def test_a_far_place_of_many_pairs_is_reached_at_once() -> None:
             calls.append(epoch)
             return super()._sorted(epoch)
 
-    stream = Counted(LENGTHS, MOST, SEED, start=lambda: 1000 * order().steps_per_epoch + 2)
+    stream = Counted(
+        LENGTHS, MOST, SEED, MicroSteps(start=lambda: 1000 * order().steps_per_epoch + 2)
+    )
     list(islice(stream, 3))
     assert calls == [1000]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from datamodules import WikiText103
-from datamodules.core.order import TrainingOrder
+from datamodules.core.order import MicroSteps, TrainingOrder
 from datamodules.text.learn import as_words
 from datamodules.text.segments import IGNORE
 from datamodules.text.token_files import read_words
@@ -165,7 +165,7 @@ def test_order_without_shuffling_is_arithmetic():
     whole = iter(TrainingOrder(24, 8, seed=0, shuffle=False))
     expected = [next(whole) for _ in range(7)]
     assert expected[3] == list(range(8)), "the next epoch begins anew"
-    parts = [TrainingOrder(24, 8, 5, r, 2, 2, lambda: 6, False) for r in (0, 1)]
+    parts = [TrainingOrder(24, 8, 5, MicroSteps(r, 2, 2, lambda: 6), False) for r in (0, 1)]
     iterators = [iter(part) for part in parts]
     resumed = [next(i) for _ in range(2) for i in iterators]  # global batch 3, in four parts
     assert [i for part in resumed for i in part] == expected[3]
