@@ -83,7 +83,7 @@ class Cell:
     def data(self) -> DataModule:
         """Build the DataModule; only the tokeniser of the start is read.
 
-        It has the start's tokeniser only if the cache of the start's data exists.
+        It uses the start's tokeniser only if the cache of the start's data exists.
 
         Raises:
             DataError: the data files that this requires are missing.

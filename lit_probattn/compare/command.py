@@ -51,8 +51,8 @@ from lit_probattn.experiments.launch import submit
 from lit_probattn.records.tables import markdown_lines
 
 _PLAN = (
-    "By formula, without the output layer of a language model: multiply-adds of a forward pass; "
-    "memory of a training step on the CPU's backends, for one device."
+    "Multiply-adds of a forward pass, and predicted memory of a training step on one device "
+    "with the CPU's backends; both exclude the output layer of a language model."
 )
 INTERRUPTED = 130  # exit status after Ctrl-C
 
@@ -306,12 +306,12 @@ def plan_of(
         "parameters": f"{counted['parameters']:,}",
         "MACs per sample, M": f"{counted['macs'] / 1e6:,.0f}",
         "memory of a step, MiB": f"{step_bytes(cell) / 2**20:,.0f}",
-        "cells to run": f"{len(left)} of {len(group)}",
+        "runs left": f"{len(left)} of {len(group)}",
         "data": f"changed: {', '.join(changed)}" if changed else data,
     }
     if tflops is not None:
         operations = cell.max_steps * step_operations(cell, counted["macs"])
-        found["training at this rate"] = duration(operations / (tflops * 1e12))
+        found["training time"] = duration(operations / (tflops * 1e12))
     return found
 
 
@@ -411,9 +411,9 @@ def _run_cells(
         print(f"failed: {label}: {reason}", file=sys.stderr)
     skips = f"{len(outcome.skipped)} skipped, " if outcome.skipped else ""
     print(
-        f"{len(outcome.finished)} of {len(mine)} runs finished, {outcome.ran} of them now; "
-        f"{len(outcome.failed)} failed, {len(outcome.elsewhere)} in other processes, {skips}"
-        f"{len(without)} tasks without data",
+        f"{len(outcome.finished)} of {len(mine)} runs finished ({outcome.ran} new); "
+        f"{len(outcome.failed)} failed, {len(outcome.elsewhere)} in other processes, "
+        f"{skips}{len(without)} tasks without data",
         flush=True,
     )
     whole = len(outcome.finished) == len(mine) and not outcome.failed

@@ -1,4 +1,4 @@
-"""Flags of the commands that run a table's cells, and what they say; parsed without PyTorch."""
+"""Flags of the commands that run a table; parsed without PyTorch."""
 
 from __future__ import annotations
 

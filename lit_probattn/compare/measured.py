@@ -130,14 +130,13 @@ class MeasuredReport(Report):
         backends = "; ".join(f"{call}: {name}" for call, name in chosen.items())
         return [
             *self.cheapest(),
-            "The step: multiply-adds in "
-            "matrix products of one forward pass by the equations (1 multiply-add = 2 FLOP; the "
-            "reduction of a mixture to fused attention spends 2K products per pair and head where "
-            "the equation has K + 1); time and peak memory of one training step (forward and "
-            f"backward, batch {self.step_batch}, full length, float32, dropout as in training), "
-            f"all rows in turns in one process, median over {rounds} rounds of the ratio to the "
-            "baseline. Peak memory is the allocator's, above what was resident. Attention "
-            f"backends: {backends}.",
+            "One training step: multiply-adds in the matrix products of a forward pass, from "
+            "the equations (1 multiply-add = 2 FLOP; a mixture that is reduced to fused "
+            "attention costs 2K products per pair and head instead of the K + 1 of the "
+            "equation); time and peak memory of forward and backward passes (batch "
+            f"{self.step_batch}, full length, float32, training dropout). Rows alternate in one "
+            f"process; ratios are medians over {rounds} rounds. Peak memory is measured by the "
+            f"allocator, above resident memory. Attention backends: {backends}.",
         ]
 
     # ---- learning curves -------------------------------------------------------------------------
@@ -147,8 +146,8 @@ class MeasuredReport(Report):
         seeds = sorted({cell.seed for cell, _ in self.results})
         caption = (
             f"Loss: mean of {_SMOOTH} logged values. Lines: means over seeds (n = {len(seeds)}); "
-            "bands: lowest to highest seed; dashed lines: test split, where runs scored it during "
-            "training."
+            "bands: lowest to highest seed; dashed lines: test split, if runs evaluated it "
+            "during training."
         )
         claim = (self.curves_title or self.finding()).removesuffix(".")
         return {"learning_curves": ReportFigure(claim, caption, self.learning_curves)}

@@ -59,7 +59,9 @@ class OwnReport(MeasuredReport):
             found = differing({name: cell.config for name, cell in cells.items()})
             if found:
                 keys = ", ".join(f"`{key}`" for key in found)
-                lines.append(f"**On {task.name}, rows differ beside their attention: {keys}.**")
+                lines.append(
+                    f"**Rows of {task.name} also differ in settings other than attention: {keys}.**"
+                )
         return lines
 
 
@@ -230,7 +232,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--metric",
         nargs="+",
         default=[],
-        help="test scores (default: that which selects checkpoints)",
+        help="test scores (default: the score that selects checkpoints)",
     )
     add("--name", help="name of the report folder (default: compare-TASK)")
     add_flags(parser, out="RUNS/reproduce/reports/NAME")

@@ -24,10 +24,10 @@ ROUNDING = ("data.init_args.eval_batch_size", "data.init_args.pad_multiple")
 # Settings that do not affect results: folders, hardware; the number of steps does.
 UNDECIDING = (*(key for key in FREE_KEYS if key != STEPS), "run.name", "seed_everything")
 
-# Those that affect results if the evaluated checkpoint is a mean of step checkpoints.
+# Settings that affect results only if the evaluated checkpoint is a mean of step checkpoints.
 AVERAGED = ("run.checkpoint_every",)
 
-# Settings that a command sets for all runs, and what to use instead.
+# Settings that a command sets for all runs, and their alternatives.
 _NAMED = "the command names its runs"
 RESERVED = {
     "seed_everything": "use --seeds",
@@ -38,7 +38,7 @@ RESERVED = {
     "weights_only": "rerun the command to resume its runs",
     "trainer.max_time": "use --steps",
 }
-# Settings that it sets if the corresponding flags are used.
+# Settings that a command sets if the corresponding flags are used.
 _PLACES = {
     "trainer.accelerator": "use --accelerator",
     "trainer.devices": "--accelerator gives each run one device; use --launch or --flags",

@@ -47,18 +47,18 @@ from lit_probattn.records.tables import markdown_lines, unequal_sides
 
 SHORTENED = "SHORTENED PROTOCOL"
 _PUBLISHED_LEGEND = (
-    "Ours − published has a 95 % interval for which the published runs, printed {}, are assumed to "
-    "vary as ours do. "
+    "The 95 % interval of ours − published assumes that the published runs, printed {}, vary "
+    "like ours. "
 )
 _MOST_PANELS = 4  # in one row
 _MOST_NAMED = 4  # rows in a sentence
 _LABEL_WIDTH = 36  # characters of a line
 _LEGEND = (
-    "Mean ± standard deviation over seeds (n − 1). {}Ours − baseline has a 95 % interval, paired "
-    "by seed where both rows have two seeds in common, else Welch's; * where it excludes 0 (no "
-    "correction for several comparisons). FLOP ratio: multiply-adds of one forward pass at full "
-    "length by the equations, without the output layer of a language model, to the baseline's. "
-    "Minutes: mean of a fit, on this machine."
+    "Mean ± standard deviation over seeds (n − 1). {}The 95 % interval of ours − baseline is "
+    "paired if both rows have at least two common seeds, otherwise Welch's; * marks intervals "
+    "that exclude 0 (not corrected for multiple comparisons). FLOP ratio: multiply-adds of one "
+    "forward pass at full length, from the equations, relative to the baseline and without the "
+    "output layer of a language model. Minutes: mean training time on this machine."
 )
 
 
@@ -114,7 +114,7 @@ class Report:
     def legend(self) -> str:
         """Return the explanation of the table's columns."""
         spread = any(row.spread for row in self.table.rows.values())
-        how = "with a ± that is not defined" if spread else "without deviations"
+        how = "with an undefined ±" if spread else "without deviations"
         published = _PUBLISHED_LEGEND.format(how) if self.table.published_runs else ""
         return _LEGEND.format(published)
 
@@ -259,12 +259,12 @@ class Report:
         smaller = bool(row.shortened) and any(cell.options.shortened for cell in self.cells)
         comparable = not self.shortened or (metric.command == "count" and not smaller)
         found = self._judged(task, row, metric.name, sample, base) if comparable else None
-        note = "nothing published" if published is None else "not compared: another protocol"
+        note = "no published value" if published is None else "not compared: different protocol"
         if found is not None:
             note = found.measured
             if sample.count == 1 and size:
                 half = half_width_of_test_set(sample.mean, size)
-                note += f"; the test set alone gives ± {half:.2f}"
+                note += f"; sampling error of the test set ± {half:.2f}"
         # The minutes of a resumed fit count only from its last start.
         times = [r["fit_seconds_of_last_start"] for r in results if r["num_starts"] == 1]
         whole = [seconds for seconds in times if seconds is not None]
@@ -367,7 +367,7 @@ class Report:
             ValueError: no cell is finished, and the report has no other results.
         """
         if not self.has_numbers:
-            raise ValueError("no finished cell: nothing to report")
+            raise ValueError("no run is finished: nothing to report")
         figures: dict[str, ReportFigure] = {}
         if self.results and self.draws_scores:
             figures["results"] = self._scores()
@@ -421,25 +421,25 @@ class Report:
         finished = {cell.name for cell, _ in self.results}
         unfinished = [unfinished_label(cell) for cell in self.cells if cell.name not in finished]
         missing = f"; missing: {one_line('; '.join(unfinished))}." if unfinished else "."
-        return f"{len(finished)} of {len(self.cells)} cells are finished{missing}"
+        return f"{len(finished)} of {len(self.cells)} runs are finished{missing}"
 
     def _warning(self) -> list[str]:
         lines = []
         if self.shortened:
-            than, beyond = "the task's file says", ""
+            than, beyond = "those of the task file", ""
             if self.table.published_runs:
                 than = "the published ones"
-                beyond = "; they say nothing about the published values"
+                beyond = ", but not with the published values"
             lines.append(
-                f"**{SHORTENED}: these runs are shorter than {than}. They show that the machinery "
-                f"works and how the rows compare with each other under this protocol{beyond}.**"
+                f"**{SHORTENED}: these runs are shorter than {than}. They compare the rows with "
+                f"each other under this protocol{beyond}.**"
             )
         if self.results and self.summary["selected_on_test"].eq(True).any():
             lines.append("**Checkpoints were selected on the test split.**")
         if any((r.get("report") or {}).get("test_during_training") for _, r in self.results):
             lines.append(
-                "**The test split was scored during training, for curves "
-                "(`run.test_during_training`); no checkpoint was chosen by these scores.**"
+                "**The test split was evaluated during training, for curves "
+                "(`run.test_during_training`); these scores selected no checkpoint.**"
             )
         lines += [*self._unlearned(), *self._unequal_sides()]
         return [part for line in lines for part in (one_line(line), "")]
@@ -457,8 +457,10 @@ class Report:
                 name = f"{cell.task.name}, {cell.row.label}"
                 seeds.setdefault(name, []).append(str(cell.seed))
         named = "; ".join(f"{row} (seed {', '.join(found)})" for row, found in seeds.items())
-        text = "Not above chance, so that nothing is compared: accuracy within 1.96 standard errors"
-        return [f"**{text} of always naming the most frequent label. {named}.**"] if named else []
+        text = "Not above chance, so not comparable: accuracy within 1.96 standard errors"
+        return (
+            [f"**{text} of always predicting the most frequent label. {named}.**"] if named else []
+        )
 
     def _unequal_sides(self) -> list[str]:
         sides: dict[str, dict[str, object]] = {}
@@ -473,7 +475,7 @@ class Report:
             name: self.table.baseline_of(cell.task.name)
             for name, (cell, _) in self._first_of_rows.items()
         }
-        return unequal_sides(sides, baselines, "what is compared is not the method alone")
+        return unequal_sides(sides, baselines, "differences are not due to the attention alone")
 
     def _noise_lines(self) -> list[str]:
         """Return whether rows with noise were evaluated with noise."""
@@ -483,8 +485,8 @@ class Report:
             if drawn is not None:
                 rows.setdefault(drawn, []).append(cell.row.label)
         how = {
-            True: "drawn, keyed by seed and sample",
-            False: "left out, so these are scored as their Hard forms",
+            True: "on, as a function of seed and sample",
+            False: "off, so these are evaluated as their Hard variants",
         }
         return [f"Noise at evaluation is {how[k]}: {'; '.join(v)}." for k, v in rows.items()]
 
@@ -492,12 +494,14 @@ class Report:
         """Return the starts of runs that start from other runs."""
         begun = {c.task.name: c.start.task.name for c, _ in self.results if c.start is not None}
         seed = next((cell.options.start_seed for cell in self.cells), None)
-        of = "the same seed, so that the spread is that of the whole chain"
+        of = "the same seed, so the spread includes all trainings"
         if seed is not None:
-            of = f"seed {seed}, so that the spread leaves out how trainings of the first task vary"
-        named = "; ".join(f"{task} with {start}" for task, start in begun.items())
+            of = f"seed {seed}, so the spread excludes the training on the first task"
+        named = "; ".join(f"{task} from {start}" for task, start in begun.items())
         return (
-            [f"Runs begin with the trained model of their row: {named}, of {of}."] if begun else []
+            [f"Runs start from the trained model of their row: {named}, with {of}."]
+            if begun
+            else []
         )
 
     def _difference_lines(self) -> list[str]:
@@ -506,7 +510,7 @@ class Report:
             "",
             "## Differences from the published protocol",
             "",
-            "Computed from the configurations; seeds of the published runs are not printed.",
+            "Computed from the configurations. The paper does not print its seeds.",
         ]
         for task in self.tasks:
             mine = {
@@ -550,7 +554,7 @@ class Report:
         for cell, result in self.results:
             shown.append(
                 {
-                    "cell": cell.label,
+                    "run": cell.label,
                     "steps": result["max_steps"],
                     "selected step": result["selected_step"],
                     "starts": result["num_starts"],
@@ -558,7 +562,7 @@ class Report:
                     "command": code_span(result["command"]),
                 }
             )
-        return markdown_lines(pd.DataFrame(shown)) if shown else ["None is finished."]
+        return markdown_lines(pd.DataFrame(shown)) if shown else ["No run is finished."]
 
 
 def refuse_foreign_files(folder: Path) -> None:
@@ -671,7 +675,9 @@ def scores_figure(
     seeds = sorted({int(n) for n in summary["num_seeds"]})
     several = max(seeds) > 1
     error = (
-        "mean ± standard deviation over seeds (n − 1)" if several else "one seed, no error known"
+        "mean ± standard deviation over seeds (n − 1)"
+        if several
+        else "one seed, without error estimate"
     )
     bases = dict.fromkeys(
         part["method"].iloc[0]
@@ -683,8 +689,11 @@ def scores_figure(
         f"{error}. Baseline: {' or '.join(bases) or 'none'}."
     )
     if summary["published"].notna().any():
-        protocol = "the same protocol" if compared else "another protocol, longer training"
-        caption += f" Diamonds: published values, of {protocol}; far ones are named at the axis."
+        protocol = "the same protocol" if compared else "a different, longer protocol"
+        caption += (
+            f" Diamonds: published values, with {protocol}; values far outside the range are "
+            "given below the axis."
+        )
     draw_panels = partial(draw, summary, rows, baseline_of, compared=compared)
     return ReportFigure(claim_of(summary), caption, draw_panels)
 
@@ -697,7 +706,7 @@ def claim_of(summary: pd.DataFrame) -> str:
     if summary["num_seeds"].max() < 2 or beside_base.empty:
         part = summary[(summary["task"] == first["task"]) & (summary["metric"] == first["metric"])]
         low, high = part["mean"].min(), part["mean"].max()
-        return f"{about}: {low:.1f} to {high:.1f}, {first['num_seeds']} seed a row"
+        return f"{about}: {low:.1f} to {high:.1f}, {first['num_seeds']} seed per row"
     marked = beside_base[beside_base["difference_from_baseline"].str.endswith("*")]
     base = summary[summary["difference_from_baseline"] == "baseline"]["method"].unique()
     against = " and ".join(map(str, base))
@@ -714,7 +723,7 @@ def claim_of(summary: pd.DataFrame) -> str:
         for e in marked.head(_MOST_NAMED // 2).to_dict("records")
     ]
     more = f" and {len(marked) - len(told)} more" if len(marked) > len(told) else ""
-    return f"Beyond the spread over seeds, different from {against}: {'; '.join(told)}{more}"
+    return f"Different from {against} beyond the spread over seeds: {'; '.join(told)}{more}"
 
 
 def draw(

@@ -34,11 +34,12 @@ LEAST_ROWS = 3
 _HEADING = """\
 ## Trends
 
-Whether the rows show here what they show in the paper. Slope: points of ours for a printed point, \
-mean over seeds with its 95 % interval (no correction for several comparisons); above 0 is the \
-paper's direction, 1 its size. Rank correlations (Spearman): of the printed scores and of ours \
-with what the rows differ in, and of ours with the printed ones, means over seeds. Intervals and \
-verdicts are of this protocol, its seeds and its test samples, which are the same for all rows."""
+Do the rows reproduce the printed trend? Slope: reproduced change per printed point, mean over \
+seeds with a 95 % interval (not corrected for multiple comparisons); a positive slope has the \
+paper's direction, 1 its size. Rank correlations (Spearman, means over seeds): of printed and \
+reproduced scores with the property in which the rows differ, and of reproduced with printed \
+scores. Intervals and verdicts apply to this protocol, its seeds and its test samples, which all \
+rows share."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Agreement:
     def finding(self) -> Finding:
         """Verdict of the slopes on the paper's direction."""
         if len(self.rows) < LEAST_ROWS:
-            return missing(f"{len(self.rows)} of {len(self.trend.rows)} rows are there")
+            return missing(f"only {len(self.rows)} of {len(self.trend.rows)} rows are available")
         if len(set(self.printed)) == 1:
             return missing("the printed scores are equal")
         if not len(self.ours):
@@ -91,7 +92,7 @@ class Agreement:
             "task": self.task.name,
             "metric": self.metric.name,
             "with": self.trend.over,
-            "the paper says": self.trend.says,
+            "claimed": self.trend.says,
             "rows": len(self.rows),
             "seeds": len(self.ours),
             "printed": _shown(rank_correlation(self.x, self.printed)),
@@ -179,9 +180,9 @@ def trends_figure(found: Sequence[Agreement]) -> ReportFigure:
     first = found[0].finding
     seeds = sorted({len(one.ours) for one in found})
     caption = (
-        "Above: published scores, with ± as printed where all have one. Below: ours, thin lines "
-        f"one seed each (n = {' or '.join(map(str, seeds))}), thick line their mean; slopes have "
-        "95 % intervals over seeds. Scales are their own."
+        "Top: published scores, with the printed ± if all have one. Bottom: reproduced scores, "
+        f"a thin line per seed (n = {' or '.join(map(str, seeds))}) and a thick line for the "
+        "mean; slopes have 95 % intervals over seeds. The vertical scales differ."
     )
     claim = f"{first.says}: slope {first.measured}, {first.verdict}"
     return ReportFigure(claim, caption, partial(draw_trends, found))
@@ -199,7 +200,7 @@ def draw_trends(found: Sequence[Agreement]) -> Figure:
             color=PUBLISHED,
             markerfacecolor="none",
             capsize=3,
-            label="published, ± as printed" if known else "published",
+            label="published, with printed ±" if known else "published",
         )
         ends = [
             p + sign * (s if known else 0.0)

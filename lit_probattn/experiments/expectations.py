@@ -11,7 +11,7 @@ A reproduced result is an `Estimate`, a value with an interval:
 
     agrees           the whole interval lies on this side
     same direction   the value does, but the interval includes the bound or is unknown
-    cannot be told   the value does not, but the interval includes the bound; or data are missing
+    inconclusive   the value does not, but the interval includes the bound; or data are missing
     differs          the whole interval lies on the other side
 
 `near` judges whether it equals a printed number. It *agrees* if its interval includes a value that
@@ -36,19 +36,20 @@ import scipy  # its modules are imported when they are first used
 if TYPE_CHECKING:
     import pandas as pd
 
-Verdict = Literal["differs", "cannot be told", "same direction", "agrees"]
+Verdict = Literal["differs", "inconclusive", "same direction", "agrees"]
 Sign = Literal[-1, 1]
 Bound = Literal["at most", "at least"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # weakest first
 LEGEND = (
-    "Verdicts: *agrees* is the side that the paper says, beyond the spread, or the number that it "
-    "prints, within it; *same direction* is that side within the spread or of one seed, or another "
-    "number in the printed order; *differs* is the other side beyond the spread, or another number "
-    "out of order; everything else *cannot be told*, and so is a time or memory that was not "
-    "measured on a device as the paper's. The spread is a 95 % interval over the seeds that both "
-    "sides have, or the 20 % and 80 % quantiles of a time's repeats; counts have none."
+    "Verdicts: *agrees*: the claimed direction beyond the spread, or the printed number within "
+    "it; *same direction*: the claimed direction within the spread or with one seed, or a "
+    "different number in the printed order; *differs*: the opposite direction beyond the "
+    "spread, or a different number not in the printed order; *inconclusive*: everything else, "
+    "including times and memory that were not measured on a device like the paper's. The spread "
+    "is the 95 % interval over common seeds, or the 20 % and 80 % quantiles of repeated time "
+    "measurements; counts have no spread."
 )
-MISSING = "models that the sentence needs are missing"
+MISSING = "models that the claim requires are missing"
 LEVEL = 0.95
 _IDENTICAL = 1e-6  # relative difference between two runs of one model
 
@@ -177,7 +178,7 @@ class Estimate:
         value, *ends = ((number - of) * sign for number in (self.value, self.low, self.high))
         if inside(value, 0):
             return "agrees" if inside(min(ends), 0) else "same direction"
-        return "cannot be told" if inside(max(ends), 0) else "differs"
+        return "inconclusive" if inside(max(ends), 0) else "differs"
 
     def near(self, printed: Printed, order: Verdict | None = None) -> Verdict:
         """Judge whether the estimate equals a printed number.
@@ -189,7 +190,7 @@ class Estimate:
         if self.is_known and self.low <= printed.high and self.high >= printed.low:
             return "agrees"
         if order is None:
-            return "differs" if self.is_known else "cannot be told"
+            return "differs" if self.is_known else "inconclusive"
         return "same direction" if order == "agrees" else order
 
     def text(self, digits: int = 2) -> str:
@@ -269,7 +270,7 @@ class Finding:
 
 def missing(words: str = MISSING) -> Finding:
     """Return a finding without a verdict, with the reason."""
-    return Finding(words, "cannot be told")
+    return Finding(words, "inconclusive")
 
 
 def weakest(verdicts: Sequence[Verdict]) -> Verdict:
@@ -300,8 +301,8 @@ def identical(first: Sample, second: Sample, words: str) -> Finding:
     both = [(value, other[seed]) for seed, value in one.items() if seed in other]
     found = difference(first, second)
     if both and all(math.isclose(a, b, rel_tol=_IDENTICAL) for a, b in both):
-        return Finding(f"{words}: the same results, {first.mean:.2f}", "agrees", estimate=found)
-    verdict: Verdict = "differs" if found.excludes_zero else "cannot be told"
+        return Finding(f"{words}: identical results, {first.mean:.2f}", "agrees", estimate=found)
+    verdict: Verdict = "differs" if found.excludes_zero else "inconclusive"
     return Finding(f"{words}: {found}", verdict, estimate=found)
 
 
@@ -322,7 +323,7 @@ def along(steps: Sequence[Estimate], whole: Estimate, sign: Sign) -> Verdict:
     if weakest([ends, *found]) == "agrees":
         return "agrees"
     towards = all(step.value * sign >= 0 for step in steps) and whole.value * sign > 0
-    return "same direction" if towards or ends == "agrees" else "cannot be told"
+    return "same direction" if towards or ends == "agrees" else "inconclusive"
 
 
 def trend(series: Mapping[str, Mapping[Any, Sample]], sign: Sign, words: str) -> Finding:
@@ -346,8 +347,10 @@ def trend(series: Mapping[str, Mapping[Any, Sample]], sign: Sign, words: str) ->
         places = ", ".join(str(place) for place, _ in points)
         told.append(f"{name + ': ' if name else ''}{words} {places}: {means}")
     right, beyond = sum(so for so, _ in every), [verdict for _, verdict in every]
-    counted = f"{right} of {len(every)} steps as said, {beyond.count('agrees')} of them beyond the "
-    counted += f"spread, {beyond.count('differs')} the other way beyond it"
+    counted = (
+        f"{right} of {len(every)} steps in the claimed direction, {beyond.count('agrees')} of them "
+        f"beyond the spread; {beyond.count('differs')} in the opposite direction beyond the spread"
+    )
     return Finding(f"{'; '.join(told)}; {counted}", weakest(verdicts))
 
 
@@ -387,8 +390,8 @@ def against_printed(
         sign: Sign = 1 if printed.value > reference.printed else -1
         order = difference(ours, reference.ours).side(sign)
     if not comparable:
-        verdict = Estimate(ours.mean).near(printed, order) if bound is None else "cannot be told"
-        return Finding("not compared: another protocol", verdict)
+        verdict = Estimate(ours.mean).near(printed, order) if bound is None else "inconclusive"
+        return Finding("not compared: different protocol", verdict)
     found = mean_of(ours.values, beside=None if bound else runs)
     away = found.minus(printed.value)
     told = away.text(digits)

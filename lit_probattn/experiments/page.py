@@ -163,7 +163,7 @@ class Page:
         """Return the Markdown lines of a figure with its claim and caption."""
         claim, where = one_line(figure.claim), f"{self.made.machine}; revision {self.made.revision}"
         words = claim.translate(str.maketrans("", "", "[]\\"))
-        source = f"Rows made on {one_line(where)}, by the command above."
+        source = f"Measured on {one_line(where)}, with the command above."
         return [
             f"![{words}]({FIGURES}/{file})",
             "",
@@ -245,13 +245,13 @@ def image(name: str, words: str = "") -> str:
 def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
     """Return a row per sentence: claim of the paper, result, verdict."""
     rows = [[one.says, one.measured, one.verdict] for one in findings]
-    return pd.DataFrame(rows, columns=["the paper says", "we measure", "verdict"])
+    return pd.DataFrame(rows, columns=["claim of the paper", "result", "verdict"])
 
 
 def how_many_agree(findings: Sequence[Finding]) -> str:
     """Return the number of sentences of a paper that agree, as the finding of a report."""
     held = sum(one.verdict == "agrees" for one in findings)
-    return f"{held} of {len(findings)} sentences of the paper agree."
+    return f"{held} of {len(findings)} claims of the paper agree."
 
 
 def first_of(findings: Sequence[Finding]) -> str:
@@ -275,7 +275,7 @@ def read(folder: Path) -> dict[str, Any]:
         data: dict[str, Any] = json.loads((folder / DATA).read_text(encoding="utf-8"))
         hashes = data["sha256"].items()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{folder}: no report with a {DATA}") from error
+        raise ConfigError(f"{folder}: missing or invalid {DATA}") from error
     for name, wanted in hashes:
         path = folder / name
         if not path.is_file() or file_digest(path) != wanted:
@@ -301,7 +301,7 @@ def write_front_page(
     """
     found = {path.parent: read(path.parent) for path in sorted(folder.rglob(DATA))}
     if not found:
-        raise ConfigError(f"{folder}: no {DATA} in it or below")
+        raise ConfigError(f"{folder}: no {DATA} in this folder or below it")
     links, rows = ["report", "---"], []
     for report, data in found.items():
         counts = Counter(one["verdict"] for one in data["findings"])
@@ -328,8 +328,8 @@ def write_front_page(
         "",
         "## All reports",
         "",
-        f"Each row is from the `{DATA}` of a report: its finding, the verdicts on the claims of "
-        "its paper, the hardware and the revision of the code.",
+        f"Each row summarises the `{DATA}` of a report: its finding, the verdicts on the paper's "
+        "claims, the hardware and the revision of the code.",
         *("", *table, "", LEGEND),
     ]
     path = folder / FRONT

@@ -341,7 +341,7 @@ class Runner:
         claimed = claim(job.lock_path, GRACE_SECONDS)
         lock = claimed.__enter__()
         if job.is_done():
-            self.say(f"{title}: finished before, not run again")
+            self.say(f"{title}: already finished")
             self.outcome.finished.append(job)
             self.pace.learn(job)
         elif lock is None:

@@ -34,7 +34,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # fvcore scripts a function on import
     from fvcore.nn import FlopCountAnalysis
 
-CONVENTION = "1 multiply-add (MAC) = 2 FLOP; matrix products only; causal masks never halve"
+CONVENTION = (
+    "1 multiply-add (MAC) = 2 FLOP; matrix products only; causal masks do not reduce counts"
+)
 
 # Operations with the cost of a matrix product: without a formula they must not count as 0.
 _HEAVY = re.compile(

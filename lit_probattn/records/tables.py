@@ -70,8 +70,8 @@ def unequal_sides(
                 found.setdefault((baseline, key, value, other), []).append(name)
     return [
         one_line(
-            f"**Unequal sides: {', '.join(names)} with {key} {value}, baseline {baseline} with "
-            f"{other}: {touches}.**"
+            f"**Unequal settings: {key} is {value} ({', '.join(names)}) and {other} (baseline "
+            f"{baseline}): {touches}.**"
         )
         for (baseline, key, value, other), names in found.items()
     ]

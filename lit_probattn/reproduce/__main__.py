@@ -22,10 +22,10 @@ the rows of each seed.
 A table of measured costs (mgk_table7) runs its sweep of `python -m profiling` and compares each
 printed number with the measured one; --accelerator gpu selects the sweep for a GPU.
 
-A figure is judged by the sentences of its paper about it. A figure of trained models (mgk_figure1,
-mgk_figure2) is drawn from its runs and from studies, which run when all models are trained;
---shortened selects the reduced protocol, or smaller models (low_rank_figure1). A figure of costs
-(mgk_figure3) runs its sweep of `python -m profiling`.
+The report of a figure judges the claims of its paper about it. A figure of trained models
+(mgk_figure1, mgk_figure2) is drawn from its runs and from studies, which run when all models are
+trained; --shortened selects the reduced protocol, or smaller models (low_rank_figure1). A figure of
+costs (mgk_figure3) runs its sweep of `python -m profiling`.
 
 The published protocol is the default. The report lists the settings changed by --shortened,
 --steps, --max_seq_len and --set.

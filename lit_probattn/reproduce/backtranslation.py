@@ -49,9 +49,9 @@ class Noise:
     """Noise on the words of a translated sentence.
 
     Args:
-        deletion: probability that a word is left out.
-        filler: probability that a word that stays is replaced by `<unk>`.
-        swap: words move by at most so many places; 0 leaves them.
+        deletion: probability of deleting a word.
+        filler: probability of replacing a remaining word by `<unk>`.
+        swap: largest number of positions by which a word moves.
 
     Raises:
         ConfigError: a number is out of range.

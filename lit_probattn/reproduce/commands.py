@@ -16,7 +16,7 @@ from lit_probattn.reproduce.figures.registry import entry_of
 if TYPE_CHECKING:
     from lit_probattn.compare.cells import Cell
 
-DRAWING = "a drawing without data; there is nothing to train or to measure"
+DRAWING = "a drawing without data: nothing to train or measure"
 
 
 def missing_parts(table: Table) -> list[str]:

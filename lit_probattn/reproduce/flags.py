@@ -26,23 +26,22 @@ from lit_probattn.records.tables import markdown_table
 FILE = Path("configs/released_flags.yaml")
 _INTRODUCTION = """# As released
 
-What the authors' code computes is not always what the papers say ([findings](findings.md)). The
-entries of `configs/attention/as_released.bundle.yaml` are attention as that code computes it; where
-flags do not arrive where they are read, what they *intend* has an entry beside what the code
-*does*.
-This page is made by `python -m lit_probattn.reproduce.flags --write docs/as_released.md` from
+The authors' code does not always compute what the papers describe ([findings](findings.md)). The
+entries of `configs/attention/as_released.bundle.yaml` are attention as in the code. If a flag has
+no effect in the code, a separate entry is the *intended* behaviour.
+`python -m lit_probattn.reproduce.flags --write docs/as_released.md` writes this page from
 `configs/released_flags.yaml`.
 
-A file of `configs/attention` follows a task:
-`lit-probattn fit --task lra_listops --attention as_released/lra/smgk`. Options to add are written
-in short: `model.x` is `--model.init_args.x`, `attention.x` is
+Combine an attention file with a task:
+`lit-probattn fit --task lra_listops --attention as_released/lra/smgk`. Options in the column *add*
+are abbreviated: `model.x` is `--model.init_args.x`, `attention.x` is
 `--model.init_args.attention.init_args.x`."""
 _LAYERS = """## State dicts of layers
 
-`lit_probattn.convert.layer_names.load_layer(layout, tensors, layer)` gives a layer of ours the
-weights of a layer elsewhere, from its state dict; `layer_state` returns them. The layer must have
-the heads, head size and options of theirs, for the authors' modules those of the file above. Rows
-of `key_proj` go by head, then by component, then by entry."""
+`lit_probattn.convert.layer_names.load_layer(layout, tensors, layer)` loads the state dict of a
+layer of another code base into a layer of this package; `layer_state` returns the converted state
+dict. Both layers must have the same heads, head size and options; for the authors' modules, these
+are those of the files above. Rows of `key_proj` are ordered by head, component and entry."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Make a table or figure: its cells, studies or sweep, and its report."""
+"""Make a table or figure: run its cells, studies or sweep, and write its report."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def _measure(
 
 
 def _refuse(options: argparse.Namespace, given: Collection[str], *taken: str) -> None:
-    """Refuse options that a table of another kind does not take.
+    """Reject flags that do not apply to this kind of table.
 
     Raises:
-        ConfigError: one is given.
+        ConfigError: such a flag is set.
     """
     for name in given:
         if name not in (*taken, "table", "tables"):
@@ -118,7 +118,7 @@ def _train(options: argparse.Namespace, arguments: Sequence[str], part: Part) ->
     path = options.tables / f"{options.table}.yaml"
     skipped: dict[str, str] = {}
     if kind == "uea":
-        # Which files train decides the number of steps, so the tasks have to know.
+        # The number of steps depends on the training files, so the tasks need the selection.
         table, skipped = uea.make_table(
             path,
             place_of(options),

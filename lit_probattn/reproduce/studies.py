@@ -3,7 +3,7 @@
 A `CellStudy` is a study of `lit_probattn.analysis` with its flags. It is used with three calls:
 
     spectrum = CellStudy("spectrum", {"full": True})
-    failed = run_studies(spectrum.jobs(cells), 2, ())      # those with a checkpoint, unless done
+    failed = run_studies(spectrum.jobs(cells), 2, ())      # cells with a checkpoint, unless done
     table = spectrum.table(cell, "spectrum_layers.csv")    # or Value(...).of(spectrum, cell)
 
 Results are in RUNS/reproduce/studies, one folder per cell, study and flags. A study is done when

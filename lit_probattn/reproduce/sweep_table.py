@@ -39,10 +39,10 @@ from profiling.sweep.config import SweepConfig
 
 _TIME = "time_median_s"
 _LEGEND = (
-    "A printed number is of the paper's device ({device}): on another one ours stands beside it, "
-    "and whether they agree *cannot be told*. Ratios to the baseline are judged where they were "
-    "measured on a GPU: printed ones are rounded as their parts are, and their order is the side "
-    "of 1. {places}"
+    "Printed numbers were measured on the paper's device ({device}); the verdict on a number "
+    "from another device is *inconclusive*. Ratios to the baseline are judged only if they were "
+    "measured on a GPU; a printed ratio has the rounding of its parts, and its order is whether "
+    "it is above or below 1. {places}"
 )
 
 
@@ -159,7 +159,7 @@ class SweepTable(SweepFigure):
         base, printed = self.config.baseline_of(variant), Printed.read(text)
         found = None if ours is None else ours.estimate.over(Estimate.exact(scale))
         needed = device_of(number["metric"])
-        verdict: Verdict = "cannot be told"
+        verdict: Verdict = "inconclusive"
         if ours is not None and found is not None:
             paper = needed and self.part["device"]
             if tells_of(paper, ours.device_name, ours.source):
@@ -228,13 +228,13 @@ class SweepTable(SweepFigure):
         """Return the section of the report: table, legend, figure."""
         size = self.part["batch_size"]
         others = [one for one in self.config.grid.batch_size if one != size]
-        places = f"All are of batches of {size}"
+        places = f"Batch size {size}"
         if others:
             smaller = ", ".join(map(str, others))
-            places += f", or of {smaller} where a ratio says so: the larger do not fit into memory"
+            places += f", or {smaller} where noted, since larger batches do not fit into memory"
         legend = _LEGEND.format(device=self.part["device"], places=f"{places}.")
         return [
-            *("## Published beside ours", "", *self.lines, "", legend, ""),
+            *("## Published and reproduced values", "", *self.lines, "", legend, ""),
             *(image("printed"), ""),
         ]
 
@@ -254,10 +254,10 @@ class SweepTable(SweepFigure):
         ours = ", ".join(sorted(set(self.frame.loc[self.frame[_TIME].notna(), "device_name"])))
         bases = " or ".join(dict.fromkeys(names[base] for base in known["baseline"]))
         caption = (
-            f"Ratios to {bases}; below 1 is cheaper. Diamonds: as printed, one value each, on "
-            f"{self.part['device']}; dots: ours, on {ours or 'no device'}. The devices differ, so "
-            "agreement cannot be told. Ours are medians with error bars from 20 % to 80 % of the "
-            "repetitions; peaks of memory do not vary."
+            f"Ratios to {bases}; below 1 is cheaper. Diamonds: published, one value each, on "
+            f"{self.part['device']}; dots: reproduced, on {ours or 'no device'}. The devices "
+            "differ, so the comparison is inconclusive. Dots are medians with the 20 % and 80 % "
+            "quantiles of repeated measurements as error bars; peak memory does not vary."
         )
         return ReportFigure(". ".join(told), caption, self.drawn)
 
@@ -324,7 +324,7 @@ class SweepTable(SweepFigure):
 
 
 def _told(value: float | None) -> str:
-    return "no number" if value is None or pd.isna(value) else f"{value:.4g}"
+    return "no value" if value is None or pd.isna(value) else f"{value:.4g}"
 
 
 def table_of(
@@ -358,5 +358,5 @@ def ratio_verdict(printed: Printed, ours: Ours | None, needed: str) -> Verdict:
         needed: device of the printed ratio.
     """
     if ours is None or not tells_of(needed, ours.device, ours.source):
-        return "cannot be told"
+        return "inconclusive"
     return ours.estimate.near(printed, ours.estimate.side(1 if printed.value > 1 else -1, 1.0))

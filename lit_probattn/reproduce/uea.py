@@ -47,10 +47,10 @@ METRIC = Metric(
 _ON_TEST = {"run.monitor": "val/accuracy", "run.monitor_mode": "max"}
 # Their batch norm includes padded steps in its statistics.
 _PADDING_COUNTS = {"model.init_args.norm_positions": "all", "data.init_args.pad_to": "max"}
-_HELD_OUT = "published: the whole training file trains; here: 80 % of each class"
+_HELD_OUT = "published: trained on the whole training file; here: on 80 % of each class"
 _WHOLE_BATCHES = (
-    "published: the incomplete last batch of an epoch trains too; here: it is left out, and "
-    "another order leaves out others in the next epoch"
+    "published: the incomplete last batch of an epoch is used; here: it is dropped, with "
+    "different samples in every epoch"
 )
 
 Source = Literal["released", "bundled"]
@@ -235,9 +235,9 @@ class UEAReport(Report):
     def text(self) -> list[str]:
         """Return how checkpoints were selected here and in the paper."""
         return [
-            "Held-out: lowest loss on 20 % of the training file, by class. Published numbers come "
-            "from checkpoints that were selected on the test split. Hashes of the archives' files "
-            "are in `rows.csv`."
+            "Held-out: lowest loss on 20 % of the training file, stratified by class. Published "
+            "numbers come from checkpoints that were selected on the test split. Hashes of the "
+            "archives' files are in `rows.csv`."
         ]
 
 

@@ -17,7 +17,7 @@ from lit_probattn.records.tables import markdown_lines
 from profiling.sweep.run import missing_device
 
 Outcome = tuple[Page, bool]  # the report, and whether all checks passed
-_NOWHERE = "none: nothing runs"
+_NOWHERE = "none (compiled only)"
 
 PARITY_SHAPES = {
     "cpu": [(37, 45), (29, 31), (7, 33), (33, 5)],
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "--config", help="measure the speed of the sides of this name or file of configs/profiling"
+        "--config", help="measure the implementations in this name or file of configs/profiling"
     )
     what.add_argument(
         "--parity", action="store_true", help="compare the errors of kernels and eager code"
@@ -183,15 +183,16 @@ def _model(options: argparse.Namespace) -> Outcome:
     head_dims = options.head_dims or HEAD_DIMS
     found = list(ratio_rows(head_dims))
     facts = [
-        "A prediction from counted products, exponentials and operations per pair, tiles and "
-        "launches; nothing was measured. In units of one product of a head, 2 E FLOP per pair; "
-        "not causal, bfloat16, default launch configurations",
-        "First number: ordinary operations hide under products and exponentials; second: they add",
-        f"Ratios are to {BASELINE}, by our own kernels",
+        "Predicted, not measured, from counted products, exponentials and operations per pair, "
+        "tiles and launches. Unit: one product of a head, 2 E FLOP per pair; not causal, "
+        "bfloat16, default launch configurations",
+        "First number: other operations overlap with products and exponentials; second: they do "
+        "not",
+        f"Ratios to {BASELINE}, with our kernels",
     ]
     page, _ = _outcome("Kernels, predicted", facts, found, _NOWHERE, True)
     lines = markdown_lines(pd.DataFrame(list(fish_rows(head_dims))))
-    title = "## Hard FiSH beside softmax over concatenated heads"
+    title = "## Hard FiSH and softmax over concatenated heads"
     return replace(page, body=[*page.body, "", title, "", *lines]), True
 
 
@@ -218,10 +219,10 @@ def _parity(options: argparse.Namespace, device: str) -> Outcome:
                 passed &= not over_budget(found)
                 rows += [row.shown(head_dim) for row in found]
     facts = [
-        f"Queries x keys: {shapes}; batch 2; the yardstick is the reference in "
-        "float64, eager code has its matrix products in the kernel's precision",
-        f"Errors are at most {BUDGET:g} times those of eager code, parameters of a layer taken "
-        f"together: {'yes' if passed else 'NO'}",
+        f"Queries x keys: {shapes}; batch 2; errors are relative to the reference in float64; "
+        "eager code computes matrix products in the kernel's precision",
+        f"Errors are at most {BUDGET:g} times those of eager code, with all parameters of a "
+        f"layer as one tensor: {'yes' if passed else 'NO'}",
     ]
     return _outcome("Parity of the fused kernels", facts, rows, _machine(device), passed)
 

@@ -38,9 +38,9 @@ def time_figure(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> Rep
         side_words(config, one.against) for one in config.comparisons if one.name in names
     )
     caption = (
-        f"Median ratio of the time to that of {' or '.join(words)}, at {len(shown)} of "
-        f"{len(places)} points; {CHEAPER}. Marks: {', '.join(marks)}. Error bars: 20 % and 80 % "
-        "quantiles of the ratio over rounds in which all sides take turns."
+        f"Median time relative to {' or '.join(words)}, at {len(shown)} of {len(places)} points; "
+        f"{CHEAPER}. Marks: {', '.join(marks)}. Error bars: 20 % and 80 % quantiles of the ratio "
+        "over rounds, in which all implementations alternate."
     )
     claim = _claim(config, found, shown, marks[0], next(iter(words)))
     return ReportFigure(claim, caption, partial(_draw, config, found, shown, marks))

@@ -323,19 +323,19 @@ def speed_report(
     missed = [row for row in rows if row.get("holds") is False]
     dearer = [row for row in rows if row.get("time_ratio", 0.0) > 1.0 and row["timed"] == "graph"]
     facts = [
-        f"Random data, {config.dtype} unless a heading says otherwise; attention alone, without "
-        "projections, unless a heading says otherwise",
-        f"Sides take turns; {config.warmup} warm-up calls each; median and 20 %, 80 % quantiles. "
-        "On a GPU: replays of a CUDA graph; calls from Python in the column beside",
+        f"Random data; {config.dtype} and attention without projections unless the heading differs",
+        f"Implementations alternate, after {config.warmup} warm-up calls each; medians with 20 % "
+        "and 80 % quantiles. On a GPU: replays of a CUDA graph, and calls from Python in a "
+        "separate column",
         f"A large matrix product reaches {ceiling / 1e12:.3g} TFLOP/s",
-        "TFLOP/s: products that run, 2 per multiply-add, causal masks halve nothing",
+        "TFLOP/s: executed products, 2 FLOP per multiply-add, not halved by causal masks",
         f"Parity tests: {tests}",
     ]
     if any(row.get("of_bound") for row in rows):
         rates = measured_rates()
         facts.append(
-            "Bound: counted products, exponentials and draws at this processor's rates, of one "
-            f"core {rates.products / 1e9:.0f} GFLOP/s, {rates.exponentials / 1e9:.2f} G "
+            "Bound: counted products, exponentials and draws at the measured rates of one core, "
+            f"{rates.products / 1e9:.0f} GFLOP/s, {rates.exponentials / 1e9:.2f} G "
             f"exponentials/s, {rates.normals / 1e9:.2f} G normal draws/s"
         )
     gates = [row for row in rows if row.get("holds") is not None]
@@ -364,7 +364,7 @@ def speed_report(
         if compared:
             lines += markdown_lines(pd.DataFrame(compared))
         elif config.comparisons and not tests.startswith("passed"):
-            lines.append("No ratios: the parity tests did not pass, so speed says nothing.")
+            lines.append("No ratios, since the parity tests did not pass.")
     return Page(
         kind="kernels",
         title="Implementations of attention side by side",
@@ -387,8 +387,8 @@ def finding(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> str:
     sides = dict.fromkeys(c.against for c in config.comparisons if c.name in names)
     if not told:
         return ""
-    places = counted(len({row["place"] for row in rows}), "place")
-    return f"time divided by that of {' or '.join(sides)}, at {places}: {', '.join(told)}."
+    places = counted(len({row["place"] for row in rows}), "point")
+    return f"time relative to {' or '.join(sides)}, at {places}: {', '.join(told)}."
 
 
 def _ratio(row: Mapping[str, Any]) -> str:

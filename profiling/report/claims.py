@@ -109,7 +109,7 @@ def _judge(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> Finding:
     what = _WORDS.get(claim.metric, claim.metric)
     what += f", {claim.mode}" if claim.mode else ""
     if lacking:
-        return missing(f"{what}: no numbers of {', '.join(lacking)}")
+        return missing(f"{what}: no values of {', '.join(lacking)}")
     if absolute:
         found = _beside(claim, wanted, table)
     elif claim.falls_over or claim.constant_over:
@@ -119,13 +119,13 @@ def _judge(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> Finding:
     text = f"{what}: {found.measured}"
     if claim.metric == _MEMORY and not absolute:
         above = ratios_of(claim.model_copy(update={"metric": _PEAK}), config, frame)
-        text += f" (of the peak above resident alone: {_range(_chosen(claim, above))})"
+        text += f" (peak above resident memory: {_range(_chosen(claim, above))})"
     found = replace(found, measured=text)
     needed, origins = device_of(claim.metric), zip(table["device"], table["source"], strict=True)
     silent = [one for one in origins if not tells_of(needed, *one)]
     if silent:
         how = "on a CPU" if silent[0][0] == "cpu" else silent[0][1]
-        return missing(f"{text}, {how}; the sentence is about a GPU")
+        return missing(f"{text}, {how}; the claim is about a GPU")
     return found
 
 
@@ -151,7 +151,7 @@ def _bounded(claim: Claim, table: pd.DataFrame) -> Finding:
         return Finding(text, best.side(-1, claim.reaches, strict=False), estimate=best)
     assert claim.below is not None
     held = sum(one.value < claim.below for one in found)
-    text = f"{_range(table)}; below {claim.below:g} at {held} of {len(table)} places"
+    text = f"{_range(table)}; below {claim.below:g} at {held} of {len(table)} points"
     return Finding(text, weakest([one.side(-1, claim.below) for one in found]))
 
 
@@ -170,7 +170,7 @@ def _along(claim: Claim, table: pd.DataFrame) -> Finding:
     for axis in claim.falls_over or claim.constant_over:
         lines = [estimates(line) for line in _lines(claim, table, axis)]
         if not lines:
-            told.append(f"one value of {_LETTERS[axis]}")
+            told.append(f"only one value of {_LETTERS[axis]}")
             verdicts.append(missing().verdict)
             continue
         judge_line = _falls if claim.falls_over else _is_constant
@@ -208,18 +208,18 @@ def _beside(claim: Claim, wanted: Sequence[str], table: pd.DataFrame) -> Finding
         if set(wanted) <= set(rows):
             places.append([rows[name] for name in wanted])
     if not places:
-        return missing("no place has all variants")
+        return missing("no point has all variants")
     if claim.within is not None:
         extents = [_extent(numbers) for numbers in places]
         found = [one.side(-1, 1 + claim.within, strict=False) for one in extents]
         shares = [one.value - 1 for one in extents]
         held = sum(share <= claim.within for share in shares)
         text = f"{', '.join(wanted)} differ by {min(shares):.1%} to {max(shares):.1%}; "
-        text += f"by at most {claim.within:.0%} at {held} of {len(places)} places"
+        text += f"by at most {claim.within:.0%} at {held} of {len(places)} points"
         return Finding(text, weakest(found))
     steps = [[_step(a, b) for a, b in pairwise(numbers)] for numbers in places]
     rises = sum(all(step.value > 0 for step in line) for line in steps)
-    text = f"{' < '.join(wanted)} at {rises} of {len(places)} places"
+    text = f"{' < '.join(wanted)} at {rises} of {len(places)} points"
     return Finding(text, weakest([step.side(1) for line in steps for step in line]))
 
 

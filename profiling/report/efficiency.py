@@ -29,11 +29,11 @@ def efficiency_lines(folder: Path, reports: Mapping[Path, Mapping[str, Any]]) ->
     times = [row for path in found for row in _timed(folder, path)]
     if not counts and not times:
         return []
-    lines = ["## What holds of the efficiency claim", ""]
+    lines = ["## The efficiency claim", ""]
     lines += ["All values are relative to the baseline; below 1 is cheaper.", ""]
     lines += _summary(counts, times)
     if counts:
-        lines += ["", "Counted for one forward pass, smallest to largest ratio of the grids:", ""]
+        lines += ["", "Counted for one forward pass, range of the ratios over the grids:", ""]
         lines += markdown_lines(pd.DataFrame(counts))
     if times:
         lines += ["", "Measured time of a training step on a CPU, median [20 %, 80 %]:", ""]
@@ -123,7 +123,7 @@ def _summary(counts: list[dict[str, Any]], times: list[dict[str, Any]]) -> list[
         which = f": {', '.join(shorter)}" if shorter else ""
         lines.append(
             f"- **Time on a CPU: {_held(len(shorter), len(highs))}.** {len(shorter)} of "
-            f"{len(highs)} training steps are shorter than the baseline's beyond the spread{which}."
+            f"{len(highs)} training steps are faster than the baseline beyond the spread{which}."
         )
     lines.append("- **Time and memory on a GPU: not measured.**")
     lines.append(

@@ -184,12 +184,12 @@ def ratio_figure(parts: Mapping[Quantity, pd.DataFrame], names: Mapping[str, str
     one = next(iter(parts.values()))
     caption += f" with backend {', '.join(sorted(one['backend'].unique()))}; "
     caption += (
-        "medians without error bars, whose spread is in the table of ratios."
+        "medians without error bars; the table of ratios contains their spread."
         if has_error
         else (
             "counts and predictions have no error."
             if found == {"counted"}
-            else "counts and peaks of memory do not vary between repetitions."
+            else "counts and peak memory do not vary between repetitions."
         )
     )
     return ReportFigure(claim_of(first, table, names), caption, partial(_draw_ratios, parts, names))
@@ -206,7 +206,7 @@ def claim_of(quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str]) -
         return f"{'; '.join(told)} of {what}"
     least = names[str(ranges["min"].idxmin())]
     whole = _range(ranges["min"].min(), ranges["max"].max())
-    return f"{len(told)} variants need {whole} of {what}; {least} the least"
+    return f"{len(told)} variants need {whole} of {what}, {least} the least"
 
 
 def _range(low: float, high: float) -> str:
@@ -340,7 +340,7 @@ def together_figure(both: pd.DataFrame, names: Mapping[str, str]) -> ReportFigur
     for variant, part in both.groupby("variant", sort=False):
         counts, times = part["macs"], part["value"]
         told.append(
-            f"{names[str(variant)]} {_range(counts.min(), counts.max())} of the multiply-adds, "
+            f"{names[str(variant)]}: {_range(counts.min(), counts.max())} of the multiply-adds, "
             f"{_range(times.min(), times.max())} of the time"
         )
     claim = "; ".join(told[:_MOST_NAMED])
@@ -348,8 +348,8 @@ def together_figure(both: pd.DataFrame, names: Mapping[str, str]) -> ReportFigur
     device = ", ".join(sorted(both["device_name"].unique()))
     caption = (
         f"Ratios to {bases} at the same width, length and batch size; {CHEAPER}. Diamonds: "
-        f"multiply-adds, counted; dots: median time on {device}. Error bars: the variant's 20 % "
-        f"and 80 % quantiles of repeated measurements over the opposite ones of its baseline. "
+        f"multiply-adds, counted; dots: median time on {device}. Error bars: 20 % (80 %) "
+        "quantile of repeated measurements divided by the 80 % (20 %) quantile of the baseline. "
         f"{len(both)} points."
     )
     return ReportFigure(claim, caption, partial(_draw_together, both, names))

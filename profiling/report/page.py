@@ -96,7 +96,7 @@ def page_of(
         kind="sweep",
         title=config.report.title if config.report else config.name,
         made=made_of(frame, command),
-        finding=" ".join([*(f"We {text}" for text in found[:1]), *dearer[:1]]).replace("**", ""),
+        finding=" ".join([*found[:1], *dearer[:1]]).replace("**", ""),
         before=before,
         body=body,
         findings=findings,
@@ -113,7 +113,7 @@ def made_of(frame: pd.DataFrame, command: str = "") -> Made:
         **{"versions": "versions", "revision": "git_revision"},
     }
     more = {
-        "Data": "random tokens or features; cost does not depend on them",
+        "Data": "random tokens or features, which do not affect the cost",
         "Convention": CONVENTION,
     }
     return Made.of(frame, columns, reported_by=command, more=more)
@@ -145,10 +145,10 @@ def _paper(
     if figure is None or not (figure.paper or figure.published):
         return []
     return [
-        *("## The paper says / we find", ""),
-        *(f"- The paper: {one_line(one.says)}" for one in figure.paper if not one.holds),
+        *("## Claims of the paper and findings", ""),
+        *(f"- Claim: {one_line(one.says)}" for one in figure.paper if not one.holds),
         *(part for one in findings for part in _judged(one)),
-        *(f"- We {one_line(sentence)}" for sentence in trends(ratios)),
+        *(f"- {one_line(sentence)}" for sentence in trends(ratios)),
         *(f"- Note: {one_line(sentence)}" for sentence in figure.notes),
         *("", *published_table(figure.published, frame, ratios)),
     ]
@@ -156,15 +156,15 @@ def _paper(
 
 def _judged(found: Finding) -> list[str]:
     says, measured = one_line(found.says), one_line(found.measured)
-    return [f"- The paper: {says}", f"  - **{found.verdict}**: {measured}."]
+    return [f"- Claim: {says}", f"  - **{found.verdict}**: {measured}."]
 
 
 def agreement(frame: pd.DataFrame) -> list[str]:
     """Return the section that compares found with expected values over all points."""
     errors = relative_errors(frame)
-    parts = ["## Found against expected", ""]
+    parts = ["## Measured and expected values", ""]
     if errors.empty:
-        return [*parts, "Nothing here has a closed form or a prediction.", ""]
+        return [*parts, "No value has a closed form or a prediction.", ""]
     rows = [
         {
             "quantity": METRICS[str(metric)][0],
@@ -179,7 +179,7 @@ def agreement(frame: pd.DataFrame) -> list[str]:
     parts += [*markdown_lines(pd.DataFrame(rows)), ""]
     notes = sorted(frame["backend_note"].dropna().unique())
     if notes:
-        parts += ["What the backends run (operations that the counter saw in one layer):", ""]
+        parts += ["Operations of the backends, as counted in one layer:", ""]
         parts += [f"- {one_line(note)}" for note in notes[:12]]
         parts += [f"- … and {len(notes) - 12} more in rows.csv"] if len(notes) > 12 else []
         parts += [""]
@@ -209,7 +209,7 @@ def _terms(frame: pd.DataFrame) -> list[str]:
     if not parts:
         return []
     return [
-        *("## From counted multiply-adds to the paper's operations", ""),
+        *("## Counted multiply-adds and the paper's operations", ""),
         "The paper counts multiplications and additions of the layer without biases; counters "
         "count multiply-adds. Term by term:",
         "",
@@ -259,7 +259,7 @@ def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
             f"no baseline row: {', '.join(sorted(set(without.values())))} has no values in this "
             "sweep, so there are no ratios to report"
         )
-    return [f"{v}: baseline {b} has no numbers" for v, b in without.items()]
+    return [f"{v}: baseline {b} has no values" for v, b in without.items()]
 
 
 def unequal_lines(frame: pd.DataFrame) -> list[str]:
@@ -275,7 +275,7 @@ def unequal_lines(frame: pd.DataFrame) -> list[str]:
         }
     named = frame.groupby("variant")["baseline"].first()
     baselines = {str(name): None if pd.isna(base) else base for name, base in named.items()}
-    touches = "time and memory compare this too; counts of operations and parameters do not"
+    touches = "this affects time and memory, but not counted operations and parameters"
     return unequal_sides(sides, baselines, touches)
 
 

@@ -30,7 +30,7 @@ def _settings(table: pd.DataFrame) -> list[str]:
 def extremes_table(ratios: pd.DataFrame) -> list[str]:
     """Return the range of every ratio and the points of the extremes; equal modes share a row."""
     if ratios.empty:
-        return ["No variant has a baseline at the same place.", ""]
+        return ["No variant has a baseline at the same point.", ""]
     lines: dict[tuple[str, ...], list[str]] = {}
     extra = [c for c in _settings(ratios) if c != "mode"]
     keys = ["metric", "scope", "variant", *extra, "mode"]
@@ -74,7 +74,7 @@ def _place(row: pd.Series, varying: Sequence[str], equals: str = "=") -> str:
 def trends(ratios: pd.DataFrame) -> list[str]:
     """Describe the trends of the main ratios over the grid; modes with equal trends share a line.
 
-    A sentence starts with the method: `count: …` or `measure: …`.
+    A sentence starts with the method: `Counted: …` or `Measured: …`.
     """
     sentences: dict[str, list[str]] = {}
     for metric in _COSTS[:-1]:
@@ -84,11 +84,11 @@ def trends(ratios: pd.DataFrame) -> list[str]:
         keys = ["variant", "scope", "backend", "mode"]
         for (variant, scope, backend, mode), group in table.groupby(keys, sort=False):
             name = f"{variant} on {backend}" if table["backend"].nunique() > 1 else str(variant)
-            verb = {"counted": "count", "measured": "measure"}[found_by(metric, "measured")]
-            text = f"{verb}: {_trend(metric, name, str(scope), group)}"
+            method = found_by(metric, "measured").capitalize()
+            text = f"{method}: {_trend(metric, name, str(scope), group)}"
             sentences.setdefault(text, []).append(str(mode))
     return [
-        text if text.startswith("count: parameters") else f"{text[:-1]} ({', '.join(modes)})."
+        text if text.startswith("Counted: parameters") else f"{text[:-1]} ({', '.join(modes)})."
         for text, modes in sentences.items()
     ]
 
@@ -135,7 +135,7 @@ def crossover_table(cross: pd.DataFrame) -> list[str]:
             rows.append({**head, **where, "crossover": line["crossover"]})
     return [
         *("## Crossover length", ""),
-        *("From which length on a variant stays below its baseline.", ""),
+        *("Length from which a variant stays below its baseline.", ""),
         *(*markdown_lines(pd.DataFrame(rows)), ""),
     ]
 
@@ -183,7 +183,7 @@ def quantity_tables(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
     parts: list[str] = []
     good = frame[(frame["status"] == "ok") & (frame["source"] == "measured")]
     if good.empty:
-        return ["No point has counted or measured numbers.", ""]
+        return ["No point has counted or measured values.", ""]
     scope = good["scope"].iloc[-1] if good["scope"].nunique() == 1 else "model"
     good = good[good["scope"] == scope]
     place = [c for c in PLACE if good[c].nunique(dropna=False) > 1] or ["seq_len"]
@@ -199,7 +199,7 @@ def quantity_tables(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
             index=keys, columns="variant", values="value", aggfunc="first", dropna=False
         ).dropna(how="all")
         if len(wide) > _MAX_ROWS:
-            parts += [f"{heading}: {len(wide)} places, see rows.csv and the figures.", ""]
+            parts += [f"{heading}: {len(wide)} points, see rows.csv and the figures.", ""]
             continue
         order = [v for v in dict.fromkeys(good["variant"]) if v in wide]
         wide = wide[order].map(lambda v: None if pd.isna(v) else f"{v:.4g}").reset_index()
@@ -217,8 +217,8 @@ def failures_table(frame: pd.DataFrame, notes: Sequence[str]) -> list[str]:
     """List the points without values and the reasons."""
     bad = frame[frame["status"] != "ok"]
     if bad.empty and not notes:
-        return ["Every point has its numbers: none failed, none was skipped.", ""]
-    parts = ["## Points without numbers", "", *[f"- {one_line(note)}" for note in notes], ""]
+        return ["No point failed or was skipped.", ""]
+    parts = ["## Points without values", "", *[f"- {one_line(note)}" for note in notes], ""]
     if not bad.empty:
         columns = ["quantity", "variant", *PLACE, "mode", "backend", "status", "reason"]
         table = bad[columns].drop_duplicates()
@@ -249,8 +249,8 @@ def dearer_lines(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
         worst = above.loc[above["ratio"].idxmax()]
         lines.append(
             f"**{variant} costs more than {baseline}**: {METRICS[str(metric)][0]}, {scope}, "
-            f"{mode}, at {len(above)} of {len(group)} places; at most {worst['ratio']:.4g} times"
-            f"{_place(worst, varying, ' = ')}."
+            f"{mode}, at {len(above)} of {len(group)} points, by a factor of at most "
+            f"{worst['ratio']:.4g}{_place(worst, varying, ' = ')}."
         )
     return [*lines, *_break_even(frame)]
 
@@ -271,8 +271,8 @@ def _break_even(frame: pd.DataFrame) -> list[str]:
         dear = [str(s) for s in sizes if s < limit]
         if dear:
             lines.append(
-                f"{variant}: the N² term of the scores is above that of {layer.num_heads}-head "
+                f"{variant}: the N² term of the scores is larger than in {layer.num_heads}-head "
                 f"attention for head sizes below {limit:.4g}, here {', '.join(dear)} (the N term "
-                "is always below)."
+                "is always smaller)."
             )
     return lines

@@ -121,8 +121,8 @@ def run(options: argparse.Namespace) -> Report:
         rows,
         {"Median step": pd.DataFrame(steps), caption: shown(rows, "variant", "clock")},
         [
-            f"{options.rounds} rounds of {options.steps} steps; load average {load:.1f} at the "
-            f"beginning, {os.getloadavg()[0]:.1f} at the end"
+            f"{options.rounds} rounds of {options.steps} steps; load average {load:.1f} before "
+            f"and {os.getloadavg()[0]:.1f} after"
         ],
         ("variant", "time_over_one", "clock"),
     )

@@ -101,9 +101,9 @@ def run(options: argparse.Namespace) -> Report:
             )
         },
         [
-            f"{options.num_layers} blocks of width {options.embed_dim}, {options.num_heads} heads "
-            f"of {options.head_dim}, float32; outputs of the two forms differ by at most "
-            f"{worst:.0e}"
+            f"{options.num_layers} blocks of width {options.embed_dim}, {options.num_heads} "
+            f"heads of {options.head_dim}, float32; outputs of both implementations differ by at "
+            f"most {worst:.0e}"
         ],
         finding=f"packed takes {ratios.min():.2f} to {ratios.max():.2f} times the padded time",
     )

@@ -215,20 +215,21 @@ def run(options: argparse.Namespace) -> Report:
         for row in package.itertuples()
     )
     caption = (
-        "A step; `time / softmax` is over softmax of 8 heads in the same form. Both sides of a "
-        "ratio have the attention dropout of their row, and the backends that their rows name"
+        "One step. `time / softmax`: relative to softmax with 8 heads in the same "
+        "implementation. Both sides of a ratio have the attention dropout of the row and the "
+        "backends in their rows"
     )
     trains = options.mode == "train"
     return Report(
-        f"Time of {'a training step' if trains else 'inference'}: this package beside the plain "
+        f"Time of {'a training step' if trains else 'inference'}: this package and the plain "
         "formula",
         rows,
         {caption: shown(rows, "attention_dropout", "variant", "form", "backend")},
         [
             f"Long Range Arena's ListOps, {where}, float32, forward"
             f"{' and backward' if trains else ''}",
-            f"Backends that `auto` chose: {sentence}",
-            "Largest difference of the logits of the two forms, in evaluation: "
+            f"Backends selected by `auto`: {sentence}",
+            "Largest difference between the logits of the two implementations, in evaluation: "
             f"{max(difference for _, difference in measured):.1e}",
             f"{options.warmup} untimed rounds, then "
             f"{' and '.join(str(n) for n in rows['time_repeats'].dropna().astype(int).unique())}",

@@ -112,7 +112,7 @@ class Report:
         claim = self.finding.removesuffix(".") or self._claim(x, y, groups)
         caption = f"{heading(y).capitalize()} by {heading(x)}"
         caption += f" and {' and '.join(map(heading, groups))}" if groups else ""
-        caption += f"; {CHEAPER}, the denominator has the same settings" if "_over_" in y else ""
+        caption += f"; {CHEAPER}; the denominator has the same settings" if "_over_" in y else ""
         repeats = self.rows.get("time_repeats", pd.Series(dtype=float)).dropna().astype(int)
         if f"{y}_p20" in self.rows and len(repeats):
             counts = " or ".join(map(str, sorted(repeats.unique())))

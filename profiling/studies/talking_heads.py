@@ -86,10 +86,10 @@ def run(options: argparse.Namespace) -> Report:
         table,
         {"Forward and backward of a layer": shown(table, "tokens", "form", "backend")},
         [
-            f"width {options.embed_dim}, {options.num_heads} heads, batch {options.batch}, float32;"
-            f" outputs of the two forms differ by at most {worst:.0e}"
+            f"width {options.embed_dim}, {options.num_heads} heads, batch {options.batch}, "
+            f"float32; outputs of both implementations differ by at most {worst:.0e}"
         ],
-        finding=f"FiSH's engine takes {low:.2f} to {high:.2f} times the plain form's time",
+        finding=f"FiSH's engine takes {low:.2f} to {high:.2f} times as long as the plain formula",
     )
 
 

@@ -200,7 +200,7 @@ def _run_missing(
         )
     before = len(points) - len(missing)
     if before:
-        (stream or print)(f"{before} of {len(points)} points finished before, not run again")
+        (stream or print)(f"{before} of {len(points)} points already finished")
     worker = partial(make_worker, config.memory_limit_bytes, command_line())
     jobs = [
         PointJob(point, store.path.parent, store, predictions, worker, config.point_timeout_s)

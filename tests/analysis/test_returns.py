@@ -61,9 +61,9 @@ def test_episodes_side_by_side_stand_beside_the_same_one_by_one(trained, tmp_pat
     assert study(trained, tmp_path / "out", "--targets", "5", "9", "--one_by_one") == 0
     rows = pd.read_csv(tmp_path / "out/returns_one_by_one.csv")
     assert rows["seed"].tolist() == [100, 101, 102]
-    np.testing.assert_allclose(rows["side by side"], rows["one by one"], rtol=1e-5)
+    np.testing.assert_allclose(rows["in parallel"], rows["one at a time"], rtol=1e-5)
     assert rows["steps"].tolist() == rows["steps alone"].tolist()
-    assert rows["largest difference of actions"].max() < 1e-9
+    assert rows["largest difference between actions"].max() < 1e-9
     text = (tmp_path / "out/returns.md").read_text()
     assert "Target 9 by the policy in float64" in text
     assert "Mean returns" in text
@@ -73,7 +73,7 @@ def test_episodes_that_end_at_different_steps_are_not_alike():
     def episode(length: int, shift: float = 0.0) -> Episode:
         return Episode(0, 100, 5.0, 1.0, length, np.full((length, 1), shift))
 
-    name = "largest difference of actions"
+    name = "largest difference between actions"
     assert compared(episode(7), episode(7, 0.25))[name] == 0.25
     assert compared(episode(120), episode(130))[name] == 0.0
     assert compared(episode(7), episode(8))[name] == np.inf
@@ -114,7 +114,7 @@ def test_sentences_follow_the_numbers():
     assert "best mean return is 240.0" in rising
     assert "for the target 300" in rising
     assert "correlation of targets and mean returns 1.00" in rising
-    assert "the best is above the mean return of the data, 150" in rising.lower()
+    assert "the best mean return is above the mean return of the data, 150" in rising.lower()
     assert "not above" in findings(table((100.0, 110.0), (200.0, 90.0)), 150.0)
     assert "-1.00" in findings(table((100.0, 110.0), (200.0, 90.0)))
     assert "no rank correlation" in findings(table((100.0, 5.0), (200.0, 5.0))).lower()

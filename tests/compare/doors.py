@@ -209,7 +209,7 @@ def _resume_cells(words: Sequence[str], folder: Path, log: Path) -> dict[str, ob
         "resumed from": int(resumed[1]) if resumed else None,
         "kept": all(results[key] == text for key, text in early.items())
         and results == {path.name: path.read_bytes() for path in done.glob("*.jsonl")},
-        "run again": int(re.findall(r"finished, (\d+) of them now", again)[0]),
+        "run again": int(re.findall(r"finished \((\d+) new\)", again)[0]),
         "report": "report: " in told,
     }
 

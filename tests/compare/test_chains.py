@@ -145,7 +145,7 @@ def test_a_killed_chain_goes_on_where_it_was(tmp_path):
     assert [cell.result() is not None for cell in cells] == [True, False, False, False]
     lines = []
     assert runner(1, lines)(cells).ran == 3
-    assert "finished before, not run again" in lines[0]
+    assert "already finished" in lines[0]
     assert "resumes from step 9 of 16" in lines[1]
     assert commands_run(first) == ["fit", "test"]
     assert commands_run(second) == ["fit", "fit", "test"]
@@ -202,7 +202,7 @@ def test_all_seeds_may_begin_with_one(tmp_path):
     made = Report(table, cells, "command")
     made.write(tmp_path / "out")
     written = (tmp_path / "out/report.md").read_text()
-    assert "of seed 4, so that the spread leaves out how trainings of the first task" in written
+    assert "with seed 4, so the spread excludes the training on the first task" in written
 
 
 def test_the_report_has_the_starts_too(tmp_path):
@@ -213,10 +213,10 @@ def test_the_report_has_the_starts_too(tmp_path):
     written = (tmp_path / "out/report.md").read_text()
     tasks = [line.split(" | ")[0][2:] for line in text.splitlines()[2:]]
     assert list(dict.fromkeys(tasks)) == ["first", "second", "tuned", "other"]
-    assert "8 of 8 cells are finished." in written
+    assert "8 of 8 runs are finished." in written
     assert (
-        "Runs begin with the trained model of their row: second with first; tuned with second; "
-        "other with second, of the same seed" in written
+        "Runs start from the trained model of their row: second from first; tuned from second; "
+        "other from second, with the same seed" in written
     )
     assert all(f"\n{name}:\n" in written for name in CHAIN)  # differences of protocol
 
@@ -228,13 +228,12 @@ def test_the_command_runs_chains(tmp_path, capsys):
     words += ["--seeds", "3"]
     (tmp_path / "FAIL").write_text("first-softmax")
     assert main([*words, "--attempts", "1"]) == 1
-    assert (
-        "4 of 8 runs finished, 4 of them now; 1 failed, 0 in other processes, 3 skipped, 0 tasks"
-        in (capsys.readouterr().out)
+    assert "4 of 8 runs finished (4 new); 1 failed, 0 in other processes, 3 skipped, 0 tasks" in (
+        capsys.readouterr().out
     )
     (tmp_path / "FAIL").unlink()
     assert main(words) == 0
-    assert "8 of 8 runs finished, 4 of them now; 0 failed, 0 in other processes, 0 tasks" in (
+    assert "8 of 8 runs finished (4 new); 0 failed, 0 in other processes, 0 tasks" in (
         capsys.readouterr().out
     )
     assert main([*words, "--set", "thir:a=1"]) == 2

@@ -140,16 +140,17 @@ def test_variants_run_over_seeds_and_are_reported(tmp_path, monkeypatch, capsys)
     assert list(table["mean"]) == pytest.approx([26.0, 36.0, 26.0])
     assert list(table["num_seeds"]) == [3, 3, 3]
     assert (
-        "**On lra_listops_tiny, rows differ beside their attention: `model.init_args.lr`.**" in text
+        "**Rows of lra_listops_tiny also differ in settings other than attention: "
+        "`model.init_args.lr`.**" in text
     )
     assert "Cheapest on lra_listops_tiny, ratio to the baseline: parameters: smgk" in text
-    assert "Unequal sides" in text  # own.yaml has no attention dropout
+    assert "Unequal settings" in text  # own.yaml has no attention dropout
     measured = pd.read_csv(out / "rows.csv").groupby("row")["full parameters_ratio"].first()
     assert measured["softmax"] == 1
     assert (out / "figures/learning_curves.png").stat().st_size > 10_000
     capsys.readouterr()
     assert main(words) == 0
-    assert "9 of 9 runs finished, 0 of them now" in capsys.readouterr().out
+    assert "9 of 9 runs finished (0 new)" in capsys.readouterr().out
 
 
 def _with_metrics(folder: Path) -> None:

@@ -107,7 +107,7 @@ def test_numbers(tmp_path):
     assert "| baseline |" in text
     assert not report.shortened
     assert SHORTENED not in written
-    assert "4 of 4 cells are finished." in written
+    assert "4 of 4 runs are finished." in written
     assert "- Hardware: a processor, 2 cores\n" in written
     assert "- Versions: python 3.11, torch 2.15.0; revision abcdef1\n" in written
     with (tmp_path / "out/rows.csv").open() as file:
@@ -140,8 +140,10 @@ def test_one_seed_claims_no_spread_and_missing_cells_are_named(tmp_path):
     table, cells = tiny_cells(tmp_path)
     keep(cells[0], 36.0)
     _, text, written = report_of(tmp_path, table, cells)
-    assert "| 1 | 36.00 | 37.00 | -1.00: one seed, no interval; the test set alone" in text
-    assert "1 of 4 cells are finished; missing: listops, MGK, 1 head, seed 3" in written
+    assert (
+        "| 1 | 36.00 | 37.00 | -1.00: one seed, no interval; sampling error of the test set" in text
+    )
+    assert "1 of 4 runs are finished; missing: listops, MGK, 1 head, seed 3" in written
 
 
 def test_average_needs_all_tasks(tmp_path):
@@ -209,8 +211,8 @@ def test_shortened_runs_are_flagged_and_not_compared(tmp_path, options):
     report, text, written = report_of(tmp_path, table, cells)
     assert report.shortened
     assert written.splitlines()[0] == f"# A tiny table ({SHORTENED})"
-    assert text.count("not compared: another protocol") == 2
-    assert "they say nothing about the published values" in written
+    assert text.count("not compared: different protocol") == 2
+    assert ", but not with the published values" in written
 
 
 def test_where_nothing_is_published_nothing_is_said_of_it(tmp_path):
@@ -219,7 +221,7 @@ def test_where_nothing_is_published_nothing_is_said_of_it(tmp_path):
         keep(cell, 30.0)
     _, _, written = report_of(tmp_path, replace(table, published_runs=0), cells)
     (line,) = [line for line in written.splitlines() if line.startswith(f"**{SHORTENED}")]
-    assert "shorter than the task's file says" in line
+    assert "shorter than those of the task file" in line
     assert "published" not in line
 
 
@@ -281,7 +283,7 @@ def test_a_test_split_that_was_scored_during_training_is_told(tmp_path):
             report = {**(result.get("report") or {}), "test_during_training": amount}
             cell.keep({**result, "report": report})
         written = report_of(tmp_path, table, cells)[2]
-        told = "**The test split was scored during training, for curves" in written
+        told = "**The test split was evaluated during training, for curves" in written
         assert told == (amount is not None)
 
 
@@ -344,8 +346,8 @@ def with_fish(tmp_path, **arguments):
 @pytest.mark.parametrize(
     ("at_eval", "sentence"),
     [
-        (True, "Noise at evaluation is drawn, keyed by seed and sample: FiSH."),
-        (False, "Noise at evaluation is left out, so these are scored as their Hard forms: FiSH."),
+        (True, "Noise at evaluation is on, as a function of seed and sample: FiSH."),
+        (False, "Noise at evaluation is off, so these are evaluated as their Hard variants: FiSH."),
     ],
 )
 def test_the_report_says_whether_noise_is_drawn_at_evaluation(tmp_path, at_eval, sentence):
@@ -364,10 +366,13 @@ def test_unequal_sides_are_flagged_before_the_table(tmp_path):
     written = report_of(tmp_path, table, cells)[2]
     above = written.partition("| task |")[0]
     assert (
-        "**Unequal sides: fish_1 with attention dropout 0.0, baseline softmax_2 with 0.1:" in above
+        "**Unequal settings: attention dropout is 0.0 (fish_1) and 0.1 (baseline softmax_2):"
+        in above
     )
-    assert "**Unequal sides: fish_1 with backend blockwise, baseline softmax_2 with sdpa:" in above
-    assert "mgk_1 with" not in above
+    assert (
+        "**Unequal settings: backend is blockwise (fish_1) and sdpa (baseline softmax_2):" in above
+    )
+    assert "(mgk_1)" not in above
     assert "precision" not in above
 
 
@@ -395,7 +400,7 @@ def test_spread_is_drawn_where_the_caption_says_so(tmp_path, monkeypatch):
     one = drawn({"softmax_2": [36.0], "mgk_1": [30.0]}, monkeypatch, tmp_path / "1")
     texts = [(tmp_path / name / "out/report.md").read_text() for name in "21"]
     assert "mean ± standard deviation over seeds (n − 1)" in texts[0]
-    assert "one seed, no error known" in texts[1]
+    assert "one seed, without error estimate" in texts[1]
     (bars,), nothing = ([c for c in f.axes[0].containers if c.has_xerr] for f in (several, one))
     assert nothing == []
     # A row with one seed has no bar.

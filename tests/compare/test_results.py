@@ -53,7 +53,7 @@ def test_a_cell_of_changed_data_is_run_anew_and_the_file_is_named(compare, tmp_p
     write_metrics(tmp_path)
     status, out, err = compare()
     assert status == 0, err
-    assert compare()[1].count("finished before, not run again") == 2
+    assert compare()[1].count("already finished") == 2
     (tmp_path / "mine.csv").write_text(ROWS.replace("word3", "other"))
     status, out, err = compare("--report")
     assert status != 0
@@ -65,7 +65,7 @@ def test_a_cell_of_changed_data_is_run_anew_and_the_file_is_named(compare, tmp_p
     status, out, err = compare("--report")  # seed 1 is of the data before
     report = (tmp_path / "runs/reproduce/reports/compare-own_texts/report.md").read_text()
     assert status == 1
-    assert "1 of 2 cells are finished" in report
+    assert "1 of 2 runs are finished" in report
     assert "mine.csv" in report
     assert len(list((tmp_path / "runs").glob("own_texts-*seed0*"))) == 2
 
@@ -74,7 +74,7 @@ def test_equal_data_in_another_folder_are_the_same(compare, tmp_path):
     write_metrics(tmp_path)
     compare()
     (tmp_path / "mine.csv").touch()
-    assert compare()[1].count("finished before, not run again") == 2
+    assert compare()[1].count("already finished") == 2
 
 
 def test_results_of_two_data_are_not_averaged_where_the_data_are_gone(compare, tmp_path):

@@ -61,7 +61,7 @@ def test_every_cell_runs_once(tmp_path, jobs):
     lines = []
     again = runner(jobs, lines)(cells, after=lambda: reports.append(1))
     assert (again.ran, len(again.finished), len(reports)) == (0, 4, 4)
-    assert sum("finished before, not run again" in line for line in lines) == 4
+    assert sum("already finished" in line for line in lines) == 4
     assert [commands_run(cell) for cell in cells] == [["fit", "test"]] * 4
 
 
@@ -78,7 +78,7 @@ def test_killed_command_goes_on_and_runs_no_finished_cell_again(tmp_path):
     lines = []
     outcome = runner(1, lines)(cells)
     assert (outcome.ran, len(outcome.finished)) == (3, 4)
-    assert "finished before, not run again" in lines[0]
+    assert "already finished" in lines[0]
     assert "resumes from step 9 of 16" in lines[1]
     assert commands_run(cells[0]) == ["fit", "test"]
     assert commands_run(cells[1]) == ["fit", "fit", "test"]
@@ -265,7 +265,7 @@ def test_shards_are_a_partition_and_the_whole_command_reports(tmp_path, capsys, 
     assert "report:" not in capsys.readouterr().out
     assert main(arguments(tmp_path, "--only", "listops")) == 0
     printed = capsys.readouterr().out
-    assert "4 of 4 runs finished, 0 of them now" in printed
+    assert "4 of 4 runs finished (0 new)" in printed
     assert "report: " in printed
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -280,10 +280,7 @@ def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, cap
     (line,) = [text for text in printed.err.splitlines() if text.startswith("skipped: retrieval")]
     assert "new_aan_pairs.train.tsv" in line
     assert "lit-probattn data prepare retrieval" in line
-    assert (
-        "2 of 3 runs finished, 2 of them now; 0 failed, 0 in other processes, 1 tasks"
-        in printed.out
-    )
+    assert "2 of 3 runs finished (2 new); 0 failed, 0 in other processes, 1 tasks" in printed.out
 
 
 def test_options_make_other_cells(tmp_path):

@@ -61,11 +61,11 @@ def found(table, scores):
         ({"r1": [1.0, 3.0, 2.0], "r2": [2.0, 2.1, 2.1], "r4": [4.0, 2.0, 3.0]}, "same direction"),
         (
             {"r1": [4.0, 2.0, 3.0], "r2": [2.0, 2.1, 2.1], "r4": [1.0, 3.0, 2.0]},
-            "cannot be told",
+            "inconclusive",
         ),
         ({"r1": [1.0], "r2": [2.0], "r4": [3.0]}, "same direction"),
-        ({"r1": [4.0], "r2": [2.0], "r4": [3.0]}, "cannot be told"),
-        ({"r1": [1.0, 1.0], "r2": [2.0, 2.0]}, "2 of 3 rows are there"),
+        ({"r1": [4.0], "r2": [2.0], "r4": [3.0]}, "inconclusive"),
+        ({"r1": [1.0, 1.0], "r2": [2.0, 2.0]}, "only 2 of 3 rows are available"),
         (
             {"r1": [1.0, None], "r2": [None, 2.0], "r4": [1.0, 2.0]},
             "no seed has all rows",
@@ -80,7 +80,7 @@ def found(table, scores):
 def test_verdicts(tmp_path, scores, verdict):
     one = found(table_of(tmp_path), scores).finding
     assert verdict in (one.verdict, one.measured)
-    assert one.verdict == (verdict if one.estimate else "cannot be told")
+    assert one.verdict == (verdict if one.estimate else "inconclusive")
 
 
 def test_printed_scores_that_are_equal_say_nothing(tmp_path):

@@ -63,8 +63,8 @@ def test_a_number_over_seeds(ours, published, verdict):
     [
         (3.0, 2.9, "same direction"),
         (0.9, 1.2, "same direction"),
-        (0.9, 2.9, "cannot be told"),
-        (3.0, 1.6, "cannot be told"),
+        (0.9, 2.9, "inconclusive"),
+        (3.0, 1.6, "inconclusive"),
     ],
 )
 def test_a_number_of_one_seed_has_a_direction_alone(value, published, verdict):
@@ -75,7 +75,7 @@ def test_a_number_of_one_seed_has_a_direction_alone(value, published, verdict):
 def test_without_a_reference_only_the_number_is_judged():
     assert against_value(near(3.0), 3.1, 1) == "agrees"
     assert against_value(near(3.0), 5.0, 1) == "differs"
-    assert against_value(Sample((3.0,), (0,)), 3.0, 1) == "cannot be told"
+    assert against_value(Sample((3.0,), (0,)), 3.0, 1) == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_without_a_reference_only_the_number_is_judged():
         (near(3.0), "same direction"),  # its number, 3.0, is that printed
         (near(1.05, 0.001), "same direction"),
         # Seed by seed the same spread as the baseline: its differences vary by 0.9 each.
-        (near(0.95, 1.0), "cannot be told"),
+        (near(0.95, 1.0), "inconclusive"),
         (near(0.0, 0.2), "differs"),
     ],
 )
 def test_in_another_protocol_only_the_order_is_judged(ours, verdict):
     assert against_value(ours, 3.0, 1, BASE, comparable=False) == verdict
-    assert against_value(ours, 3.0, 1, comparable=False) == "cannot be told"
+    assert against_value(ours, 3.0, 1, comparable=False) == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_in_another_protocol_only_the_order_is_judged(ours, verdict):
         (near(150.0, 5), "at most", "agrees"),
         (near(150.0, 5), "at least", "differs"),
         (near(199.0, 5), "at most", "same direction"),
-        (near(201.0, 5), "at most", "cannot be told"),
+        (near(201.0, 5), "at most", "inconclusive"),
         (Sample((200.0,)), "at most", "same direction"),  # one seed is never certain
         (Sample((200.0, 200.0)), "at most", "agrees"),
         (Sample((199.0,)), "at most", "same direction"),
@@ -107,7 +107,7 @@ def test_in_another_protocol_only_the_order_is_judged(ours, verdict):
 )
 def test_a_bound(ours, bound, verdict):
     assert against_value(ours, 200.0, 1, bound=bound) == verdict
-    assert against_value(ours, 200.0, 1, bound=bound, comparable=False) == "cannot be told"
+    assert against_value(ours, 200.0, 1, bound=bound, comparable=False) == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -196,11 +196,11 @@ def test_what_does_not_vary_is_certain():
     [
         (2.0, 1.0, "agrees", "agrees"),
         (2.0, math.inf, "same direction", "same direction"),
-        (-2.0, math.inf, "cannot be told", "cannot be told"),
+        (-2.0, math.inf, "inconclusive", "inconclusive"),
         (-2.0, 1.0, "differs", "differs"),
         (0.0, 0.0, "differs", "agrees"),
         (1.0, 1.0, "same direction", "agrees"),
-        (-1.0, 1.0, "differs", "cannot be told"),
+        (-1.0, 1.0, "differs", "inconclusive"),
     ],
 )
 def test_a_side(value, half, verdict, at_bound, sign):
@@ -221,7 +221,7 @@ def test_a_side(value, half, verdict, at_bound, sign):
         ((1.0, 0.9, 3.0), 0.0, "differs"),
         ((1.0, 0.9, 3.0), 0.2, "same direction"),
         ((1.0, 1.1, 1.2), 0.2, "same direction"),
-        ((1.0, 1.1, 0.95), 0.2, "cannot be told"),
+        ((1.0, 1.1, 0.95), 0.2, "inconclusive"),
         ((3.0, 2.9, 1.0), 0.2, "differs"),
     ],
 )
@@ -235,7 +235,7 @@ def test_models_that_are_one_are_compared_seed_by_seed():
     own = Sample((1.0, 2.0, 3.0), (0, 1, 2))
     assert identical(own, Sample((2.0, 3.0), (1, 2)), "w").verdict == "agrees"
     assert identical(Sample((1.0, 2.0), (0, 1)), Sample((1.0, 2.0), (1, 2)), "w").verdict == (
-        "cannot be told"
+        "inconclusive"
     )
 
 
@@ -257,13 +257,13 @@ def test_a_device_is_judged_by_its_own_numbers(needed, device, source, tells):
 def test_a_sentence_is_no_better_than_its_weakest_part():
     one = sided(near(3.0), near(1.0), 1, "one")
     both = combined([one, sided(None, near(1.0), 1, "other")], "It is so.")
-    assert (both.verdict, both.says, both.estimate) == ("cannot be told", "It is so.", None)
+    assert (both.verdict, both.says, both.estimate) == ("inconclusive", "It is so.", None)
     assert both.measured == (
-        "one: +2.00 [+2.00, +2.00] (agrees); models that the sentence needs are missing "
-        "(cannot be told)"
+        "one: +2.00 [+2.00, +2.00] (agrees); models that the claim requires are missing "
+        "(inconclusive)"
     )
     assert combined([one]).estimate.value == pytest.approx(2.0)
-    assert trend({}, 1, "").verdict == "cannot be told"
+    assert trend({}, 1, "").verdict == "inconclusive"
 
 
 # ---- the same numbers, the same verdict --------------------------------------------------------
@@ -280,7 +280,7 @@ def test_differences_that_are_equal_agree_in_every_question():
 def test_one_seed_on_the_papers_side_is_never_certain():
     assert sided(Sample((2.0,), (0,)), Sample((1.0,), (0,)), 1, "d").verdict == "same direction"
     assert mean_of([1.0]).side(1) == "same direction"
-    assert mean_of([-1.0]).side(1) == "cannot be told"
+    assert mean_of([-1.0]).side(1) == "inconclusive"
 
 
 def test_a_printed_number_has_an_order_and_half_a_unit_of_its_last_digit():
@@ -294,7 +294,7 @@ def test_a_printed_number_has_an_order_and_half_a_unit_of_its_last_digit():
 
 def test_equal_models_are_matched_by_seed():
     one, other = (Sample(v, (0, 1, 2)) for v in ((1.0, 1.2, 1.1), (1.05, 1.1, 1.2)))
-    assert identical(one, other, "w").verdict == "cannot be told"  # was `differs` of claims
+    assert identical(one, other, "w").verdict == "inconclusive"  # was `differs` of claims
     assert difference(one, other).near(Printed.exactly(0.0)) == "agrees"  # another question
 
 

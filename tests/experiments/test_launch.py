@@ -49,7 +49,7 @@ def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, executor
     if executor == "local":
         logs = (tmp_path / "runs/reproduce/submitit").glob("*/*_log.out")
         text = "".join(path.read_text() for path in logs)
-        assert text.count("1 of 1 runs finished, 1 of them now") == 2
+        assert text.count("1 of 1 runs finished (1 new)") == 2
 
 
 @pytest.mark.usefixtures("forked")
@@ -59,7 +59,7 @@ def test_failed_shard_shows_in_the_exit_status(tmp_path, capsys):
     (tmp_path / "FAIL").touch()
     assert main([*words, "--executor", "debug", "--shards", "2"]) == 1
     assert (
-        "1 of 2 cells are finished; missing: listops, MGK, 1 head, seed 3"
+        "1 of 2 runs are finished; missing: listops, MGK, 1 head, seed 3"
         in (tmp_path / "runs/reproduce/reports/tiny/report.md").read_text()
     )
 

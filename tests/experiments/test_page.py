@@ -78,7 +78,7 @@ def test_what_is_written(tmp_path):
     ]
     text = (tmp_path / "report.md").read_text()
     assert "![It rises to 3](figures/curve_one.svg)\n\n**It rises" in text
-    assert "Lines: ours. Rows made on a GPU; revision abc1234, by the command above." in text
+    assert "Lines: ours. Measured on a GPU; revision abc1234, with the command above." in text
 
 
 def test_a_figure_that_is_there_is_copied(tmp_path):

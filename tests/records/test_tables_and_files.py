@@ -67,7 +67,7 @@ def test_sides_are_unequal_where_a_known_setting_differs():
     }
     baselines = {"base": None, "a": "base", "b": "base", "absent": "base"}
     assert unequal_sides(sides, baselines, "no method alone") == [
-        "**Unequal sides: a, b with dropout 0.1, baseline base with 0.0: no method alone.**"
+        "**Unequal settings: dropout is 0.1 (a, b) and 0.0 (baseline base): no method alone.**"
     ]
 
 

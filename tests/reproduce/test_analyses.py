@@ -159,14 +159,14 @@ def test_every_printed_number_stands_beside_ours_with_a_verdict(tmp_path):
     assert softmax["verdict"] == "agrees"
     assert gfish["verdict"] == "agrees"  # two seeds: ± 2.2
     assert by_key["linear_8", "mean"]["verdict"] == "agrees"
-    assert by_key["gfish_4_8", "mean"]["verdict"] == "cannot be told"
-    assert by_key["gfish_4_8", "mean"]["note"] == "no model is studied"
+    assert by_key["gfish_4_8", "mean"]["verdict"] == "inconclusive"
+    assert by_key["gfish_4_8", "mean"]["note"] == "no model has been studied"
     deviation = 0.03, 12.706 * 0.0707107 * 1.5**0.5
     assert float(softmax["deviation"]) == pytest.approx(deviation[0])
     assert float(softmax["deviation_half_width"]) == pytest.approx(deviation[1], rel=1e-3)
     assert "| Softmax, 8 heads | mean, Frobenius | 1.62 | 1.650 ± 0.071 | 2 | +0.030 [" in text
     written = (tmp_path / "out/report.md").read_text()
-    assert "6 of 10 cells are finished; missing: " in written
+    assert "6 of 10 runs are finished; missing: " in written
     assert (tmp_path / "out/figures/gfish_2_8_head_distance.png").read_bytes() == b"a picture"
     assert "(figures/gfish_2_8_head_distance.png)" in written
     assert "(figures/gfish_4_8_head_distance.png)" not in written
@@ -226,13 +226,13 @@ def test_a_shortened_protocol_is_told_and_compares_the_order_alone(tmp_path):
     report.write(tmp_path / "out")
     written = (tmp_path / "out/report.md").read_text()
     assert "SHORTENED PROTOCOL" in written
-    assert "Study: head_distance with --num_samples 8. **Shortened too: the table's own" in written
+    assert "Study: head_distance with --num_samples 8. **The study is shortened too; the" in written
     summary = report.summary[report.summary["metric"] == "mean"].set_index("row")
-    assert set(summary["note"].head(3)) == {"not compared: another protocol"}
+    assert set(summary["note"].head(3)) == {"not compared: different protocol"}
     assert summary["deviation"].isna().all()
     assert dict(summary["verdict"].head(3)) == {
-        "softmax_8": "cannot be told",
-        "linear_8": "cannot be told",
+        "softmax_8": "inconclusive",
+        "linear_8": "inconclusive",
         "gfish_2_8": "same direction",
     }
 
@@ -283,9 +283,9 @@ def test_what_is_computed_is_reported_before_any_cell_is_studied(tmp_path, capsy
         float(text) for _, text in read("mgk_text").computed
     ]
     assert {row["verdict"] for row in computed} <= {"agrees", "differs"}
-    assert {row["note"] for row in rows if not row["mean"]} == {"no model is studied"}
+    assert {row["note"] for row in rows if not row["mean"]} == {"no model has been studied"}
     assert "0 of " in text
-    assert "None is finished." in text
+    assert "No run is finished." in text
     assert "- Hardware: " in text
     assert main(["fish_table8", *words]) == 2  # nothing of it is computed
     assert "no run of fish_table8 is finished: nothing to report" in capsys.readouterr().err
@@ -368,7 +368,7 @@ def test_a_table_trains_studies_and_reports_and_does_nothing_twice(tmp_path, cap
     assert main(words) == 0
     again = capfd.readouterr().out
     assert "starts" not in again
-    assert again.count("finished before, not run again") == 2
+    assert again.count("already finished") == 2
     (layers[0].parent / "head_distance.md").unlink()  # as after an interruption
     assert main(words) == 0
     assert capfd.readouterr().out.count("head_distance: starts; log") == 1

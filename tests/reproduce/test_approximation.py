@@ -91,7 +91,7 @@ def test_a_seed_is_compared_once_when_all_its_rows_are_studied(tmp_path, capsys)
     ]
     assert report.complete(report.cells, 1, ()) == {}
     assert capsys.readouterr().out == ""
-    assert "approximate_compare of the rows of 0 of 2 seeds" in report.plan(report.cells, False)[1]
+    assert "approximate_compare for 0 of 2 seeds" in report.plan(report.cells, False)[1]
 
 
 @pytest.mark.usefixtures("_forked")
@@ -120,7 +120,7 @@ def test_the_report_has_ovo_and_ova_of_every_kernel_and_judged_sentences(tmp_pat
 def test_a_kernel_that_is_nearer_than_the_exponential_differs(tmp_path, monkeypatch):
     monkeypatch.setitem(GAPS, "elu_8", 0.2)
     verdicts = report_of(tmp_path, GAPS).findings.set_index("verdict")
-    (sentence,) = verdicts.loc[["differs"], "the paper says"]
+    (sentence,) = verdicts.loc[["differs"], "claim of the paper"]
     assert sentence.startswith("With the largest weights alone the elu kernel")
 
 
@@ -128,8 +128,8 @@ def test_without_studies_the_models_are_compared_and_nothing_is_told(tmp_path):
     report = report_of(tmp_path, [])
     report.write(tmp_path / "out")
     text = (tmp_path / "out/report.md").read_text()
-    assert "No cell is studied yet." in text
-    assert list(report.findings["verdict"])[:2] == ["cannot be told"] * 2
+    assert "No run has been studied yet." in text
+    assert list(report.findings["verdict"])[:2] == ["inconclusive"] * 2
 
 
 @pytest.mark.usefixtures("_forked")
@@ -151,7 +151,7 @@ def test_the_table_trains_studies_and_compares_and_does_nothing_twice(tmp_path, 
         text.replace("num_kept: 64", "num_kept: 4").replace("num_kept: 65", "num_kept: 4")
     )
     assert main([*words, "--dry-run"]) == 0
-    assert "then approximate_compare of the rows of 1 of 1 seeds" in capfd.readouterr().out
+    assert "then approximate_compare for 1 of 1 seeds" in capfd.readouterr().out
     assert main(words) == 0
     first = capfd.readouterr().out
     assert first.count("approximate: starts; log") == 3

@@ -47,10 +47,10 @@ def test_dry_run_says_what_would_run_and_what_is_missing(places, capsys, tmp_pat
     names = [part.strip() for part in head.split("|")]
     found = [dict(zip(names, row.split("|"), strict=True)) for row in rows[1:]]
     assert len(found) == 3
-    assert [row["cells to run"].strip() for row in found] == ["2 of 2"] * 3
+    assert [row["runs left"].strip() for row in found] == ["2 of 2"] * 3
     assert [row["data"].strip() for row in found] == ["present", "present", "missing"]
     assert all(int(row["memory of a step, MiB"].replace(",", "")) >= 1 for row in found)
-    assert "training at this rate" not in names
+    assert "training time" not in names
     assert "missing: retrieval: " in printed
     assert "new_aan_pairs.train.tsv" in printed
     assert printed.count("python -m lit_probattn fit --config configs/tasks/") == 6
@@ -200,13 +200,13 @@ def test_real_runs_killed_and_resumed(places, tmp_path):
     (first,) = cells.glob("*.jsonl")
     before = first.read_bytes()
     again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "[1/2] listops, Softmax, 2 heads, seed 3: finished before, not run again" in again.stdout
+    assert "[1/2] listops, Softmax, 2 heads, seed 3: already finished" in again.stdout
     assert "[2/2] listops, MGK, 1 head, seed 3: resumes from step " in again.stdout
     assert first.read_bytes() == before
     results = [json.loads(path.read_text()) for path in cells.glob("*.jsonl")]
     assert sorted(result["num_starts"] for result in results) == [1, 2]
     report = (tmp_path / "runs/reproduce/reports/tiny/report.md").read_text()
-    assert "2 of 2 cells are finished." in report
+    assert "2 of 2 runs are finished." in report
 
 
 def test_a_dry_run_of_a_grid_asks_for_no_metric_by_name(capsys, tmp_path):

@@ -47,8 +47,8 @@ def sample(mean: float, spread=SURE) -> Sample:
         (95.0, SURE, "agrees"),
         (95.0, UNSURE, "same direction"),
         (105.0, SURE, "differs"),
-        (105.0, UNSURE, "cannot be told"),
-        (100.05, SURE, "cannot be told"),
+        (105.0, UNSURE, "inconclusive"),
+        (100.05, SURE, "inconclusive"),
     ],
 )
 def test_a_difference(first, spread, verdict):
@@ -60,9 +60,9 @@ def test_a_difference(first, spread, verdict):
 def test_one_seed_and_missing_models_are_never_certain():
     one, other = (Sample((value,), (0,)) for value in (90.0, 100.0))
     assert sided(one, other, -1, "").verdict == "same direction"
-    assert sided(one, other, 1, "").verdict == "cannot be told"
+    assert sided(one, other, 1, "").verdict == "inconclusive"
     assert "(no interval)" in sided(one, other, 1, "").measured
-    assert sided(None, other, 1, "").verdict == "cannot be told"
+    assert sided(None, other, 1, "").verdict == "inconclusive"
 
 
 def chain(*means: float, spreads=None) -> dict[int, Sample]:
@@ -79,11 +79,11 @@ def chain(*means: float, spreads=None) -> dict[int, Sample]:
         ([chain(110, 100, 95), chain(100, 90, 95)], "differs"),
         ([chain(110, 100, 99, spreads=[SURE, SURE[::-1], UNSURE])], "same direction"),
         ([chain(110, 99.9, 100, 90)], "same direction"),  # not each step, but from end to end
-        ([chain(100, 101, spreads=[SURE, UNSURE])], "cannot be told"),
+        ([chain(100, 101, spreads=[SURE, UNSURE])], "inconclusive"),
         # The ends of one series agree, those of the other do not: all must.
-        ([chain(110, 99.9, 100, 90), chain(100, 101, spreads=[SURE, UNSURE])], "cannot be told"),
-        ([chain(100)], "cannot be told"),
-        ([], "cannot be told"),
+        ([chain(110, 99.9, 100, 90), chain(100, 101, spreads=[SURE, UNSURE])], "inconclusive"),
+        ([chain(100)], "inconclusive"),
+        ([], "inconclusive"),
     ],
 )
 def test_a_trend(series, verdict):
@@ -109,8 +109,8 @@ def test_two_models_that_are_one():
     assert equal(one, cells("standard", [(4, 16, 64, 100, 50.0)]), "").verdict == "agrees"
     assert equal(one, cells("standard", [(4, 16, 64, 101, 50.0)]), "").verdict != "agrees"
     assert equal(one, cells("standard", [(8, 8, 64, 100, 59.0)]), "").verdict == "differs"
-    assert equal(one, cells("standard", [(8, 8, 64, 100, 50.0)]), "").verdict == "cannot be told"
-    assert equal(one, one[:0], "").verdict == "cannot be told"
+    assert equal(one, cells("standard", [(8, 8, 64, 100, 50.0)]), "").verdict == "inconclusive"
+    assert equal(one, one[:0], "").verdict == "inconclusive"
 
 
 BASELINES = [
@@ -127,7 +127,7 @@ BASELINES = [
         (93.0, SURE, "agrees", -1.5),  # the line of 100 and 89 is at 94.5 where twice as many are
         (93.0, UNSURE, "same direction", -1.5),
         (97.0, SURE, "differs", 2.5),
-        (97.0, UNSURE, "cannot be told", 2.5),
+        (97.0, UNSURE, "inconclusive", 2.5),
     ],
 )
 def test_models_beside_the_best_baselines_of_as_many_parameters(value, spread, verdict, difference):
@@ -137,7 +137,7 @@ def test_models_beside_the_best_baselines_of_as_many_parameters(value, spread, v
     assert found.verdict == verdict
     assert f"mean over 1 models with 0.00 to 0.00 M: {difference:+.2f}" in found.measured
     outside = cells("fixed", [(64, 16, 64, 9000, 1.0)])
-    assert at_equal(outside, groups, "num_parameters", -1, "").verdict == "cannot be told"
+    assert at_equal(outside, groups, "num_parameters", -1, "").verdict == "inconclusive"
 
 
 # ---- the figures of fixed head sizes -----------------------------------------------------------
@@ -169,7 +169,7 @@ def test_perplexity_against_parameters():
     other = report(AgainstParameters, cells("fixed", better), cells("width", BASELINES))
     assert verdicts(other)["equal_parameters"] == verdicts(other)["smaller_width"] == "agrees"
     nothing = report(AgainstParameters, cells("fixed", FALLING))
-    assert set(verdicts(nothing).values()) == {"cannot be told"}
+    assert set(verdicts(nothing).values()) == {"inconclusive"}
 
 
 def test_perplexity_against_heads():
@@ -190,7 +190,7 @@ def test_perplexity_against_heads():
         "fixed_falls": "differs",
         "below": "differs",
     }
-    assert set(verdicts(report(AgainstHeads, fixed)).values()) == {"cannot be told", "agrees"}
+    assert set(verdicts(report(AgainstHeads, fixed)).values()) == {"inconclusive", "agrees"}
 
 
 def test_perplexity_against_the_head_size():
@@ -305,7 +305,7 @@ def test_a_sentence_that_nothing_judges_is_named(tmp_path):
     made.table = FIGURES["low_rank_figure3a"].table(
         "low_rank_figure3a", kinds()["low_rank_figure3a"], FOLDER, Place(), True
     )
-    with pytest.raises(ConfigError, match="low_rank_figure3a: no judge for the sentence 'unhea"):
+    with pytest.raises(ConfigError, match="low_rank_figure3a: no function judges the claim 'unhea"):
         _ = made.findings
 
 
@@ -320,6 +320,6 @@ def test_a_figure_is_trained_and_judged(tmp_path, capsys):
     assert main([*words, "--set", "data.init_args.paragraphs=false"]) == 0
     out = tmp_path / "runs/reproduce/reports/low_rank_figure3a"
     found = pd.read_csv(out / "verdicts.csv")
-    assert list(found["verdict"])[:2] == ["cannot be told"] * 2
+    assert list(found["verdict"])[:2] == ["inconclusive"] * 2
     assert (out / "figures/figure.png").is_file()
-    assert "## What the paper says" in Path(out / "report.md").read_text()
+    assert "## Claims of the paper" in Path(out / "report.md").read_text()

@@ -98,13 +98,13 @@ def test_each_printed_number_has_a_line_and_a_verdict(measured):
     out = folder / "runs/reproduce/reports/tiny_table7"
     table = pd.read_csv(out / "printed.csv").set_index(["number", "variant"])
     assert len(table) == 4
-    assert set(table["verdict"]) == {"cannot be told"}  # no A100
+    assert set(table["verdict"]) == {"inconclusive"}  # no A100
     memory = table.loc[("memory_kb", "mgk")]
     base = table.loc[("memory_kb", "softmax")]
     assert memory["deviation"] == pytest.approx(memory["ours"] - 53.6, rel=1e-3)
     assert memory["ratio"] == pytest.approx(memory["ours"] / base["ours"], rel=1e-4)
     assert memory["ratio_published"] == pytest.approx(53.6 / 58, rel=1e-4)
-    assert set(table["ratio_verdict"].dropna()) == {"cannot be told"}  # no GPU
+    assert set(table["ratio_verdict"].dropna()) == {"inconclusive"}  # no GPU
     assert pd.isna(base["ratio"])
     text = (out / "report.md").read_text()
     assert "| MGK, 1 head | memory, kB | 53.6 |" in text
@@ -129,7 +129,7 @@ def test_absolute_numbers_are_judged_on_the_papers_device(measured, tmp_path):
         (folder / "runs/profiling/tiny_table/rows.jsonl").write_text(before)
     assert table.loc[("seconds", "softmax"), "verdict"] == "agrees"
     assert table.loc[("seconds", "mgk"), "verdict"] == "differs"
-    assert table.loc[("seconds", "mgk"), "ratio_verdict"] == "cannot be told"  # 1.00, printed 0.78
+    assert table.loc[("seconds", "mgk"), "ratio_verdict"] == "inconclusive"  # 1.00, printed 0.78
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_absolute_numbers_are_judged_on_the_papers_device(measured, tmp_path):
         (0.9, 0.95, 1.1, "agrees"),
         (0.6, 0.6, 0.6, "same direction"),
         (0.95, 0.98, 1.1, "same direction"),
-        (0.95, 1.02, 1.1, "cannot be told"),
+        (0.95, 1.02, 1.1, "inconclusive"),
         (1.002, 1.002, 1.002, "differs"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_ratio_is_judged_by_its_spread_and_its_side(low, value, high, verdict)
     other = replace(ours, estimate=Estimate(1 / value, 1 / high, 1 / low))
     assert ratio_verdict(above, other, "cuda") == verdict
     for one in (None, replace(ours, device="cpu"), replace(ours, source="predicted")):
-        assert ratio_verdict(printed, one, "cuda") == "cannot be told"
+        assert ratio_verdict(printed, one, "cuda") == "inconclusive"
     assert ratio_verdict(printed, replace(ours, device="meta", source="predicted"), "") == verdict
 
 

@@ -144,7 +144,7 @@ def test_cells_run_once_and_the_report_has_mean_and_deviation(options, tmp_path,
     # A finished cell is not run again; a result cut short counts as none.
     never = ["--launch", f"{sys.executable} -c pass", "--attempts", "1"]
     assert main(bundled(options, *never)) == 0
-    assert capsys.readouterr().out.count("finished before, not run again") == 2
+    assert capsys.readouterr().out.count("already finished") == 2
     files[0].write_text(files[0].read_text()[:50])
     assert main(bundled(options, "--shard", "0/2")) == 0
     again = json.loads(files[0].read_text())

@@ -60,11 +60,11 @@ class Compare(Study):
             curves = pd.concat([read_run(text) for text in options.runs], ignore_index=True)
             results.figure(draw_curves(curves, options.metric), "curves")
         parts = [
-            "Metric of every model with approximate attention (OVO: ovo, OVA: ova), and its exact "
-            "metric on the same samples. (≤): an upper estimate.",
+            "Metric of each model with approximate attention (OVO: ovo, OVA: ova) and with "
+            "exact attention, on the same samples. (≤): upper estimate.",
             markdown_table(metric_table(table)),
-            "How far the weights spread: exp(entropy) and the mass of the largest weights, mean "
-            "over layers, heads and queries with at least half of the keys visible.",
+            "Concentration of the weights: exp(entropy) and the mass of the largest weights, "
+            "mean over layers, heads and queries that attend to at least half of the keys.",
             markdown_table(spread.drop(columns=["layer", "head"]).reset_index()),
             "Relative error of heads with exact inputs, mean over layers and heads:",
             markdown_table(local_table(local), digits=3),
@@ -80,7 +80,7 @@ def read(text: str, part: str) -> pd.DataFrame:
     """
     label, equals, folder = text.partition("=")
     if not equals:
-        raise ConfigError(f"--results takes LABEL=FOLDER, received {text!r}")
+        raise ConfigError(f"--results: expected LABEL=FOLDER, received {text!r}")
     path = Path(folder) / f"{Approximate.name}{part}.csv"
     if not path.is_file():
         raise ConfigError(f"no {path.name} in {folder}: run `approximate --out {folder}` first")
@@ -133,7 +133,7 @@ def draw(table: pd.DataFrame) -> Figure:
         title = f"{method}: {WORDS[method]}"
         title += "\n(open: upper estimate)" if method == "ova" else ""
         label(axis, "keys r", title=title)
-    axes[0].set_ylabel(f"{frame['metric'].iloc[0]} / that of exact attention")
+    axes[0].set_ylabel(f"{frame['metric'].iloc[0]} relative to exact attention")
     axes[0].legend(fontsize=8, frameon=False)
     return figure
 

@@ -61,7 +61,7 @@ def draw_metric(table: pd.DataFrame) -> Figure:
     sparse, dense = frame[frame["method"] != "orf"], frame[frame["method"] == "orf"]
     both = ((sparse, "keys r"), (dense, "features F"))
     groups = [(part, name) for part, name in both if len(part)]
-    what = "more wrong predictions than exact attention (points)"
+    what = "additional errors relative to exact attention (points)"
     figure, (axes,) = panels(1, len(groups), 5.2, 4.4)
     for axis, (part, name) in zip(axes, groups, strict=True):
         _lines(axis, part)
@@ -69,7 +69,7 @@ def draw_metric(table: pd.DataFrame) -> Figure:
         powers_of_two(axis)
         if is_ratio:
             plain_log(axis)
-        label(axis, name, "perplexity / that of exact attention" if is_ratio else what, legend=7)
+        label(axis, name, "perplexity relative to exact attention" if is_ratio else what, legend=7)
     return figure
 
 

@@ -226,8 +226,8 @@ class Approximate(ModelStudy):
             "Relative error ‖o − õ‖ / ‖o‖ of heads whose inputs are exact, mean over layers, heads "
             f"and queries with at least r visible keys ({samples} samples):",
             markdown_table(shown, digits=3),
-            f"Carathéodory: for {found.num_queries} queries, outputs from at most "
-            f"{found.most_keys} values (limit {found.limit}) with a largest relative error of "
+            f"Carathéodory: the outputs of {found.num_queries} queries combine at most "
+            f"{found.most_keys} values (limit {found.limit}), with a largest relative error of "
             f"{found.largest_error:.1e}.",
             f"Effective support exp(entropy): mean {skew['effective_support'].mean():.1f} keys; "
             f"mass of the 16 largest weights {skew['top_16'].mean():.3f}.",
@@ -243,11 +243,11 @@ class Approximate(ModelStudy):
         options, size = self.options, int(table["value_dim"].iloc[0])
         return (
             f"Split {options.split}, seed {options.seed}, sequences of {length}, "
-            f"{len(self.layers)} layers, value size {size}. Exact attention: {facts}. Below, the "
-            f"same with approximate attention, scope: {options.scope}. Value-aware rows are exact "
-            f"for r = 1 and r ≥ {size + 1}; those marked (≤) are upper estimates by a greedy "
-            "search, on fewer samples (compare them with the exact value of those). LSH's r counts "
-            "keys per round; ± is the standard deviation over draws."
+            f"{len(self.layers)} layers, value size {size}. Exact attention: {facts}. The table "
+            f"shows approximate attention, scope: {options.scope}. Value-aware rows are exact "
+            f"for r = 1 and r ≥ {size + 1}; rows marked (≤) are upper estimates of a greedy "
+            "search on fewer samples (compare them with the exact value on these samples). For "
+            "LSH, r counts keys per round; ± is the standard deviation over draws."
         )
 
 

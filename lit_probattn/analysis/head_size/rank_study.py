@@ -59,12 +59,12 @@ class LogitRanks(ModelStudy):
         means = table.groupby("layer")[columns].mean().reset_index()
         results.figure(draw_ranks(table))
         parts = [
-            f"Logits before the mask, {table['sample'].nunique()} sequences of the {options.split} "
-            f"split, {len(table)} maps; means per layer. Head size "
+            f"Logits before the mask, {table['sample'].nunique()} sequences of the "
+            f"{options.split} split, {len(table)} maps; means per layer. Head size "
             f"{int(table['head_dim'].iloc[0])}. `rank` and `centred_rank`: above N · eps · σ₁ in "
-            "float64. `map_rank`: singular values of the map above 1e-6, which is no measure of "
-            "the bottleneck. `recovered_rank`: of the centred logarithms of the map (maps without "
-            "a causal mask only).",
+            "float64. `map_rank`: singular values of the map above 1e-6, which does not measure "
+            "the bottleneck. `recovered_rank`: rank of the centred logarithms of the map (only "
+            "for maps without a causal mask).",
             markdown_table(means),
         ]
         if options.demand_samples:

@@ -26,9 +26,9 @@ from lit_probattn.records.tables import markdown_lines
 from lit_probattn.training.run_record import read_starts
 
 _SUMMARY = (
-    "Distance: mean over pairs of heads (Frobenius). Components: eigenvalues for 95 % of the sum, "
-    "of that many maps. Rank: relative to the number of positions. NLL: kernel, in nats. Values of "
-    "models with different tasks, heads or lengths do not compare."
+    "Distance: mean over pairs of heads (Frobenius). Components: eigenvalues for 95 % of the "
+    "sum, and number of maps. Rank: relative to the number of positions. NLL: kernel, in nats. "
+    "Values of models with different tasks, heads or lengths are not comparable."
 )
 
 
@@ -56,7 +56,7 @@ class Report(Study):
         if options.runs:
             body += ["## Models", "", *(training_line(path) for path in options.runs), ""]
         if not summary.empty:
-            body += ["## Side by side", "", _SUMMARY, "", *markdown_lines(summary), ""]
+            body += ["## Comparison", "", _SUMMARY, "", *markdown_lines(summary), ""]
         body += ["## Studies", "", *map(link, texts)]
         Page(
             kind="studies",

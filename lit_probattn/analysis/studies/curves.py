@@ -25,8 +25,8 @@ from lit_probattn.training.logs import FILE_NAME
 _SCORES = ("loss", "accuracy", "bleu", "ppl_segments")
 _DEFAULT = ("train/loss", *(f"{split}/{score}" for split in ("val", "test") for score in _SCORES))
 _TEST_NOTE = (
-    "Metrics of test/ were logged during training (run.test_during_training). No checkpoint was "
-    "chosen by them, and no best value is, which would be a choice: their column has none."
+    "Metrics of test/ were logged during training (run.test_during_training) and selected no "
+    "checkpoint. The table omits their best values, which would be selected on test data."
 )
 
 

@@ -70,11 +70,11 @@ class Maps(ModelStudy):
             np.savez_compressed(self.results.path("npz"), **saved)
         means = table.groupby("layer")[list(_COLUMNS)].mean().reset_index()
         return (
-            f"Maps of sample {self.longest[0].sample_id} of the {options.split} split, the longest "
-            "drawn (rows: queries, columns: keys; colour: square root of the weight, one scale per "
-            f"layer; over {_PIXELS} positions each cell shows its largest weight), without "
-            f"dropout. Means over heads and {counted(table['sample'].nunique(), 'sample')}:\n\n"
-            f"{markdown_table(means)}"
+            f"Maps of sample {self.longest[0].sample_id} of the {options.split} split, the "
+            "longest drawn (rows: queries, columns: keys; colour: square root of the weight, "
+            f"one scale per layer; with more than {_PIXELS} positions, each pixel shows its "
+            "largest weight), without dropout. Means over heads and "
+            f"{counted(table['sample'].nunique(), 'sample')}:\n\n{markdown_table(means)}"
         )
 
 

@@ -46,9 +46,9 @@ class Priors(ModelStudy):
         self.results.figure(figure)
         shown = table[["layer", "quantity", "head", "component", "value", "normalised"]]
         body = (
-            "Values as they enter the attention, means over positions where positions have their "
-            "own; `normalised` is over components. Heads and components count from 1.\n\n"
-            f"{markdown_table(shown.head(40))}"
+            "Values used by the attention, averaged over positions if they depend on the "
+            "position; `normalised`: over components. Heads and components are numbered from "
+            f"1.\n\n{markdown_table(shown.head(40))}"
         )
         if len(shown) > 40:
             body += f"\n\n{len(shown) - 40} more rows are in {self.results.path('csv').name}."

@@ -52,8 +52,8 @@ class Rank(ModelStudy):
         return (
             f"Rank of random attention maps ({length}, {options.split} split, "
             f"{'with' if options.padded else 'without'} padding): singular values of at least "
-            f"{options.threshold:g}, float64. The relative rank is that over the number of "
-            f"positions.\n\n{markdown_table(summary.reset_index())}"
+            f"{options.threshold:g}, float64. The relative rank is the rank divided by the "
+            f"number of positions.\n\n{markdown_table(summary.reset_index())}"
         )
 
     def rows(self) -> pd.DataFrame:

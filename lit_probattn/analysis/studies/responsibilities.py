@@ -63,12 +63,13 @@ class Responsibilities(ModelStudy):
         words = [] if ids is None else token_words(self.trained.data, ids[: options.tokens])
         results.figure(draw(shares, options.tokens, options.max_heads, words))
         return (
-            f"Usage of components over {usage['sample'].nunique()} samples of the {options.split} "
-            "split: share of the attention that component r carries, entropy over components per "
-            "query, and mutual information of key and component per query, in nats (means over "
-            f"queries and samples). Tokens of sample {shown[0].sample_id}, the longest drawn, are "
-            f"in {results.path('csv', 'tokens').name} and in the picture.\n\n"
-            f"{markdown_table(table.head(40))}"
+            f"Usage of components over {usage['sample'].nunique()} samples of the "
+            f"{options.split} split: share of the attention weight weight of component r, "
+            "entropy over components per query, and mutual information of key and component per "
+            "query, in nats (means over queries and samples). Tokens of sample "
+            f"{shown[0].sample_id}, the longest drawn, are in "
+            f"{results.path('csv', 'tokens').name} and in the "
+            f"figure.\n\n{markdown_table(table.head(40))}"
         )
 
 

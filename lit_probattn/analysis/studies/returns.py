@@ -47,7 +47,7 @@ from lit_probattn.training.checkpoints import load_checkpoint
 _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 # Number of steps whose actions are compared: a simulation amplifies rounding in later steps.
 _COMPARED_STEPS = 100
-_ACTIONS_DIFFER = "largest difference of actions"
+_ACTIONS_DIFFER = "largest difference between actions"
 
 
 class Returns(ModelStudy):
@@ -156,21 +156,24 @@ class Returns(ModelStudy):
         alone = []
         for number in range(numbers):
             alone += self._episodes(player, target, [number], keep_actions=True)
-            print(f"alone: {number + 1} of {numbers}, return {alone[-1].total:.1f}", flush=True)
+            print(
+                f"one at a time: {number + 1} of {numbers}, return {alone[-1].total:.1f}",
+                flush=True,
+            )
         table = pd.DataFrame(
             [compared(side, one) for side, one in zip(together, alone, strict=True)]
         )
         self.results.table(table, "one_by_one")
-        means = table[["side by side", "one by one"]].mean()
+        means = table[["in parallel", "one at a time"]].mean()
         return "\n".join(
             [
-                f"Target {target:g} by the policy in float64, all episodes side by side and the "
-                "same one by one:",
+                f"Target {target:g}, policy in float64, the same episodes in parallel and one at "
+                "a time:",
                 "",
                 markdown_table(table),
                 "",
-                f"Mean returns {means['side by side']:.4f} and {means['one by one']:.4f}; actions "
-                f"of the first {_COMPARED_STEPS} steps differ by at most "
+                f"Mean returns {means['in parallel']:.4f} and {means['one at a time']:.4f}; "
+                f"actions of the first {_COMPARED_STEPS} steps differ by at most "
                 f"{table[_ACTIONS_DIFFER].max():.1e}.",
             ]
         )
@@ -212,10 +215,10 @@ def compared(together: Episode, alone: Episode) -> dict[str, float]:
         off = float("inf")
     return {
         "seed": together.seed,
-        "side by side": together.total,
-        "one by one": alone.total,
+        "in parallel": together.total,
+        "one at a time": alone.total,
         "steps": together.length,
-        "steps alone": alone.length,
+        "steps one at a time": alone.length,
         _ACTIONS_DIFFER: float(off),
     }
 
@@ -254,12 +257,12 @@ def findings(table: pd.DataFrame, behaviour: float | None = None) -> str:
             else f"rank correlation of targets and mean returns {rank:.2f}"
         )
         lines.append(
-            f"{order[0].upper()}{order[1:]}; the target that is met best is {near['target']:g}, "
-            f"with {near['return']:.1f}."
+            f"{order[0].upper()}{order[1:]}; the target closest to its mean return is "
+            f"{near['target']:g}, with {near['return']:.1f}."
         )
     if behaviour is not None:
         word = "above" if best["return"] > behaviour else "not above"
-        lines.append(f"The best is {word} the mean return of the data, {behaviour:g}.")
+        lines.append(f"The best mean return is {word} the mean return of the data, {behaviour:g}.")
     return " ".join(lines)
 
 

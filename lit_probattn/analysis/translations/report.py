@@ -186,21 +186,21 @@ class Report:
         """Return findings and tables as Markdown."""
         parts = [
             *self._findings(),
-            f"{counted(len(self.pairs), 'sentence')} of the {split} split. 95 % intervals: paired "
-            f"bootstrap over sentences, {counted(resamples, 'resample')}; one training of each "
-            "model, so they say nothing of other seeds.",
+            f"{counted(len(self.pairs), 'sentence')} of the {split} split. 95 % intervals: "
+            f"paired bootstrap over sentences, {counted(resamples, 'resample')}; one training of "
+            "each model, so they do not cover other seeds.",
             *self._unequal(),
             "## Scores",
             markdown_table(self._score_table()),
             "chrF and changed words are counted on running text. " + self._signatures(),
             "## Changed words",
-            f"The references have {counted(self.base.num_changed, 'word')} that their sources "
-            "have not (multisets of words of sacrebleu's tokeniser 13a). Recall: the part of them "
-            "that a translation has. Precision: the part of a translation's own words beyond the "
-            "source that are among them. F1 is both. Copying the source scores 0, the reference "
-            "100.",
+            f"The references contain {counted(self.base.num_changed, 'word')} that are not in "
+            "their sources (multisets of words by sacrebleu's tokeniser 13a). Recall: the "
+            "fraction of these words in the translation. Precision: the fraction of the "
+            "translation's words that are not in the source and are among them. F1 is their "
+            "harmonic mean. Copying the source scores 0, the reference 100.",
             markdown_table(self._changed_table()),
-            "## Other forms of BLEU",
+            "## Other variants of BLEU",
             self._form_text(),
             "## Length",
             f"Precisions of n-grams, brevity penalty and length ratio of BLEU ({self.form}).",
@@ -236,7 +236,7 @@ class Report:
             )
             if row is not self.base:
                 difference = own.minus(self.base.scored[form])
-                verdict = "" if difference.verdict else ", not told apart"
+                verdict = "" if difference.verdict else ", not distinguishable"
                 line += f"; against {escaped(self.base.name)} {difference.text('+')}{verdict}"
             f1 = row.f1.interval
             lines.append(f"{line}; changed words F1 {f1.text()}")
@@ -253,7 +253,7 @@ class Report:
             for run in self.runs
         }
         baselines = {run.label: self.runs[0].label for run in self.runs}
-        return unequal_sides(sides, baselines, "what is compared is not the attention alone")
+        return unequal_sides(sides, baselines, "differences are not due to the attention alone")
 
     def _score_table(self) -> pd.DataFrame:
         found = []
@@ -281,7 +281,7 @@ class Report:
     def _form_text(self) -> str:
         others = [form for form in self.pairs.forms if form != self.form]
         if not others:
-            return f"The runs separate words differently, so that only BLEU ({self.form}) compares."
+            return f"The runs tokenise differently, so only BLEU ({self.form}) is comparable."
         found = []
         for row in self._all_rows:
             entry: dict[str, Any] = {"model": row.name}
@@ -341,10 +341,9 @@ class Report:
         if not shown:
             return ""
         lines = [
-            "## Translations to read",
+            "## Sample translations",
             "",
-            f"{counted(len(shown), 'sentence')}, drawn by the seed. Remarks are a reader's "
-            "(--remarks).",
+            f"{counted(len(shown), 'sentence')}, drawn with the seed. Remarks are from --remarks.",
         ]
         for number in shown:
             place = number - 1
@@ -357,7 +356,7 @@ class Report:
         return "\n".join(lines)
 
 
-_BEATEN = {1: "is beaten", 0: "is not told apart", -1: "is better"}
+_BEATEN = {1: "is beaten", 0: "is not distinguishable", -1: "is better"}
 
 
 def _columns(name: str, found: Interval) -> dict[str, float]:

@@ -28,11 +28,10 @@ from lit_probattn.reproduce.studies import MODULE, CellStudy, StudyJob, run_stud
 
 METHODS = {"ovo": "OVO", "ova": "OVA"}
 _LEGEND = (
-    "OVO: the keys with the r largest weights (value-oblivious optimum); OVA: the best point from "
-    "at most r values (value-aware optimum). Mean ± standard deviation over seeds (n − 1), on "
-    "samples of the test split, the same for all; (≤) is an upper estimate, on fewer samples. The "
-    "last line is exact attention. The paper's own numbers are not legible in the text available "
-    "to us."
+    "OVO: the keys with the r largest weights (value-oblivious optimum); OVA: the best point "
+    "from at most r values (value-aware optimum). Mean ± standard deviation over seeds (n − 1), "
+    "on the same samples of the test split; (≤): upper estimate on fewer samples. The last row "
+    "is exact attention. The printed values are not legible in our copy of the paper."
 )
 
 
@@ -41,8 +40,8 @@ class ApproximationTable(CellFigure):
 
     after_every_cell: ClassVar[bool] = True
     compared: ClassVar[str] = (
-        "The cells of the table are not legible in the text available to us, so what the paper "
-        "says of them is compared."
+        "The values of the table are not legible in our copy of the paper, so the paper's "
+        "claims about them are compared."
     )
 
     # ---- studies -------------------------------------------------------------------------------
@@ -58,8 +57,8 @@ class ApproximationTable(CellFigure):
         seeds = sorted({cell.seed for cell in cells})
         waiting = [seed for seed in seeds if not self.is_compared(seed)]
         lines = [
-            f"then the study {self.study.name} of {left} of {len(cells)} cells",
-            f"then {Compare.name} of the rows of {len(waiting)} of {len(seeds)} seeds",
+            f"then the study {self.study.name} of {left} of {len(cells)} runs",
+            f"then {Compare.name} for {len(waiting)} of {len(seeds)} seeds",
         ]
         return lines + ([self.study.command(cell) for cell in cells] if commands else [])
 
@@ -129,7 +128,7 @@ class ApproximationTable(CellFigure):
         """Return perplexities with OVO and OVA as Markdown, a line per number of keys."""
         table = self.oracles()
         if table.empty:
-            return ["No cell is studied yet."]
+            return ["No run has been studied yet."]
         columns: dict[str, dict[Any, str]] = {}
         for (row, method), part in table.groupby(["row", "method"], sort=False):
             column = columns.setdefault(f"{self.table.rows[str(row)].label}, {METHODS[method]}", {})

@@ -23,7 +23,7 @@ def models_of(name: str, part: Mapping[str, Any], folder: Path = FOLDER) -> Tabl
     Args:
         name: the table.
         part: the content of its file.
-        folder: folder of the tables whose rows it names, of tasks and printed numbers.
+        folder: folder of the referenced tables, of tasks and of printed numbers.
 
     Raises:
         ConfigError: something is missing or unknown.

@@ -28,11 +28,11 @@ from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.studies import CellStudy, run_studies
 
 _LEGEND = (
-    "Mean ± standard deviation over seeds (n − 1). The published number counts as the mean of "
-    "{runs} with our spread; the paper does not say how many there were. The order is that beside "
-    "{reference}."
+    "Mean ± standard deviation over seeds (n − 1). The published number is treated as the mean "
+    "of {runs} with our spread, since the paper does not give the number of runs. The order is "
+    "relative to {reference}."
 )
-_SHORTER = " Under a shortened protocol the numbers are not compared, only their order."
+_SHORTER = " With a shortened protocol only the order is compared."
 
 
 def _shown(value: float, digits: int) -> str:
@@ -67,7 +67,7 @@ class AnalysisReport(Report):
     def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
         """Return the number of cells to study, and the commands."""
         left = sum(not self.study.is_done(cell) for cell in cells)
-        lines = [f"then the study {self.study.name} of {left} of {len(cells)} cells"]
+        lines = [f"then the study {self.study.name} of {left} of {len(cells)} runs"]
         return lines + ([self.study.command(cell) for cell in cells] if commands else [])
 
     @cached_property
@@ -119,7 +119,7 @@ class AnalysisReport(Report):
     def _computed_entry(self, number: Computed, text: str) -> dict[str, Any]:
         task, method, heads, metric, _ = number.printed
         ours, published, digits = number.value(self.analysis.folder), float(text), digits_of(text)
-        away = f"{ours - published:+.{digits + 1}f}: computed, nothing varies"
+        away = f"{ours - published:+.{digits + 1}f}: computed, without spread"
         return {
             **{"task": task, "row": number.of, "metric": metric, "unit": number.unit},
             **{"method": Row("", method, heads, "").label, "num_seeds": 0, "mean": ours},
@@ -146,7 +146,7 @@ class AnalysisReport(Report):
     def _verdict(self, row: Row, name: str, published: float) -> dict[str, Any]:
         ours = self._sample(row.name, name)
         if ours is None:
-            return {"verdict": "cannot be told", "note": "no model is studied"}
+            return {"verdict": "inconclusive", "note": "no model has been studied"}
         digits, comparable = self.analysis.digits[name], not self.shortened
         reference = self._reference(row, name, ours)
         found = against_printed(
@@ -212,7 +212,10 @@ class AnalysisReport(Report):
         how = f"Study: {self.study.name} {f'with {words}' if words else 'with its defaults'}."
         if self.study != self.analysis.study:
             whole = " ".join(self.analysis.study.words)
-            how += f" **Shortened too: the table's own takes {whole or 'the defaults'}.**"
+            how += (
+                " **The study is shortened too; the published table uses "
+                f"{whole or 'the defaults'}.**"
+            )
         parts = [how, *self.analysis.notes, "## Figures of the studies"]
         for cell, paths in self._study_figures:
             images = " ".join(f"![{p.stem}](figures/{cell.row.name}_{p.name})" for p in paths)

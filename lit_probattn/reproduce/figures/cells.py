@@ -24,9 +24,8 @@ from lit_probattn.reproduce.studies import CellStudy, Value, run_studies
 
 SETTING = "run.test_during_training"
 _TEST_NOTE = (
-    "Curves are of the test split, as in the paper: it was scored at every validation, and no "
-    "checkpoint was chosen by it. A best value of such a curve is a property of the curve, not a "
-    "result of the method."
+    "As in the paper, curves show the test split, which was evaluated at every validation but "
+    "selected no checkpoint. The best value of such a curve is not a result of the variant."
 )
 
 
@@ -41,7 +40,7 @@ class CellFigure(FigureReport):
 
     is_short: bool = False
 
-    # ---- what is read --------------------------------------------------------------------------
+    # ---- results --------------------------------------------------------------------------------
 
     @cached_property
     def drawn_of_test(self) -> Mapping[str, str]:

@@ -40,7 +40,7 @@ from lit_probattn.reproduce.figures.curves import (
 _WORDS = {
     "throughout": "{}, mean over all logged steps",
     "best": "best {}",
-    "reach": "steps until {} is the other's best",
+    "reach": "steps until {} reaches the other row's best",
     "settled": "share of the change of {} in the last tenth of the steps",
 }
 _COMPARE = ("higher", "lower", "equal", "near")
@@ -91,7 +91,7 @@ class Claim:
             raise ConfigError(f"{place}: a claim needs either value, or curve and at")
         if claim.compare not in _COMPARE:
             raise ConfigError(
-                f"{place}: `is` must be one of {', '.join(_COMPARE)}, not {claim.compare}"
+                f"{place}: `is` must be one of {', '.join(_COMPARE)}, received {claim.compare}"
             )
         if claim.at is not None and claim.at not in _WORDS:
             raise ConfigError(
@@ -191,7 +191,7 @@ class Claim:
         if self.at == "reach":
             seeds = sorted(set(own) & set(base))
             if not seeds:
-                return missing(f"{words}: no seed in common")
+                return missing(f"{words}: no common seed")
             goals = {seed: best(base[seed], metric) for seed in seeds}
             first, second = (
                 Sample(tuple(first_reaching(c[s], goals[s], metric) for s in seeds), tuple(seeds))
@@ -209,7 +209,7 @@ class Claim:
         """Judge the mean over steps, and count the steps with the claimed sign."""
         steps = common_steps(own, base)
         if not len(steps):
-            return missing(f"{words}: no logged step in common")
+            return missing(f"{words}: no common logged step")
         first, second = (
             Sample(tuple(float(c[steps].mean()) for c in part.values()), tuple(part))
             for part in (own, base)
@@ -217,7 +217,7 @@ class Claim:
         found = self._compare(first, second, words)
         means = [sum(c[steps] for c in part.values()) / len(part) for part in (own, base)]
         right = int(((means[0] - means[1]) * self.sign > 0).sum())
-        text = f"{found.measured}; on that side at {right} of {len(steps)} logged steps"
+        text = f"{found.measured}; true at {right} of {len(steps)} logged steps"
         always = right == len(steps)
         weaker = found.verdict == "agrees" and not always
         return replace(found, measured=text, verdict="same direction" if weaker else found.verdict)

@@ -86,7 +86,7 @@ class AgainstParameters(_LowRank):
         return {**of_heads, **of_size}
 
     def judges(self) -> Mapping[str, Judge]:
-        """Return what judges each sentence."""
+        """Return the function that judges each claim."""
         return {
             "equal_parameters": self._equal_parameters,
             "smaller_width": self._smaller_width,
@@ -144,7 +144,7 @@ class AgainstHeads(_LowRank):
         return figure
 
     def judges(self) -> Mapping[str, Judge]:
-        """Return what judges each sentence."""
+        """Return the function that judges each claim."""
         return {
             "coincide": self._coincide,
             "turn": self._turn,
@@ -199,7 +199,7 @@ class AgainstHeadSize(_LowRank):
         return figure
 
     def judges(self) -> Mapping[str, Judge]:
-        """Return what judges each sentence."""
+        """Return the function that judges each claim."""
         return {
             "larger_heads": lambda: trend(
                 _chains(self.rows, "num_heads", "head_dim", "{} heads"), -1, "size"
@@ -259,10 +259,10 @@ def at_equal(
         if (sample := Sample.of(part, score)) is not None
     ]
     if len(places) < 2 or not inside:
-        return missing(f"no model lies within the baselines: {MISSING}")
+        return missing(f"no model lies within the range of the baselines: {MISSING}")
     seeds = set.intersection(*(set(s.seeds) for s in (*knots.values(), *(s for _, s in inside))))
     if not seeds:
-        return missing("models and baselines have no seed in common")
+        return missing("models and baselines have no common seed")
     values: dict[int, list[float]] = {seed: [] for seed in sorted(seeds)}
     for seed, found in values.items():
         heights = [knots[place].by_seed[seed] for place in places]

@@ -64,7 +64,7 @@ class FineTuned(FigureReport):
         return figure
 
     def judges(self) -> Mapping[str, Judge]:
-        """Return what judges each sentence."""
+        """Return the function that judges each claim."""
         found: dict[str, Judge] = {}
         for metric in _SCORES:
             found[f"{metric}_smaller_width"] = partial(self._smaller_width, metric)

@@ -23,8 +23,8 @@ class Entry(NamedTuple):
     """A kind of figure.
 
     Attributes:
-        module: of `lit_probattn.reproduce.figures`.
-        name: of the class there.
+        module: module of `lit_probattn.reproduce.figures`.
+        name: class in that module.
         table: reads the cells of the figure's file.
     """
 
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
     table: Callable[[str, Mapping[str, Any], Path, Place, bool], Table]
 
 
-# Figures with a class of their own, and a file of their name in configs/reproduce.
+# Figures with a separate class, and a file of the same name in configs/reproduce.
 FIGURES = {
     "low_rank_figure1": Entry("low_rank", "AgainstParameters", points_of_grid),
     "low_rank_figure2": Entry("low_rank_bert", "FineTuned", fine_tuned_models),
@@ -44,7 +44,7 @@ FIGURES = {
 
 
 def entry_of(name: str, part: Mapping[str, Any]) -> Entry:
-    """Return what a figure of `kind: figure` is made by."""
+    """Return the entry of a figure of `kind: figure`."""
     kind = "StudyFigure" if "studies" in part else "CellFigure"
     return FIGURES.get(name) or Entry("cells", kind, rows_of_tables)
 

@@ -22,8 +22,8 @@ from lit_probattn.records.tables import markdown_lines
 
 Judge = Callable[[], Finding]
 _REDUCED = (
-    "**Reduced models, other data: a verdict says whether the tendency shows at this size, not "
-    "whether the paper's runs come out.**"
+    "**Reduced models on other data: verdicts apply to this size, not to the results of the "
+    "paper.**"
 )
 
 
@@ -49,7 +49,7 @@ class FigureReport(Report):
     has_reduced_cells: ClassVar[bool] = False
     # The reason why sentences are compared.
     compared: ClassVar[str] = (
-        "The figure prints no values, so what its paper says of it is compared."
+        "The figure prints no values, so the paper's claims about it are compared."
     )
 
     def drawn(self) -> dict[str, Callable[[], Figure]]:
@@ -59,7 +59,11 @@ class FigureReport(Report):
     def caption(self) -> str:
         """Return the content, the number of seeds and the meaning of error bars."""
         counts = sorted({int(n) for n in self.rows.groupby(["task", "row"])["seed"].nunique()})
-        known = "± standard deviation over seeds (n − 1)" if max(counts) > 1 else "no error known"
+        known = (
+            "± standard deviation over seeds (n − 1)"
+            if max(counts) > 1
+            else ("without error estimate")
+        )
         return f"Means over seeds, n = {' or '.join(map(str, counts))} per point; {known}."
 
     def judges(self) -> Mapping[str, Judge]:
@@ -83,7 +87,7 @@ class FigureReport(Report):
         for key, sentence in self.part["says"].items():
             if key not in judges:
                 raise ConfigError(
-                    f"{self.table.name}: no judge for the sentence {key!r}; judges: "
+                    f"{self.table.name}: no function judges the claim {key!r}; judged claims: "
                     f"{', '.join(judges)}"
                 )
             told = sentence if isinstance(sentence, str) else sentence["says"]
@@ -111,7 +115,7 @@ class FigureReport(Report):
     def text(self) -> list[str]:
         """Return the sentences with their verdicts."""
         return [
-            "## What the paper says",
+            "## Claims of the paper",
             *([_REDUCED] if self.reduced else []),
             "\n".join(markdown_lines(self.findings)),
             self.compared,

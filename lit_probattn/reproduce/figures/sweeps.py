@@ -183,7 +183,7 @@ class SweepFigure:
         ]
         if not found:
             raise ConfigError(
-                f"{self.name}: {', '.join(self.sweeps)}: missing sentence with `holds` for this "
+                f"{self.name}: {', '.join(self.sweeps)}: missing claim with `holds` for this "
                 "figure in report.paper"
             )
         return found
@@ -206,8 +206,8 @@ class SweepFigure:
             if (base := config.baseline_of(variant)) is not None
         )
         caption = (
-            f"Ratios are to {' or '.join(bases) or 'no baseline'} at the same sizes; below 1 is "
-            "cheaper. Counts have no error; bands of times are the 20 % and 80 % quantiles of "
+            f"Ratios to {' or '.join(bases) or 'no baseline'} at the same sizes; below 1 is "
+            "cheaper. Counts have no error; bands of times are 20 % and 80 % quantiles of "
             f"repeated measurements. {sum(map(len, self.frames.values()))} rows."
         )
         return ReportFigure(first_of(self.judged), caption, self.drawn)
@@ -223,7 +223,7 @@ class SweepFigure:
             made=together([made_of(frame) for frame in self.frames.values()], self.command),
             finding=how_many_agree(self.judged),
             body=[
-                *("## What the paper says", "", *markdown_lines(table), ""),
+                *("## Claims of the paper", "", *markdown_lines(table), ""),
                 *(*notes, *([""] if notes else []), image("figure")),
             ],
             findings=self.judged,

@@ -1,7 +1,7 @@
-"""The cells of a figure, read of its file as a table; PyTorch is not imported.
+"""The table of cells of a figure, read from its file; PyTorch is not imported.
 
-Each function takes the figure's name, the content of its file, the folder of that file and of those
-that it names, where the data lie, and whether the reduced version is asked for.
+Arguments of each function: the figure's name, the content of its file, the folder of table files,
+the folders of the data, and whether to return the reduced version.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from lit_probattn.reproduce.head_size.grid import Grid
 def rows_of_tables(
     name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
 ) -> Table:
-    """Return the rows that the entry names, of the tables that it names.
+    """Return the selected rows of several tables.
 
     Raises:
-        ConfigError: two of its tables have a row of one name.
+        ConfigError: two tables have a row of the same name.
     """
     tables = {key: read_table(key, folder) for key in part["cells"]}
     tasks, rows = {}, {}
     for key, only in part["cells"].items():
         for task, row in tables[key].select(only):
             if row.name in rows:
-                raise ConfigError(f"{name}: {row.name} is in two of its tables")
+                raise ConfigError(f"{name}: duplicate row {row.name} in its tables")
             tasks[task.name] = task
             rows[row.name] = row
     first = next(iter(tables.values()))
@@ -54,7 +54,7 @@ def _of_tasks(row: Row, tasks: Mapping[str, Any]) -> Row:
 def points_of_grid(
     name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
 ) -> Table:
-    """Return the points that the file names, of the grid of head sizes that it names."""
+    """Return the selected points of a grid of head sizes."""
     chosen = part["shortened"] if reduced else part
     points = {
         key: tuple(value) if isinstance(value, list) else value
@@ -67,10 +67,10 @@ def points_of_grid(
 def fine_tuned_models(
     name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
 ) -> Table:
-    """Return the models of both rules for the head size, on all tasks.
+    """Return the models of both rules for head sizes, for all tasks.
 
     Raises:
-        ConfigError: a width cannot be divided among the heads.
+        ConfigError: a width is not divisible by the number of heads.
     """
     fixed, baseline, factor = part["fixed"], part["baseline"], part["shortened"]["divided_by"]
     layers = part["num_layers"], part["shortened"]["num_layers"]
@@ -110,7 +110,7 @@ def _model(
     layers: tuple[int, int],
     factor: int,
 ) -> Row:
-    """Return the row of a model, whose reduced version has all widths divided."""
+    """Return the row of a model; the reduced version divides all widths."""
     sizes = {"embed_dim": embed_dim, "head_dim": head_dim, "mlp_dim": mlp_dim}
     full = {f"model.init_args.{key}": value for key, value in sizes.items()}
     small = {key: value // factor for key, value in full.items()}

@@ -121,7 +121,7 @@ def draw_parameters(table: pd.DataFrame) -> Figure:
     figure, axes = panels(1, 2, 4.4, 3.6, sharey=True)
     labels = {
         "num_parameters": "parameters",
-        "num_other_parameters": "parameters without the token table",
+        "num_other_parameters": "parameters without the token embedding",
     }
     for axis, (column, words) in zip(axes[0], labels.items(), strict=True):
         draw_curves(axis, series_by_rule(table), column, limits_of(table))

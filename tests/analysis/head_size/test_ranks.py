@@ -214,7 +214,7 @@ def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys, monkeypat
     assert fixed["num_parameters"] > table["num_parameters"][0]
     capsys.readouterr()
     assert main(command) == 0
-    assert capsys.readouterr().out.count("finished before, not run again") == 3
+    assert capsys.readouterr().out.count("already finished") == 3
     assert main([*command, "--report"]) == 0
     assert main([*command, "--shard", "2/2"]) == 2
     assert "--shard: expected 0 <= i < n" in capsys.readouterr().err

@@ -134,7 +134,7 @@ def test_remarks_stand_below_their_sentences(runs, written, tmp_path, capsys):
     more = ("--resamples", "2", "--num_shown", "4", "--seed", "5", "--remarks", str(remarks))
     assert study(runs, out, *more) == 0
     text = (out / "translations.md").read_text()
-    parts = text.partition("## Translations to read")[2].split("Sentence ")[1:]
+    parts = text.partition("## Sample translations")[2].split("Sentence ")[1:]
     assert [int(part.split()[0]) for part in parts] == shown
     assert [part.rstrip().splitlines()[-1] for part in parts] == [
         "- remark:",
@@ -212,4 +212,4 @@ def test_the_mean_of_checkpoints_is_a_model_of_its_own(runs, tmp_path):
     text = (tmp_path / "translations.md").read_text()
     assert "sentences of the val split" in text
     assert "average-2-00000060.ckpt" in text
-    assert "## Translations to read" not in text
+    assert "## Sample translations" not in text

@@ -367,7 +367,7 @@ def test_the_figure_shows_the_comparisons_that_are_named(tmp_path, parity_passes
     made = config(["test_parity.py"], figure=rows)
     report, _ = run_kernels(made, tmp_path, tmp_path / "out")
     assert re.search(
-        r"\n\nFinding: time .* plain or torch, at 1 place: a [\d.]+ to .*, b ", report.text()
+        r"\n\nFinding: time .* plain or torch, at 1 point: a [\d.]+ to .*, b ", report.text()
     )
     report.write(tmp_path / "out")
     with Image.open(tmp_path / "out/figures/time_ratio.png") as shown:
@@ -381,7 +381,7 @@ def test_the_finding_and_the_figure_have_the_mode_of_the_file(tmp_path, parity_p
     grid = {"tokens": 16, "seq_lens": [8, 16], "head_dims": [4], "modes": ["eval", "train"]}
     made = config(["test_parity.py"], figure={"MGK": {"reference": "a"}}, grid=grid)
     report, _ = run_kernels(made, tmp_path, tmp_path / "out")
-    assert "at 2 places" in report.text()
+    assert "at 2 points" in report.text()
     assert "at 2 of 2 points" in report.figures["time_ratio"].caption
 
 

@@ -74,7 +74,7 @@ def test_a_count_holds_or_does_not(claim, holds, fails):
         ((5.0, 5.0), 0.5, "agrees"),
         ((9.5, 9.5), 0.5, "same direction"),
         ((5.0, 9.5), 0.5, "same direction"),
-        ((10.4, 10.4), 0.5, "cannot be told"),
+        ((10.4, 10.4), 0.5, "inconclusive"),
         ((5.0, 15.0), 0.5, "differs"),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_time_that_falls_within_its_spread_has_only_the_direction():
     assert found(0.1) == "agrees"
     assert found(2.0) == "same direction"
     assert found(0.1, (7.0, 9.0)) == "differs"
-    assert found(2.0, (7.0, 9.0)) == "cannot be told"
+    assert found(2.0, (7.0, 9.0)) == "inconclusive"
 
 
 def test_memory_is_resident_and_peak_together():
@@ -107,8 +107,8 @@ def test_memory_is_resident_and_peak_together():
     config = sweep(variants=VARIANTS, baseline="softmax")
     found = judge(Sentence(says="it is so", holds=[below]), config, frame)
     assert found.measured == (
-        "total peak memory: ratio of a 0.950; below 1 at 2 of 2 places "
-        "(of the peak above resident alone: ratio of a 1.100)"
+        "total peak memory: ratio of a 0.950; below 1 at 2 of 2 points "
+        "(peak above resident memory: ratio of a 1.100)"
     )
 
 
@@ -132,20 +132,20 @@ def test_what_a_paper_measured_on_its_gpu_cannot_be_told_without_one(metric, cla
     frame = rows(metric, **values)
     frame["peak_memory_bytes"] = frame[metric]
     assert verdict(frame, metric=metric, **claim) == "agrees"
-    assert verdict(frame.assign(device="cpu"), metric=metric, **claim) == "cannot be told"
+    assert verdict(frame.assign(device="cpu"), metric=metric, **claim) == "inconclusive"
     predicted = frame.assign(source="predicted")
-    assert verdict(predicted, metric=metric, **claim) == "cannot be told"
+    assert verdict(predicted, metric=metric, **claim) == "inconclusive"
 
 
 @pytest.mark.parametrize(
     ("claim", "half", "found"),
     [
         ({"ordered": True, "variants": ["softmax", "a"]}, 1.0, "same direction"),
-        ({"ordered": True, "variants": ["a", "softmax"]}, 1.0, "cannot be told"),
+        ({"ordered": True, "variants": ["a", "softmax"]}, 1.0, "inconclusive"),
         ({"ordered": True, "variants": ["softmax", "a"]}, 0.1, "agrees"),
         ({"ordered": True, "variants": ["a", "softmax"]}, 0.1, "differs"),
         ({"within": 0.05, "variants": ["a", "softmax"]}, 1.0, "same direction"),
-        ({"within": 0.03, "variants": ["a", "softmax"]}, 1.0, "cannot be told"),
+        ({"within": 0.03, "variants": ["a", "softmax"]}, 1.0, "inconclusive"),
         ({"within": 0.03, "variants": ["a", "softmax"]}, 0.01, "differs"),
     ],
 )
@@ -158,9 +158,9 @@ def test_the_spread_of_times_counts_in_every_claim(claim, half, found):
 def test_a_count_is_told_on_any_device_and_missing_numbers_on_none():
     frame = rows(softmax=ONE, a={(8, 16): 9.0, (8, 32): 19.0})
     assert verdict(frame.assign(device="meta"), below=1) == "agrees"
-    assert verdict(frame, below=1, variants=["b"]) == "cannot be told"
-    assert verdict(frame, metric="energy_j", below=1) == "cannot be told"
-    assert verdict(rows(softmax=ONE, a={(8, 16): 9.0}), falls_over=["seq_len"]) == "cannot be told"
+    assert verdict(frame, below=1, variants=["b"]) == "inconclusive"
+    assert verdict(frame, metric="energy_j", below=1) == "inconclusive"
+    assert verdict(rows(softmax=ONE, a={(8, 16): 9.0}), falls_over=["seq_len"]) == "inconclusive"
 
 
 def test_a_sentence_is_no_better_than_its_weakest_part():
@@ -169,7 +169,7 @@ def test_a_sentence_is_no_better_than_its_weakest_part():
     parts = [Claim(variants=["a"], below=1), Claim(variants=["a"], reaches=0.5)]
     found = judge(Sentence(says="so", holds=parts), config, frame)
     assert found.verdict == "differs"
-    assert "below 1 at 2 of 2 places (agrees)" in found.measured
+    assert "below 1 at 2 of 2 points (agrees)" in found.measured
     assert "smallest ratio 0.900 (a, D = 8, N = 16) (differs)" in found.measured
 
 

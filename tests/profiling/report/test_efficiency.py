@@ -49,7 +49,7 @@ def test_counts_and_times_of_reports_are_one_answer(tmp_path):
     assert "16 – 32" in text
     assert "1 of 1 variants need fewer multiply-adds" in text
     assert "0.90 [0.80, 0.95]" in text
-    assert "1 of 1 training steps are shorter" in text
+    assert "1 of 1 training steps are faster" in text
 
 
 @pytest.mark.parametrize(("ratios", "count"), [([0.5, 1.2], 0), ([0.5, 0.9], 1)])
@@ -61,7 +61,7 @@ def test_a_variant_is_cheaper_only_if_every_point_is(ratios, count, tmp_path):
 
 def test_a_time_within_the_spread_is_not_shorter(tmp_path):
     reports = {tmp_path / "step": timed(tmp_path / "step", 0.8, 1.05)}
-    assert "0 of 1 training steps are shorter" in "\n".join(efficiency_lines(tmp_path, reports))
+    assert "0 of 1 training steps are faster" in "\n".join(efficiency_lines(tmp_path, reports))
 
 
 def test_without_ratios_there_is_no_answer(tmp_path):

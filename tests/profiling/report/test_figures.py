@@ -138,7 +138,7 @@ def test_a_sweep_has_at_most_two_figures_and_the_second_needs_times():
     found = figures.figures_of(config, timed, table, ratios_drawn=False)
     one = found.pop("operations_and_time")
     assert not found
-    assert one.claim == "MGK, 2 heads 0.50 of the multiply-adds, 1.50 of the time"
+    assert one.claim == "MGK, 2 heads: 0.50 of the multiply-adds, 1.50 of the time"
     assert "Ratios to softmax, 2 heads" in one.caption
     assert "on a processor" in one.caption
     assert "2 points" in one.caption

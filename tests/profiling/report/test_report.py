@@ -45,7 +45,7 @@ def test_report_has_all_its_parts(results, tmp_path):
         assert part in "\n".join(text.splitlines()[:20])
     assert "closed form" in text
     assert "operations as the paper prints them" in text
-    assert "none failed" in text
+    assert "No point failed or was skipped." in text
     for path in files:
         assert path.stat().st_size < (2_000_000 if path.suffix == ".html" else 300_000)
     assert {p.suffix for p in files} == {".md", ".json", ".csv", ".png", ".svg", ".html"}
@@ -99,7 +99,7 @@ def test_what_rows_of_others_say_stays_text(results, tmp_path):
 
 
 def test_names_of_variants_stay_text(tmp_path, results):
-    """In the lines on what costs more, and on what has no numbers."""
+    """In the lines on what costs more, and on what has no values."""
     config, folder = results
     rows = [
         row.model_copy(update={"variant": MARKUP} if row.variant == "mgk_full" else {})
@@ -122,7 +122,7 @@ def test_what_is_counted_is_not_called_measured(results, tmp_path):
     figure = Figure(title="A figure", paper=["it is less."])
     write_report(config.model_copy(update={"report": figure}), folder, tmp_path)
     text = (tmp_path / "report.md").read_text()
-    assert "- We count: multiply-adds" in text
+    assert "- Counted: multiply-adds" in text
     told = [line for line in text.splitlines() if not line.startswith("Command: ")]
     assert "measure" not in "\n".join(told).replace("counted or measured, ", "")
 
@@ -136,7 +136,7 @@ def test_a_baseline_with_other_dropout_is_flagged_on_top(tmp_path):
     run_sweep(config, tmp_path, ROOT, stream=lambda _: None)
     write_report(config, tmp_path, tmp_path / "out")
     lines = (tmp_path / "out/report.md").read_text().splitlines()
-    begin = "**Unequal sides: mgk with attention dropout 0.1, baseline softmax with 0.0: time and"
+    begin = "**Unequal settings: attention dropout is 0.1 (mgk) and 0.0 (baseline softmax): "
     assert lines[2].startswith(begin)
     assert [line for line in lines if line.startswith("**Unequal")] == [lines[2]]
 
@@ -148,8 +148,8 @@ def test_unequal_backends_and_precisions_are_flagged(results):
     frame.loc[is_mgk, "backend_note"] = "blockwise: bmm"
     frame.loc[is_mgk, "dtype"] = "bfloat16"
     (backend, precision) = unequal_lines(frame)
-    assert "mgk with backend blockwise, baseline softmax with reference:" in backend
-    assert "mgk with precision bfloat16, baseline softmax with float32:" in precision
+    assert "backend is blockwise (mgk) and reference (baseline softmax):" in backend
+    assert "precision is bfloat16 (mgk) and float32 (baseline softmax):" in precision
 
 
 def test_ratios_join_the_same_place(results):
@@ -278,7 +278,7 @@ def test_failed_points_are_listed(tmp_path):
     run_sweep(config, tmp_path, ROOT, stream=lambda _: None)
     write_report(config, tmp_path, tmp_path / "out")
     text = (tmp_path / "out/report.md").read_text()
-    assert "Points without numbers" in text
+    assert "Points without values" in text
     assert "is not divisible by head_dim_divisor" in text
 
 

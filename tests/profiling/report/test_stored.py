@@ -84,7 +84,7 @@ def test_a_report_of_something_else_is_refused(made, tmp_path):
     with pytest.raises(ConfigError, match="expected the report of a sweep, received kind 'study'"):
         stored_rows(config, tmp_path / "copy", ROOT)
     (tmp_path / "copy/report.json").unlink()
-    with pytest.raises(ConfigError, match=r"no report with a report\.json"):
+    with pytest.raises(ConfigError, match=r"missing or invalid report\.json"):
         stored_rows(config, tmp_path / "copy", ROOT)
 
 

@@ -40,15 +40,15 @@ def trends_of(ratios):
 def test_words_for_the_course_of_a_ratio(values, word):
     (sentence,) = trends_of({(8, 64 * 2**i): value for i, value in enumerate(values)})
     numbers = f"{min(values):.3f} to {max(values):.3f}" if word != "stays the same" else "0.900"
-    head = f"count: multiply-adds, attention: v / b = {numbers}"
+    head = f"Counted: multiply-adds, attention: v / b = {numbers}"
     assert sentence == f"{head}; over N the ratio {word} (eval)."
 
 
 def test_courses_that_differ_name_their_places():
     (sentence,) = trends_of({(8, 64): 0.5, (8, 128): 0.6, (16, 64): 0.9, (16, 128): 0.7})
     assert sentence == (
-        "count: multiply-adds, attention: v / b = 0.500 to 0.900; over N the ratio rises at D = 8, "
-        "falls at D = 16; over D the ratio rises (eval)."
+        "Counted: multiply-adds, attention: v / b = 0.500 to 0.900; over N the ratio rises at D = "
+        "8, falls at D = 16; over D the ratio rises (eval)."
     )
 
 

@@ -133,7 +133,7 @@ def test_inference_is_measured_without_gradients_and_dropout(monkeypatch, capsys
     assert step_ratio.main(["--length", "64", "--dropout", "0.1", "--mode", "eval"]) == 0
     assert seen == [("infer", False, (2, 64))] * len(SECONDS)
     printed = capsys.readouterr().out
-    assert printed.startswith("# Time of inference: this package beside the plain formula")
+    assert printed.startswith("# Time of inference: this package and the plain formula")
     assert "float32, forward\n" in printed
 
 

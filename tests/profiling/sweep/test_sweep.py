@@ -199,7 +199,7 @@ def test_points_are_claimed_and_progress_is_said(tmp_path):
     assert all("; cost " in line for line in lines)
     run_sweep(config, tmp_path, ROOT, stream=lines.append)
     told = [
-        "7 of 8 points finished before, not run again",
+        "7 of 8 points already finished",
         f"8 of 8 points finished; {first.label}",
     ]
     assert lines[7:] == told
@@ -208,7 +208,7 @@ def test_points_are_claimed_and_progress_is_said(tmp_path):
     }
     assert not [*tmp_path.glob("locks/*")]
     run_sweep(config, tmp_path, ROOT, stream=lines.append)
-    assert lines[9:] == ["8 of 8 points finished before, not run again"]
+    assert lines[9:] == ["8 of 8 points already finished"]
 
 
 @pytest.mark.parametrize("text", ["1", "a/b", "3/3", "-1/2"])

@@ -58,7 +58,7 @@ def claim(**words):
 
 
 def figure(folder, claims, *, seeds=(3, 4, 5), shift=0.0, studied=False, noise=0.05, options=None):
-    """A figure whose cells are finished: MGK is `shift` above softmax, with noise between seeds.
+    """A figure whose runs are finished: MGK is `shift` above softmax, with noise between seeds.
 
     On the test split it is as much below.
     """
@@ -112,7 +112,7 @@ def test_curves_of_the_test_split_stand_in_where_all_runs_have_logged_them(score
     made = CellFigure(made.table, made.cells, "command", part=part)
     assert list(made.findings["verdict"]) == ["agrees" if scored else "differs"]
     name = "test/accuracy" if scored else "val/accuracy"
-    assert name in made.findings["we measure"][0]
+    assert name in made.findings["result"][0]
     assert [axis.get_ylabel() for axis in made.drawn()["figure"]().axes[:2]] == [
         "train/loss",
         name,
@@ -123,7 +123,7 @@ def test_curves_of_the_test_split_stand_in_where_all_runs_have_logged_them(score
 
 def test_a_curve_that_crosses_is_not_always_better(tmp_path):
     made = figure(tmp_path, [claim(curve="train/loss", at="throughout")], shift=-0.3)
-    assert "at 20 of 20 logged steps" in made.findings["we measure"][0]
+    assert "at 20 of 20 logged steps" in made.findings["result"][0]
     for cell, result in made.cells_of("mgk_1"):
         path = tmp_path / "runs" / cell.name / "0/metrics.csv"
         assert result["run_folder"] in str(path)
@@ -132,7 +132,7 @@ def test_a_curve_that_crosses_is_not_always_better(tmp_path):
         table.to_csv(path, index=False)
     again = CellFigure(made.table, made.cells, "command", part=made.part).findings
     assert list(again["verdict"]) == ["same direction"]
-    assert "at 19 of 20 logged steps" in again["we measure"][0]
+    assert "at 19 of 20 logged steps" in again["result"][0]
 
 
 def test_settled_curves(tmp_path):
@@ -140,10 +140,10 @@ def test_settled_curves(tmp_path):
     words = {**claims[0], "at": "settled"}
     made = figure(tmp_path, [words])
     assert made.findings["verdict"].iloc[0] in ("agrees", "same direction")
-    assert "share of the change of train/loss" in made.findings["we measure"][0]
+    assert "share of the change of train/loss" in made.findings["result"][0]
     strict = {**made.part, "says": {"one": {"says": "so", "holds": [{**words, "than": 1e-4}]}}}
     again = CellFigure(made.table, made.cells, "command", part=strict).findings
-    assert again["verdict"].iloc[0] in ("differs", "cannot be told")
+    assert again["verdict"].iloc[0] in ("differs", "inconclusive")
 
 
 @pytest.mark.parametrize(("margin", "verdict"), [(0.0, "differs"), (0.5, "agrees")])
@@ -157,15 +157,15 @@ def test_a_printed_value_lies_in_the_interval_or_not(printed, verdict, tmp_path)
     words = {"rows": ["softmax_2"], "is": "near", "than": printed, "value": "test"}
     assert list(figure(tmp_path, [words], noise=0.1).findings["verdict"]) == [verdict]
     one = figure(tmp_path / "one", [words], seeds=(3,)).findings
-    assert list(one["verdict"]) == ["cannot be told"]
+    assert list(one["verdict"]) == ["inconclusive"]
 
 
 def test_a_sentence_is_no_better_than_its_weakest_part(tmp_path):
     parts = [claim(value="test"), claim(value="test", **{"is": "higher"})]
     found = figure(tmp_path, parts, shift=-0.5).findings
     assert list(found["verdict"]) == ["differs"]
-    assert "(agrees); " in found["we measure"][0]
-    assert found["we measure"][0].endswith("(differs)")
+    assert "(agrees); " in found["result"][0]
+    assert found["result"][0].endswith("(differs)")
 
 
 def studied(made, rank):
@@ -182,12 +182,12 @@ def studied(made, rank):
 def test_verdicts_of_studies(tmp_path):
     words = claim(value="rank", **{"is": "higher"})
     made = figure(tmp_path, [words], studied=True)
-    assert list(made.findings["verdict"]) == ["cannot be told"]  # nothing is studied
+    assert list(made.findings["verdict"]) == ["inconclusive"]  # nothing is studied
     part = {**made.part, "panels": RANK_PANELS}
     studied(made, {"mgk_1": 40, "softmax_2": 20})
     made = StudyFigure(made.table, made.cells, "command", part=part)
     assert list(made.findings["verdict"]) == ["agrees"]
-    assert "difference: +10.00 [" in made.findings["we measure"][0]
+    assert "difference: +10.00 [" in made.findings["result"][0]
     sample = made.sample("mgk_1", "rank")
     assert sample is not None
     assert sample.values == (25.5, 26.0, 26.5)
@@ -226,7 +226,7 @@ def test_two_real_cells_are_trained_studied_drawn_and_judged(tmp_path, capsys):
     out = tmp_path / "runs/reproduce/reports/tiny_figure"
     verdicts = pd.read_csv(out / "verdicts.csv")
     assert len(verdicts) == 1
-    assert verdicts["verdict"][0] in ("same direction", "cannot be told")
+    assert verdicts["verdict"][0] in ("same direction", "inconclusive")
     for name in ("figure", "studies1"):
         assert (out / f"figures/{name}.png").stat().st_size > 10_000
     rows = pd.read_csv(out / "rows.csv")

@@ -63,7 +63,7 @@ def test_every_figure_has_something_to_measure_and_to_judge(name):
     if not issubclass(made, CellFigure):
         return
     # With no cell finished nothing is told, and every name is known.
-    assert list(report.findings["verdict"]) == ["cannot be told"] * len(part["says"])
+    assert list(report.findings["verdict"]) == ["inconclusive"] * len(part["says"])
     for panel in (Panel(**entry) for entry in part["panels"]):
         assert set(panel.rows or ()) <= set(table.rows)
         assert not panel.study or panel.study in report.studies

@@ -62,4 +62,4 @@ def test_a_sweep_without_a_sentence_is_refused(tmp_path, monkeypatch, capsys):
     sweep = {**SWEEP, "report": {"title": "Tiny", "paper": ["It needs fewer."]}}
     path.write_text(yaml.safe_dump(sweep, sort_keys=False))
     assert main(words) == 2
-    assert "missing sentence with `holds` for this figure" in capsys.readouterr().err
+    assert "missing claim with `holds` for this figure" in capsys.readouterr().err
