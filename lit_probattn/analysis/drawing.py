@@ -141,7 +141,7 @@ def powers_of_two(axis: Axes) -> None:
 
 
 def plain_log(axis: Axes) -> None:
-    """Set the vertical axis to logarithmic with plain numbers, over a decade or more 1, 2, 5 …"""
+    """Make the vertical axis logarithmic, with plain labels (1, 2, 5, … over a decade or more)."""
 
     def minor(value: float, _: object) -> str:
         low, high = axis.get_ylim()

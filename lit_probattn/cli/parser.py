@@ -116,7 +116,7 @@ def reject_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -
         linked: arguments of the model that are set later.
 
     Raises:
-        ConfigError: there is such a key.
+        ConfigError: a key is null although its type does not allow it.
     """
     for key, own in known.items():
         _check(config.get(key), types_of(own), key)

@@ -82,7 +82,7 @@ class CellResult(BaseModel):
 
 
 def result_store(path: Path) -> RowStore[CellResult]:
-    """Open the file of a cell, of which the last result counts."""
+    """Open the result file of a cell; its last row is the current result."""
     return RowStore(path, CellResult, ("name",), is_final=lambda result: False)
 
 

@@ -166,7 +166,7 @@ class StudyJob(Job):
         return self.study.name, self.cell.task.name, self.cell.row.name
 
     def is_done(self) -> bool:
-        """Whether its text exists, which is written last."""
+        """Whether the study's text file exists; it is written last."""
         return self.study.is_done(self.cell)
 
     def work(self) -> Work:

@@ -28,8 +28,8 @@ class ImageClassifier(LabelTask):
 
     Batches have float `inputs` (B, 3, S, S), and `mix_target`, `mix_weight` if images are
     mixed: the loss then uses the mixed labels. Vectors, biases and position tables have no weight
-    decay. Logs, in addition to the values of `LabelTask`: `val/accuracy_top5`,
-    `test/accuracy_top5`, also exact sums over samples.
+    decay. Logs, in addition to the values of `LabelTask`: `val/accuracy_top5` and
+    `test/accuracy_top5`, computed from exact sums over samples.
 
     Source: FiSH, NeurIPS 2022, table 5 and its image code (Swin, DeiT).
     Departs from the source: nothing.

@@ -193,11 +193,10 @@ class SampleCount(Callback):
 class TestScores(Callback):
     """Scores the test split after every validation during training.
 
-    Its metrics are logged as `test/…` next to the validation metrics, and are computed like
-    validation metrics: a language model's windows have the validation stride, a translation its
-    beam, and no episodes are played. They are only logged: a callback that monitors a test metric
-    raises an error. Training is not affected: no random state and no weights change, and a
-    compiled model runs in eager mode.
+    Its metrics are logged as `test/…` next to the validation metrics and computed like them: with
+    the validation stride for language models, the validation beam for translation, and no
+    episodes. They are only logged: a callback that monitors a test metric raises an error. Training
+    is not affected: no random state and no weights change, and a compiled model runs in eager mode.
 
     If a run receives a stop signal meanwhile, its checkpoint precedes this validation, which the
     resumed run repeats.

@@ -526,8 +526,8 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
 def shorter(config: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return the settings of a run of so many steps, by dotted key.
 
-    The schedule ends with the run, warm-up keeps its share of the steps, and validations and
-    checkpoints are at most the run apart.
+    The schedule ends with the run, warm-up keeps its share of the steps, and the intervals of
+    validations and checkpoints are at most the length of the run.
     """
     flat = flatten(config)
     before = flat.get(STEPS) or steps

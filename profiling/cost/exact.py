@@ -99,8 +99,8 @@ class ModelShape:
         embedding_parameters: token and position embeddings, and an output layer tied to them.
         head_parameters: the head and other parameters outside the blocks.
         head_macs: multiply-adds of the head for one sample.
-        has_decoder: there is a second stack, whose blocks also have cross-attention and its norm;
-            source and target have the same length.
+        has_decoder: whether there is a second stack, whose blocks also have cross-attention and its
+            norm; source and target have the same length.
     """
 
     num_layers: int

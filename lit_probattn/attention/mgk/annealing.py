@@ -72,7 +72,7 @@ class KeyNorms(nn.Module):
         self.norm_weight.fill_(weight)
 
     def refuse_norms(self, option: str) -> None:
-        """Raise a ValueError if norms have a weight, which an option does not support."""
+        """Raise a ValueError if this core has a norm weight, which `option` does not support."""
         if self.norm_weight is not None:
             raise ValueError(f"{option} does not support {_NAME}: remove one of them")
 

@@ -158,7 +158,8 @@ def check_layers(layers: Mapping[str, RecipeLayer], model: nn.Module) -> None:
     """Raise if a model does not match a recipe.
 
     Raises:
-        ValueError: it names every layer that is missing, has another class, or lacks weights.
+        ValueError: the message names each layer that is missing, has a different class, or lacks
+            weights.
     """
     kinds = {name: type(module).__name__ for name, module in model.named_modules()}
     shapes = {name: list(p.shape) for name, p in model.named_parameters()}

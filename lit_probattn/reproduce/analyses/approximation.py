@@ -206,7 +206,7 @@ class SeedJob(Job):
         return self.table.cells[0].folder
 
     def is_done(self) -> bool:
-        """Whether its text exists."""
+        """Whether the comparison's text file exists."""
         return self.table.is_compared(self.seed)
 
     def work(self) -> Work:

@@ -87,7 +87,7 @@ class AnalysisReport(Report):
 
     @property
     def has_numbers(self) -> bool:
-        """Whether a cell is studied, or a printed number is computed without cells."""
+        """Whether there are studied cells or printed numbers that need no cells."""
         return bool(self.results or self.analysis.computed)
 
     # ---- printed and reproduced numbers --------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Tasks with models as released code builds them."""
+"""Tasks with the models of the released code."""
