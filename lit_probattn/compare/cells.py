@@ -196,7 +196,7 @@ class Cell:
     @property
     def result_path(self) -> Path:
         """Result file."""
-        return self.folder / "cells" / f"{self.name}.jsonl"
+        return self.folder / "results" / f"{self.name}.jsonl"
 
     @property
     def log_path(self) -> Path:

@@ -68,9 +68,9 @@ def add_flags(
         runs: default folder of the runs.
         accelerator: default accelerator; None means that of the configuration.
     """
-    cells = parser.add_argument_group("cells")
-    add_shard_flags(cells.add_argument)
-    add = cells.add_argument
+    selection = parser.add_argument_group("runs")
+    add_shard_flags(selection.add_argument)
+    add = selection.add_argument
     add(
         "--only",
         nargs="+",

@@ -11,13 +11,13 @@ A reproduced result is an `Estimate`, a value with an interval:
 
     agrees           the whole interval lies on this side
     same direction   the value does, but the interval includes the bound or is unknown
-    inconclusive   the value does not, but the interval includes the bound; or data are missing
+    inconclusive     the value does not, but the interval includes the bound; or data are missing
     differs          the whole interval lies on the other side
 
 `near` judges whether it equals a printed number. It *agrees* if its interval includes a value that
 rounds to the printed one. Otherwise the printed order is judged by `side`, with *same direction* as
 the best verdict. A sentence with several parts has the verdict of its weakest part, and values that
-depend on a device are judged only on that device (`tells_of`).
+depend on a device are judged only on that device (`is_comparable`).
 """
 
 from __future__ import annotations
@@ -411,7 +411,7 @@ def computed(ours: float, printed: Printed, bound: Bound | None = None) -> Verdi
     return found.side(-1 if bound == "at most" else 1, printed.value, strict=False)
 
 
-def tells_of(needed: str, device: str, source: str) -> bool:
+def is_comparable(needed: str, device: str, source: str) -> bool:
     """Return whether a value can be compared with a published value of a device.
 
     Time and peak memory are valid only for the device on which they were measured; counts are

@@ -44,7 +44,7 @@ def finished(table: Table, place: Place) -> list[Cell]:
 
     Composing cells takes seconds, so it is done for those tasks that have any result.
     """
-    kept = [path.name for path in (place.runs / "reproduce" / "cells").glob("*.jsonl")]
+    kept = [path.name for path in (place.runs / "reproduce" / "results").glob("*.jsonl")]
     tasks = {part.name for task in table.tasks.values() for part in task.chain()}
     begun = {task for task in tasks if any(name.startswith(f"{task}-") for name in kept)}
     if not begun:

@@ -26,7 +26,7 @@ from lit_probattn.experiments.expectations import (
     Printed,
     Verdict,
     digits_of,
-    tells_of,
+    is_comparable,
 )
 from lit_probattn.experiments.page import Page, as_csv, image
 from lit_probattn.records.figures import ReportFigure, colour_of
@@ -162,7 +162,7 @@ class SweepTable(SweepFigure):
         verdict: Verdict = "inconclusive"
         if ours is not None and found is not None:
             paper = needed and self.part["device"]
-            if tells_of(paper, ours.device_name, ours.source):
+            if is_comparable(paper, ours.device_name, ours.source):
                 verdict = found.near(printed)
         entry: dict[str, Any] = {
             "variant": variant,
@@ -357,6 +357,6 @@ def ratio_verdict(printed: Printed, ours: Ours | None, needed: str) -> Verdict:
         ours: ratio of the sweep.
         needed: device of the printed ratio.
     """
-    if ours is None or not tells_of(needed, ours.device, ours.source):
+    if ours is None or not is_comparable(needed, ours.device, ours.source):
         return "inconclusive"
     return ours.estimate.near(printed, ours.estimate.side(1 if printed.value > 1 else -1, 1.0))

@@ -142,7 +142,7 @@ class Comparison(Bounds):
 class KernelsConfig(Strict):
     """The file of `python -m profiling kernels`.
 
-    `figure` says which comparisons its figure shows: label of a row, label of a mark, name. Mode
+    `figure` defines the comparisons of the figure: label of a row, label of a mark, name. Mode
     `train` is forward and backward, `eval` forward, `decode` one query over `seq_len` keys. With
     scope `layer` everything runs with its projections, to and from width `layer_heads · head_dim`.
     """

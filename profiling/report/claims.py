@@ -18,8 +18,8 @@ from lit_probattn.experiments.expectations import (
     Verdict,
     along,
     combined,
+    is_comparable,
     missing,
-    tells_of,
     weakest,
 )
 from profiling.report.ratios import METRICS, PLACE
@@ -122,7 +122,7 @@ def _judge(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> Finding:
         text += f" (peak above resident memory: {_range(_chosen(claim, above))})"
     found = replace(found, measured=text)
     needed, origins = device_of(claim.metric), zip(table["device"], table["source"], strict=True)
-    silent = [one for one in origins if not tells_of(needed, *one)]
+    silent = [one for one in origins if not is_comparable(needed, *one)]
     if silent:
         how = "on a CPU" if silent[0][0] == "cpu" else silent[0][1]
         return missing(f"{text}, {how}; the claim is about a GPU")

@@ -195,7 +195,7 @@ def measure(options: argparse.Namespace, dropout: float) -> tuple[list[dict[str,
 
 
 def finding(package: pd.DataFrame, *, trains: bool) -> str:
-    """Return the time of every variant beside softmax, over the rates of dropout."""
+    """Return the time of each variant relative to softmax, over the dropout rates."""
     told = []
     for name, part in package[package["variant"] != BASELINE].groupby("variant", sort=False):
         low, high = part["time_over_softmax"].min(), part["time_over_softmax"].max()

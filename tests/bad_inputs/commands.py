@@ -94,12 +94,12 @@ def _reproduce(*words: str) -> Callable[[Path], str]:
 
 
 def _claim(claim: str) -> Callable[[Path], str]:
-    """A figure of a table's cells, with a claim."""
+    """A figure of the runs of a table, with a claim."""
 
     def tell(folder: Path) -> str:
         tables = write_tables(folder / "tables")
         (tables / "tiny_figure.yaml").write_text(
-            "{title: Tiny, kind: figure, cells: {tiny: [listops]}, panels: [],\n"
+            "{title: Tiny, kind: figure, runs: {tiny: [listops]}, panels: [],\n"
             f"  says: {{one: {{says: It is so., holds: [{{{claim}}}]}}}}}}\n"
         )
         (cell,) = make_cells(
@@ -178,7 +178,7 @@ def cases() -> Iterator[Case]:
     yield Case(line, "`fitt`", lambda _: command_error(["fitt"]))
     yield Case(line, "`--trainer.max_step 4`", fit("--trainer.max_step", "4"))
     yield Case(line, "`--model.init_args.num_layer 4`", fit("--model.init_args.num_layer", "4"))
-    yield Case(line, "`--seed 4`, a shortened flag", fit("--seed", "4"))
+    yield Case(line, "`--seed_every 4`, a shortened flag", fit("--seed_every", "4"))
     yield Case(line, "`--data.init_args.batch 4`", fit("--data.init_args.batch", "4"))
     yield Case(line, "`--run.nme x`", fit("--run.nme", "x"))
     yield Case(line, "`num_head` of the attention", fit(f"--{ATTENTION}.init_args.num_head", "4"))
@@ -267,7 +267,7 @@ def cases() -> Iterator[Case]:
 
 def _analysis_cases() -> Iterator[Case]:
     area = "Tables of analyses"
-    softmax = {"printed": ["Softmax", "8"], "cells": "fish_table11 softmax_8"}
+    softmax = {"printed": ["Softmax", "8"], "runs": "fish_table11 softmax_8"}
     mean = {"printed": ["head_l2_distance_mean", "not stated"], "unit": "Frobenius"}
     mean |= {"file": "head_distance_layers.csv", "column": "mean"}
     computed = {"printed": ["a", "b", "c", "d", "e"], "unit": "", "of": "x"}
@@ -280,14 +280,14 @@ def _analysis_cases() -> Iterator[Case]:
         "an unknown task": {"task": "wikitext_smal"},
         "a baseline that is no row": {"baseline": "softmax_9"},
         "a row of a table that does not have it": {
-            "rows": {"softmax_8": {**softmax, "cells": "fish_table11 softmax_9"}}
+            "rows": {"softmax_8": {**softmax, "runs": "fish_table11 softmax_9"}}
         },
         "a row of a table of another task": {
-            "rows": {"softmax_8": {**softmax, "cells": "mgk_table1 softmax_8"}}
+            "rows": {"softmax_8": {**softmax, "runs": "mgk_table1 softmax_8"}}
         },
         "a row that is not printed": {"rows": {"softmax_8": {**softmax, "printed": ["MGK", "8"]}}},
         "a row without a model": {"rows": {"softmax_8": {"printed": ["Softmax", "8"]}}},
-        "a row with cells and an attention": {"rows": {"a": {**softmax, "set": {}}}},
+        "a row with runs and an attention": {"rows": {"a": {**softmax, "set": {}}}},
         "a value with a misspelt key": {"values": {"mean": {**mean, "columns": 1}}},
         "an unknown reduction": {"values": {"mean": {**mean, "reduce": "median"}}},
         "a computed number in an unknown way": {"computed": [{**computed, "by": "guess"}]},

@@ -189,7 +189,7 @@ def _run(words: Sequence[str], log: Path) -> str:
 
 def _resume_cells(words: Sequence[str], folder: Path, log: Path) -> dict[str, object]:
     print(f"stopped at step {_steps(folder)}; both shards by submitit's local executor", flush=True)
-    done = folder / "runs/reproduce/cells"
+    done = folder / "runs/reproduce/results"
     early = {path.name: path.read_bytes() for path in done.glob("*.jsonl")}
     told = _run([*words, "--executor", "local", "--shards", "2"], log)
     logs = sorted(folder.glob("runs/reproduce/submitit/*/*_log.out"))

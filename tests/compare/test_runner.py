@@ -253,7 +253,7 @@ def arguments(tmp_path, *more):
 
 
 def test_shards_are_a_partition_and_the_whole_command_reports(tmp_path, capsys, monkeypatch):
-    done = tmp_path / "runs/reproduce/cells"
+    done = tmp_path / "runs/reproduce/results"
     found = []
     for index in range(3):
         before = set(done.glob("*.jsonl"))

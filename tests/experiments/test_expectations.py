@@ -21,9 +21,9 @@ from lit_probattn.experiments.expectations import (
     difference,
     half_width_of_test_set,
     identical,
+    is_comparable,
     mean_of,
     sided,
-    tells_of,
     trend,
 )
 
@@ -251,7 +251,7 @@ def test_models_that_are_one_are_compared_seed_by_seed():
     ],
 )
 def test_a_device_is_judged_by_its_own_numbers(needed, device, source, tells):
-    assert tells_of(needed, device, source) == tells
+    assert is_comparable(needed, device, source) == tells
 
 
 def test_a_sentence_is_no_better_than_its_weakest_part():

@@ -43,7 +43,7 @@ def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, executor
     printed = capsys.readouterr().out
     for index in (0, 1):
         assert f"shard {index}/2: {executor} job " in printed
-    assert len(list((tmp_path / "runs/reproduce/cells").glob("*.jsonl"))) == 2
+    assert len(list((tmp_path / "runs/reproduce/results").glob("*.jsonl"))) == 2
     assert "report: " in printed
     assert (tmp_path / "runs/reproduce/reports/tiny/report.md").is_file()
     if executor == "local":

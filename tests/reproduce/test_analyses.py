@@ -306,15 +306,15 @@ def test_what_is_computed_is_reported_before_any_cell_is_studied(tmp_path, capsy
             "fish_table8: unknown by: 'x'; valid: million_parameters, percent_saved, window_tokens",
         ),
         (
-            {"rows": {"a": {"printed": ["Softmax", "8"], "cells": "fish_table11 gfish_9_8"}}},
+            {"rows": {"a": {"printed": ["Softmax", "8"], "runs": "fish_table11 gfish_9_8"}}},
             "fish_table8: row a: fish_table11 has no row 'gfish_9_8'; did you mean",
         ),
         (
-            {"rows": {"a": {"printed": ["Softmax", "8"], "cells": "mgk_table1 softmax_8"}}},
+            {"rows": {"a": {"printed": ["Softmax", "8"], "runs": "mgk_table1 softmax_8"}}},
             "fish_table8: row a: mgk_table1 has no task 'wikitext_small'",
         ),
         (
-            {"rows": {"a": {"printed": ["Softmax", "9"], "cells": "fish_table11 softmax_8"}}},
+            {"rows": {"a": {"printed": ["Softmax", "9"], "runs": "fish_table11 softmax_8"}}},
             "fish_table8: row a: published.csv: missing Softmax, 9",
         ),
     ],

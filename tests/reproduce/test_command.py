@@ -191,7 +191,7 @@ def test_real_runs_killed_and_resumed(places, tmp_path):
     words += ["--set", "run.checkpoint_every=5", "trainer.val_check_interval=50"]
     words += ["model.init_args.schedule_steps=400"]
     process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    cells = tmp_path / "runs/reproduce/cells"
+    cells = tmp_path / "runs/reproduce/results"
     end = time.monotonic() + 240
     while time.monotonic() < end and not list(tmp_path.glob("runs/*mgk*/0/checkpoints/step*")):
         time.sleep(0.2)

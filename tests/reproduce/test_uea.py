@@ -124,7 +124,7 @@ def test_dry_run_names_what_is_missing(options, capsys):
 def test_cells_run_once_and_the_report_has_mean_and_deviation(options, tmp_path, capsys):
     assert main(bundled(options, "--jobs", "2")) == 0
     printed = capsys.readouterr().out
-    files = sorted((tmp_path / "runs/reproduce/cells").glob("*.jsonl"))
+    files = sorted((tmp_path / "runs/reproduce/results").glob("*.jsonl"))
     found = [json.loads(path.read_text()) for path in files]
     assert [cell["seed"] for cell in found] == [0, 1]
     values = [cell["values"]["test"] for cell in found]
@@ -174,7 +174,7 @@ def test_selection_on_test_is_another_cell_and_flagged(options, tmp_path, capsys
     more = ["--select_on", "test", "--seeds", "0", "--epochs", "1"]
     assert main(bundled(options, *more)) == 0
     assert "**selected on the test split**" in capsys.readouterr().out
-    (path,) = (tmp_path / "runs/reproduce/cells").glob("*.jsonl")
+    (path,) = (tmp_path / "runs/reproduce/results").glob("*.jsonl")
     cell = json.loads(path.read_text())
     assert cell["selected_on_test"] is True
     assert cell["max_steps"] == 1  # an epoch of the 40 series, all of which train

@@ -1,4 +1,4 @@
-"""Printed numbers that require no training: counted on models, or computed by formulas."""
+"""Numbers that are printed in a paper and require no training: counted on models, or computed."""
 
 from __future__ import annotations
 

@@ -95,20 +95,20 @@ def _row(
     printed: PrintedNumbers,
     folder: Path,
 ) -> Row:
-    if "cells" not in entry and "attention" not in entry:
-        raise ConfigError(f"{where}: missing model; set cells or attention")
-    own = ("where",) if "cells" in entry else ("set", "overrides", "where")
-    check(where, entry, ("printed", "cells" if "cells" in entry else "attention"), own)
+    if "runs" not in entry and "attention" not in entry:
+        raise ConfigError(f"{where}: missing model; set runs or attention")
+    own = ("where",) if "runs" in entry else ("set", "overrides", "where")
+    check(where, entry, ("printed", "runs" if "runs" in entry else "attention"), own)
     method, heads = entry["printed"]
     values = {key: printed.of(method, heads, *entry["printed"]) for key, entry in numbers.items()}
     found = {key: value for key, value in values.items() if value is not None}
     if not found:
         raise ConfigError(f"{where}: published.csv: missing {method}, {heads}")
     published = {task: found}
-    if "cells" not in entry:
+    if "runs" not in entry:
         model = {k: v for k, v in entry.items() if k not in ("printed", "where")}
         return Row(name, method, heads, **model, published=published)
-    table_name, _, row_name = entry["cells"].partition(" ")
+    table_name, _, row_name = entry["runs"].partition(" ")
     table = read_table(table_name, folder)
     for kind, wanted, known in (("row", row_name, table.rows), ("task", task, table.tasks)):
         if wanted not in known:

@@ -26,9 +26,9 @@ def rows_of_tables(
     Raises:
         ConfigError: two tables have a row of the same name.
     """
-    tables = {key: read_table(key, folder) for key in part["cells"]}
+    tables = {key: read_table(key, folder) for key in part["runs"]}
     tasks, rows = {}, {}
-    for key, only in part["cells"].items():
+    for key, only in part["runs"].items():
         for task, row in tables[key].select(only):
             if row.name in rows:
                 raise ConfigError(f"{name}: duplicate row {row.name} in its tables")

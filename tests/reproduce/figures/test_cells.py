@@ -23,7 +23,7 @@ STEPS = np.arange(10, 210, 10)
 FIGURE = {
     "title": "A tiny figure",
     "kind": "figure",
-    "cells": {"tiny": ["listops"]},
+    "runs": {"tiny": ["listops"]},
     "says": {"one": {"says": "It is so.", "holds": []}},
     "panels": [
         {"draw": "curves", "metric": "train/loss", "log": "xy"},
@@ -231,5 +231,5 @@ def test_two_real_cells_are_trained_studied_drawn_and_judged(tmp_path, capsys):
         assert (out / f"figures/{name}.png").stat().st_size > 10_000
     rows = pd.read_csv(out / "rows.csv")
     assert rows["rank"].notna().all()
-    results = [json.loads(p.read_text()) for p in tmp_path.glob("runs/reproduce/cells/*.jsonl")]
+    results = [json.loads(p.read_text()) for p in tmp_path.glob("runs/reproduce/results/*.jsonl")]
     assert len(results) == 2
