@@ -222,7 +222,8 @@ def _signature(
     }
     if absent or shown.keys() & {*without, *defaults}:
         raise TypeError(
-            f"{init.__qualname__}: {', '.join(absent) or 'its own argument'} is not taken"
+            f"{init.__qualname__}: expected arguments of its parts, received "
+            f"{', '.join(absent) or 'its own argument'}"
         )
     positional = [p for p in shown.values() if p.kind is not p.KEYWORD_ONLY]
     own_options = [p for p in shown.values() if p.kind is p.KEYWORD_ONLY]

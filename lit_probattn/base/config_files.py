@@ -208,7 +208,7 @@ def bundle_of(path: Path) -> Path | None:
     if len(places) > 1:
         first, second, *_ = places
         kind = "a file" if first == path else f"in {first}"
-        raise ConfigError(f"{path} stands twice, {kind} and in {second}; keep one")
+        raise ConfigError(f"duplicate {path}: {kind} and in {second}; keep one")
     return holding[0] if holding else None
 
 

@@ -92,7 +92,7 @@ def nearest(word: str, candidates: Iterable[str], most: int = 1, *, lists: bool 
 
 
 def nan_among(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Return the first tensor that contains NaN ("… holds NaN"), or None.
+    """Return the first tensor that contains NaN ("… contains NaN"), or None.
 
     Infinities are allowed, since masks contain them; tensors without memory are skipped.
     """
@@ -101,5 +101,5 @@ def nan_among(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
             continue
         bad = int(tensor.isnan().sum())
         if bad:
-            return f"{name} holds NaN in {bad} of {tensor.numel()} numbers"
+            return f"{name} contains NaN in {bad} of {tensor.numel()} numbers"
     return None

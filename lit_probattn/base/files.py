@@ -75,7 +75,7 @@ def refuse_to_replace(paths: Iterable[Path], *beside: Path) -> None:
     for path in paths:
         if (path.exists() or path.is_symlink()) and not known and not _is_ours(path):
             raise ConfigError(
-                f"{path} exists, and no command of this package wrote it: choose another place, or "
+                f"{path} exists, and no command of this package wrote it: choose another path, or "
                 "remove it"
             )
 

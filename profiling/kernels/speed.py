@@ -367,7 +367,7 @@ def speed_report(
             lines.append("No ratios, since the parity tests did not pass.")
     return Page(
         kind="kernels",
-        title="Implementations of attention side by side",
+        title="Comparison of attention implementations",
         made=made_here(hardware),
         finding=found,
         body=lines,

@@ -230,11 +230,11 @@ def test_a_file_stands_in_one_place(folders):
     write(second, "trainer/two.yaml")  # another folder: the first is meant
     assert read_yaml("trainer/two.yaml")["trainer"]["devices"] == 2
     file = write(first, "trainer/two.yaml")
-    with pytest.raises(ConfigError, match=r"twice, a file and in .*mine\.bundle\.yaml; keep one"):
+    with pytest.raises(ConfigError, match=r"yaml: a file and in .*mine\.bundle\.yaml; keep one"):
         read_yaml("trainer/two.yaml")
     file.unlink()
     write(first, "trainer/other.bundle.yaml", "two: {}\n")
-    with pytest.raises(ConfigError, match=r"twice, in .*mine\.b.* and in .*other\.b.*; keep one"):
+    with pytest.raises(ConfigError, match=r"yaml: in .*mine\.b.* and in .*other\.b.*; keep one"):
         read_yaml("trainer/two.yaml")
 
 

@@ -137,7 +137,7 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
         ([checkpoint, out, "--num_components", "3"], "must divide num_heads=4, received 3"),
         ([mixture, out], "it also has core.prior.value"),
         ([damaged, out], "is corrupt"),
-        ([tmp_path / "nan.ckpt", out], "attention.key_proj.bias holds NaN in 1 of 12"),
+        ([tmp_path / "nan.ckpt", out], "attention.key_proj.bias contains NaN in 1 of 12"),
         ([tmp_path / "none.ckpt", out], "checkpoint not found"),
         ([alone, out, "--weights_only", "--head_dim", "5"], "a multiple of head_dim=5"),
         ([checkpoint, out, "--weights_only", "--head_dim", "6"], "--head_dim 6 differs from 3 of"),
@@ -269,6 +269,6 @@ def test_a_conversion_to_nan_is_not_written(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr("lit_probattn.convert.to_mgk.put_layers", spoilt)
     assert main([str(checkpoint), str(out)]) == 2
-    assert "blocks.1.attention.core.prior.value holds NaN" in capsys.readouterr().err
+    assert "blocks.1.attention.core.prior.value contains NaN" in capsys.readouterr().err
     assert not out.exists()
     assert not out.with_suffix(".yaml").exists()

@@ -330,5 +330,5 @@ def test_initial_weights_that_are_nan_are_refused(tmp_path, ending):
     path = tmp_path / f"weights.{ending}"
     save = save_file if ending == "safetensors" else torch.save
     save({"norm.weight": torch.tensor([1.0, torch.nan])}, path)
-    with pytest.raises(ValueError, match=f"weights.{ending}: norm.weight holds NaN in 1 of 2"):
+    with pytest.raises(ValueError, match=f"weights.{ending}: norm.weight contains NaN in 1 of 2"):
         read_weights(str(path))

@@ -191,7 +191,7 @@ def test_weights_that_are_nan_are_refused(trained, tmp_path, capsys, command):
     before = sorted(trained.rglob("*"))
     more = ("--ckpt_path", str(tmp_path / "broken.ckpt"))
     line = error_of(arguments(command, trained, *more), capsys)
-    assert f"broken.ckpt: {name} holds NaN" in line
+    assert f"broken.ckpt: {name} contains NaN" in line
     assert sorted(trained.rglob("*")) == before
 
 

@@ -114,7 +114,7 @@ def not_a_number(model):
         (pruned, "two (MultiheadAttention): out_proj.weight is computed from others"),
         (normed, "two (MultiheadAttention): out_proj.weight is computed from others"),
         (normed_as_before, "two (MultiheadAttention): out_proj.weight is computed from others"),
-        (not_a_number, "two (MultiheadAttention): in_proj_weight holds NaN in 1 of"),
+        (not_a_number, "two (MultiheadAttention): in_proj_weight contains NaN in 1 of"),
     ],
 )
 @pytest.mark.parametrize("heads", [1.0, 0.5])

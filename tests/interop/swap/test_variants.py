@@ -151,7 +151,7 @@ REFUSED = {
     tied: "its k_proj.weight is model.layers.1.self_attn.k_proj.weight too (tied)",
     pruned: "q_proj.weight is computed from others",
     normed: "o_proj.weight is computed from others",
-    infected: "v_proj.weight holds NaN",
+    infected: "v_proj.weight contains NaN",
     adapted: "k_proj is Adapter, expected torch.nn.Linear",
 }
 
