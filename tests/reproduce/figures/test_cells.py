@@ -118,7 +118,9 @@ def test_curves_of_the_test_split_stand_in_where_all_runs_have_logged_them(score
         name,
     ]
     note = made.text()[-1]
-    assert note.startswith("Curves are of the test split" if scored else "Of validation.")
+    assert note.startswith(
+        "As in the paper, curves show the test split" if scored else "Of validation."
+    )
 
 
 def test_a_curve_that_crosses_is_not_always_better(tmp_path):
