@@ -222,8 +222,8 @@ def _transformers(name: str, seq_len: int) -> Named:
         inputs["pixel_values"] = torch.randn(1, 3, side, side)
         parts.append(f"one image of {side} x {side}")
     if "input_ids" in accepted:
-        text = getattr(config, "text_config", config)
-        length = min(seq_len, getattr(text, "max_position_embeddings", seq_len))
+        language = getattr(config, "text_config", config)
+        length = min(seq_len, getattr(language, "max_position_embeddings", seq_len))
         words = torch.randint(_REDUCED["vocab_size"], (1, length))
         inputs["input_ids"] = words
         if "decoder_input_ids" in accepted and getattr(config, "is_encoder_decoder", False):
