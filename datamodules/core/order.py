@@ -93,11 +93,11 @@ class TrainingOrder:
         num_samples: int,
         batch_size: int,
         seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        accumulation: int = 1,
-        start: Callable[[], int] = lambda: 0,
-        shuffle: bool = True,
+        rank: int,
+        world_size: int,
+        accumulation: int,
+        start: Callable[[], int],
+        shuffle: bool,
     ) -> None:
         if batch_size > num_samples:
             raise DataError(
@@ -141,9 +141,7 @@ class EvaluationOrder:
         batch_size: Largest number of rows of one batch of one rank.
     """
 
-    def __init__(
-        self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1
-    ) -> None:
+    def __init__(self, num_samples: int, batch_size: int, rank: int, world_size: int) -> None:
         require_at_least(1, eval_batch_size=batch_size)
         self.num_samples, self.batch_size = num_samples, batch_size
         self.rank, self.world_size = rank, world_size
@@ -184,8 +182,8 @@ class RotatingOrder(EvaluationOrder):
         seed: int,
         evaluation: Callable[[], int],
         batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int,
+        world_size: int,
     ) -> None:
         super().__init__(window, batch_size, rank, world_size)
         self.num_stream, self.seed, self.evaluation = num_stream, seed, evaluation

@@ -117,12 +117,12 @@ class PackedOrder:
         self,
         rows: PackedRows,
         rows_per_step: int,
-        rank: int = 0,
-        world_size: int = 1,
-        accumulation: int = 1,
-        start: Callable[[], int] = lambda: 0,
+        rank: int,
+        world_size: int,
+        accumulation: int,
+        start: Callable[[], int],
         *,
-        counted: bool = False,
+        counted: bool,
     ) -> None:
         if rows_per_step < world_size * accumulation:
             raise DataError(

@@ -121,10 +121,10 @@ class TokenBatchOrder:
         lengths: Lengths,
         max_tokens: int,
         seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        accumulation: int = 1,
-        start: Callable[[], int] = lambda: 0,
+        rank: int,
+        world_size: int,
+        accumulation: int,
+        start: Callable[[], int],
     ) -> None:
         require_at_least(1, max_tokens=max_tokens)
         if not len(lengths):
@@ -203,9 +203,7 @@ class TokenEvaluationOrder:
         max_tokens: Maximum number of tokens of the longer side of a batch of one rank with padding.
     """
 
-    def __init__(
-        self, lengths: Lengths, max_tokens: int, rank: int = 0, world_size: int = 1
-    ) -> None:
+    def __init__(self, lengths: Lengths, max_tokens: int, rank: int, world_size: int) -> None:
         require_at_least(1, eval_max_tokens=max_tokens)
         self.rank, self.world_size = rank, world_size
         self._pairs = np.argsort(lengths.places, kind="stable")

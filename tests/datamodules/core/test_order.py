@@ -15,12 +15,16 @@ GOLDEN_ORDER = [0, 7, 8, 2, 5, 9, 4, 10, 6, 3, 1]
 STEPS = 15  # 6 steps are an epoch: into the third one
 
 
+def order(
+    rank: int, world_size: int, accumulation: int, size: int = BATCH_SIZE, start: int = 0
+) -> TrainingOrder:
+    layout = rank, world_size, accumulation
+    return TrainingOrder(NUM_SAMPLES, size, SEED, *layout, lambda: start, True)
+
+
 def gather(world_size: int, accumulation: int, steps: int = STEPS) -> list[list[int]]:
     """Return the samples of each optimiser step, over all ranks and accumulation steps."""
-    orders = [
-        TrainingOrder(NUM_SAMPLES, BATCH_SIZE, SEED, rank, world_size, accumulation)
-        for rank in range(world_size)
-    ]
+    orders = [order(rank, world_size, accumulation) for rank in range(world_size)]
     streams = [list(islice(order, steps * accumulation)) for order in orders]
     return [
         [
@@ -72,7 +76,7 @@ def test_first_places_are_uniform() -> None:
 @pytest.mark.parametrize("start", [0, 1, 5, 23, 24, 100, 10**9])
 def test_resume_is_arithmetic(start: int) -> None:
     """Starting at a micro-step gives what walking there gives; a far one is as quick."""
-    stream = TrainingOrder(NUM_SAMPLES, BATCH_SIZE, SEED, 1, 2, 2, start=lambda: start)
+    stream = order(1, 2, 2, start=start)
     begun = list(islice(stream, 4))
     for micro_step, ids in enumerate(begun, start=start):
         step, part = divmod(micro_step, 2)
@@ -82,9 +86,9 @@ def test_resume_is_arithmetic(start: int) -> None:
 
 def test_sizes_that_do_not_fit_are_named() -> None:
     with pytest.raises(DataError, match=r"batch_size=8, world_size=3, accumulate_grad_batches=2"):
-        TrainingOrder(NUM_SAMPLES, 8, SEED, 0, 3, 2)
+        order(0, 3, 2)
     with pytest.raises(DataError, match=r"batch_size=54 is larger than .* 53 samples"):
-        TrainingOrder(NUM_SAMPLES, 54, SEED)
+        order(0, 1, 1, 54)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 21, 30])

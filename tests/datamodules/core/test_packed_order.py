@@ -18,7 +18,8 @@ ROWS = PackedRows(LENGTHS, CAPACITY, SEED)
 
 
 def order(rank: int = 0, world_size: int = 1, accumulation: int = 1, **options) -> PackedOrder:
-    return PackedOrder(ROWS, ROWS_PER_STEP, rank, world_size, accumulation, **options)
+    given = {"start": lambda: 0, "counted": False, **options}
+    return PackedOrder(ROWS, ROWS_PER_STEP, rank, world_size, accumulation, **given)
 
 
 def gather(world_size: int, accumulation: int, steps: int, start: int = 0) -> list[list[int]]:
@@ -94,10 +95,11 @@ def test_items_carry_the_tokens_of_their_global_batch():
 
 def test_parts_without_a_row_have_a_filler_and_steps_have_a_row_for_every_part():
     few = PackedRows(np.array([5, 5, 5, 5]), 5, SEED)  # four rows, three a step
-    streams = [list(islice(PackedOrder(few, 3, rank, 3), 2)) for rank in range(3)]
+    more = {"start": lambda: 0, "counted": False}
+    streams = [list(islice(PackedOrder(few, 3, rank, 3, 1, **more), 2)) for rank in range(3)]
     assert [len(stream[1]) for stream in streams] == [1, 1, 1]
     assert [stream[1][0] for stream in streams].count(FILL) == 2
     with pytest.raises(DataError, match="3 packed rows of 5 tokens, expected at least one for"):
-        PackedOrder(few, 3, 0, 2, 2)
+        PackedOrder(few, 3, 0, 2, 2, **more)
     with pytest.raises(DataError, match="no samples"):
         PackedRows(np.zeros(0, dtype=np.int64), 5, SEED)

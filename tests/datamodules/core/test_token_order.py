@@ -19,10 +19,12 @@ LENGTHS = Lengths(SOURCE, TARGET)
 # Of the eight pairs in `test_order_is_fixed_for_ever`, 8 tokens a batch.
 CUTS = [0, 3, 5, 7, 8]
 GOLDEN = [[3], [2, 7], [4, 1, 6], [0, 5]]
+ALONE = (0, 1, 1, lambda: 0)  # rank, world size, accumulation, start
 
 
 def order(rank: int = 0, world_size: int = 1, accumulation: int = 1, **options) -> TokenBatchOrder:
-    return TokenBatchOrder(LENGTHS, MOST, SEED, rank, world_size, accumulation, **options)
+    given = {"start": lambda: 0, **options}
+    return TokenBatchOrder(LENGTHS, MOST, SEED, rank, world_size, accumulation, **given)
 
 
 def gather(world_size: int, accumulation: int, steps: int) -> list[list[tuple[int, int]]]:
@@ -143,7 +145,8 @@ def test_target_tokens_are_those_of_the_batches(accumulation: int) -> None:
 
 def test_seeds_differ() -> None:
     streams = {
-        tuple(map(tuple, islice(TokenBatchOrder(LENGTHS, MOST, seed), 5))) for seed in range(5)
+        tuple(map(tuple, islice(TokenBatchOrder(LENGTHS, MOST, seed, *ALONE), 5)))
+        for seed in range(5)
     }
     assert len(streams) == 5
 
@@ -166,13 +169,14 @@ def test_evaluation_has_every_pair_once(world_size: int, most: int) -> None:
 def test_order_is_fixed_for_ever() -> None:
     """By hand: kinds in order, pairs of a kind by the high bits of their hash."""
     source, target = np.array([3, 2, 2, 4, 2, 3, 2, 2]), np.array([2, 2, 3, 4, 2, 2, 2, 3])
-    small = TokenBatchOrder(Lengths(source, target), 8, SEED)
+    small = TokenBatchOrder(Lengths(source, target), 8, SEED, *ALONE)
     chance = hashes(8, SEED, 5)
     by_hand = sorted(
         range(8), key=lambda i: (max(source[i], target[i]), source[i], target[i], chance[i])
     )
     assert small._sorted(5).tolist() == by_hand
-    assert TokenBatchOrder(Lengths(source[:1], target[:1]), 8, SEED)._sorted(0).tolist() == [0]
+    one = TokenBatchOrder(Lengths(source[:1], target[:1]), 8, SEED, *ALONE)
+    assert one._sorted(0).tolist() == [0]
     assert Lengths(source, target).cuts(8).tolist() == CUTS
     places = [[place for place, _ in batch] for batch in islice(small, 4)]
     assert places == GOLDEN

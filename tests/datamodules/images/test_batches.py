@@ -78,7 +78,7 @@ def test_workers_do_not_change_batches(root: Path):
 
 
 def micro_batches(data, rank: int, world_size: int, accumulation: int, start: int = 0):
-    order = TrainingOrder(12, 4, 0, rank, world_size, accumulation, lambda: start)
+    order = TrainingOrder(12, 4, 0, rank, world_size, accumulation, lambda: start, True)
     split, collate = data.split("train"), data.collate()
     for requests in RequestOrder(order):
         yield collate([split[request] for request in requests])
@@ -137,7 +137,7 @@ def test_cutmix_weighs_by_the_area_it_takes():
 def test_batches_state_partner_and_share(root: Path):
     """The share is the partner's: so much of its picture is in the mixed one."""
     data = imagenet(root, cutmix=0.0)
-    requests = next(iter(RequestOrder(TrainingOrder(12, 4, 0, 0, 1, 1, lambda: 0))))
+    requests = next(iter(RequestOrder(TrainingOrder(12, 4, 0, 0, 1, 1, lambda: 0, True))))
     samples = [data.split("train")[request] for request in requests]
     plain, mixed = ImageCollate()(samples), data.collate()(samples)
     assert "mix_target" not in plain

@@ -14,8 +14,8 @@ from lit_probattn.base.errors import DataError
 NUM, WINDOW, SEED = 53, 24, 11
 
 
-def samples(number: int, **options) -> list[int]:
-    order = RotatingOrder(NUM, WINDOW, SEED, lambda: number, 7, **options)
+def samples(number: int, rank: int = 0, world_size: int = 1) -> list[int]:
+    order = RotatingOrder(NUM, WINDOW, SEED, lambda: number, 7, rank, world_size)
     return [sample for batch in order for sample in batch if sample != FILL]
 
 
@@ -32,9 +32,9 @@ def test_windows_are_one_stream_of_whole_passes():
 
 
 def test_a_window_longer_than_the_split_goes_through_it_again():
-    order = RotatingOrder(5, 12, SEED, lambda: 1, 4)
+    order = RotatingOrder(5, 12, SEED, lambda: 1, 4, 0, 1)
     stream = np.concatenate(
-        [RotatingOrder(5, 5, SEED, lambda: 0, 4).samples_at(n) for n in range(5)]
+        [RotatingOrder(5, 5, SEED, lambda: 0, 4, 0, 1).samples_at(n) for n in range(5)]
     )
     assert order.samples_at(1).tolist() == stream[12:24].tolist()
 
@@ -51,7 +51,7 @@ def test_ranks_share_a_window(world_size):
 
 def test_it_is_asked_anew_which_evaluation_it_is():
     now = 0
-    order = RotatingOrder(NUM, WINDOW, SEED, lambda: now, WINDOW)
+    order = RotatingOrder(NUM, WINDOW, SEED, lambda: now, WINDOW, 0, 1)
     first = next(iter(order))
     now = 3
     assert next(iter(order)) == samples(3)
@@ -83,7 +83,7 @@ def test_the_step_says_which_validation_it_is(tmp_path, processed, number):
     data = listops(tmp_path, parity_eval=3)
     data.trainer = trainer("fit", processed)
     found = [sample for batch in data._evaluation_order("val") for sample in batch]
-    oracle = RotatingOrder(40, 24, data.seed, lambda: number, 8)
+    oracle = RotatingOrder(40, 24, data.seed, lambda: number, 8, 0, 1)
     assert found == oracle.samples_at(number).tolist()
 
 

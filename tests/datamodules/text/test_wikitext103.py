@@ -162,7 +162,7 @@ def test_columns_are_the_stream_cut_and_read_downwards(folder):
 
 
 def test_order_without_shuffling_is_arithmetic():
-    whole = iter(TrainingOrder(24, 8, seed=0, shuffle=False))
+    whole = iter(TrainingOrder(24, 8, 0, 0, 1, 1, lambda: 0, False))
     expected = [next(whole) for _ in range(7)]
     assert expected[3] == list(range(8)), "the next epoch begins anew"
     parts = [TrainingOrder(24, 8, 5, r, 2, 2, lambda: 6, False) for r in (0, 1)]

@@ -47,7 +47,7 @@ def test_epochs_differ_and_lengths_are_alike():
 
 
 def test_one_is_the_plain_order():
-    plain = iter(TrainingOrder(53, 8, 3))
+    plain = iter(TrainingOrder(53, 8, 3, 0, 1, 1, lambda: 0, True))
     assert steps(1) == [next(plain) for _ in range(14)]
 
 
