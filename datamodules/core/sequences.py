@@ -51,15 +51,13 @@ class Ragged(Mapped):
 
 
 @contextmanager
-def ragged_writer(
-    writer: CacheWriter, name: str, dtype: npt.DTypeLike = np.int32
-) -> Iterator[Callable[[npt.ArrayLike], None]]:
+def ragged_writer(writer: CacheWriter, name: str) -> Iterator[Callable[[npt.ArrayLike], None]]:
     """Write rows of token ids one by one; yields the function that appends a row."""
     ends = [0]
-    with writer.stream(f"{name}_tokens", dtype) as append:
+    with writer.stream(f"{name}_tokens", np.int32) as append:
 
         def append_row(row: npt.ArrayLike) -> None:
-            ids = np.asarray(row, dtype=dtype)
+            ids = np.asarray(row, dtype=np.int32)
             append(ids)
             ends.append(ends[-1] + len(ids))
 

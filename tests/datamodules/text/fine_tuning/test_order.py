@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from datamodules.core.order import TrainingOrder
-from datamodules.text.fine_tuning.order import BucketOrder
+from datamodules.text.fine_tuning.encoded import BucketOrder
 
 LENGTHS = np.random.default_rng(0).integers(5, 60, 53)
 
@@ -16,7 +16,8 @@ LENGTHS = np.random.default_rng(0).integers(5, 60, 53)
 def steps(bucket, count=14, **layout):
     """Global batches, of micro-batches of all ranks and accumulation steps."""
     ranks, parts = layout.get("ranks", 1), layout.get("parts", 1)
-    orders = [iter(BucketOrder(LENGTHS, bucket, 8, 3, r, ranks, parts)) for r in range(ranks)]
+    more = (ranks, parts, lambda: 0, True)
+    orders = [iter(BucketOrder(LENGTHS, bucket, 8, 3, r, *more)) for r in range(ranks)]
     found = []
     for _ in range(count):
         micro = [[next(order) for order in orders] for _ in range(parts)]
@@ -52,5 +53,5 @@ def test_one_is_the_plain_order():
 
 
 def test_an_order_goes_on_where_it_was():
-    later = iter(BucketOrder(LENGTHS, 3, 8, 3, 0, 1, 1, lambda: 9))
+    later = iter(BucketOrder(LENGTHS, 3, 8, 3, 0, 1, 1, lambda: 9, True))
     assert next(later) == steps(3)[9]
