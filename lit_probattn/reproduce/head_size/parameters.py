@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BERT_VOCAB, BERT_POSITIONS, BERT_SEGMENTS = 30522, 512, 2
+BERT_POSITIONS, BERT_SEGMENTS = 512, 2
 
 
 @dataclass(frozen=True)
