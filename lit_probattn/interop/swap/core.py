@@ -17,7 +17,7 @@ from lit_probattn.functional.call import split_mask
 
 
 def joined(tensor: Tensor | None, groups: list[list[int]]) -> Tensor | None:
-    """Return a mask or bias (B, H, N, L) of the host's heads for merged heads.
+    """Return a mask or bias ([B,] H, N, L) of the host's heads for merged heads.
 
     Floats are averaged; a pair is allowed if any of the merged heads allows it. Tensors that all
     heads share, or that already have the new heads, are returned unchanged.
@@ -27,12 +27,12 @@ def joined(tensor: Tensor | None, groups: list[list[int]]) -> Tensor | None:
         groups: the merged heads of every head.
     """
     former = sum(map(len, groups))
-    if tensor is None or tensor.dim() < 4 or tensor.shape[1] != former or former == len(groups):
+    if tensor is None or tensor.dim() < 3 or tensor.shape[-3] != former or former == len(groups):
         return tensor
-    parts = [tensor[:, group] for group in groups]
+    parts = [tensor[..., group, :, :] for group in groups]
     if tensor.dtype == torch.bool:
-        return torch.stack([part.any(1) for part in parts], 1)
-    return torch.stack([part.mean(1) for part in parts], 1)
+        return torch.stack([part.any(-3) for part in parts], -3)
+    return torch.stack([part.mean(-3) for part in parts], -3)
 
 
 def scaled(core: Core, query: Tensor, key: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:

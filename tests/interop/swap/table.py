@@ -566,6 +566,12 @@ def main(arguments: list[str]) -> None:
     import timm
     import transformers
 
+    unknown = [a for a in arguments if a not in HOSTS and a.removeprefix("-") not in CHECKS]
+    if unknown:
+        raise SystemExit(
+            f"unknown: {', '.join(unknown)}; expected names of hosts ({', '.join(HOSTS)}), or "
+            f"-CHECK to leave one out ({', '.join(CHECKS)})"
+        )
     versions = f"torch {torch.__version__}, timm {timm.__version__}, "
     versions += f"transformers {transformers.__version__}"
     checks = {n: c for n, c in CHECKS.items() if f"-{n}" not in arguments}

@@ -11,7 +11,7 @@ from torch import nn
 import lit_probattn
 from lit_probattn.attention.core import HeadLayout
 from lit_probattn.attention.mgk.functions import MGK, component_scores
-from lit_probattn.interop.swap.core import scaled
+from lit_probattn.interop.swap.core import joined, scaled
 from lit_probattn.interop.swap.settings import Settings
 from lit_probattn.interop.weights import (
     HeadWeights,
@@ -158,3 +158,17 @@ def test_more_components_than_joined_heads():
     _, report = lit_probattn.swap(third, "mgk", heads=1 / 3)
     assert report.layers[0].kv_heads == (6, 2)
     assert report.layers[0].components == (1, 3)
+
+
+@pytest.mark.parametrize("shape", [(H, 5, 7), (1, H, 5, 7), (2, H, 5, 7)])
+def test_masks_and_biases_of_joined_heads_are_joined_with_and_without_a_batch(shape):
+    """PyTorch's attention takes a mask of heads without a batch dimension."""
+    groups = [[0, 3], [1, 2, 5], [4]]
+    bias, allowed = torch.randn(shape), torch.rand(shape) > 0.5
+    for part, group in enumerate(groups):
+        mean = sum(bias.select(-3, head) for head in group) / len(group)
+        some = torch.stack([allowed.select(-3, head) for head in group]).any(0)
+        torch.testing.assert_close(joined(bias, groups).select(-3, part), mean)
+        assert torch.equal(joined(allowed, groups).select(-3, part), some)
+    for unchanged in (torch.randn(5, 7), torch.randn(2, 1, 5, 7), torch.randn(3, 5, 7)):
+        assert joined(unchanged, groups) is unchanged
