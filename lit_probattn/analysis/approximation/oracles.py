@@ -74,7 +74,7 @@ def window_mask(
     num_kept: int,
     *,
     is_causal: bool,
-    window: Window,
+    window: Window = "exact_r",
 ) -> Tensor:
     """Return the keys inside a window of r positions, (N, L) bool.
 

@@ -68,14 +68,22 @@ def theorem_target(
     return Heads(query, key, value, out)
 
 
-def fit_students(target: Heads, head_size: int, steps: int) -> list[float]:
+def fit_students(
+    target: Heads,
+    head_size: int,
+    steps: int,
+    *,
+    batch_size: int = 256,
+    num_seeds: int = 3,
+    lr: float = 5e-3,
+) -> list[float]:
     """Train layers with heads of one size on a target; return their held-out errors.
 
-    Training uses 256 new inputs N(0, 1.5²) of 6 tokens in every step and Adam with cosine decay
-    from 5e-3. The loss ‖f − g‖² / ‖g‖² is returned for each of 3 seeds, trained in one batch.
+    Training uses new inputs N(0, 1.5²) of 6 tokens in every step and Adam with cosine decay. The
+    loss ‖f − g‖² / ‖g‖² is returned for each seed. All seeds are trained in one batch.
     """
     heads, _, embed_dim = target.query.shape[-3:]
-    generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
+    generators = [torch.Generator().manual_seed(seed) for seed in range(num_seeds)]
 
     def draw(*shape: int) -> Tensor:
         return torch.stack([torch.randn(shape, generator=g) for g in generators])
@@ -86,7 +94,7 @@ def fit_students(target: Heads, head_size: int, steps: int) -> list[float]:
     rows, columns = (head_size, embed_dim), (embed_dim, head_size)
     student = Heads(leaf(*rows), leaf(*rows), leaf(*rows), leaf(*columns))
     goal = Heads(*(w.float() for w in target.tensors))
-    optimiser = torch.optim.Adam(student.tensors, lr=5e-3)
+    optimiser = torch.optim.Adam(student.tensors, lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
 
     def errors(count: int) -> Tensor:
@@ -96,7 +104,7 @@ def fit_students(target: Heads, head_size: int, steps: int) -> list[float]:
 
     for _ in range(steps):
         optimiser.zero_grad()
-        errors(256).sum().backward()
+        errors(batch_size).sum().backward()
         optimiser.step()
         schedule.step()
     with torch.no_grad():
