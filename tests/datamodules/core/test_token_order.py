@@ -127,7 +127,8 @@ def test_a_far_place_of_many_pairs_is_reached_at_once() -> None:
             calls.append(epoch)
             return super()._sorted(epoch)
 
-    stream = Counted(LENGTHS, MOST, SEED, start=lambda: 1000 * order().steps_per_epoch + 2)
+    start = 1000 * order().steps_per_epoch + 2
+    stream = Counted(LENGTHS, MOST, SEED, 0, 1, 1, lambda: start)
     list(islice(stream, 3))
     assert calls == [1000]
 
