@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lit_probattn.attention.core import Core
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.interop.swap.door import swap
 from lit_probattn.interop.swap.report import Report
@@ -18,13 +20,26 @@ from lit_probattn.measure.counters import torch_flops_by_module
 LIBRARIES = ("timm", "hf")
 # Reduced sizes for models of transformers: their layers are identical, and independent of the
 # vocabulary and of the MLP width.
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _REDUCED = {
-    **{"num_hidden_layers": 2, "n_layer": 2, "num_layers": 2, "num_decoder_layers": 2},
+    **dict.fromkeys((*_LAYERS, "num_decoder_layers", "encoder_layers", "decoder_layers"), 2),
     **{"vocab_size": 128, "intermediate_size": 64, "n_inner": 64, "d_ff": 64},
 }
 # Model types that a test swaps; any other is tried, since `swap` finds attention by a run.
 TESTED = (
-    *("bert", "camembert", "cohere", "deit", "dinov2", "distilbert", "electra", "falcon", "gpt2"),
+    *(
+        "bart",
+        "bert",
+        "camembert",
+        "clip",
+        "cohere",
+        "deit",
+        "dinov2",
+        "distilbert",
+        "electra",
+        "falcon",
+        "gpt2",
+    ),
     *("llama", "mistral", "qwen2", "roberta", "t5", "vit"),
 )
 
@@ -35,7 +50,7 @@ class Named:
 
     Args:
         model: model with random weights, without downloads.
-        inputs: inputs of one call on the meta device.
+        inputs: inputs of one call.
         note: how the model differs from the named one.
     """
 
@@ -84,10 +99,15 @@ def changes(name: str, variant: str, heads: float, seq_len: int) -> tuple[list[L
         ConfigError: the model is unknown or not supported, or its package is missing.
     """
     named = load(name, seq_len)
-    before = _macs(named.model, named.inputs)
+    try:
+        before = _macs(named.model, named.inputs)
+    except Exception as error:  # a model of another library may raise any exception
+        text = " ".join(str(error).split())[:200]
+        given = ", ".join(named.inputs) if isinstance(named.inputs, dict) else "one image"
+        raise ConfigError(f"--model {name}: it does not run on {given}: {text}") from error
     torch.manual_seed(0)
     try:
-        model, report = swap(named.model, variant, heads=heads)
+        model, report = swap(named.model, variant, heads=heads, example=named.inputs)
     except ValueError as error:
         raise ConfigError(f"--model {name}: {' '.join(str(error).split())}") from error
     after = _macs(model, named.inputs)
@@ -110,14 +130,29 @@ def _joined(report: Report, before: dict[str, int], after: dict[str, int]) -> li
 
 
 def _macs(model: nn.Module, inputs: Any) -> dict[str, int]:
-    """Count the multiply-adds of every module in one call, on a meta-device copy."""
-    there = copy.deepcopy(model).to("meta").eval()
+    """Count the multiply-adds of every module in one call, with attention by its equation.
 
-    def call() -> object:
-        with torch.no_grad(), torch.device("meta"):
-            return there(**inputs) if isinstance(inputs, dict) else there(inputs)
+    On a copy on the meta device; a model that reads values of its inputs is run on zeros instead.
+    """
 
-    return {name: flops // 2 for name, flops in torch_flops_by_module(there, call).items()}
+    def count(there: nn.Module, device: str) -> dict[str, int]:
+        named = inputs if isinstance(inputs, dict) else {"": inputs}
+        given = {key: torch.zeros_like(value, device=device) for key, value in named.items()}
+
+        def call() -> object:
+            with torch.no_grad(), torch.device(device):
+                return there(*given.values()) if given.keys() == {""} else there(**given)
+
+        return {name: flops // 2 for name, flops in torch_flops_by_module(there, call).items()}
+
+    there = copy.deepcopy(model).eval()
+    for core in there.modules():
+        if isinstance(core, Core):
+            core.backend = core.makes.stated_backend
+    try:
+        return count(copy.deepcopy(there).to("meta"), "meta")
+    except RuntimeError:
+        return count(there, "cpu")
 
 
 def load(name: str, seq_len: int) -> Named:
@@ -144,7 +179,7 @@ def _timm(name: str, seq_len: int) -> Named:
         raise ConfigError(f"--model timm:{name}: unknown model{nearest(name, known, lists=False)}")
     model: Any = timm.create_model(name, pretrained=False)
     size = model.pretrained_cfg.get("input_size", (3, 224, 224))
-    inputs = torch.empty(1, *size, device="meta")
+    inputs = torch.randn(1, *size)
     return Named(model, inputs, f"one image of {size[1]} x {size[2]}")
 
 
@@ -168,7 +203,7 @@ def _transformers(name: str, seq_len: int) -> Named:
             f"such as {', '.join(TESTED)}"
         )
     config = AutoConfig.for_model(kind)
-    layers = next((getattr(config, k) for k in list(_REDUCED)[:3] if hasattr(config, k)), None)
+    layers = next((getattr(config, k) for k in _LAYERS if hasattr(config, k)), None)
     for key, value in _REDUCED.items():
         if hasattr(config, key):
             setattr(config, key, value)
@@ -180,13 +215,24 @@ def _transformers(name: str, seq_len: int) -> Named:
     except Exception as error:
         text = " ".join(str(error).split())[:200]
         raise ConfigError(f"--model hf:{name}: cannot build its configuration: {text}") from error
-    note = f"default sizes of {kind}; two of its {layers} identical layers; "
-    if hasattr(config, "image_size"):
-        side = config.image_size
-        inputs = {"pixel_values": torch.empty(1, 3, side, side, device="meta")}
-        return Named(model, inputs, f"{note}one image of {side} x {side}")
-    words = torch.zeros(1, seq_len, dtype=torch.int64, device="meta")
-    inputs = {"input_ids": words}
-    if getattr(config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = words
-    return Named(model, inputs, f"{note}one sequence of {seq_len} tokens")
+    accepted = inspect.signature(model.forward).parameters
+    inputs, parts = {}, []
+    side = getattr(getattr(config, "vision_config", config), "image_size", None)
+    if "pixel_values" in accepted and side is not None:
+        inputs["pixel_values"] = torch.randn(1, 3, side, side)
+        parts.append(f"one image of {side} x {side}")
+    if "input_ids" in accepted:
+        language = getattr(config, "text_config", config)
+        length = min(seq_len, getattr(language, "max_position_embeddings", seq_len))
+        words = torch.randint(_REDUCED["vocab_size"], (1, length))
+        inputs["input_ids"] = words
+        if "decoder_input_ids" in accepted and getattr(config, "is_encoder_decoder", False):
+            inputs["decoder_input_ids"] = words
+        parts.append(f"one sequence of {length} tokens")
+    if not inputs:
+        raise ConfigError(
+            f"--model hf:{name}: supports models of token ids or images; its inputs are "
+            f"{', '.join(accepted)}"
+        )
+    two = "" if layers is None else f"two of its {layers} identical layers; "
+    return Named(model, inputs, f"default sizes of {kind}; {two}{' and '.join(parts)}")
