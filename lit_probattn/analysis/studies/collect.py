@@ -50,7 +50,7 @@ class Report(Study):
         page = options.folder / "report.md"
         refuse_to_replace((page, options.folder / "summary.csv"), page)
         summary = pd.DataFrame(summary_rows(options.folder))
-        body = []
+        body: list[str] = []
         if options.runs:
             body += ["## Models", "", *(training_line(path) for path in options.runs), ""]
         if not summary.empty:
