@@ -53,9 +53,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--out", help="report folder (default reports/NAME)")
     report.add_argument("--html", action="store_true", help="also write one self-contained page")
-    report.add_argument(
-        "--compare", nargs=2, metavar=("A", "B"), help="compare two results folders instead"
-    )
     memory = commands.add_parser("memory", help="compare predicted and measured peak memory")
     memory.add_argument("--config", required=True, help="sweep file whose memory points are run")
     kernels = commands.add_parser("kernels", help="compare backends after parity tests")
@@ -119,22 +116,16 @@ def _report(options: argparse.Namespace) -> int:
         return _index(options)
     from lit_probattn.base.files import refuse_to_replace
     from lit_probattn.base.provenance import command_line
-    from profiling.report.compare import compare_sweeps
     from profiling.report.page import write_report
     from profiling.sweep.config import load_sweep
 
     config = load_sweep(options.config)
     out = Path(options.out or f"reports/{config.name}")
-    if options.compare:
-        refuse_to_replace([out / "compare.md", out / "compare.csv"], out / "compare.md")
-        written = [compare_sweeps(Path(options.compare[0]), Path(options.compare[1]), out)]
-    else:
-        results = Path(options.results or f"runs/profiling/{config.name}")
-        command = command_line()
-        figures = (out / "figures").glob("*.png")
-        files = [*(out / name for name in REPORT_FILES), *figures]
-        refuse_to_replace(files, out / "report.md", out / "sweep.json")
-        written = write_report(config, results, out, html=options.html, command=command)
+    results = Path(options.results or f"runs/profiling/{config.name}")
+    figures = (out / "figures").glob("*.png")
+    files = [*(out / name for name in REPORT_FILES), *figures]
+    refuse_to_replace(files, out / "report.md", out / "sweep.json")
+    written = write_report(config, results, out, html=options.html, command=command_line())
     print(*written, sep="\n")
     return 0
 
@@ -144,7 +135,7 @@ def _index(options: argparse.Namespace) -> int:
     from lit_probattn.experiments.page import FRONT, write_front_page
     from profiling.report.efficiency import efficiency_lines
 
-    for name in ("results", "out", "html", "compare"):
+    for name in ("results", "out", "html"):
         if getattr(options, name):
             raise ConfigError(f"--index does not support --{name}, which applies to one sweep")
     folders = [Path(name) for name in options.index or REPORTS]

@@ -36,15 +36,13 @@ def sequences(
     trained: Trained,
     options: argparse.Namespace,
     *,
-    parts: int = 1,
     padded: bool = False,
     min_len: int = 1,
 ) -> Iterator[list[Sequence]]:
-    """Run the model on random samples; yield the recorded sequences by batch.
+    """Run the model on random samples; yield a recorded sequence per sample and layer by batch.
 
     Args:
         options: values of the flags `options.samples`.
-        parts: largest number of sequences per sample and layer, drawn at random.
         min_len: skip shorter sequences.
 
     Raises:
@@ -65,7 +63,7 @@ def sequences(
     for batch in batches:
         with record(trained.task.model) as calls:
             trained.forward(batch)
-        chosen = [s for c in calls for s in _pick(c, batch, parts, options.seed, padded)]
+        chosen = [s for c in calls for s in _pick(c, batch, options.seed, padded)]
         chosen = [s for s in chosen if s.call.query.shape[1] >= min_len]
         found += len(chosen)
         yield chosen
@@ -75,9 +73,7 @@ def sequences(
         )
 
 
-def _pick(
-    call: LayerCall, batch: dict[str, Any], parts: int, seed: int, padded: bool
-) -> Iterator[Sequence]:
+def _pick(call: LayerCall, batch: dict[str, Any], seed: int, padded: bool) -> Iterator[Sequence]:
     sample_ids, inputs = batch["sample_ids"].tolist(), batch["inputs"]
     per_sample = call.num_sequences // len(sample_ids)
     rows = inputs.flatten(0, -2) if not inputs.is_floating_point() else None
@@ -86,13 +82,11 @@ def _pick(
     for row, sample_id in enumerate(sample_ids):
         if sample_id < 0:
             continue
-        order = generator(seed, call.name, sample_id).permutation(per_sample)[:parts]
-        for part in sorted(order.tolist()):
-            number = row * per_sample + part
-            one = call.one(number, padded=padded)
-            length = one.query.shape[1]
-            tokens = None if rows is None else rows[number, :length].tolist()
-            yield Sequence(sample_id, part, one, tokens)
+        part = int(generator(seed, call.name, sample_id).permutation(per_sample)[0])
+        number = row * per_sample + part
+        one = call.one(number, padded=padded)
+        tokens = None if rows is None else rows[number, : one.query.shape[1]].tolist()
+        yield Sequence(sample_id, part, one, tokens)
 
 
 def longest(found: list[Sequence]) -> list[Sequence]:

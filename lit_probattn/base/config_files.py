@@ -47,16 +47,16 @@ _UNDER, _SHARED, _BASE = "under", "shared", "base"
 _DEEPEST = 3  # a bundle is at most this many folders above its files
 
 
-def output_folder(path: Path, flag: str = "--out") -> Path:
+def output_folder(path: Path) -> Path:
     """Create the output folder of a command.
 
     Raises:
-        ConfigError: it cannot be created; the message names the flag.
+        ConfigError: it cannot be created; the message names --out.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{flag} {path} cannot be a folder: {error.strerror}") from error
+        raise ConfigError(f"--out {path} cannot be a folder: {error.strerror}") from error
     return path
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+import functools
+import sys
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, ParamSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +53,28 @@ class ChildError(RuntimeError):
     def __init__(self, text: str, *, again: bool = True) -> None:
         super().__init__(text)
         self.again = again
+
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def reports(
+    *errors: type[Exception],
+) -> Callable[[Callable[_Arguments, int]], Callable[_Arguments, int]]:
+    """Decorate a command's `main`: print these errors in one line and return exit status 2."""
+
+    def decorate(main: Callable[_Arguments, int]) -> Callable[_Arguments, int]:
+        @functools.wraps(main)
+        def reported(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> int:
+            try:
+                return main(*args, **kwargs)
+            except errors as error:
+                print(f"error: {error}", file=sys.stderr)
+                return 2
+
+        return reported
+
+    return decorate
 
 
 def _printable(text: str) -> str:

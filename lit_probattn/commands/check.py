@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError, nearest, reports
 
 if TYPE_CHECKING:
     from lit_probattn.attention import Attention
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _NUM_HEADS = 4
 
 
+@reports(ConfigError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check a class; return the exit status: 1 if a check fails, 2 for wrong usage."""
     parser = Parser("lit-probattn check", __doc__)
@@ -33,14 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_flag(parser)
     options = parser.parse_args(arguments)
-    try:
-        cls = _class(options.cls)
-        given = _arguments(options.init_args)
-        make = partial(cls, *_sizes(given), **given)
-        _try(make, cls)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    cls = _class(options.cls)
+    given = _arguments(options.init_args)
+    make = partial(cls, *_sizes(given), **given)
+    _try(make, cls)
     return _run(make, options.cls)
 
 

@@ -9,17 +9,14 @@ from collections.abc import Sequence
 from datamodules import REGISTRY
 from datamodules.__main__ import main as data_main
 from lit_probattn.base.config_files import named_files
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, reports
 
 
+@reports(ConfigError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; a task name is replaced by its data set and the options in its file."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        return data_main(_with_task(words))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return data_main(_with_task(words))
 
 
 def _with_task(words: list[str]) -> list[str]:

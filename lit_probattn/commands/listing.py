@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from lit_probattn.base.config_files import (
     named_files,
     narrowed,
 )
-from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError, nearest, reports
 
 # The C loader, if PyYAML has it, takes a fifth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -151,18 +150,15 @@ def _aligned(items: list[tuple[str, str]]) -> list[str]:
     ]
 
 
+@reports(ConfigError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print names; return the exit status: 2 for a user error, with one line."""
     parser = Parser("lit-probattn list", __doc__)
     parser.add_argument("kind", nargs="?", help=", ".join(KINDS))
     options = parser.parse_args(arguments)
-    try:
-        if options.kind is None:
-            lines = _aligned([(kind, use) for kind, (use, _) in KINDS.items()])
-        else:
-            lines = lines_of(options.kind)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if options.kind is None:
+        lines = _aligned([(kind, use) for kind, (use, _) in KINDS.items()])
+    else:
+        lines = lines_of(options.kind)
     print("\n".join(lines))
     return 0

@@ -16,18 +16,16 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="a run folder, runs/NAME/0, or a checkpoint")
 
 
-def add_search(parser: argparse.ArgumentParser, *, sizes: bool = True) -> None:
+def add_search(parser: argparse.ArgumentParser, *, n_best: bool) -> None:
     """Add the settings of a beam search, which `set_search` reads.
 
     Args:
-        sizes: whether to include length limits and the number of translations.
+        n_best: whether to include the number of translations.
     """
     add = parser.add_argument
     add("--beam_size", type=int, help="number of beams; 1 is greedy")
     add("--length_penalty", type=float, help="exponent of the length that divides scores")
-    if sizes:
-        add("--max_length_a", type=float, help="maximum length: a · source tokens + b")
-        add("--max_length_b", type=int, help="b of the maximum length")
+    if n_best:
         add("--n_best", type=int, help="number of translations per line (default 1)")
     add("--temperature", type=float, help="sample tokens instead of searching; divides the logits")
 

@@ -55,7 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser("lit-probattn translate", __doc__)
     add = parser.add_argument
     add_checkpoint(parser)
-    add_search(parser)
+    add_search(parser, n_best=True)
     add_draw(parser)
     add(
         "--max_tokens",

@@ -24,7 +24,7 @@ from typing import Any
 
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import file_named, run_stem, shipped
-from lit_probattn.base.errors import ConfigError, DataError, nearest
+from lit_probattn.base.errors import ConfigError, DataError, nearest, reports
 from lit_probattn.compare.command import protocol_of, run
 from lit_probattn.compare.flags import add_flags, parse_settings
 from lit_probattn.compare.measured import MeasuredReport
@@ -239,23 +239,20 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports(ConfigError, DataError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is that of `run` in `compare.command`, or 2 for misuse."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = make_parser().parse_args(arguments)
-    try:
-        if options.seeds and len(set(options.seeds)) < len(options.seeds):
-            raise ConfigError(f"--seeds: duplicate {_twice(options.seeds)}")
-        if options.name is not None and Path(options.name).name != options.name:
-            raise ConfigError(f"--name must be the name of a folder, received {options.name!r}")
-        protocol = protocol_of(options)
-        table = make_table(options.task, options.attention, options.metric, options.name)
-        refuse_unequal(table, protocol)
-        module = "lit_probattn compare"
-        return run(table, options, arguments, module=module, protocol=protocol, report=OwnReport)
-    except (ConfigError, DataError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if options.seeds and len(set(options.seeds)) < len(options.seeds):
+        raise ConfigError(f"--seeds: duplicate {_twice(options.seeds)}")
+    if options.name is not None and Path(options.name).name != options.name:
+        raise ConfigError(f"--name must be the name of a folder, received {options.name!r}")
+    protocol = protocol_of(options)
+    table = make_table(options.task, options.attention, options.metric, options.name)
+    refuse_unequal(table, protocol)
+    module = "lit_probattn compare"
+    return run(table, options, arguments, module=module, protocol=protocol, report=OwnReport)
 
 
 def _twice(seeds: Sequence[int]) -> int:

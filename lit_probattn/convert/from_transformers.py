@@ -24,7 +24,7 @@ import lightning
 from torch import Tensor
 
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, reports
 from lit_probattn.convert.files import check_output, write
 from lit_probattn.convert.transformers_files import CONFIG, read_json, read_weights
 from lit_probattn.convert.transformers_names import (
@@ -366,6 +366,7 @@ def _in_task(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"model.{name}": tensor for name, tensor in state.items()}
 
 
+@reports(CheckpointError, ConfigError)
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = Parser("lit-probattn convert from_transformers", __doc__)
@@ -374,11 +375,7 @@ def main(arguments: list[str] | None = None) -> int:
     help = "classes of a classifier in the order of the data, such as: entailment neutral"
     parser.add_argument("--labels", nargs="+", metavar="LABEL", help=help)
     options = parser.parse_args(arguments)
-    try:
-        lines = import_folder(options.folder.expanduser(), options.output, options.labels)
-    except (CheckpointError, ConfigError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    lines = import_folder(options.folder.expanduser(), options.output, options.labels)
     print("\n".join(lines))
     return 0
 

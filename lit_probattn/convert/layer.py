@@ -57,8 +57,8 @@ class LayerInputs:
     """Inputs of a layer (S, N, C), and the mask of real tokens, (S, N) bool; None means all."""
 
     x: Tensor
-    key_mask: Tensor | None = None
-    is_causal: bool = False
+    key_mask: Tensor | None
+    is_causal: bool
 
     def part(self, samples: slice) -> LayerInputs:
         """Return the given samples."""

@@ -39,7 +39,7 @@ from lit_probattn.attention.mgk.options import MGKOptions
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import is_there
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, reports
 from lit_probattn.configs import read_yaml
 from lit_probattn.convert.files import (
     check_output,
@@ -209,6 +209,7 @@ def open_run(options: argparse.Namespace) -> Trained:
     return trained
 
 
+@reports(CheckpointError, ConfigError)
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = Parser("lit-probattn convert", __doc__)
@@ -238,12 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name} must be at least 1, received {value}")
-    try:
-        lines = convert_checkpoint(options)
-    except (CheckpointError, ConfigError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(lines))
+    print("\n".join(convert_checkpoint(options)))
     return 0
 
 

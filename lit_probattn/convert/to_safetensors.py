@@ -4,9 +4,11 @@ import sys
 from pathlib import Path
 
 from lit_probattn.base.arguments import Parser
+from lit_probattn.base.errors import reports
 from lit_probattn.training.checkpoints import CheckpointError, export_safetensors
 
 
+@reports(CheckpointError)
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = Parser("lit-probattn convert", __doc__)
@@ -14,11 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("checkpoint", type=Path, help="checkpoint or run folder")
     parser.add_argument("output", type=Path, help=".safetensors file to write")
     options = parser.parse_args(arguments)
-    try:
-        count = export_safetensors(options.checkpoint, options.output)
-    except CheckpointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    count = export_safetensors(options.checkpoint, options.output)
     print(f"wrote {count} tensors to {options.output}")
     return 0
 

@@ -22,7 +22,7 @@ from lit_probattn.attention import Attention, SoftmaxAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import is_there
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, reports
 from lit_probattn.configs import attention_entry, build_attention
 from lit_probattn.convert.files import find_layers
 from lit_probattn.convert.from_transformers import ACTIVATIONS, first_row
@@ -218,6 +218,7 @@ def _attention_of(
         return build_attention(entry["class_path"], entry["init_args"], width, head_dim)
 
 
+@reports(CheckpointError, ConfigError)
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = Parser("lit-probattn convert to_transformers", __doc__)
@@ -232,12 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_flag(parser)
     options = parser.parse_args(arguments)
-    try:
-        lines = export_checkpoint(options)
-    except (CheckpointError, ConfigError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(lines))
+    print("\n".join(export_checkpoint(options)))
     return 0
 
 

@@ -111,7 +111,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("checkpoint", type=Path, help="checkpoint with softmax attention, or its run folder")
     add("output", type=Path, help="checkpoint to write, NAME.ckpt")
     add("--head_dim", type=int, required=True, help="new head size")
-    add("--from_head_dim", type=int, help="old head size, if the checkpoint does not store it")
     add("--padding_std", type=float, default=0.0, help="standard deviation of padding noise")
 
 
@@ -124,9 +123,9 @@ def run(options: argparse.Namespace) -> None:
     check_output(options.output)
     checkpoint = load_checkpoint(find_file(options.checkpoint))
     parameters = dict(checkpoint.get("hyper_parameters", {}))
-    head_dim = options.from_head_dim or parameters.get("head_dim")
+    head_dim = parameters.get("head_dim")
     if head_dim is None:
-        raise ConfigError("unknown head size: pass --from_head_dim")
+        raise ConfigError(f"{options.checkpoint}: the checkpoint stores no head_dim")
     state, size, std = checkpoint.get("state_dict", {}), options.head_dim, options.padding_std
     try:
         layers = {

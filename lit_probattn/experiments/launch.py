@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,6 @@ def submit(
     count: int,
     folder: Path,
     parameters: Mapping[str, Any],
-    say: Callable[[str], None] = lambda line: print(line, flush=True),
 ) -> list[int]:
     """Submit a command as an array of shards and wait for them to finish.
 
@@ -141,7 +140,6 @@ def submit(
         count: number of shards.
         folder: folder for submitit's pickles and logs.
         parameters: parameters of submitit or of SLURM, such as `partition`.
-        say: receives a line per event.
 
     Returns:
         Exit status of every shard; 1 for a lost one.
@@ -168,12 +166,14 @@ def submit(
             for index in range(count)
         ]
     for index, job in enumerate(jobs):
-        say(f"shard {index}/{count}: {executor} job {job.job_id}; log {job.paths.stdout}")
+        about = f"{executor} job {job.job_id}; log {job.paths.stdout}"
+        print(f"shard {index}/{count}: {about}", flush=True)
     found = []
     for index, job in enumerate(jobs):
         try:
             found.append(int(job.result()))
         except UncompletedJobError as error:
-            say(f"shard {index}/{count}: lost: {str(error).splitlines()[0]}")
+            reason = str(error).splitlines()[0]
+            print(f"shard {index}/{count}: lost: {reason}", flush=True)
             found.append(1)
     return found

@@ -7,7 +7,6 @@ them fails. Concurrent commands on one folder share the jobs, since each locks t
 
 from __future__ import annotations
 
-import math
 import signal
 import statistics
 import subprocess
@@ -61,7 +60,7 @@ class Call:
 
     worker: Callable[[], Worker]
     request: Any
-    limit_s: float = math.inf
+    limit_s: float
 
 
 # The steps of a job: the answer to a command is its exit status, to a call the worker. The returned

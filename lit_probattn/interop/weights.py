@@ -51,11 +51,6 @@ class HeadWeights:
         query, key, value, out = (t.to(dtype) for t in (self.query, self.key, self.value, self.out))
         return replace(self, query=query, key=key, value=value, out=out, out_bias=bias)
 
-    @property
-    def joint_out(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of the output projection."""
-        return self.out.flatten(1), self.out_bias
-
 
 Rows = tuple[Tensor, Tensor | None]  # weight and bias as in `nn.Linear`
 

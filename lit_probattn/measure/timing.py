@@ -33,7 +33,7 @@ class Timing:
     p20_s: float
     p80_s: float
     repeats: int
-    energy_j: float | None = None
+    energy_j: float | None
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:

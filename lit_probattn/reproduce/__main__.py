@@ -40,7 +40,7 @@ from importlib import import_module
 from pathlib import Path
 
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.errors import ConfigError, DataError, nearest
+from lit_probattn.base.errors import ConfigError, DataError, nearest, reports
 from lit_probattn.base.progress import replace_unprintable
 from lit_probattn.compare.flags import add_flags, place_of
 from lit_probattn.compare.tables import FOLDER, kinds
@@ -69,6 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports(ConfigError, DataError, ValueError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -79,22 +80,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = make_parser()
     options = parser.parse_args(arguments)
-    try:
-        if options.list:
-            print("\n".join(list_lines(place_of(options), options.tables)))
-            return 0
-        known = kinds(options.tables)
-        if options.table not in known:
-            hint = nearest(options.table or "", known)
-            raise ConfigError(f"expected a table, received {options.table!r}{hint}; see --list")
-        defaults = vars(parser.parse_args([]))
-        given = [name for name, value in vars(options).items() if value != defaults[name]]
-        making = import_module(MAKING)
-        status: int = making.make(options, arguments, known[options.table], given)
-        return status
-    except (ConfigError, DataError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if options.list:
+        print("\n".join(list_lines(place_of(options), options.tables)))
+        return 0
+    known = kinds(options.tables)
+    if options.table not in known:
+        hint = nearest(options.table or "", known)
+        raise ConfigError(f"expected a table, received {options.table!r}{hint}; see --list")
+    defaults = vars(parser.parse_args([]))
+    given = [name for name, value in vars(options).items() if value != defaults[name]]
+    making = import_module(MAKING)
+    status: int = making.make(options, arguments, known[options.table], given)
+    return status
 
 
 if __name__ == "__main__":

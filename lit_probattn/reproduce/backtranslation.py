@@ -42,6 +42,8 @@ MODULE = "lit_probattn.reproduce.backtranslation"
 _MARK = "@@"
 _TAB = "\t"
 _FILLER = "<unk>"
+_FILLED = 0.1  # share of words replaced by it
+_MOST_WORDS = 250  # of a side; longer pairs are skipped
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,8 @@ class Noise:
     swap: int
 
     def __post_init__(self) -> None:
-        for name in ("deletion", "filler"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"--{name} must be in [0, 1), received {getattr(self, name)}")
+        if not 0.0 <= self.deletion < 1.0:
+            raise ConfigError(f"--deletion must be in [0, 1), received {self.deletion}")
         if self.swap < 0:
             raise ConfigError(f"--swap must be at least 0, received {self.swap}")
 
@@ -128,9 +129,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="output folder")
     add("--upsample", type=int, default=16, help="copies of the parallel text (default 16)")
     add("--deletion", type=float, default=0.1, help="share of deleted words (0.1)")
-    add("--filler", type=float, default=0.1, help="share of words replaced by <unk> (0.1)")
     add("--swap", type=int, default=3, help="largest distance by which a word moves (3)")
-    add("--max_words", type=int, default=250, help="skip longer pairs (250)")
     add(
         "--max_ratio",
         type=float,
@@ -138,7 +137,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="skip larger length ratios (1.5)",
     )
     add("--seed", type=int, default=0, help="seed of noise and sampling (default 0)")
-    add_search(parser, sizes=False)
+    add_search(parser, n_best=False)
     add("--max_tokens", type=int, default=4096, help="tokens per batch (default 4096)")
     add_run(parser)
     return parser
@@ -157,7 +156,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: a flag is invalid, or languages or segmentations do not match.
     """
-    noise = Noise(options.deletion, options.filler, options.swap)
+    noise = Noise(options.deletion, _FILLED, options.swap)
     if options.upsample < 0:
         raise ConfigError(f"--upsample must be at least 0, received {options.upsample}")
     if (options.out / "train.done").is_file():
@@ -173,7 +172,7 @@ def run(options: argparse.Namespace) -> None:
             f"--parallel {options.parallel}: missing train.{source} and train.{target}; the "
             f"reverse model translates from {target} into {source}"
         )
-    make = _Pairs(trained, noise, Filter(options.max_words, options.max_ratio), options, text)
+    make = _Pairs(trained, noise, Filter(_MOST_WORDS, options.max_ratio), options, text)
     options.out.mkdir(parents=True, exist_ok=True)
     job = LineJob(options.out / ".synthetic", make.identity)
     path = job.lines("pairs", lines_of(options.monolingual), total, make, "back-translating")

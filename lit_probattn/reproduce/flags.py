@@ -19,7 +19,7 @@ import yaml
 
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import find
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, reports
 from lit_probattn.convert.layer_names import LAYOUTS
 from lit_probattn.records.tables import markdown_table
 
@@ -135,20 +135,17 @@ def _usual(one: CodeBase) -> str:
     return next(row.task for row in one.rows if not row.own_task)
 
 
+@reports(ConfigError, OSError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print or write the page; return the exit status."""
     parser = Parser("python -m lit_probattn.reproduce.flags", __doc__)
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page to this file")
     options = parser.parse_args(arguments)
-    try:
-        text = make_page(read_flags())
-        if options.write is None:
-            print(text, end="")
-        else:
-            options.write.write_text(text, encoding="utf-8")
-    except (ConfigError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    text = make_page(read_flags())
+    if options.write is None:
+        print(text, end="")
+    else:
+        options.write.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -22,7 +22,7 @@ from datamodules.series.archive import ARCHIVES, check_name
 from datamodules.series.uea import UEA
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import file_named, named_files, run_stem
-from lit_probattn.base.errors import ConfigError, DataError, MissingDataError, nearest
+from lit_probattn.base.errors import ConfigError, DataError, MissingDataError, nearest, reports
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.command import run
 from lit_probattn.compare.flags import Place, add_flags, place_of
@@ -265,26 +265,23 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports(ConfigError, DataError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is that of `run` in `compare.command`, or 2 for misuse."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = make_parser().parse_args(arguments)
-    try:
-        if options.epochs is not None and options.epochs < 1:
-            raise ConfigError(f"--epochs must be at least 1, received {options.epochs}")
-        table, unknown = make_table(
-            options.table,
-            place_of(options),
-            archives=list(ARCHIVES) if options.archives == ["all"] else options.archives or (),
-            variants=options.variants or (),
-            epochs=options.epochs,
-            source=options.source,
-            select_on=options.select_on,
-        )
-        return run(table, options, arguments, module=MODULE, report=UEAReport, skipped=unknown)
-    except (ConfigError, DataError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if options.epochs is not None and options.epochs < 1:
+        raise ConfigError(f"--epochs must be at least 1, received {options.epochs}")
+    table, unknown = make_table(
+        options.table,
+        place_of(options),
+        archives=list(ARCHIVES) if options.archives == ["all"] else options.archives or (),
+        variants=options.variants or (),
+        epochs=options.epochs,
+        source=options.source,
+        select_on=options.select_on,
+    )
+    return run(table, options, arguments, module=MODULE, report=UEAReport, skipped=unknown)
 
 
 if __name__ == "__main__":

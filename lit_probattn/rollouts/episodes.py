@@ -34,7 +34,7 @@ class Episode:
     target: float
     total: float
     length: int
-    actions: np.ndarray | None = None
+    actions: np.ndarray | None
 
 
 class _Histories:

@@ -76,7 +76,7 @@ def filmed_environment(name: str) -> Filmed | str:
         )
 
 
-def write_gif(path: Path, pictures: Sequence[np.ndarray], milliseconds: int = 40) -> None:
+def write_gif(path: Path, pictures: Sequence[np.ndarray]) -> None:
     """Write frames, (height, width, 3) uint8 each, to a GIF file atomically.
 
     Raises:
@@ -94,7 +94,7 @@ def write_gif(path: Path, pictures: Sequence[np.ndarray], milliseconds: int = 40
             format="GIF",
             save_all=True,
             append_images=others,
-            duration=milliseconds,
+            duration=40,
             loop=0,
             optimize=True,
         )

@@ -31,7 +31,7 @@ class RunCSVLogger(Logger):
             dropped, because those steps are repeated.
     """
 
-    def __init__(self, folder: Path, steps_done: int = 0) -> None:
+    def __init__(self, folder: Path, steps_done: int) -> None:
         super().__init__()
         self._folder = folder
         self._steps_done = steps_done
@@ -150,7 +150,7 @@ class RunTensorBoardLogger(TensorBoardLogger):
             earlier process.
     """
 
-    def __init__(self, folder: Path, steps_done: int = 0) -> None:
+    def __init__(self, folder: Path, steps_done: int) -> None:
         super().__init__(
             save_dir=str(folder.parent.parent),
             name=folder.parent.name,
@@ -175,7 +175,7 @@ class RunTensorBoardLogger(TensorBoardLogger):
         self.experiment.flush()
 
 
-def tensorboard_logger(folder: Path, steps_done: int = 0) -> list[RunTensorBoardLogger]:
+def tensorboard_logger(folder: Path, steps_done: int) -> list[RunTensorBoardLogger]:
     """Return the TensorBoard logger, or nothing, with a message, if TensorBoard is missing."""
     if find_spec("tensorboard") is None:
         needs = "which require the package tensorboard: pip install 'lit-probattn[tensorboard]'"

@@ -15,6 +15,7 @@ from profiling.sweep.config import AttentionEntry, Dtype, Strict, describe
 
 Mode = Literal["train", "eval", "decode"]
 Scope = Literal["attention", "layer"]
+LAYER_HEADS = 8  # width over head_dim in scope `layer`
 SdpaBackend = Literal["any", "cudnn", "flash", "efficient", "math"]
 
 
@@ -144,14 +145,13 @@ class KernelsConfig(Strict):
 
     `figure` defines the comparisons of the figure: label of a row, label of a mark, name. Mode
     `train` is forward and backward, `eval` forward, `decode` one query over `seq_len` keys. With
-    scope `layer` everything runs with its projections, to and from width `layer_heads · head_dim`.
+    scope `layer` everything runs with its projections, to and from width 8 · `head_dim`.
     """
 
     device: str = "cpu"
     dtype: Dtype = "float32"
     mode: Mode = "train"
     scope: Scope = "attention"
-    layer_heads: int = Field(default=8, ge=1)
     batch_size: int = Field(ge=1)
     seq_len: int = Field(ge=1)
     head_dim: int = Field(ge=1)

@@ -195,7 +195,6 @@ def parity_rows(
     device: torch.device,
     head_dim: int,
     shapes: list[tuple[int, int]],
-    backend: str = "triton",
 ) -> list[ParityRow]:
     """Return the errors of output and gradients, over all shapes (queries, keys) together."""
     layer = make_layer(case, head_dim, device)
@@ -204,7 +203,7 @@ def parity_rows(
     for seed, (num_queries, num_keys) in enumerate(shapes):
         inputs = make_inputs(layer, case, num_queries, num_keys, dtype, seed)
         exact = heads_and_gradients(exact_layer, "reference", inputs, torch.float64)
-        found = heads_and_gradients(layer, backend, inputs, dtype)
+        found = heads_and_gradients(layer, "triton", inputs, dtype)
         low: AbstractContextManager[object] = nullcontext()
         if dtype != torch.float32:
             low = _LowProducts(dtype)
@@ -231,14 +230,7 @@ def _finite(value: Tensor) -> float:
     return float(value) if bool(torch.isfinite(value)) else float("inf")
 
 
-def losses(
-    attention: str,
-    backend: str,
-    steps: int,
-    device: str,
-    folder: Path,
-    flags: Sequence[str] = (),
-) -> list[float]:
+def losses(attention: str, backend: str, steps: int, device: str, folder: Path) -> list[float]:
     """Return the training loss of each step of a command-line run; ConfigError if it fails."""
     accelerator = "gpu" if device == "cuda" else "cpu"
     command = [
@@ -248,7 +240,6 @@ def losses(
         *("--trainer.max_steps", str(steps), "--trainer.val_check_interval", str(steps)),
         *("--trainer.log_every_n_steps", "1", "--trainer.limit_val_batches", "1"),
         *("--run.root", str(folder), "--run.name", f"{Path(attention).stem}-{backend}"),
-        *flags,
     ]
     environment = {**os.environ, "TRITON_DEFAULT_FP_FUSION": "1"}
     if device == "cpu":
@@ -262,19 +253,14 @@ def losses(
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
 
 
-def compare_training(
-    steps: int, device: str, attention: Sequence[str] = ATTENTION, flags: Sequence[str] = ()
-) -> tuple[list[dict[str, object]], bool]:
-    """Train with both backends; return a row per step and whether all gaps are within BOUND.
-
-    `flags` are extra flags of the runs.
-    """
+def compare_training(steps: int, device: str) -> tuple[list[dict[str, object]], bool]:
+    """Train with both backends; return a row per step and whether all gaps are within BOUND."""
     lines: list[dict[str, object]] = []
     followed = True
-    for path in attention:
+    for path in ATTENTION:
         with tempfile.TemporaryDirectory() as folder:
-            found = losses(path, "triton", steps, device, Path(folder), flags)
-            expected = losses(path, "reference", steps, device, Path(folder), flags)
+            found = losses(path, "triton", steps, device, Path(folder))
+            expected = losses(path, "reference", steps, device, Path(folder))
         followed &= len(found) == len(expected) == steps
         for step, (ours, theirs) in enumerate(zip(found, expected, strict=True), 1):
             gap = abs(ours - theirs)

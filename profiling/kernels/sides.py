@@ -20,7 +20,7 @@ from lit_probattn.configs import build_attention
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.kernels.bound import Work, softmax_work, visible_pairs, work
 from profiling.kernels.cases import draw_heads
-from profiling.kernels.config import KernelsConfig, Side, TorchLayer, TorchSdpa
+from profiling.kernels.config import LAYER_HEADS, KernelsConfig, Side, TorchLayer, TorchSdpa
 from profiling.kernels.parity import run_heads
 from profiling.kernels.products import linear_products
 
@@ -60,7 +60,7 @@ def side_function(
 
     Scope `attention` excludes the projections, but includes shifts and priors of keys and the
     gradients of parameters, as in the layer. Scope `layer` is self-attention of a layer of width
-    `layer_heads` · `head_dim`. Backend `auto` selects as a layer does. In mode `decode` one query
+    8 · `head_dim`. Backend `auto` selects as a layer does. In mode `decode` one query
     attends to `seq_len` keys; a layer appends it to a cache with the others. An attention layer
     that cannot be built raises a ConfigError.
 
@@ -107,7 +107,7 @@ def _layer(side: Side, config: KernelsConfig) -> Attention:
     if config.scope == "attention":
         return build_attention(class_path, init_args, config.head_dim, config.head_dim)
     init_args = {**init_args, "backend": side.backend}
-    width = config.layer_heads * config.head_dim
+    width = LAYER_HEADS * config.head_dim
     return build_attention(class_path, init_args, width, config.head_dim)
 
 
@@ -164,7 +164,7 @@ def _inner(tokens: Tensor) -> Tensor:
 
 def _multihead_attention(given: TorchLayer, config: KernelsConfig, make: Make) -> _Prepared:
     """PyTorch's layer, whose head size is its width divided by the number of heads."""
-    width = config.layer_heads * config.head_dim
+    width = LAYER_HEADS * config.head_dim
     layer = nn.MultiheadAttention(width, given.num_heads, batch_first=True)
     tokens = make(config.batch_size, config.seq_len, width).requires_grad_()
     layer.to(tokens).train(config.mode == "train")
@@ -182,7 +182,7 @@ def _multihead_attention(given: TorchLayer, config: KernelsConfig, make: Make) -
 
 def _projected_heads(sdpa: TorchSdpa, config: KernelsConfig, make: Make) -> _Prepared:
     """Input projections by one matrix product, PyTorch's attention, output projection."""
-    width, inner = config.layer_heads * config.head_dim, sdpa.num_heads * config.head_dim
+    width, inner = LAYER_HEADS * config.head_dim, sdpa.num_heads * config.head_dim
     tokens = make(config.batch_size, _num_queries(config), width).requires_grad_()
     into, out_of = nn.Linear(width, 3 * inner), nn.Linear(inner, width)
     into.to(tokens), out_of.to(tokens)
@@ -205,7 +205,7 @@ def _projected_heads(sdpa: TorchSdpa, config: KernelsConfig, make: Make) -> _Pre
 def _own_layer(
     layer: Attention, side: Side, config: KernelsConfig, make: Make, rng: RandomKey
 ) -> _Prepared:
-    width = config.layer_heads * config.head_dim
+    width = LAYER_HEADS * config.head_dim
     tokens = make(config.batch_size, _num_queries(config), width).requires_grad_()
     cache, before = None, config.seq_len - 1
     if config.mode == "decode":

@@ -244,8 +244,7 @@ def require_one_version(frame: pd.DataFrame) -> None:
         found = sorted(frame[column].unique())
         if len(found) > 1:
             raise ConfigError(
-                f"the sweep mixes {column}: {' | '.join(found)}; rerun it in a new folder, "
-                "or compare the results with --compare"
+                f"the sweep mixes {column}: {' | '.join(found)}; rerun it in a new folder"
             )
 
 

@@ -245,7 +245,7 @@ def test_statistics_of_uniform_and_diagonal_maps():
 
 def test_maps_of_a_layer_share_a_scale_with_a_bar_and_few_tokens_are_named():
     found = {1: torch.eye(3).expand(2, 3, 3), 2: torch.full((2, 3, 3), 0.25)}
-    figure = maps.draw(found, 8, ["[MAX", "7", "]"])
+    figure = maps.draw(found, ["[MAX", "7", "]"])
     panels = [axis for axis in figure.axes if axis.images]
     bars = [axis for axis in figure.axes if not axis.images]
     tops = [axis.images[0].norm.vmax for axis in panels]

@@ -11,7 +11,7 @@ import torch
 
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.studies import keys, likelihood, mixtures, responsibilities
+from lit_probattn.analysis.studies import keys, likelihood, responsibilities
 from lit_probattn.attention import (
     Attention,
     FiSHAttention,
@@ -86,16 +86,16 @@ def test_density_integrates_to_one():
     """Over a grid of queries in one dimension; the kernel does not."""
     grid = torch.linspace(-60.0, 60.0, 4001, dtype=torch.float64)
     key = torch.tensor([0.3, -2.0, 4.0], dtype=torch.float64).view(1, 1, 1, 3, 1)
-    parts = mixtures.Mixture(
+    parts = likelihood.Mixture(
         grid.view(1, 1, -1, 1),
         torch.cat([key, key + 1.0], 2),
         torch.tensor([[[0.3], [0.7]]], dtype=torch.float64),
         torch.tensor([[1.0, 3.0]], dtype=torch.float64),
     )
     step = float(grid[1] - grid[0])
-    mean = mixtures.log_kernel(parts, density=True).exp().mean(-1)
+    mean = likelihood.log_kernel(parts, density=True).exp().mean(-1)
     assert float(mean.sum()) * step == pytest.approx(1.0, abs=1e-9)
-    assert float(mixtures.log_kernel(parts, density=False).exp().mean(-1).sum()) * step > 2.0
+    assert float(likelihood.log_kernel(parts, density=False).exp().mean(-1).sum()) * step > 2.0
 
 
 def test_softmax_attention_is_one_gaussian_per_key():

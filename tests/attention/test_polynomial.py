@@ -11,20 +11,13 @@ from lit_probattn.analysis.approximation.measure import (
     score_approximated,
     verify_caratheodory,
 )
-from lit_probattn.analysis.approximation.methods import (
-    Aware,
-    ByNorm,
-    Oblivious,
-    RandomFeatures,
-    Reoptimised,
-    SlidingWindow,
-)
+from lit_probattn.analysis.approximation.methods import RandomFeatures
 from lit_probattn.attention import HeadCall, HeadLayout, KVCache, PolynomialAttention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.polynomial import PolynomialCore, polynomial_scores
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.configs import class_of
-from tests.analysis.approximation.test_swap import LENGTH, batches, language_model, layers_of
+from tests.analysis.approximation.test_swap import KINDS, LENGTH, batches, language_model, layers_of
 from tests.attention.mgk.oracles import combine
 from tests.support.helpers import (
     largest_difference,
@@ -135,7 +128,7 @@ def model():
     )
 
 
-@pytest.mark.parametrize("kind", [Oblivious, Aware, Reoptimised, ByNorm, SlidingWindow])
+@pytest.mark.parametrize("kind", KINDS)
 def test_all_keys_give_exact_attention(kind):
     task = model()
     exact = score(task, batches(padded=True))
@@ -153,7 +146,7 @@ def test_outputs_of_a_model_have_witnesses():
 def test_hashing_and_features_need_the_exponential_kernel():
     task = model()
     with pytest.raises(UnsupportedError, match="remove lsh and orf"):
-        score_approximated(task, batches(1), layers_of(task), RandomFeatures(8))
+        score_approximated(task, batches(1), layers_of(task), RandomFeatures(8, "performer", 0))
 
 
 @pytest.mark.parametrize("part_len", [1, 4])

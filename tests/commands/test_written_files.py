@@ -25,7 +25,6 @@ DOORS = {
     f"ask --write_sweep out/a.yaml {SIZES}": ["a.yaml"],
     "demo --steps 1 --no-open --out out": ["demo.html"],
     f"{REPORT} --out out": ["report.md", "rows.csv", "ratios.csv", "figures/a.png"],
-    f"{REPORT} --compare rows rows --out out": ["compare.md"],
     "report --index out": ["README.md"],
     "sweep --config small.yaml --out out": ["rows.csv", "rows.jsonl"],
     "analyse report --folder out": ["report.md", "summary.csv"],
@@ -108,7 +107,6 @@ def test_reports_of_the_clone_can_be_made_again():
     [
         "sweep --config small.yaml --out /proc/x",
         f"{REPORT} --out small.yaml",
-        f"{REPORT} --compare rows rows --out small.yaml",
         f"ask {SIZES} --write_sweep small.yaml/a.yaml",
     ],
 )

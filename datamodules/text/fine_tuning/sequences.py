@@ -178,8 +178,8 @@ class MaskedCollate(TypedCollate):
         pairs: Whether sequences have two parts.
     """
 
-    special: Sequence[int] = ()
-    pairs: bool = False
+    special: Sequence[int]
+    pairs: bool
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Return a batch.

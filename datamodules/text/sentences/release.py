@@ -28,7 +28,7 @@ class SentenceText(TextSource):
     """
 
     parts: tuple[TextSource, ...]
-    paragraphs: bool = False
+    paragraphs: bool
 
     @property
     def name(self) -> str:
@@ -99,4 +99,4 @@ def _is_whole(path: Path) -> bool:
 
 
 def _text(paths: list[Path]) -> SentenceText:
-    return SentenceText(tuple(paths), tuple(PlainText((path,)) for path in paths))
+    return SentenceText(tuple(paths), tuple(PlainText((path,)) for path in paths), False)

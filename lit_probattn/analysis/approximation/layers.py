@@ -16,6 +16,8 @@ from lit_probattn.attention import Attention, HeadCall
 from lit_probattn.attention.numerics import masked_softmax, repeat_heads
 from lit_probattn.base.errors import UnsupportedError
 
+_TOLERANCE = 1e-3  # relative difference of outputs
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -126,7 +128,7 @@ def replaced_cores(layers: Mapping[str, Attention], heads: Heads) -> Iterator[No
 
 
 @contextmanager
-def checked_layers(layers: Mapping[str, Attention], tolerance: float = 1e-3) -> Iterator[None]:
+def checked_layers(layers: Mapping[str, Attention]) -> Iterator[None]:
     """Check inside the block that outputs are weighted means of values.
 
     Raises:
@@ -138,7 +140,7 @@ def checked_layers(layers: Mapping[str, Attention], tolerance: float = 1e-3) -> 
         expected = opened.project(opened.output)
         real = opened.seen.real
         difference = (out - expected)[real].norm() / out[real].norm().clamp_min(1e-30)
-        if not float(difference) < tolerance:
+        if not float(difference) < _TOLERANCE:
             raise UnsupportedError(
                 f"{name}: the output of {type(layer).__name__} is not the mean of its values by "
                 f"its weights (relative difference {float(difference):.1e})"

@@ -131,7 +131,7 @@ class Aware(Approximation):
 class SlidingWindow(Approximation):
     """The keys around a query."""
 
-    window: Window = "exact_r"
+    window: Window
 
     name = "window"
 
@@ -145,9 +145,9 @@ class SlidingWindow(Approximation):
 class Hashing(Approximation):
     """LSH attention; `num_kept` keys per query and round."""
 
-    num_rounds: int = 1
-    duplicates: Duplicates = "count"
-    seed: int = 0
+    num_rounds: int
+    duplicates: Duplicates
+    seed: int
 
     name = "lsh"
 
@@ -176,8 +176,8 @@ class Hashing(Approximation):
 class RandomFeatures(Approximation):
     """Random features; `num_kept` is their number F."""
 
-    rows: Rows = "performer"
-    seed: int = 0
+    rows: Rows
+    seed: int
 
     name = "orf"
 

@@ -75,7 +75,6 @@ def window_mask(
     *,
     is_causal: bool,
     window: Window = "exact_r",
-    device: torch.device | None = None,
 ) -> Tensor:
     """Return the keys inside a window of r positions, (N, L) bool.
 
@@ -87,8 +86,8 @@ def window_mask(
     """
     if num_kept < 1:
         raise ValueError(f"num_kept must be at least 1, received {num_kept}")
-    rows = torch.arange(num_queries, device=device)[:, None] + num_keys - num_queries
-    cols = torch.arange(num_keys, device=device)
+    rows = torch.arange(num_queries)[:, None] + num_keys - num_queries
+    cols = torch.arange(num_keys)
     half = num_kept // 2
     if is_causal:
         low, high = num_kept - 1, 0

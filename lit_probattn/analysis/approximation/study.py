@@ -84,7 +84,6 @@ class Approximate(ModelStudy):
         Flag("ranks", "values of r; default: up to the length", **_NUMBERS),
         Flag("window", "keys that r counts", "exact_r", choices=get_args(Window)),
         Flag("rounds", "rounds of lsh", [1, 4, 16], least=1),
-        Flag("lsh_ranks", "r of lsh; default: the even --ranks above 7", **_NUMBERS),
         Flag("duplicates", "how lsh counts pairs", list(_DUPLICATES), choices=_DUPLICATES),
         Flag("features", "F of orf", [64, 256, 1024], least=1),
         Flag("rows", "rows of orf", ["performer", "literal"], choices=get_args(Rows)),
@@ -132,7 +131,7 @@ class Approximate(ModelStudy):
         if "window" in names:
             methods += [SlidingWindow(r, options.window) for r in ranks]
         if "lsh" in names:
-            kept = options.lsh_ranks or [r for r in ranks if r % 2 == 0 and r >= 8]
+            kept = [r for r in ranks if r % 2 == 0 and r >= 8]
             methods += [
                 Hashing(r, rounds, duplicates, options.seed)
                 for r in kept

@@ -55,7 +55,7 @@ def map_rank(weights: Tensor, threshold: float = 1e-6) -> Tensor:
     return (torch.linalg.svdvals(weights) >= threshold).sum(-1)
 
 
-def recovered_rank(weights: Tensor, threshold: float = 1e-8) -> tuple[Tensor, Tensor]:
+def recovered_rank(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rank of the centred logits recovered from maps, and whether it is valid.
 
     Logarithms of entries below 1e-30 are meaningless: such entries are clamped, and the second
@@ -63,7 +63,7 @@ def recovered_rank(weights: Tensor, threshold: float = 1e-8) -> tuple[Tensor, Te
     """
     clamped = (weights < 1e-30).flatten(-2).any(-1)
     values = torch.linalg.svdvals(centre(weights.clamp_min(1e-30).log()))
-    return (values > threshold * values[..., :1]).sum(-1), clamped
+    return (values > 1e-8 * values[..., :1]).sum(-1), clamped
 
 
 def truncate(logits: Tensor, rank: int) -> Tensor:

@@ -71,21 +71,18 @@ def theorem_target(
 def fit_students(
     target: Heads,
     head_size: int,
+    steps: int,
     *,
-    num_seeds: int = 3,
-    seq_len: int = 6,
-    steps: int = 4000,
     batch_size: int = 256,
+    num_seeds: int = 3,
     lr: float = 5e-3,
-    num_heads: int | None = None,
 ) -> list[float]:
     """Train layers with heads of one size on a target; return their held-out errors.
 
-    Training uses new inputs N(0, 1.5²) in every step and Adam with cosine decay. The loss
-    ‖f − g‖² / ‖g‖² is returned for each seed. All seeds are trained in one batch.
+    Training uses new inputs N(0, 1.5²) of 6 tokens in every step and Adam with cosine decay. The
+    loss ‖f − g‖² / ‖g‖² is returned for each seed. All seeds are trained in one batch.
     """
-    embed_dim = target.query.shape[-1]
-    heads = num_heads or target.query.shape[-3]
+    heads, _, embed_dim = target.query.shape[-3:]
     generators = [torch.Generator().manual_seed(seed) for seed in range(num_seeds)]
 
     def draw(*shape: int) -> Tensor:
@@ -101,7 +98,7 @@ def fit_students(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
 
     def errors(count: int) -> Tensor:
-        inputs = 1.5 * draw(count, embed_dim, seq_len)
+        inputs = 1.5 * draw(count, embed_dim, 6)
         exact = goal(inputs)
         return (student(inputs) - exact).square().sum((1, 2, 3)) / exact.square().sum((1, 2, 3))
 

@@ -123,12 +123,12 @@ def least_head_size(weights: Tensor) -> int:
     return matrix_rank(centred_logits(weights.double()))
 
 
-def matrix_rank(matrix: Tensor, threshold: float = _RANK) -> int:
-    """Return the number of singular values above `threshold` times the largest."""
+def matrix_rank(matrix: Tensor) -> int:
+    """Return the number of singular values above 1e-8 times the largest."""
     if matrix.numel() == 0:
         return 0
     values = torch.linalg.svdvals(matrix)
-    return int((values > threshold * values[0]).sum()) if float(values[0]) > 0 else 0
+    return int((values > _RANK * values[0]).sum()) if float(values[0]) > 0 else 0
 
 
 def least_head_size_causal(weights: Tensor) -> int:

@@ -39,8 +39,6 @@ class Report(Study):
     flags = (
         Flag("folder", "folder with one folder of results per model", type=Path, required=True),
         Flag("runs", "run folders for the training commands", [], type=Path, nargs="*"),
-        Flag("title", "heading of the report", "Studies of trained models"),
-        Flag("note", "a sentence below the heading", ""),
     )
 
     @classmethod
@@ -52,7 +50,7 @@ class Report(Study):
         page = options.folder / "report.md"
         refuse_to_replace((page, options.folder / "summary.csv"), page)
         summary = pd.DataFrame(summary_rows(options.folder))
-        body = [escaped(options.note), ""] if options.note else []
+        body: list[str] = []
         if options.runs:
             body += ["## Models", "", *(training_line(path) for path in options.runs), ""]
         if not summary.empty:
@@ -60,9 +58,9 @@ class Report(Study):
         body += ["## Studies", "", *map(link, texts)]
         Page(
             kind="studies",
-            title=options.title,
+            title="Studies of trained models",
             made=Made.here(options.command),
-            finding=options.note,
+            finding="",
             body=body,
             tables={} if summary.empty else {"summary": as_csv(summary)},
         ).write(options.folder)

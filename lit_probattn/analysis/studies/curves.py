@@ -1,8 +1,7 @@
 """Learning curves of several runs in one figure, from their metrics.csv.
 
 Source: MGK, ICML 2022, figures 1, 5, 11 and 12; FiSH, NeurIPS 2022, figure 5. There is a panel per
-metric. Runs are folders (runs/NAME/VERSION) or `label=folder`; --smooth sets the number of logged
-training losses to average; --log draws losses and perplexities on a logarithmic scale.
+metric. Runs are folders (runs/NAME/VERSION) or `label=folder`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
 
 from lit_probattn.analysis.drawing import tiles
 from lit_probattn.analysis.options import OUT
@@ -37,8 +35,6 @@ class Curves(Study):
     flags = (
         Flag("runs", "run folders", nargs="+", required=True, metavar="[LABEL=]FOLDER"),
         Flag("metrics", f"columns of metrics.csv; default: {', '.join(_DEFAULT)}", nargs="+"),
-        Flag("smooth", "logged values of train/ metrics to average", 1, least=1),
-        Flag("log", "logarithmic scale for losses and perplexities", False),
         OUT,
     )
 
@@ -50,12 +46,11 @@ class Curves(Study):
         self.results.table(long)
         curves = [m for m in metrics if has_curve(long, m)]
         if curves:
-            self.results.figure(draw(long, curves, options.smooth, options.log))
+            self.results.figure(draw(long, curves))
         of_test = any(is_of_test(metric) for metric in metrics)
-        smooth = f", training metrics averaged over {options.smooth} logged values"
         return (
-            f"{long['run'].nunique()} runs{smooth if options.smooth > 1 else ''}. Best is the "
-            "largest accuracy or BLEU, or the smallest loss or perplexity.\n\n"
+            f"{long['run'].nunique()} runs. Best is the largest accuracy or BLEU, or the "
+            "smallest loss or perplexity.\n\n"
             f"{markdown_table(best_values(long))}" + (f"\n\n{_TEST_NOTE}" if of_test else "")
         )
 
@@ -136,25 +131,18 @@ def best_values(long: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw(long: pd.DataFrame, metrics: list[str], smooth: int, log: bool) -> Figure:
+def draw(long: pd.DataFrame, metrics: list[str]) -> Figure:
     """Draw a panel per metric with a line per run."""
     figure, axes = tiles(len(metrics), 3, 4.0, 3.0)
     for axis, metric in zip(axes, metrics, strict=True):
         for name in dict.fromkeys(long["run"]):
             part = long[(long["run"] == name) & (long["metric"] == metric)].sort_values("step")
             values = part["value"]
-            if metric.startswith("train/") and smooth > 1:
-                values = values.rolling(smooth, min_periods=1).mean()
             marker = "o" if len(part) <= 20 else ""
             axis.plot(part["step"], values, marker=marker, ms=3, lw=1.2, label=name)
         axis.set_xlabel("optimiser step")
         axis.set_title(metric, fontsize=10)
         axis.grid(color="0.9", lw=0.6)
-        if log and not grows(metric):
-            axis.set_yscale("log")
-            axis.yaxis.set_major_formatter(ScalarFormatter())
-            axis.yaxis.set_minor_formatter(ScalarFormatter())
-            axis.tick_params(axis="y", which="minor", labelsize=8)
     handles, labels = axes[0].get_legend_handles_labels()
     place: Any = {"loc": "outside lower center", "ncols": min(4, len(labels))}
     figure.legend(handles, labels, fontsize=8, frameon=False, **place)

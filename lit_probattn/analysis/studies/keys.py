@@ -27,6 +27,8 @@ from lit_probattn.base.arguments import Flag
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import markdown_table
 
+_MOST_HEADS = 4  # drawn per layer
+
 
 class Keys(ModelStudy):
     """Key weights of all layers, and keys of the longest sample."""
@@ -36,7 +38,6 @@ class Keys(ModelStudy):
         *MODEL,
         *samples(8, 1024),
         Flag("tokens", "keys to draw", 100, least=1),
-        Flag("max_heads", "heads to draw", 4),
     )
 
     def _compute(self) -> str:
@@ -54,9 +55,9 @@ class Keys(ModelStudy):
         table = pd.DataFrame(rows)
         results.table(table)
         title = "W_K: rows head size, columns width"
-        results.figure(draw(weights, options.max_heads, title), "weights")
+        results.figure(draw(weights, title), "weights")
         shown = {number: values[:, :, : options.tokens] for number, values in keys.items()}
-        results.figure(draw(shown, options.max_heads, "keys: rows tokens, columns head size"))
+        results.figure(draw(shown, "keys: rows tokens, columns head size"))
         return (
             f"Key weights, and keys of the first {options.tokens} real tokens of sample "
             f"{self.longest[0].sample_id}, the longest drawn ({options.split} split). Colours are "
@@ -109,9 +110,9 @@ def statistics(weights: Tensor, keys: Tensor) -> list[dict[str, Any]]:
     return rows
 
 
-def draw(matrices: dict[int, Tensor], max_heads: int, title: str) -> Figure:
+def draw(matrices: dict[int, Tensor], title: str) -> Figure:
     """Draw matrices (H, K, rows, columns), a row per layer and a column per head and component."""
-    heads = min(max_heads, max(len(m) for m in matrices.values()))
+    heads = min(_MOST_HEADS, max(len(m) for m in matrices.values()))
     parts = max(m.shape[1] for m in matrices.values())
     tall = next(iter(matrices.values())).shape
     height = 2.6 if tall[2] > tall[3] else 1.6

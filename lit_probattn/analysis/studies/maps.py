@@ -30,6 +30,7 @@ from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import counted, markdown_table
 
 _PIXELS = 256
+_MOST_HEADS = 8  # drawn per layer
 _WORDS = 32  # largest number of tokens that label a map
 _COLUMNS = ("num_tokens", "entropy_nats", "largest_weight", "mean_distance")
 
@@ -42,7 +43,6 @@ class Maps(ModelStudy):
         *MODEL,
         *samples(8, 1024),
         Flag("layers", "layers to draw, from 1; default: all", type=int, nargs="+"),
-        Flag("max_heads", "heads to draw", 8),
         Flag("padded", "also show padding", False),
         Flag("save_maps", "write the maps to an .npz file", False),
     )
@@ -65,7 +65,7 @@ class Maps(ModelStudy):
         chosen = {k: w for k, w in maps.items() if options.layers is None or k in options.layers}
         ids = self.longest[0].tokens
         words = [] if ids is None or len(ids) > _WORDS else token_words(self.trained.data, ids)
-        self.results.figure(draw(chosen, options.max_heads, words))
+        self.results.figure(draw(chosen, words))
         if options.save_maps:
             np.savez_compressed(self.results.path("npz"), **saved)
         means = table.groupby("layer")[list(_COLUMNS)].mean().reset_index()
@@ -96,12 +96,12 @@ def _check_layers(layers: list[int] | None, count: int) -> None:
         raise ConfigError(f"--layers must be from 1 to {count}, received {layers}")
 
 
-def draw(maps: dict[int, Tensor], max_heads: int, words: Sequence[str] = ()) -> Figure:
+def draw(maps: dict[int, Tensor], words: Sequence[str] = ()) -> Figure:
     """Draw maps (H, N, L) by layer number, a row per layer and a column per head.
 
     The maps of a layer share one colour scale; `words` are the tokens of the sequence.
     """
-    columns = min(max_heads, max(len(weights) for weights in maps.values()))
+    columns = min(_MOST_HEADS, max(len(weights) for weights in maps.values()))
     size = 1.9 if columns > 4 else 2.4
     figure, axes = panels(len(maps), columns, size, size)
     images: dict[int, Any] = {}

@@ -30,6 +30,8 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import markdown_table
 
+_MOST_HEADS = 4  # drawn per layer
+
 
 class Responsibilities(ModelStudy):
     """Usage of components per layer and head, and shares of the tokens of the longest sample."""
@@ -39,7 +41,6 @@ class Responsibilities(ModelStudy):
         *MODEL,
         *samples(16, 1024),
         Flag("tokens", "tokens to draw", 32),
-        Flag("max_heads", "heads to draw", 4),
     )
 
     def _compute(self) -> str:
@@ -61,7 +62,7 @@ class Responsibilities(ModelStudy):
         results.table(pd.concat(tokens), "tokens", digits=4)
         shares = {layer: parts["query_share"] for layer, parts in found.items()}
         words = [] if ids is None else token_words(self.trained.data, ids[: options.tokens])
-        results.figure(draw(shares, options.tokens, options.max_heads, words))
+        results.figure(draw(shares, options.tokens, words))
         return (
             f"Usage of components over {usage['sample'].nunique()} samples of the "
             f"{options.split} split: share of the attention weight weight of component r, "
@@ -140,14 +141,12 @@ def token_rows(shares: dict[str, Tensor], tokens: list[int] | None = None) -> pd
     return table
 
 
-def draw(
-    found: dict[int, Tensor], tokens: int, max_heads: int, words: Sequence[str] = ()
-) -> Figure:
+def draw(found: dict[int, Tensor], tokens: int, words: Sequence[str] = ()) -> Figure:
     """Draw the shares of components per query as stacked bars, by layer and head.
 
     `found` are query shares (H, K, N) by layer number; `words` label the queries.
     """
-    heads = min(max_heads, max(shares.shape[0] for shares in found.values()))
+    heads = min(_MOST_HEADS, max(shares.shape[0] for shares in found.values()))
     figure, axes = panels(len(found), heads, 3.2, 2.0, sharex=True, sharey=True)
     for axis, layer, head in each_head(axes, found, lambda layer, head: head < len(found[layer])):
         values = found[layer][head, :, :tokens].double().numpy()

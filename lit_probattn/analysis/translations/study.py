@@ -90,7 +90,7 @@ class Translations(Study):
         curves = pd.concat([run.metrics for run in runs], ignore_index=True)
         logged = [metric for metric in _CURVES if metric in set(curves["metric"])]
         if logged:
-            self.results.figure(draw_curves(curves, logged, 1, log=False), "curves")
+            self.results.figure(draw_curves(curves, logged), "curves")
         self._reading = report.reading(shown, remarks)
         return report.text(options.resamples, options.split)
 

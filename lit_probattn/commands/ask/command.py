@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.errors import ConfigError, nearest
+from lit_probattn.base.errors import ConfigError, nearest, reports
 from lit_probattn.commands.ask.layers import (
     Answer,
     Question,
@@ -74,14 +73,11 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports(ConfigError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; return the exit status: 2 for a user error, with one line."""
     options = make_parser().parse_args(arguments)
-    try:
-        lines = _model_lines(options) if options.model is not None else _lines(options)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    lines = _model_lines(options) if options.model is not None else _lines(options)
     print("\n".join(lines))
     return 0
 

@@ -56,7 +56,7 @@ class Named:
 
     model: nn.Module
     inputs: Any
-    note: str = ""
+    note: str
 
 
 @dataclass(frozen=True)

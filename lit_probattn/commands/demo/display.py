@@ -29,10 +29,11 @@ def marks(encoding: str) -> tuple[str, str, str]:
     return _MARKS
 
 
-def spark(shares: Sequence[float], width: int = _WIDTH, levels: str = _MARKS[0]) -> str:
+def spark(shares: Sequence[float], levels: str = _MARKS[0]) -> str:
     """Return numbers from 0 to 1 as a sparkline, the newest at the end."""
-    if len(shares) > width:
-        shares = [shares[index * len(shares) // width] for index in range(width - 1)] + [shares[-1]]
+    if len(shares) > _WIDTH:
+        chosen = [shares[index * len(shares) // _WIDTH] for index in range(_WIDTH - 1)]
+        shares = [*chosen, shares[-1]]
     return "".join(levels[round(min(max(x, 0.0), 1.0) * (len(levels) - 1))] for x in shares)
 
 
@@ -56,7 +57,7 @@ def table(sides: Sequence[Side], done: float, encoding: str = "utf-8") -> Table:
     for side in sides:
         shares = [share for _, share in side.accuracy]
         loss = f"{side.losses[-1]:.3f}" if side.losses else missing
-        shown.add_row(side.name, spark(shares, levels=levels), f"{100 * shares[-1]:5.1f} %", loss)
+        shown.add_row(side.name, spark(shares, levels), f"{100 * shares[-1]:5.1f} %", loss)
     return shown
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.errors import ConfigError, reports
 from lit_probattn.configs import instantiate
 from lit_probattn.convert.files import check_output, require_no_hooks, write
 from lit_probattn.convert.model import compare_losses, compare_models, layer_inputs
@@ -138,6 +138,7 @@ def _build(config: dict[str, Any], state: Mapping[str, Tensor]) -> Any:
     return task.eval()
 
 
+@reports(CheckpointError, ConfigError)
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = Parser("lit-probattn convert prune", __doc__)
@@ -149,16 +150,11 @@ def main(arguments: list[str] | None = None) -> int:
     add("--num_batches", type=int, default=8, help="number of validation batches to use")
     add_flag(parser)
     options = parser.parse_args(arguments)
-    try:
-        if options.num_batches < 1:
-            raise ConfigError(f"--num_batches must be at least 1, received {options.num_batches}")
-        if not 0.0 < options.threshold <= 1.0:
-            raise ConfigError(f"--threshold must be in (0, 1], received {options.threshold:g}")
-        lines = prune_checkpoint(options)
-    except (CheckpointError, ConfigError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(lines))
+    if options.num_batches < 1:
+        raise ConfigError(f"--num_batches must be at least 1, received {options.num_batches}")
+    if not 0.0 < options.threshold <= 1.0:
+        raise ConfigError(f"--threshold must be in (0, 1], received {options.threshold:g}")
+    print("\n".join(prune_checkpoint(options)))
     return 0
 
 

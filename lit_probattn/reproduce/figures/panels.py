@@ -35,7 +35,6 @@ class Panel:
         where: required values of columns; a list allows several.
         by: column with one line per value.
         log: logarithmic axes: `x`, `y` or `xy`.
-        steps: first and last step of curves.
         most: largest x.
     """
 

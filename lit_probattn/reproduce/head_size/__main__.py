@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from lit_probattn.analysis.head_size import theory
 from lit_probattn.base.arguments import Parser
-from lit_probattn.base.errors import ConfigError, DataError
+from lit_probattn.base.errors import ConfigError, DataError, reports
 from lit_probattn.compare.flags import portable
 from lit_probattn.convert import wider_heads
 from lit_probattn.reproduce.head_size import experiment
@@ -36,8 +36,6 @@ PARTS = {
     "experiment": (experiment, "measure perplexity over numbers of heads"),
 }
 
-REFUSALS = (ConfigError, CheckpointError, DataError)
-
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command; flags must be spelled out."""
@@ -48,17 +46,14 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports(ConfigError, CheckpointError, DataError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status, 2 with one line for misuse."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = make_parser().parse_args(arguments)
     options.arguments = arguments
     options.command = f"{PROGRAM} {shlex.join(portable(arguments))}"
-    try:
-        return PARTS[options.part][0].run(options) or 0
-    except REFUSALS as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return PARTS[options.part][0].run(options) or 0
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Parameters, operations and cache of models with fixed head size, and rules to match parameters.
+"""Parameters of models with fixed head size, and rules to match them.
 
 Letters of the low-rank paper: d embedding size, h heads, d_p head size, a = h d_p inner width,
-l layers, v vocabulary, n sequence length.
+l layers, v vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-BERT_VOCAB, BERT_POSITIONS, BERT_SEGMENTS = 30522, 512, 2
+BERT_POSITIONS, BERT_SEGMENTS = 512, 2
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,6 @@ def bert_parameters(sizes: Sizes) -> int:
     tables = (BERT_POSITIONS + BERT_SEGMENTS) * d + 2 * d
     heads = (d * d + d) + (d * d + d + 2 * d + sizes.vocab_size) + (2 * d + 2)
     return model_parameters(sizes) + tables + heads
-
-
-def attention_flops(sizes: Sizes, seq_len: int) -> int:
-    """Return the forward FLOP of matrix products of an attention layer: 8 n d a + 4 n² a.
-
-    A multiply-add is 2 FLOP. A causal mask does not reduce the count.
-    """
-    n, d, a = seq_len, sizes.embed_dim, sizes.inner_dim
-    return 8 * n * d * a + 4 * n * n * a
-
-
-def mlp_flops(sizes: Sizes, seq_len: int) -> int:
-    """Return the forward FLOP of matrix products of an MLP: 4 n d d_ff."""
-    return 4 * seq_len * sizes.embed_dim * sizes.mlp_dim
-
-
-def cache_numbers(sizes: Sizes) -> int:
-    """Return the cached numbers per token and layer in decoding: 2 h d_p."""
-    return 2 * sizes.inner_dim
 
 
 def matched_mlp_dim(fixed: Sizes) -> int:

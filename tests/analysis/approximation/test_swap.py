@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pandas as pd
 import pytest
 import torch
@@ -41,6 +43,7 @@ from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.tasks import LanguageModeling, MaskedLanguageModeling, SequenceClassifier
 
 VOCAB, LENGTH, C, E = 41, 13, 12, 5
+KINDS = [Oblivious, Aware, Reoptimised, ByNorm, partial(SlidingWindow, window="exact_r")]
 VARIANTS = {
     "softmax": lambda c, head_dim, **o: SoftmaxAttention(c, 3, head_dim=head_dim, **o),
     "elu": lambda c, head_dim, **o: LinearAttention(c, 3, head_dim=head_dim, **o),
@@ -101,7 +104,7 @@ def layers_of(task):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kind", [Oblivious, Aware, Reoptimised, ByNorm, SlidingWindow])
+@pytest.mark.parametrize("kind", KINDS)
 def test_all_keys_give_exact_attention(variant, kind):
     task = language_model(variant)
     exact = score(task, batches(padded=True))
@@ -117,7 +120,7 @@ def test_masked_model_with_full_hashing_and_wide_windows():
     exact = score(task, batches())
     assert exact.metric == "error"
     for method in (
-        Hashing(2 * LENGTH, 2, "union"),
+        Hashing(2 * LENGTH, 2, "union", 0),
         SlidingWindow(2 * LENGTH - 1, "literal"),
         Oblivious(LENGTH),
         Aware(E + 1),
@@ -191,7 +194,7 @@ def test_local_errors_by_hand(padded):
     """Of a causal model, and of one whose batch has padding, which counts nowhere."""
     task = masked_model() if padded else language_model()
     layers, data = layers_of(task), batches(1, padded)
-    methods = [Oblivious(3), Aware(3), Aware(E + 1), SlidingWindow(3)]
+    methods = [Oblivious(3), Aware(3), Aware(E + 1), SlidingWindow(3, "exact_r")]
     errors = local_errors(task, data, layers, methods)
     rows = pd.DataFrame(errors.rows())
     seen = []
@@ -268,7 +271,7 @@ def test_signed_weights_and_other_outputs_are_refused():
 def test_hashing_and_features_need_the_exponential_kernel(variant):
     task = language_model(variant)
     with pytest.raises(UnsupportedError, match="remove lsh and orf"):
-        score_approximated(task, batches(1), layers_of(task), RandomFeatures(8))
+        score_approximated(task, batches(1), layers_of(task), RandomFeatures(8, "performer", 0))
 
 
 def test_classifiers_are_scored_by_their_errors():

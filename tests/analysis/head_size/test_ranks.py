@@ -191,7 +191,7 @@ def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys, monkeypat
     assert table["perplexity"][0] == table["perplexity"][1]  # one model, two rules
     assert len(list((tmp_path / "runs").glob("wikitext103*"))) == 3
     assert {p.name for p in (tmp_path / "out/figures").iterdir()} == {
-        *("results.png", "heads.png", "parameters.png")
+        *("heads.png", "heads.svg", "parameters.png", "parameters.svg")
     }
     fixed, matched = table.iloc[2], table.iloc[3]
     tokens = table["num_parameters"] - table["num_other_parameters"]

@@ -17,8 +17,8 @@ from lit_probattn.attention import (
 from lit_probattn.kernels.runtime import Launch, forced
 from lit_probattn.randomness import RandomKey
 from profiling.kernels.cases import Case
-from profiling.kernels.launches import count_bytes, count_launches
 from profiling.kernels.parity import make_inputs, run_heads
+from tests.profiling.kernels.launches import count_bytes, count_launches
 
 _2_OF_8 = {"num_heads": 8, "num_global_heads": 2}
 LAYERS = {

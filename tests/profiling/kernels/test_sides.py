@@ -29,7 +29,7 @@ def side(name, backend="auto"):
 
 
 def point(**changes):
-    given = {"batch_size": 3, "seq_len": 12, "head_dim": 4, "layer_heads": 5, "sides": {}}
+    given = {"batch_size": 3, "seq_len": 12, "head_dim": 4, "sides": {}}
     return KernelsConfig.model_validate({**given, "comparisons": [], **changes})
 
 
@@ -40,7 +40,7 @@ def test_every_side_runs_in_every_mode(name, scope, mode):
     run = side_function(side(name), point(scope=scope, mode=mode, is_causal=True))
     out, *gradients = run()
     rows = 1 if mode == "decode" else 12
-    assert out.shape == ((3, rows, 20) if scope == "layer" else (3, 2, rows, 4))
+    assert out.shape == ((3, rows, 32) if scope == "layer" else (3, 2, rows, 4))
     assert bool(gradients) == (mode == "train")
     assert all(gradient.isfinite().all() for gradient in gradients)
     if (name, scope, mode) != ("linear", "layer", "decode"):  # a state adds every token
@@ -61,7 +61,7 @@ def test_projections_are_inside_a_layer_alone():
     heads = side_function(side("torch"), point())()
     layer = side_function(side("torch"), point(scope="layer"))()
     assert [x.shape for x in heads[1:]] == [(3, 2, 12, 4)] * 3
-    assert [tuple(x.shape) for x in layer[1:]] == [(3, 12, 20), (24, 20), (24,), (20, 8), (20,)]
+    assert [tuple(x.shape) for x in layer[1:]] == [(3, 12, 32), (24, 32), (24,), (32, 8), (32,)]
 
 
 def test_a_layer_has_the_backend_of_its_side(monkeypatch):
@@ -75,8 +75,8 @@ def test_pytorchs_layer_is_a_layer_and_causal_where_asked():
     assert not given.runs_at(point())
     assert given.runs_at(point(scope="layer"))
     out, *gradients = side_function(given, point(scope="layer", is_causal=True))()
-    assert out.shape == (3, 12, 20)
-    assert [tuple(x.shape) for x in gradients[1:]] == [(60, 20), (60,), (20, 20), (20,)]
+    assert out.shape == (3, 12, 32)
+    assert [tuple(x.shape) for x in gradients[1:]] == [(96, 32), (96,), (32, 32), (32,)]
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 

@@ -11,7 +11,6 @@ from PIL import Image
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.provenance import command_line
 from profiling.measure.rows import read_rows, to_frame
-from profiling.report.compare import compare_sweeps
 from profiling.report.page import agreement, unequal_lines, write_report
 from profiling.report.ratios import crossovers, ratio_table, relative_errors
 from profiling.sweep.config import Figure
@@ -280,26 +279,3 @@ def test_failed_points_are_listed(tmp_path):
     text = (tmp_path / "out/report.md").read_text()
     assert "Points without values" in text
     assert "is not divisible by head_dim_divisor" in text
-
-
-def test_two_sweeps_side_by_side(results, tmp_path):
-    """The second counts 2, 3 and 7 times as much at the three lengths; the ratio is B / A."""
-    _, folder = results
-    rows = read_rows(folder / "rows.jsonl")
-    factors = {8: 2, 16: 3, 32: 7}
-    dearer = [row.model_copy(update={"macs": row.macs * factors[row.seq_len]}) for row in rows]
-    (tmp_path / "b").mkdir()
-    append_rows(tmp_path / "b/rows.jsonl", dearer)
-    text = compare_sweeps(folder, tmp_path / "b", tmp_path).read_text()
-    found = [line.split(" | ")[3:] for line in text.splitlines() if "| multiply-adds |" in line]
-    assert found == [["6", "0", "3.0000", "2.0000", "7.0000 |"]] * 3
-    found = [line.split(" | ")[3:] for line in text.splitlines() if "| parameters |" in line]
-    assert found == [["6", "6", "1.0000", "1.0000", "1.0000 |"]] * 3
-    factors = pd.read_csv(tmp_path / "compare.csv").query("metric == 'macs'")
-    assert (factors["value_b"] == factors["value_a"] * factors["b_over_a"]).all()
-    (tmp_path / "other").mkdir()
-    run_sweep(
-        sweep(name="other", grid={"embed_dim": [40], "seq_len": [8]}), tmp_path / "other", ROOT
-    )
-    with pytest.raises(ConfigError, match="no measured point in common"):
-        compare_sweeps(folder, tmp_path / "other", tmp_path)

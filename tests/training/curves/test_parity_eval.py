@@ -47,7 +47,7 @@ def stream() -> Iterator[int]:
     """The authors' endless data set, written out: their order, then an order for every pass."""
     examples = list(range(NUM_VAL))
     place, passes = 0, 0
-    orders = RotatingOrder(NUM_VAL, NUM_VAL, SEED, lambda: 0, 8)
+    orders = RotatingOrder(NUM_VAL, NUM_VAL, SEED, lambda: 0, 8, 0, 1)
     while True:
         if place >= len(examples):
             passes += 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from datamodules.core.order import MicroSteps, TrainingOrder
-from datamodules.text.fine_tuning.order import BucketOrder
+from datamodules.text.fine_tuning.encoded import BucketOrder
 
 LENGTHS = np.random.default_rng(0).integers(5, 60, 53)
 
