@@ -331,14 +331,16 @@ def finish(
         return numerator * (factor / form.length_root(masks))
     total = total + form.eps
     least = torch.finfo(total.dtype).tiny
-    if torch.is_grad_enabled():
-        # The gradient divides by the square of a sum, which underflows first: no gradient then.
-        faint = total < least**0.5
-        total = torch.where(faint, total.detach(), total)
-        numerator = torch.where(faint, numerator.detach(), numerator)
+    # The gradient divides by the square of a sum, which underflows first: no gradient then.
+    faint = total < least**0.5
+    total = torch.where(faint, total.detach(), total)
     empty = total < least
     # Features are positive: if their sum is zero, so is the numerator.
-    return numerator * (factor / total.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
+    inverse = (factor / total.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
+    if not torch.is_grad_enabled():
+        return numerator * inverse
+    constant = inverse.detach().masked_fill(~faint, 0.0)
+    return torch.addcmul(numerator * inverse.masked_fill(faint, 0.0), numerator.detach(), constant)
 
 
 def check_linear(
