@@ -62,10 +62,10 @@ def test_episodes_side_by_side_stand_beside_the_same_one_by_one(trained, tmp_pat
     rows = pd.read_csv(tmp_path / "out/returns_one_by_one.csv")
     assert rows["seed"].tolist() == [100, 101, 102]
     np.testing.assert_allclose(rows["in parallel"], rows["one at a time"], rtol=1e-5)
-    assert rows["steps"].tolist() == rows["steps alone"].tolist()
+    assert rows["steps"].tolist() == rows["steps one at a time"].tolist()
     assert rows["largest difference between actions"].max() < 1e-9
     text = (tmp_path / "out/returns.md").read_text()
-    assert "Target 9 by the policy in float64" in text
+    assert "Target 9, policy in float64" in text
     assert "Mean returns" in text
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from datamodules import LM1B
-from datamodules.core.order import FILL
+from datamodules.core.order import FILL, MicroSteps
 from datamodules.text.releases import HELD_OUT_SHARDS, lm1b
 from datamodules.text.segments import IGNORE
 from lit_probattn.base.errors import DataError, MissingDataError
@@ -194,7 +194,8 @@ def test_wrong_settings_are_one_line(folder, options, message):
 def batches(data: LM1B, count: int, start: int = 0, rank: int = 0, ranks: int = 1, parts: int = 1):
     order = data._training_order()
     kind = type(order)
-    own = kind(order.lengths, data.max_tokens, order.seed, rank, ranks, parts, lambda: start)
+    steps = MicroSteps(rank, ranks, parts, lambda: start)
+    own = kind(order.lengths, data.max_tokens, order.seed, steps)
     return list(islice(own, count))
 
 

@@ -71,7 +71,7 @@ def test_a_layer_has_the_backend_of_its_side(monkeypatch):
 
 
 def test_pytorchs_layer_is_a_layer_and_causal_where_asked():
-    given = Side.model_validate({"torch_layer": {"num_heads": 5}})
+    given = Side.model_validate({"torch_layer": {"num_heads": 4}})
     assert not given.runs_at(point())
     assert given.runs_at(point(scope="layer"))
     out, *gradients = side_function(given, point(scope="layer", is_causal=True))()
