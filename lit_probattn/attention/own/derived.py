@@ -173,15 +173,17 @@ def in_blocks(call: HeadCall, variant: OwnVariant) -> Tensor:
     heads = max(query.shape[1], variant.num_heads)
     length = block_length(query.shape[0] * heads * masks.num_keys, masks.num_queries, query.device)
     blocks = block_ranges(masks.num_queries, length)
-    earlier = (len(query), heads, blocks[0].start, call.value.shape[-1])
-    outs = [query.new_empty(earlier)]  # rows of skipped blocks, usually none
+    outs: list[Tensor] = []
     for rows in blocks:
         cols = masks.visible_keys(rows)
         of_keys = (x[:, :, : cols.stop] for x in (call.key, call.value))
         of_side = None if side is None else side[..., rows.start : rows.stop, :]
         parts = (query[:, :, rows.start : rows.stop], *of_keys, of_side)
         run = partial(_attend, variant, call, Block(rows, cols))
-        outs.append(checkpoint(run, *parts, use_reentrant=False, preserve_rng_state=False))
+        out = checkpoint(run, *parts, use_reentrant=False, preserve_rng_state=False)
+        if rows.start and not outs:  # rows of skipped blocks in a prediction of memory
+            outs.append(out.new_empty(*out.shape[:2], rows.start, out.shape[-1]))
+        outs.append(out)
     return torch.cat(outs, -2)
 
 

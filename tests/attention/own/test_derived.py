@@ -10,7 +10,11 @@ import pytest
 import torch
 
 from lit_probattn.attention import Attention, Core, HeadLayout, SoftmaxAttention, Variant
+from lit_probattn.attention.call import HeadCall
+from lit_probattn.attention.engines.blocks import BLOCK_SCORES
+from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD, small_blocks
+from lit_probattn.attention.own.derived import OwnVariant, in_blocks, stored
 from lit_probattn.randomness import RandomKey
 from tests.support.cosine import CosineAttention
 
@@ -170,3 +174,16 @@ def test_what_is_missing_is_named_in_one_line():
     shape = r"returned shape \(2, 7, 7\), expected .* = \(2, 4, 7, 7\)"
     with pytest.raises(ValueError, match=shape):
         WrongShape(EMBED, 4, head_dim=HEAD)(torch.randn(2, 7, EMBED))
+
+
+def test_weights_of_fewer_heads_than_queries_are_computed_in_blocks(monkeypatch):
+    """The number of heads of an output is that of the weights, which hooks may reduce."""
+    monkeypatch.setitem(BLOCK_SCORES, "cpu", 2 * 4 * 7 * 2)  # blocks of two queries
+    query, key, value = (torch.randn(2, h, n, 3).double() for h, n in ((4, 5), (4, 7), (2, 7)))
+    call = HeadCall(query, key, value, make_masks(2, 4, 5, 7))
+
+    def joined(weights):
+        return weights.unflatten(1, (2, 2)).mean(2)
+
+    variant = OwnVariant(lambda q, k: q @ k.mT, mixer=joined, num_heads=2)
+    torch.testing.assert_close(in_blocks(call, variant), stored(call, variant))
