@@ -81,6 +81,8 @@ class MicroSteps:
     """The endless micro-steps of one rank.
 
     Args:
+        rank: This rank, from 0 to world_size - 1.
+        world_size: Number of ranks.
         accumulation: Micro-steps per optimiser step.
         start: Returns the first micro-step; called each time the iteration starts.
     """

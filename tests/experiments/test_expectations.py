@@ -240,7 +240,7 @@ def test_models_that_are_one_are_compared_seed_by_seed():
 
 
 @pytest.mark.parametrize(
-    ("needed", "device", "source", "tells"),
+    ("needed", "device", "source", "expected"),
     [
         ("A100", "NVIDIA A100-SXM4-80GB", "measured", True),
         ("A100", "AMD EPYC", "measured", False),
@@ -250,8 +250,8 @@ def test_models_that_are_one_are_compared_seed_by_seed():
         ("", "cpu", "predicted", True),
     ],
 )
-def test_a_device_is_judged_by_its_own_numbers(needed, device, source, tells):
-    assert is_comparable(needed, device, source) == tells
+def test_a_device_is_judged_by_its_own_numbers(needed, device, source, expected):
+    assert is_comparable(needed, device, source) == expected
 
 
 def test_a_sentence_is_no_better_than_its_weakest_part():

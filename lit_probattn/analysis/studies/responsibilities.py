@@ -65,7 +65,7 @@ class Responsibilities(ModelStudy):
         results.figure(draw(shares, options.tokens, words))
         return (
             f"Usage of components over {usage['sample'].nunique()} samples of the "
-            f"{options.split} split: share of the attention weight weight of component r, "
+            f"{options.split} split: share of component r in the attention weight, "
             "entropy over components per query, and mutual information of key and component per "
             "query, in nats (means over queries and samples). Tokens of sample "
             f"{shown[0].sample_id}, the longest drawn, are in "
