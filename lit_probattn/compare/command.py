@@ -25,7 +25,6 @@ from lit_probattn.base.errors import ConfigError, DataError
 from lit_probattn.base.progress import duration
 from lit_probattn.cli.app import check_arguments
 from lit_probattn.cli.shards import shard_of
-from lit_probattn.compare.cells import Cell, share_of, with_starts
 from lit_probattn.compare.flags import Place, parse_settings, place_of, portable
 from lit_probattn.compare.model import (
     counts,
@@ -45,7 +44,8 @@ from lit_probattn.compare.protocol import (
     settings_of,
 )
 from lit_probattn.compare.report import Report, refuse_file, refuse_foreign_files, unfinished_label
-from lit_probattn.compare.runner import run_cells
+from lit_probattn.compare.runner import run_all
+from lit_probattn.compare.runs import Run, share_of, with_starts
 from lit_probattn.compare.tables import Table
 from lit_probattn.experiments.launch import submit
 from lit_probattn.records.tables import markdown_lines
@@ -58,7 +58,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
-    """Return the changes of the protocol that the flags set for all cells.
+    """Return the changes of the protocol that the flags set for all runs.
 
     Raises:
         ConfigError: a number is below 1.
@@ -81,21 +81,21 @@ def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
     )
 
 
-def make_cells(
+def make_runs(
     table: Table, only: Sequence[str], seeds: Sequence[int], options: Options, place: Place
-) -> list[Cell]:
-    """Return the selected cells of a table, ordered by seed.
+) -> list[Run]:
+    """Return the selected runs of a table, ordered by seed.
 
     Starts come first and have the seed `options.start_seed`.
 
     Raises:
-        ConfigError: `only` selects no cell.
+        ConfigError: `only` selects no run.
     """
     there = table.present(only)
     starts = {part.name for task, _ in there for part in task.chain()[:-1]}
     common = options.start_seed
     return with_starts(
-        Cell(task, row, seed, options, place)
+        Run(task, row, seed, options, place)
         for seed in seeds
         for task, row in there
         if common in (None, seed) or task.name not in starts
@@ -109,10 +109,10 @@ def run(
     *,
     module: str,
     protocol: Options | None = None,
-    report: Callable[[Table, Sequence[Cell], str], Report] = Report,
+    report: Callable[[Table, Sequence[Run], str], Report] = Report,
     skipped: Mapping[str, str] | None = None,
 ) -> int:
-    """Run, plan or report the cells of a table according to the flags.
+    """Train, plan or report the runs of a table according to the flags.
 
     Args:
         table: the table.
@@ -120,7 +120,7 @@ def run(
         arguments: the arguments of the command line.
         module: the command's module, optionally followed by subcommands.
         protocol: changes of the protocol; None means those of the flags.
-        report: builds the command's report from table, cells and command.
+        report: builds the command's report from table, runs and command.
         skipped: tasks that cannot be built, and the reasons.
 
     Returns:
@@ -136,17 +136,17 @@ def run(
     place = place_of(options)
     seeds = options.seeds or table.seeds
     refuse_unknown_tasks((p.name for t in table.tasks.values() for p in t.chain()), protocol)
-    cells = make_cells(table, options.only, seeds, protocol, place)
-    check_cells(cells)
-    if options.start_seed is not None and not any(cell.start for cell in cells):
+    runs = make_runs(table, options.only, seeds, protocol, place)
+    check_runs(runs)
+    if options.start_seed is not None and not any(run.start for run in runs):
         raise ConfigError(f"--start_seed: no run of {table.name} starts from another run")
     index, count = shard_of(options)
-    mine = share_of(cells, index, count)
+    mine = share_of(runs, index, count)
     command = shlex.join([*f"python -m {module}".split(), *portable(arguments)])
     out = options.out or options.runs / "reproduce" / "reports" / table.name
     refuse_foreign_files(out)
     refuse_file(options.runs, "--runs")
-    made = report(table, cells, command)
+    made = report(table, runs, command)
     if options.dry_run:
         dry_run(mine, options.tflops, options.commands, skipped)
         for line in made.plan(mine, options.commands):
@@ -156,23 +156,23 @@ def run(
         if options.executor != "here" and not options.report:
             _submit(options, arguments, module)
         elif not options.report:
-            return _run_cells(made, mine, options, out if count == 1 else None, skipped)
+            return _run_all(made, mine, options, out if count == 1 else None, skipped)
     except KeyboardInterrupt:
-        done = sum(cell.result() is not None for cell in mine)
+        done = sum(run.result() is not None for run in mine)
         told = f"interrupted: {done} of {len(mine)} runs are finished; rerun the command to resume"
         if options.executor == "slurm":
             told += "; its jobs continue, and --report writes the report"
         print(told, file=sys.stderr)
         return INTERRUPTED
     if not made.has_numbers:
-        changed = [unfinished_label(cell) for cell in cells if cell.changed_sources()]
+        changed = [unfinished_label(run) for run in runs if run.changed_sources()]
         why = f"; {'; '.join(changed)}" if changed else ""
         raise ConfigError(f"no run of {table.name} is finished: nothing to report{why}")
     print(f"{made.write(out)}\n\nreport: {out}/report.md")
-    return 0 if len(made.results) == len(cells) and not skipped else 1
+    return 0 if len(made.results) == len(runs) and not skipped else 1
 
 
-def check_cells(cells: Sequence[Cell]) -> None:
+def check_runs(runs: Sequence[Run]) -> None:
     """Validate metrics, settings and flags before the first run.
 
     Command lines with user settings are parsed once per task and set of keys.
@@ -181,27 +181,27 @@ def check_cells(cells: Sequence[Cell]) -> None:
         ConfigError: a metric is not logged, or a key is unknown, set by the command, or affects
             results although it must not.
     """
-    if not cells:
+    if not runs:
         return
-    options, place = cells[0].options, cells[0].place
+    options, place = runs[0].options, runs[0].place
     refuse_settings(options, place.settings)
-    refuse_flags(place.flags, [cell.task for cell in cells])
+    refuse_flags(place.flags, [run.task for run in runs])
     if place.launch and shutil.which(place.launch[0]) is None:
         raise ConfigError(f"--launch: program {place.launch[0]!r} not found")
-    refuse_reserved_in_files([(cell.task, cell.row) for cell in cells], options)
+    refuse_reserved_in_files([(run.task, run.row) for run in runs], options)
     parsed = set()
-    for cell in cells:
-        keys = frozenset(overrides(cell.task, cell.row, options))
-        kind = cell.task.name, cell.config["model"]["class_path"], keys
+    for run in runs:
+        keys = frozenset(overrides(run.task, run.row, options))
+        kind = run.task.name, run.config["model"]["class_path"], keys
         if kind in parsed:
             continue
         parsed.add(kind)
-        refuse_unlogged_metrics(cell.task, cell.config)
-        if options.settings or options.trainer or place.flags or cell.row.overrides:
+        refuse_unlogged_metrics(run.task, run.config)
+        if options.settings or options.trainer or place.flags or run.row.overrides:
             try:
-                check_arguments(cell.fit_arguments())
+                check_arguments(run.fit_arguments())
             except ConfigError as error:
-                raise ConfigError(f"{cell.task.name}, {cell.row.label}: {error}") from None
+                raise ConfigError(f"{run.task.name}, {run.row.label}: {error}") from None
 
 
 def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) -> None:
@@ -229,38 +229,38 @@ def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) 
 # ---- data and predictions ----------------------------------------------------------------------
 
 
-def missing_by_task(cells: Iterable[Cell]) -> dict[str, str]:
+def missing_by_task(runs: Iterable[Run]) -> dict[str, str]:
     """Return the reasons why data cannot be read, by task."""
     reasons: dict[str, str | None] = {}
     found: dict[str, str] = {}
-    for cell in cells:
-        key = cell.data_key
+    for run in runs:
+        key = run.data_key
         if key not in reasons:
             try:
-                reasons[key] = missing_data(cell.data())
+                reasons[key] = missing_data(run.data())
             except DataError as error:
                 reasons[key] = str(error)
         reason = reasons[key]
         if reason is not None:
-            found[cell.task.name] = reason
+            found[run.task.name] = reason
     return found
 
 
 def dry_run(
-    cells: Sequence[Cell], tflops: float | None, commands: bool, skipped: Mapping[str, str]
+    runs: Sequence[Run], tflops: float | None, commands: bool, skipped: Mapping[str, str]
 ) -> None:
     """Print the runs, their predicted cost, and missing data, without training.
 
     Args:
-        cells: the cells.
+        runs: the runs.
         tflops: speed for the prediction of training times; None omits times.
         commands: whether to print commands.
         skipped: tasks that cannot be built, and the reasons.
     """
-    missing = missing_by_task(cells)
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.task.name, cell.row.name), []).append(cell)
+    missing = missing_by_task(runs)
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.task.name, run.row.name), []).append(run)
     plan = []
     for group in groups.values():
         try:
@@ -272,8 +272,8 @@ def dry_run(
     for name, reason in {**missing, **skipped}.items():
         print(f"missing: {_named(name, reason)}")
     if commands:
-        for cell in cells:
-            print(shlex.join(["python", "-m", "lit_probattn", *cell.fit_arguments()]))
+        for run in runs:
+            print(shlex.join(["python", "-m", "lit_probattn", *run.fit_arguments()]))
 
 
 def _named(task: str, reason: str) -> str:
@@ -281,36 +281,36 @@ def _named(task: str, reason: str) -> str:
 
 
 def plan_of(
-    group: Sequence[Cell], tflops: float | None, missing: Mapping[str, str]
+    group: Sequence[Run], tflops: float | None, missing: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return a row of the plan for cells that differ only in their seeds.
+    """Return a row of the plan for runs that differ only in their seeds.
 
     Args:
-        group: the cells.
+        group: the runs.
         tflops: speed for the prediction of the training time; None omits it.
         missing: reasons for missing data, by task.
 
     Raises:
         DataError: the model's sizes depend on data that are missing.
     """
-    cell = group[0]
-    counted, batch = counts(cell), rows_of_step(cell.config)
-    left = [cell for cell in group if cell.result() is None]
-    changed = sorted({name for cell in left for name in cell.changed_sources()})
-    data = "missing" if cell.task.name in missing else "present"
+    run = group[0]
+    counted, batch = counts(run), rows_of_step(run.config)
+    left = [run for run in group if run.result() is None]
+    changed = sorted({name for run in left for name in run.changed_sources()})
+    data = "missing" if run.task.name in missing else "present"
     found = {
-        "task": cell.task.name,
-        "method": cell.row.label,
-        "steps": str(cell.max_steps),
+        "task": run.task.name,
+        "method": run.row.label,
+        "steps": str(run.max_steps),
         "batch": str(batch),
         "parameters": f"{counted['parameters']:,}",
         "MACs per sample, M": f"{counted['macs'] / 1e6:,.0f}",
-        "memory of a step, MiB": f"{step_bytes(cell) / 2**20:,.0f}",
+        "memory of a step, MiB": f"{step_bytes(run) / 2**20:,.0f}",
         "runs left": f"{len(left)} of {len(group)}",
         "data": f"changed: {', '.join(changed)}" if changed else data,
     }
     if tflops is not None:
-        operations = cell.max_steps * step_operations(cell, counted["macs"])
+        operations = run.max_steps * step_operations(run, counted["macs"])
         found["training time"] = duration(operations / (tflops * 1e12))
     return found
 
@@ -319,59 +319,59 @@ def plan_of(
 
 
 class Counted:
-    """Adds counts of model and data to a result; equal cells are counted once."""
+    """Adds counts of model and data to a result; equal runs are counted once."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
         self._tests: dict[str, int] = {}
 
-    def prepare(self, cells: Sequence[Cell]) -> dict[str, str]:
-        """Build the caches of the cells' data; return the reasons of failures by task."""
+    def prepare(self, runs: Sequence[Run]) -> dict[str, str]:
+        """Build the caches of the runs' data; return the reasons of failures by task."""
         failed: dict[str, str] = {}
-        for cell in with_starts(cells):
-            key = cell.data_key
-            if key in self._tests or cell.task.name in failed:
+        for run in with_starts(runs):
+            key = run.data_key
+            if key in self._tests or run.task.name in failed:
                 continue
-            if cell.start is not None and cell.start.task.name in failed:
-                start = cell.start.task.name
-                failed[cell.task.name] = f"it starts from {start}, whose data cannot be read"
+            if run.start is not None and run.start.task.name in failed:
+                start = run.start.task.name
+                failed[run.task.name] = f"it starts from {start}, whose data cannot be read"
                 continue
             try:
-                data = cell.data()
+                data = run.data()
                 data.setup()
             except DataError as error:
-                failed[cell.task.name] = str(error)
+                failed[run.task.name] = str(error)
                 continue
             self._tests[key] = len(data.split("test"))
         return failed
 
-    def __call__(self, cell: Cell) -> dict[str, Any]:
+    def __call__(self, run: Run) -> dict[str, Any]:
         """Return parameters, multiply-adds here and at published length, size of the test split."""
-        named = settings_of(cell.task.name, cell.options).items()
-        shorter = {*cell.task.length, *cell.task.shortened}
+        named = settings_of(run.task.name, run.options).items()
+        shorter = {*run.task.length, *run.task.shortened}
         reading = {k: v for k, v in named if k.startswith("data.") and k not in shorter}
-        published = replace(cell, options=Options(settings=reading))
+        published = replace(run, options=Options(settings=reading))
         return {
-            **self._count(cell),
+            **self._count(run),
             "macs_published_length": self._count(published)["macs"],
-            "num_test": self._tests.get(cell.data_key),
+            "num_test": self._tests.get(run.data_key),
         }
 
-    def _count(self, cell: Cell) -> dict[str, int]:
-        key = json.dumps(cell.config, sort_keys=True)
+    def _count(self, run: Run) -> dict[str, int]:
+        key = json.dumps(run.config, sort_keys=True)
         if key not in self._counts:
-            self._counts[key] = counts(cell)
+            self._counts[key] = counts(run)
         return self._counts[key]
 
 
-def _run_cells(
+def _run_all(
     report: Report,
-    mine: Sequence[Cell],
+    mine: Sequence[Run],
     options: argparse.Namespace,
     out: Path | None,
     skipped: Mapping[str, str],
 ) -> int:
-    """Run cells and write the report after each, except in one of several shards.
+    """Train and evaluate the runs and write the report after each, except in one of several shards.
 
     Raises:
         ConfigError: the flags require a GPU and none is available.
@@ -384,7 +384,7 @@ def _run_cells(
     if out is not None:
         output_folder(out)  # before training starts
     counted = Counted()
-    failed = counted.prepare([cell for cell in mine if cell.result() is None])
+    failed = counted.prepare([run for run in mine if run.result() is None])
     without = {**skipped, **failed}
     for name, reason in without.items():
         print(f"skipped: {_named(name, reason)}", file=sys.stderr, flush=True)
@@ -394,14 +394,14 @@ def _run_cells(
         return made.write(out) if out is not None and made.has_numbers else ""
 
     devices = options.devices.split(",") if options.devices else _own_device()
-    there = [cell for cell in mine if cell.task.name not in failed]
-    outcome = run_cells(
+    there = [run for run in mine if run.task.name not in failed]
+    outcome = run_all(
         there,
         counted,
         options.jobs,
         devices,
         options.attempts,
-        after=write if report.after_every_cell else lambda: None,
+        after=write if report.after_every_run else lambda: None,
     )
     outcome.failed |= report.complete(there, options.jobs, devices)
     text = write()

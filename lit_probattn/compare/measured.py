@@ -15,10 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_probattn.attention import recorded_choices
-from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.model import build_task, counts, make_inputs, training_step
 from lit_probattn.compare.protocol import setting
 from lit_probattn.compare.report import Report
+from lit_probattn.compare.runs import Run
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import quantile, time_sides
 from lit_probattn.records.figures import ReportFigure, colour_of, panels
@@ -36,7 +36,7 @@ _LABEL_WIDTH = 44  # characters of a line
 class MeasuredReport(Report):
     """Report with learning curves and a comparison of one training step of all rows."""
 
-    after_every_cell: ClassVar[bool] = False
+    after_every_run: ClassVar[bool] = False
     # Settings that override those of training in the measured step, and its batch size.
     step_settings: ClassVar[Mapping[str, Any]] = {}
     step_batch: ClassVar[int] = 2
@@ -50,31 +50,31 @@ class MeasuredReport(Report):
     def measured(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Parameters, operations, time and memory of a training step, by task and row."""
         print("\nmeasuring one training step of each row …", flush=True)
-        groups: dict[str, dict[str, Cell]] = {}
-        for cell, _ in reversed(self.results):
-            groups.setdefault(cell.task.name, {})[cell.row.name] = cell
+        groups: dict[str, dict[str, Run]] = {}
+        for run, _ in reversed(self.results):
+            groups.setdefault(run.task.name, {})[run.row.name] = run
         found: dict[tuple[str, str], dict[str, Any]] = {}
-        for task, cells in groups.items():
-            ordered = {name: cells[name] for name in self.table.rows if name in cells}
+        for task, runs in groups.items():
+            ordered = {name: runs[name] for name in self.table.rows if name in runs}
             found |= {(task, name): row for name, row in self._measure(ordered).items()}
         return found
 
-    def _measure(self, cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
-        on_cpu = next(iter(cells.values())).place.accelerator == "cpu"
+    def _measure(self, runs: Mapping[str, Run]) -> dict[str, dict[str, Any]]:
+        on_cpu = next(iter(runs.values())).place.accelerator == "cpu"
         device = torch.device("cuda" if torch.cuda.is_available() and not on_cpu else "cpu")
         steps: dict[str, Callable[[], None]] = {}
         rows: dict[str, dict[str, Any]] = {}
-        for name, cell in cells.items():
-            settings = {**cell.options.settings, **self.step_settings}
-            cell = replace(cell, options=replace(cell.options, settings=settings))
-            data = cell.data()
-            torch.manual_seed(cell.seed)
+        for name, run in runs.items():
+            settings = {**run.options.settings, **self.step_settings}
+            run = replace(run, options=replace(run.options, settings=settings))
+            data = run.data()
+            torch.manual_seed(run.seed)
             with device:
-                task = build_task(cell, data)
+                task = build_task(run, data)
                 steps[name] = training_step(task, *make_inputs(task, data, self.step_batch))
-            rows[name] = {**counts(cell), "peak_memory_bytes": peak_bytes(steps[name], device)}
+            rows[name] = {**counts(run), "peak_memory_bytes": peak_bytes(steps[name], device)}
         seconds = time_sides(steps, device=device, warmup=1, repeats=9, max_seconds=45.0)
-        base = self.table.baseline_of(next(iter(cells.values())).task.name)
+        base = self.table.baseline_of(next(iter(runs.values())).task.name)
         base = base if base in seconds else next(iter(seconds))
         for name, times in seconds.items():
             ratios = [a / b for a, b in zip(times, seconds[base], strict=True)]
@@ -87,9 +87,9 @@ class MeasuredReport(Report):
                 rows[name][f"{key}_ratio"] = rows[name][key] / rows[base][key]
         return rows
 
-    def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+    def columns(self, run: Run, result: dict[str, Any]) -> dict[str, Any]:
         """Return the measurements of a step."""
-        row = self.measured[cell.task.name, cell.row.name]
+        row = self.measured[run.task.name, run.row.name]
         return {f"full {key}": value for key, value in row.items() if key != "step_time_ratio"}
 
     def shown(self, entry: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class MeasuredReport(Report):
 
     def figures(self) -> dict[str, ReportFigure]:
         """Return the learning curves."""
-        seeds = sorted({cell.seed for cell, _ in self.results})
+        seeds = sorted({run.seed for run, _ in self.results})
         caption = (
             f"Loss: mean of {_SMOOTH} logged values. Lines: means over seeds (n = {len(seeds)}); "
             "bands: lowest to highest seed; dashed lines: test split, if runs evaluated it "
@@ -158,15 +158,15 @@ class MeasuredReport(Report):
         Lines are means over seeds, bands are the range of the seeds; dashed lines are scores of the
         test split, if runs computed them during training.
         """
-        tasks = list(dict.fromkeys(cell.task.name for cell, _ in self.results))
+        tasks = list(dict.fromkeys(run.task.name for run, _ in self.results))
         figure, panes = panels(len(tasks), 2, 4.5, 3.6)
         for pane, task in zip(panes, tasks, strict=True):
-            by_row: dict[str, list[tuple[Cell, pd.DataFrame]]] = {}
+            by_row: dict[str, list[tuple[Run, pd.DataFrame]]] = {}
             dashed = ""
-            for cell, result in self.results:
-                if cell.task.name == task:
+            for run, result in self.results:
+                if run.task.name == task:
                     log = pd.read_csv(Path(result["run_folder"]) / "metrics.csv")
-                    by_row.setdefault(cell.row.label, []).append((cell, log))
+                    by_row.setdefault(run.row.label, []).append((run, log))
             for label, found in by_row.items():
                 style: dict[str, Any] = {"color": colour_of(label)}
                 logs = [log for _, log in found]

@@ -1,4 +1,4 @@
-"""The model of a cell without training: data, model, inputs; counted and predicted cost.
+"""The model of a run without training: data, model, inputs; counted and predicted cost.
 
 Sentences and sentence pairs, whose batch size is in tokens, have PAIR_LEN tokens (per side).
 Operations and memory exclude the output layer of a language model, which is the same for all rows.
@@ -17,7 +17,7 @@ from datamodules.core.base import CachedDataModule, DataModule
 from lit_probattn.attention import Attention
 from lit_probattn.base.errors import DataError
 from lit_probattn.base.memory import StepFunction, outlined_bytes
-from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.runs import Run
 from lit_probattn.configs import attention_factory, class_of, link_sizes
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
 from lit_probattn.measure.counters import torch_flops
@@ -57,29 +57,29 @@ def missing_data(data: DataModule) -> str | None:
     return None
 
 
-def build_task(cell: Cell, data: DataModule) -> Task:
-    """Build the LightningModule of a cell on the current default device."""
-    entry = cell.config["model"]
+def build_task(run: Run, data: DataModule) -> Task:
+    """Build the LightningModule of a run on the current default device."""
+    entry = run.config["model"]
     model = {"class_path": entry["class_path"], "init_args": dict(entry["init_args"])}
-    link_sizes(model, _sizes(cell, data), data)
+    link_sizes(model, _sizes(run, data), data)
     arguments = {
         name: attention_factory(value["class_path"], value.get("init_args") or {})
         if isinstance(value, Mapping) and "class_path" in value
         else value
         for name, value in model["init_args"].items()
     }
-    task: Task = class_of(model["class_path"])(seed=cell.seed, **arguments)
+    task: Task = class_of(model["class_path"])(seed=run.seed, **arguments)
     return task
 
 
-def _sizes(cell: Cell, data: DataModule) -> Mapping[str, int]:
+def _sizes(run: Run, data: DataModule) -> Mapping[str, int]:
     """Return the published sizes; with a reduced protocol those of its data, if set."""
-    if not cell.options.shortened:
-        return cell.task.sizes
+    if not run.options.shortened:
+        return run.task.sizes
     try:
-        return {name: getattr(data, name, known) for name, known in cell.task.sizes.items()}
+        return {name: getattr(data, name, known) for name, known in run.task.sizes.items()}
     except DataError:
-        return cell.task.sizes
+        return run.task.sizes
 
 
 def seq_len(task: Task, data: DataModule) -> int:
@@ -163,14 +163,14 @@ def rows_of_step(config: Mapping[str, Any]) -> int:
     return int(arguments["batch_size"])
 
 
-def counts(cell: Cell) -> dict[str, int]:
+def counts(run: Run) -> dict[str, int]:
     """Count parameters, and multiply-adds of the reference in one sample's forward pass.
 
     The multiply-adds exclude the output layer of a language model, which is equal for all rows.
     """
-    data = cell.data()
+    data = run.data()
     with torch.device("meta"):
-        task = build_task(cell, data).eval()
+        task = build_task(run, data).eval()
         inputs, _ = make_inputs(task, data, 1)
         for layer in (m for m in task.modules() if isinstance(m, Attention)):
             layer.backend = layer.core.makes.stated_backend
@@ -184,19 +184,19 @@ def counts(cell: Cell) -> dict[str, int]:
     return {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs}
 
 
-def step_bytes(cell: Cell) -> int:
+def step_bytes(run: Run) -> int:
     """Predict the memory of a training step on the CPU's backends with fake tensors.
 
     This is one micro-batch of one device: parameters, gradients, Adam's averages, activations.
     """
-    data = cell.data()
-    parts = int(cell.config["trainer"].get("accumulate_grad_batches") or 1)
-    batch = max(1, rows_of_step(cell.config) // parts)
+    data = run.data()
+    parts = int(run.config["trainer"].get("accumulate_grad_batches") or 1)
+    batch = max(1, rows_of_step(run.config) // parts)
     weights = 0
 
     def build() -> tuple[StepFunction, list[Any]]:
         nonlocal weights
-        task = build_task(cell, data).train()
+        task = build_task(run, data).train()
         weights = sum(p.numel() * p.element_size() for p in task.model.parameters())
         inputs, _ = make_inputs(task, data, batch)
         key = RandomKey(0, 0, torch.arange(batch))
@@ -213,6 +213,6 @@ def step_bytes(cell: Cell) -> int:
     return peak + resident + 2 * weights
 
 
-def step_operations(cell: Cell, macs: int) -> int:
+def step_operations(run: Run, macs: int) -> int:
     """Return the FLOP of one optimiser step: three forward passes of 2 × `macs` per sample."""
-    return 3 * 2 * macs * rows_of_step(cell.config)
+    return 3 * 2 * macs * rows_of_step(run.config)

@@ -33,8 +33,8 @@ from lit_probattn.compare.protocol import (
     STEPS,
     Options,
     attention_option,
-    cell_config,
     deciding,
+    run_config,
     setting,
 )
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
@@ -55,8 +55,8 @@ class OwnReport(MeasuredReport):
     def _differing(self) -> list[str]:
         lines = []
         for task in self.table.tasks.values():
-            cells = {c.row.name: c for c, _ in self.results if c.task.name == task.name}
-            found = differing({name: cell.config for name, cell in cells.items()})
+            runs = {c.row.name: c for c, _ in self.results if c.task.name == task.name}
+            found = differing({name: run.config for name, run in runs.items()})
             if found:
                 keys = ", ".join(f"`{key}`" for key in found)
                 lines.append(
@@ -204,7 +204,7 @@ def refuse_unequal(table: Table, options: Options) -> None:
         ConfigError: rows differ in these settings.
     """
     for task in table.tasks.values():
-        rows = {name: cell_config(task, row, options) for name, row in table.rows.items()}
+        rows = {name: run_config(task, row, options) for name, row in table.rows.items()}
         unequal = [k for k in differing(rows) if k.startswith("data.") or k == STEPS]
         if unequal:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The configuration of a cell: composition, options, comparison with the published protocol."""
+"""The configuration of a run: composition, options, comparison with the published protocol."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FREE_FLAGS = tuple(
 
 @dataclass(frozen=True)
 class Options:
-    """Changes that a command applies to all cells.
+    """Changes that a command applies to all runs.
 
     Args:
         steps: number of optimiser steps; warm-up and schedule are scaled.
@@ -65,9 +65,9 @@ class Options:
         as_released: use attention as in the released code, if the row supports it.
         as_published: use the settings of the published runs that differ from the defaults here,
             such as selection on test data.
-        settings: further settings by key for all cells, or by `task:key` for a task or pattern.
+        settings: further settings by key for all runs, or by `task:key` for a task or pattern.
         trainer: file of configs/trainer, or None.
-        start_seed: seed of the starts; None means the seed of each cell.
+        start_seed: seed of the starts; None means the seed of each run.
     """
 
     steps: int | None = None
@@ -91,7 +91,7 @@ def attention_file(row: Row, options: Options) -> str:
 
 
 def config_files(task: TaskEntry, row: Row, options: Options) -> list[str]:
-    """Return the configuration files of a cell, in the order of the command line."""
+    """Return the configuration files of a run, in the order of the command line."""
     more = [options.trainer] if options.trainer else []
     return [task.config, attention_file(row, options), *more]
 
@@ -191,14 +191,14 @@ def refuse_flags(words: Sequence[str], tasks: Iterable[TaskEntry] = ()) -> None:
             )
 
 
-def refuse_reserved_in_files(cells: Iterable[tuple[TaskEntry, Row]], options: Options) -> None:
+def refuse_reserved_in_files(runs: Iterable[tuple[TaskEntry, Row]], options: Options) -> None:
     """Reject configuration files, tasks and rows with settings that the command sets.
 
     Raises:
         ConfigError: a file, task or row has such a setting.
     """
     files: set[str] = set()
-    for task, row in cells:
+    for task, row in runs:
         files.update(config_files(task, row, options))
         _refuse_reserved(task.settings, f"task {task.name}:")
         _refuse_reserved(row.overrides, f"row {row.name}:")
@@ -257,13 +257,13 @@ def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
     return found | settings_of(task.name, options)
 
 
-def cell_config(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
-    """Return the configuration of a cell, without seed and folders."""
+def run_config(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
+    """Return the configuration of a run, without seed and folders."""
     return compose(config_files(task, row, options), overrides(task, row, options))
 
 
 def published_config(task: TaskEntry, row: Row) -> dict[str, Any]:
-    """Return the configuration of the published run of a cell."""
+    """Return the configuration of the published counterpart of a run."""
     plain = Options(as_published=True)
     return compose([task.config, row.attention], overrides(task, row, plain))
 
@@ -272,7 +272,7 @@ def deciding(config: Mapping[str, Any], checkpoint: str = "best") -> dict[str, A
     """Return the settings that affect a result, by dotted key.
 
     Args:
-        config: configuration of a cell.
+        config: configuration of a run.
         checkpoint: the evaluated checkpoint. A mean also depends on the interval of checkpoints.
     """
     averaged = AVERAGED if averaged_number(checkpoint) is not None else ()
@@ -297,8 +297,8 @@ class Difference:
 
 
 def differences(task: TaskEntry, row: Row, options: Options) -> list[Difference]:
-    """Compare the settings of a cell, including defaults, with those of the published run."""
-    configs = published_config(task, row), cell_config(task, row, options)
+    """Compare the settings of a run, including defaults, with those of the published run."""
+    configs = published_config(task, row), run_config(task, row, options)
     published, here = (deciding(config, task.checkpoint) for config in configs)
     found = []
     for key in sorted(published.keys() | here.keys()):

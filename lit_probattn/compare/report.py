@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from lit_probattn.analysis.drawing import score_limits, set_score_limits
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import refuse_to_replace
-from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.protocol import (
     Difference,
     attention_option,
@@ -28,6 +27,7 @@ from lit_probattn.compare.protocol import (
     switched,
 )
 from lit_probattn.compare.runner import minutes_of
+from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.compare.trends import Agreement, agreements, trend_lines, trends_figure
 from lit_probattn.experiments.expectations import (
@@ -64,27 +64,27 @@ _LEGEND = (
 
 @dataclass
 class Report:
-    """Report of the finished cells of a table.
+    """Report of the finished runs of a table.
 
     A command with additional columns, figures or text overrides `columns`, `shown`, `figures` and
     `text`.
 
     Args:
         table: the table.
-        cells: all cells of the command, finished or not.
+        runs: all runs of the command, finished or not.
         command: the command.
     """
 
     table: Table
-    cells: Sequence[Cell]
+    runs: Sequence[Run]
     command: str
     # Whether scores are drawn by row; False if another figure of the report shows them.
     draws_scores: ClassVar[bool] = True
-    # Whether the report is written after each cell, or only at the end.
-    after_every_cell: ClassVar[bool] = True
+    # Whether the report is written after each run, or only at the end.
+    after_every_run: ClassVar[bool] = True
 
-    def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-        """Return additional columns of rows.csv for a finished cell."""
+    def columns(self, run: Run, result: dict[str, Any]) -> dict[str, Any]:
+        """Return additional columns of rows.csv for a finished run."""
         return {}
 
     def shown(self, entry: dict[str, Any]) -> dict[str, Any]:
@@ -118,32 +118,32 @@ class Report:
         published = _PUBLISHED_LEGEND.format(how) if self.table.published_runs else ""
         return _LEGEND.format(published)
 
-    def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
+    def plan(self, runs: Sequence[Run], commands: bool) -> list[str]:
         """Return the lines of a dry run about the steps after training.
 
         Args:
-            cells: cells of this process.
+            runs: runs of this process.
             commands: whether to list commands.
         """
         return []
 
-    def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
-        """Compute the additional results of trained cells for the report.
+    def complete(self, runs: Sequence[Run], jobs: int, devices: Sequence[str]) -> dict[str, str]:
+        """Compute the additional results of trained runs for the report.
 
         Args:
-            cells: cells of this process.
+            runs: runs of this process.
             jobs: number of concurrent processes.
             devices: CUDA devices to distribute them over.
 
         Returns:
-            Reasons of failures, by cell label.
+            Reasons of failures, by run label.
         """
         return {}
 
     @cached_property
-    def results(self) -> list[tuple[Cell, dict[str, Any]]]:
-        """Finished cells with their results."""
-        found = [(cell, r) for cell in self.cells if (r := cell.result()) is not None]
+    def results(self) -> list[tuple[Run, dict[str, Any]]]:
+        """Finished runs with their results."""
+        found = [(run, r) for run in self.runs if (r := run.result()) is not None]
         _refuse_other_data(found)
         return found
 
@@ -179,7 +179,7 @@ class Report:
     @cached_property
     def tasks(self) -> list[TaskEntry]:
         """The table's tasks, each after its starts."""
-        named = {cell.task.name: cell.task for cell in self.cells}
+        named = {run.task.name: run.task for run in self.runs}
         order = (part.name for task in self.table.tasks.values() for part in task.chain())
         return [named[name] for name in dict.fromkeys(order) if name in named]
 
@@ -192,19 +192,19 @@ class Report:
     def differences(self) -> dict[tuple[str, str], list[Difference]]:
         """Differences of protocol by task and row."""
         return {
-            (cell.task.name, cell.row.name): differences(cell.task, cell.row, cell.options)
-            for cell, _ in self.results
+            (run.task.name, run.row.name): differences(run.task, run.row, run.options)
+            for run, _ in self.results
         }
 
     @property
     def shortened(self) -> bool:
-        """Whether any cell has fewer steps, or an option reduces the protocol."""
+        """Whether any run has fewer steps, or an option reduces the protocol."""
         steps = [d for found in self.differences.values() for d in found if "max_steps" in d.key]
-        return bool(steps) or any(cell.options.shortens for cell, _ in self.results)
+        return bool(steps) or any(run.options.shortens for run, _ in self.results)
 
     @cached_property
     def rows(self) -> pd.DataFrame:
-        """One row per finished cell."""
+        """One row per finished run."""
         return pd.DataFrame([flat_result(c, r) | self.columns(c, r) for c, r in self.results])
 
     @cached_property
@@ -220,9 +220,9 @@ class Report:
 
     def _rows_of(self, task: TaskEntry, metric: Metric) -> list[dict[str, Any]]:
         by_row: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-        for cell, result in self.results:
-            if cell.task.name == task.name:
-                by_row.setdefault(cell.row.name, []).append((cell.seed, result))
+        for run, result in self.results:
+            if run.task.name == task.name:
+                by_row.setdefault(run.row.name, []).append((run.seed, result))
         samples = {
             name: Sample(
                 tuple(result["values"][metric.name] for _, result in found),
@@ -256,7 +256,7 @@ class Report:
     ) -> dict[str, Any]:
         published = row.published.get(task.name, {}).get(metric.name)
         size = results[0].get("num_test") if metric.unit == "%" else None
-        smaller = bool(row.shortened) and any(cell.options.shortened for cell in self.cells)
+        smaller = bool(row.shortened) and any(run.options.shortened for run in self.runs)
         comparable = not self.shortened or (metric.command == "count" and not smaller)
         found = self._judged(task, row, metric.name, sample, base) if comparable else None
         note = "no published value" if published is None else "not compared: different protocol"
@@ -364,7 +364,7 @@ class Report:
         """Return the report.
 
         Raises:
-            ValueError: no cell is finished, and the report has no other results.
+            ValueError: no run is finished, and the report has no other results.
         """
         if not self.has_numbers:
             raise ValueError("no run is finished: nothing to report")
@@ -418,10 +418,10 @@ class Report:
         return Made.of(self.rows, command=self.command)
 
     def _finished_line(self) -> str:
-        finished = {cell.name for cell, _ in self.results}
-        unfinished = [unfinished_label(cell) for cell in self.cells if cell.name not in finished]
+        finished = {run.name for run, _ in self.results}
+        unfinished = [unfinished_label(run) for run in self.runs if run.name not in finished]
         missing = f"; missing: {one_line('; '.join(unfinished))}." if unfinished else "."
-        return f"{len(finished)} of {len(self.cells)} runs are finished{missing}"
+        return f"{len(finished)} of {len(self.runs)} runs are finished{missing}"
 
     def _warning(self) -> list[str]:
         lines = []
@@ -445,17 +445,17 @@ class Report:
         return [part for line in lines for part in (one_line(line), "")]
 
     @cached_property
-    def _first_of_rows(self) -> dict[str, tuple[Cell, dict[str, Any]]]:
-        """One finished cell per row, with its result."""
-        return {cell.row.name: (cell, result) for cell, result in reversed(self.results)}
+    def _first_of_rows(self) -> dict[str, tuple[Run, dict[str, Any]]]:
+        """One finished run per row, with its result."""
+        return {run.row.name: (run, result) for run, result in reversed(self.results)}
 
     def _unlearned(self) -> list[str]:
         """Return a warning that names the rows with accuracy at chance level."""
         seeds: dict[str, list[str]] = {}
-        for cell, result in self.results:
+        for run, result in self.results:
             if (result.get("report") or {}).get("above_chance") is False:
-                name = f"{cell.task.name}, {cell.row.label}"
-                seeds.setdefault(name, []).append(str(cell.seed))
+                name = f"{run.task.name}, {run.row.label}"
+                seeds.setdefault(name, []).append(str(run.seed))
         named = "; ".join(f"{row} (seed {', '.join(found)})" for row, found in seeds.items())
         text = "Not above chance, so not comparable: accuracy within 1.96 standard errors"
         return (
@@ -464,26 +464,26 @@ class Report:
 
     def _unequal_sides(self) -> list[str]:
         sides: dict[str, dict[str, object]] = {}
-        for name, (cell, result) in self._first_of_rows.items():
+        for name, (run, result) in self._first_of_rows.items():
             chosen = sorted(set((result.get("backends") or {}).values()))
             sides[name] = {
-                "attention dropout": attention_option(cell.config, "dropout"),
-                "precision": setting(cell.config, "trainer.precision"),
+                "attention dropout": attention_option(run.config, "dropout"),
+                "precision": setting(run.config, "trainer.precision"),
                 "backend": ", ".join(chosen) or None,
             }
         baselines = {
-            name: self.table.baseline_of(cell.task.name)
-            for name, (cell, _) in self._first_of_rows.items()
+            name: self.table.baseline_of(run.task.name)
+            for name, (run, _) in self._first_of_rows.items()
         }
         return unequal_sides(sides, baselines, "differences are not due to the attention alone")
 
     def _noise_lines(self) -> list[str]:
         """Return whether rows with noise were evaluated with noise."""
         rows: dict[bool, list[str]] = {}
-        for cell, _ in self._first_of_rows.values():
-            drawn = draws_noise_at_eval(cell.config)
+        for run, _ in self._first_of_rows.values():
+            drawn = draws_noise_at_eval(run.config)
             if drawn is not None:
-                rows.setdefault(drawn, []).append(cell.row.label)
+                rows.setdefault(drawn, []).append(run.row.label)
         how = {
             True: "on, as a function of seed and sample",
             False: "off, so these are evaluated as their Hard variants",
@@ -493,7 +493,7 @@ class Report:
     def _start_lines(self) -> list[str]:
         """Return the starts of runs that start from other runs."""
         begun = {c.task.name: c.start.task.name for c, _ in self.results if c.start is not None}
-        seed = next((cell.options.start_seed for cell in self.cells), None)
+        seed = next((run.options.start_seed for run in self.runs), None)
         of = "the same seed, so the spread includes all trainings"
         if seed is not None:
             of = f"seed {seed}, so the spread excludes the training on the first task"
@@ -505,7 +505,7 @@ class Report:
         )
 
     def _difference_lines(self) -> list[str]:
-        """Differences of all cells of a task, then those of single rows."""
+        """Differences of all runs of a task, then those of single rows."""
         lines = [
             "",
             "## Differences from the published protocol",
@@ -531,7 +531,7 @@ class Report:
                 lines.append(f"- {escaped(text + where)}")
             lines += self._switched_lines(task)
             lines += [f"- {one_line(note)}" for note in task.not_in_config]
-            seeds = sorted({cell.seed for cell, _ in self.results if cell.task.name == task.name})
+            seeds = sorted({run.seed for run, _ in self.results if run.task.name == task.name})
             lines.append(
                 f"- seeds: published {self.table.published_runs} runs, here "
                 f"{', '.join(map(str, seeds))}"
@@ -540,7 +540,7 @@ class Report:
 
     def _switched_lines(self, task: TaskEntry) -> list[str]:
         """Published settings that --as_published has applied."""
-        options = next(cell.options for cell, _ in self.results if cell.task.name == task.name)
+        options = next(run.options for run, _ in self.results if run.task.name == task.name)
         lines = []
         for found in switched(task, options):
             published, here = (json.dumps(value) for value in (found.published, found.here))
@@ -551,10 +551,10 @@ class Report:
 
     def _run_lines(self) -> list[str]:
         shown = []
-        for cell, result in self.results:
+        for run, result in self.results:
             shown.append(
                 {
-                    "run": cell.label,
+                    "run": run.label,
                     "steps": result["max_steps"],
                     "selected step": result["selected_step"],
                     "starts": result["num_starts"],
@@ -589,13 +589,13 @@ def refuse_file(folder: Path, flag: str) -> None:
         raise ConfigError(f"{flag} {folder}: {place} cannot be written")
 
 
-def unfinished_label(cell: Cell) -> str:
-    """Return the label of an unfinished cell, with the data files that changed since its result."""
-    changed = cell.changed_sources()
-    return cell.label + (f" (its data changed: {', '.join(changed)})" if changed else "")
+def unfinished_label(run: Run) -> str:
+    """Return the label of an unfinished run, with the data files that changed since its result."""
+    changed = run.changed_sources()
+    return run.label + (f" (its data changed: {', '.join(changed)})" if changed else "")
 
 
-def _refuse_other_data(results: Sequence[tuple[Cell, dict[str, Any]]]) -> None:
+def _refuse_other_data(results: Sequence[tuple[Run, dict[str, Any]]]) -> None:
     """Reject results of one task that were trained on different data.
 
     If the data are present, only their results count.
@@ -603,16 +603,16 @@ def _refuse_other_data(results: Sequence[tuple[Cell, dict[str, Any]]]) -> None:
     Raises:
         ConfigError: results differ; the message names their files.
     """
-    first: dict[str, tuple[Cell, dict[str, Any]]] = {}
-    for cell, result in results:
-        other, before = first.setdefault(cell.data_key, (cell, result))
+    first: dict[str, tuple[Run, dict[str, Any]]] = {}
+    for run, result in results:
+        other, before = first.setdefault(run.data_key, (run, result))
         one, two = result["sources"], before["sources"]
         changed = sorted(k for k in one.keys() | two.keys() if one.get(k) != two.get(k))
         if changed:
             raise ConfigError(
-                f"{cell.label} and {other.label} were trained on different data (files: "
+                f"{run.label} and {other.label} were trained on different data (files: "
                 f"{', '.join(changed)}), and the data are missing: set --data_dir to the folder of "
-                f"the valid data, or remove {cell.result_path} or {other.result_path}"
+                f"the valid data, or remove {run.result_path} or {other.result_path}"
             )
 
 
@@ -628,8 +628,8 @@ def _number(value: float | None, form: str) -> str:
     return "–" if pd.isna(value) else format(value, form)
 
 
-def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns of rows.csv for a finished cell, which another table may have run."""
+def flat_result(run: Run, result: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of rows.csv for a finished run, which may belong to several tables."""
     hardware, git = result.get("hardware") or {}, result.get("git") or {}
     gpus = [gpu["name"] for gpu in hardware.get("gpus") or []]
     backends = result.get("backends") or {}
@@ -643,7 +643,7 @@ def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
         *("selected_step", "selected_on_test", "num_starts", "fit_seconds_of_last_start"),
     )
     return {
-        **{"task": cell.task.name, "row": cell.row.name, "seed": cell.seed},
+        **{"task": run.task.name, "row": run.row.name, "seed": run.seed},
         **{f"value {name}": value for name, value in result["values"].items()},
         **{key: result[key] for key in kept},
         "backends": "; ".join(f"{call}: {name}" for call, name in backends.items()),
@@ -666,7 +666,7 @@ def scores_figure(
 
     Args:
         summary: the report's summary.
-        rows: one row per finished cell.
+        rows: one row per finished run.
         baseline_of: returns, for a task, the row whose spread over seeds sets the smallest range
             of the axis.
         compared: whether published numbers have the same protocol.

@@ -1,4 +1,4 @@
-"""The result file of a finished cell: schema, reading, validation."""
+"""The result file of a finished run: schema, reading, validation."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class _Evaluation(BaseModel):
     checkpoint: str
 
 
-class CellResult(BaseModel):
-    """A finished cell.
+class RunResult(BaseModel):
+    """A finished run.
 
     Args:
-        name: name of the cell and of the file.
+        name: name of the run and of the file.
         task, row, seed: identity of the run; other tables may use another name for the row.
         values: metrics in the printed unit.
         sources: SHA-256 of the source files of the data, including those of its starts.
@@ -72,7 +72,7 @@ class CellResult(BaseModel):
     backends: dict[str, str] | None
 
     @model_validator(mode="after")
-    def _selected_within(self) -> CellResult:
+    def _selected_within(self) -> RunResult:
         if self.selected_step > self.max_steps:
             raise ValueError(
                 f"selected_step: expected at most max_steps {self.max_steps}, received "
@@ -81,9 +81,9 @@ class CellResult(BaseModel):
         return self
 
 
-def result_store(path: Path) -> RowStore[CellResult]:
-    """Open the result file of a cell; its last row is the current result."""
-    return RowStore(path, CellResult, ("name",), is_final=lambda result: False)
+def result_store(path: Path) -> RowStore[RunResult]:
+    """Open the result file of a run; its last row is the current result."""
+    return RowStore(path, RunResult, ("name",), is_final=lambda result: False)
 
 
 def checked(content: Any) -> dict[str, Any]:
@@ -93,9 +93,9 @@ def checked(content: Any) -> dict[str, Any]:
         ConfigError: a field is missing or invalid; the message names it.
     """
     try:
-        return CellResult.model_validate(content).model_dump()
+        return RunResult.model_validate(content).model_dump()
     except ValidationError as error:
-        raise ConfigError(describe(error, CellResult.model_fields)) from None
+        raise ConfigError(describe(error, RunResult.model_fields)) from None
 
 
 def read_result(
@@ -107,11 +107,11 @@ def read_result(
 
     Args:
         path: the file.
-        expected: fields that identify the cell.
+        expected: fields that identify the run.
         metrics: required metrics.
 
     Raises:
-        ConfigError: the file belongs to another cell, or a field is missing or invalid.
+        ConfigError: the file belongs to another run, or a field is missing or invalid.
     """
     results = result_store(path).rows
     if not results:

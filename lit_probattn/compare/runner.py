@@ -1,4 +1,4 @@
-"""Cells as jobs: `fit`, evaluations of the checkpoint, and the result."""
+"""Runs as jobs: `fit`, evaluations of the checkpoint, and the result."""
 
 from __future__ import annotations
 
@@ -12,68 +12,68 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.errors import ChildError
-from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.flags import portable
 from lit_probattn.compare.results import checked
+from lit_probattn.compare.runs import Run
 from lit_probattn.experiments.runner import Command, Job, Outcome, Runner, Work
 from lit_probattn.training.checkpoints import newest_good_checkpoint, step_of
 from lit_probattn.training.logs import FILE_NAME as METRICS
 from lit_probattn.training.run_record import read_starts
 
-# Adds counts of model and data to the result of a finished cell.
-Facts = Callable[[Cell], Mapping[str, Any]]
+# Adds counts of model and data to the result of a finished run.
+Facts = Callable[[Run], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class CellJob(Job):
-    """The job that trains and evaluates a cell.
+class RunJob(Job):
+    """The job that trains and evaluates a run.
 
     Args:
-        cell: the cell.
+        run: the run.
         facts: adds counts of model and data to its result.
     """
 
-    cell: Cell
+    run: Run
     facts: Facts
 
     @property
     def name(self) -> str:
-        """Name of the cell."""
-        return self.cell.name
+        """Name of the run."""
+        return self.run.name
 
     @property
     def label(self) -> str:
         """Task, row and seed."""
-        return self.cell.label
+        return self.run.label
 
     @property
     def folder(self) -> Path:
         """Folder of locks and logs."""
-        return self.cell.folder
+        return self.run.folder
 
     @cached_property
     def after(self) -> Sequence[Job]:  # type: ignore[override]
-        """The start of the cell."""
-        return [CellJob(self.cell.start, self.facts)] if self.cell.start else []
+        """The start of the run."""
+        return [RunJob(self.run.start, self.facts)] if self.run.start else []
 
     @property
     def kind(self) -> tuple[str, str]:  # type: ignore[override]
         """Task and row, since all seeds take equally long."""
-        return self.cell.task.name, self.cell.row.name
+        return self.run.task.name, self.run.row.name
 
     @property
     def size(self) -> int:  # type: ignore[override]
         """Number of optimiser steps."""
-        return self.cell.max_steps
+        return self.run.max_steps
 
     def is_done(self) -> bool:
-        """Whether the cell has a result of the current data."""
-        return self.cell.result() is not None
+        """Whether the run has a result of the current data."""
+        return self.run.result() is not None
 
     def begins(self) -> tuple[str, int]:
         """Return the step from which it resumes, with the data files that changed since."""
-        step = resumed_step(self.cell)
-        changed = self.cell.changed_sources()
+        step = resumed_step(self.run)
+        changed = self.run.changed_sources()
         origin = "starts" if step is None else f"resumes from step {step} of {self.size}"
         if changed:
             origin += f" (data changed since its result: {', '.join(changed)})"
@@ -81,11 +81,11 @@ class CellJob(Job):
 
     def position(self) -> int:
         """Return the last logged step."""
-        return logged_step(self.cell)
+        return logged_step(self.run)
 
     def seconds(self) -> float | None:
         """Return the training time if it was started only once."""
-        result = self.cell.result()
+        result = self.run.result()
         if result is None or result["num_starts"] != 1:
             return None
         found: float | None = result["fit_seconds_of_last_start"]
@@ -93,14 +93,14 @@ class CellJob(Job):
 
     def work(self) -> Work:
         """Train, evaluate and store the result."""
-        result = yield from cell_work(self.cell, self.facts)
-        self.cell.keep(result)
+        result = yield from run_work(self.run, self.facts)
+        self.run.keep(result)
         numbers = ", ".join(f"{k} {v:.2f}" for k, v in result["values"].items())
         return f"{numbers}; {minutes_of(result)} minutes"
 
 
-def run_cells(
-    cells: Sequence[Cell],
+def run_all(
+    runs: Sequence[Run],
     facts: Facts,
     num_slots: int = 1,
     devices: Sequence[str] = (),
@@ -108,46 +108,46 @@ def run_cells(
     say: Callable[[str], None] = lambda line: print(line, flush=True),
     after: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Run the unfinished cells.
+    """Train and evaluate the unfinished runs.
 
     Args:
-        cells: the cells, in order.
+        runs: the runs, in order.
         facts: adds counts of model and data to a result.
         num_slots, devices, attempts, say, after: see `Runner`.
 
     Returns:
-        The outcome with cells as finished jobs.
+        The outcome with runs as finished jobs.
     """
     runner = Runner(num_slots, devices, attempts, say, "runs")
-    outcome = runner.run([CellJob(cell, facts) for cell in cells], after)
-    outcome.finished = [job.cell for job in outcome.finished]
+    outcome = runner.run([RunJob(run, facts) for run in runs], after)
+    outcome.finished = [job.run for job in outcome.finished]
     return outcome
 
 
-def cell_work(cell: Cell, facts: Facts) -> Generator[Command, int, dict[str, Any]]:
-    """Yield the commands of a cell one by one; return its result.
+def run_work(run: Run, facts: Facts) -> Generator[Command, int, dict[str, Any]]:
+    """Yield the commands of a run one by one; return its result.
 
     Raises:
         ChildError: the exit status of a command is not 0.
     """
     begin, seconds = time.perf_counter(), None
-    if resumed_step(cell) != cell.max_steps:  # otherwise it was killed after its last step
-        yield from _command(cell, cell.fit_arguments())
+    if resumed_step(run) != run.max_steps:  # otherwise it was killed after its last step
+        yield from _command(run, run.fit_arguments())
         seconds = time.perf_counter() - begin
-    version = cell.version()
+    version = run.version()
     if version is None:
-        raise ChildError(f"`fit` wrote no run folder in {cell.place.runs / cell.run_name}")
+        raise ChildError(f"`fit` wrote no run folder in {run.place.runs / run.run_name}")
     values: dict[str, float] = {}
     report: dict[str, Any] = {}
-    for command, settings, metrics in cell.evaluations():
-        yield from _command(cell, cell.evaluate_arguments(command, settings, version))
+    for command, settings, metrics in run.evaluations():
+        yield from _command(run, run.evaluate_arguments(command, settings, version))
         path = max(version.glob(f"{command}-*.json"), key=lambda p: p.stat().st_mtime)
         report = json.loads(path.read_text())
         values |= {m.name: m.value(report) for m in metrics}
-    counted = dict(facts(cell))
-    every = cell.task.metrics.values()
+    counted = dict(facts(run))
+    every = run.task.metrics.values()
     values |= {m.name: m.value(counted) for m in every if m.command == "count"}
-    return checked(cell_result(cell, version, values, report, seconds) | counted)
+    return checked(run_result(run, version, values, report, seconds) | counted)
 
 
 def minutes_of(result: Mapping[str, Any]) -> str:
@@ -158,61 +158,61 @@ def minutes_of(result: Mapping[str, Any]) -> str:
     return f"{'at least ' if result['num_starts'] > 1 else ''}{seconds / 60:.1f}"
 
 
-def _command(cell: Cell, arguments: list[str]) -> Generator[Command, int, None]:
-    status = yield Command(arguments, launch=cell.place.launch)
+def _command(run: Run, arguments: list[str]) -> Generator[Command, int, None]:
+    status = yield Command(arguments, launch=run.place.launch)
     if status:
-        raise ChildError(f"`{arguments[0]}` exited with status {status}; see {cell.log_path}")
+        raise ChildError(f"`{arguments[0]}` exited with status {status}; see {run.log_path}")
 
 
-def cell_result(
-    cell: Cell,
+def run_result(
+    run: Run,
     version: Path,
     values: Mapping[str, float],
     report: Mapping[str, Any],
     seconds: float | None,
 ) -> dict[str, Any]:
-    """Build the result of a finished cell from its run folder.
+    """Build the result of a finished run from its folder.
 
     Raises:
         ChildError: its data changed during training.
     """
     starts = read_starts(version)
     noted: dict[str, str] = next((s["sources"] for s in reversed(starts) if s.get("sources")), {})
-    known = cell.place.hashes.get(cell.data_key, {})
+    known = run.place.hashes.get(run.data_key, {})
     changed = sorted(k for k in noted.keys() & known.keys() if noted[k] != known[k])
     if changed:
         raise ChildError(f"data files changed during the run: {', '.join(changed)}; run it again")
     last = next((s for s in reversed(starts) if "backends" in s), starts[-1])
     return {
-        "name": cell.name,
-        "task": cell.task.name,
-        "row": cell.row.name,
-        "seed": cell.seed,
+        "name": run.name,
+        "task": run.task.name,
+        "row": run.row.name,
+        "seed": run.seed,
         "values": dict(values),
-        "sources": cell.sources or {},
+        "sources": run.sources or {},
         "selected_step": step_of(Path(report["checkpoint"])),
         "selected_on_test": bool(report.get("selected_on_test")),
-        "max_steps": cell.max_steps,
+        "max_steps": run.max_steps,
         "fit_seconds_of_last_start": seconds,
         "num_starts": len(starts),
         "report": dict(report),
         "run_folder": str(version),
-        "command": shlex.join(["python", "-m", "lit_probattn", *portable(cell.fit_arguments())]),
+        "command": shlex.join(["python", "-m", "lit_probattn", *portable(run.fit_arguments())]),
         **{key: last.get(key) for key in ("python", "packages", "git", "hardware", "backends")},
     }
 
 
-def resumed_step(cell: Cell) -> int | None:
-    """Return the step of the checkpoint from which a cell resumes, or None."""
-    version = cell.version()
+def resumed_step(run: Run) -> int | None:
+    """Return the step of the checkpoint from which a run resumes, or None."""
+    version = run.version()
     checkpoint = version and newest_good_checkpoint(version / "checkpoints", "step")
     return step_of(checkpoint) if checkpoint else None
 
 
-def logged_step(cell: Cell) -> int:
-    """Return the last step logged by a cell's run, or 0."""
+def logged_step(run: Run) -> int:
+    """Return the last step that a run logged, or 0."""
     try:
-        paths = (cell.place.runs / cell.run_name).glob(f"*/{METRICS}")
+        paths = (run.place.runs / run.run_name).glob(f"*/{METRICS}")
         with max(paths, key=lambda p: p.stat().st_mtime).open("rb") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - 4096))

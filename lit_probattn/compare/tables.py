@@ -27,7 +27,7 @@ class Metric:
 
     Args:
         command: `test` or `validate`, whose report contains `key`; `count` for counts of the model;
-            `study` for results of a study of the trained cell.
+            `study` for results of a study of the trained run.
         key: name in the command's report, or `parameters` or `macs`.
         scale: factor from the report to the printed unit.
         flags: settings of the command.
@@ -60,7 +60,7 @@ class TaskEntry:
     Args:
         config: task file.
         metrics: metrics by name; the first one is drawn.
-        settings: settings of all its cells, overriding the task file.
+        settings: settings of all its runs, overriding the task file.
         published: settings of the published runs that differ from the task file.
         not_in_config: properties of the published runs that no setting reproduces.
         length: factor of --max_seq_len by setting.
@@ -69,7 +69,7 @@ class TaskEntry:
         as_released: settings used with attention as in the released code.
         checkpoint: the evaluated checkpoint: `best`, `last`, or `average-10`, the mean of the ten
             newest.
-        files: SHA-256 of the data files, if they are part of the cell's identity.
+        files: SHA-256 of the data files, if they are part of the run's identity.
         starts_from: name of a task; runs start from its trained model of the same row.
         start: entry of that task.
         shortened_alone: whether it starts from random weights with --shortened.
@@ -186,7 +186,7 @@ class Table:
         return max((digits_of(f"{v:.12g}") for v in printed if v is not None), default=0)
 
     def pairs(self) -> list[tuple[TaskEntry, Row]]:
-        """Task and row of each cell of the table; a row without published values has all tasks."""
+        """Pairs of task and row of the table; a row without published values has all tasks."""
         return [
             (task, row)
             for task in self.tasks.values()
@@ -195,7 +195,7 @@ class Table:
         ]
 
     def select(self, only: Sequence[str]) -> list[tuple[TaskEntry, Row]]:
-        """Return the selected cells.
+        """Return the selected pairs of task and row.
 
         Args:
             only: names or patterns (`mgk_*`) of tasks and rows; without tasks or rows all of them.
@@ -219,7 +219,7 @@ class Table:
         ]
 
     def present(self, only: Sequence[str] = ()) -> list[tuple[TaskEntry, Row]]:
-        """Return the cells of `select` whose task and attention files exist."""
+        """Return the pairs of `select` whose task and attention files exist."""
         return [
             (task, row)
             for task, row in self.select(only)
@@ -228,7 +228,7 @@ class Table:
 
     @property
     def num_runs(self) -> int:
-        """Runs of all cells over the table's seeds, each with those it starts from."""
+        """Number of runs over all seeds of the table, including the runs that others start from."""
         found = {(part.name, row.name) for task, row in self.present() for part in task.chain()}
         return len(found) * len(set(self.seeds))
 

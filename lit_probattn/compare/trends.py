@@ -123,7 +123,7 @@ def agreements(table: Table, rows: pd.DataFrame) -> list[Agreement]:
     """Return the trends of all printed scores of a table that have been measured.
 
     Args:
-        rows: `task`, `row`, `seed` and `value NAME` of all finished cells.
+        rows: `task`, `row`, `seed` and `value NAME` of all finished runs.
     """
     found = []
     for trend in table.trends:

@@ -67,11 +67,11 @@ class Sample:
     seeds: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, cells: pd.DataFrame, column: str) -> Sample | None:
-        """Return a column of cells that differ only in their seeds; None if there are no cells."""
-        if not len(cells):
+    def of(cls, runs: pd.DataFrame, column: str) -> Sample | None:
+        """Return a column of runs that differ only in their seeds; None if there are no runs."""
+        if not len(runs):
             return None
-        one = cells.drop_duplicates("seed").sort_values("seed")
+        one = runs.drop_duplicates("seed").sort_values("seed")
         return cls(tuple(one[column]), tuple(one["seed"]))
 
     @property

@@ -14,7 +14,7 @@ from lit_probattn.reproduce.analyses.models import models_of
 from lit_probattn.reproduce.figures.registry import entry_of
 
 if TYPE_CHECKING:
-    from lit_probattn.compare.cells import Cell
+    from lit_probattn.compare.runs import Run
 
 DRAWING = "a drawing without data: nothing to train or measure"
 
@@ -39,21 +39,21 @@ def list_lines(place: Place, folder: Path = FOLDER) -> list[str]:
     return lines
 
 
-def finished(table: Table, place: Place) -> list[Cell]:
-    """Return the cells of a table that have a result.
+def finished(table: Table, place: Place) -> list[Run]:
+    """Return the runs of a table that have a result.
 
-    Composing cells takes seconds, so it is done for those tasks that have any result.
+    Composing runs takes seconds, so it is done for those tasks that have any result.
     """
     kept = [path.name for path in (place.runs / "reproduce" / "results").glob("*.jsonl")]
     tasks = {part.name for task in table.tasks.values() for part in task.chain()}
     begun = {task for task in tasks if any(name.startswith(f"{task}-") for name in kept)}
     if not begun:
         return []
-    from lit_probattn.compare.command import make_cells
+    from lit_probattn.compare.command import make_runs
     from lit_probattn.compare.protocol import Options
 
-    cells = make_cells(table, [], table.seeds, Options(), place)
-    return [cell for cell in cells if cell.task.name in begun and cell.result() is not None]
+    runs = make_runs(table, [], table.seeds, Options(), place)
+    return [run for run in runs if run.task.name in begun and run.result() is not None]
 
 
 def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> str:
@@ -95,5 +95,5 @@ def _studied(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> 
         from lit_probattn.reproduce.analyses.table import Analysis
 
         study = Analysis.read(name, part, folder).study
-        studied = sum(study.is_done(cell) for cell in done)
+        studied = sum(study.is_done(run) for run in done)
     return f"{len(done)} of {table.num_runs} runs finished, {studied} studied ({part['study']})"

@@ -1,4 +1,4 @@
-"""Make a table or figure: run its cells, studies or sweep, and write its report."""
+"""Make a table or figure: train its runs, make its studies or sweep, and write its report."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from lit_probattn.reproduce.analyses.approximation import ApproximationTable
 from lit_probattn.reproduce.analyses.report import AnalysisReport
 from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.commands import DRAWING, missing_parts
-from lit_probattn.reproduce.figures.cells import CellFigure
 from lit_probattn.reproduce.figures.registry import entry_of, figure_class
+from lit_probattn.reproduce.figures.runs import RunFigure
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
 from lit_probattn.reproduce.sweep_table import table_of
 
@@ -60,14 +60,14 @@ def make(options: argparse.Namespace, arguments: Sequence[str], part: Part, give
 
 def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Part, given: Given) -> int:
     figure, place = figure_class(options.table, part), place_of(options)
-    if figure.has_reduced_cells:
+    if figure.has_reduced_runs:
         every = set(vars(options)) - {"as_published", "as_released", "max_seq_len"}
         _refuse(options, given, *every)
-    protocol = None if figure.has_reduced_cells else _protocol(options)
+    protocol = None if figure.has_reduced_runs else _protocol(options)
     read = entry_of(options.table, part).table
     table = read(options.table, part, options.tables, place, options.shortened)
-    more = {"is_short": options.shortened} if issubclass(figure, CellFigure) else {}
-    made = figure.for_part(part, options.shortened and figure.has_reduced_cells, **more)
+    more = {"is_short": options.shortened} if issubclass(figure, RunFigure) else {}
+    made = figure.for_part(part, options.shortened and figure.has_reduced_runs, **more)
     return run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
 
 

@@ -1,12 +1,12 @@
-"""Studies of the cells of a table or figure: each runs once and is stored below the runs.
+"""Studies of the runs of a table or figure: each runs once and is stored below the runs.
 
-A `CellStudy` is a study of `lit_probattn.analysis` with its flags. It is used with three calls:
+A `RunStudy` is a study of `lit_probattn.analysis` with its flags. It is used with three calls:
 
-    spectrum = CellStudy("spectrum", {"full": True})
-    failed = run_studies(spectrum.jobs(cells), 2, ())      # cells with a checkpoint, unless done
-    table = spectrum.table(cell, "spectrum_layers.csv")    # or Value(...).of(spectrum, cell)
+    spectrum = RunStudy("spectrum", {"full": True})
+    failed = run_studies(spectrum.jobs(runs), 2, ())      # runs with a checkpoint, unless done
+    table = spectrum.table(run, "spectrum_layers.csv")    # or Value(...).of(spectrum, run)
 
-Results are in RUNS/reproduce/studies, one folder per cell, study and flags. A study is done when
+Results are in RUNS/reproduce/studies, one folder per run, study and flags. A study is done when
 its text exists, which is written last; an interrupted one is restarted, and resumes if it stores
 rows (`rank`, `query_likelihood`).
 """
@@ -26,7 +26,7 @@ from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.base.errors import ChildError, ConfigError, nearest
 from lit_probattn.base.files import digest
-from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.runs import Run
 from lit_probattn.experiments.runner import Command, Job, Runner, Work
 
 MODULE = "lit_probattn.analysis"
@@ -34,8 +34,8 @@ _DEVICES = {"gpu": "cuda", None: "auto"}
 
 
 @dataclass(frozen=True)
-class CellStudy:
-    """A study with its flags, for any cell.
+class RunStudy:
+    """A study with its flags, for any run.
 
     Args:
         name: name of the study on the command line.
@@ -59,31 +59,31 @@ class CellStudy:
 
     # ---- folders -----------------------------------------------------------------------------
 
-    def folder(self, cell: Cell) -> Path:
-        """Return the folder of a cell's results.
+    def folder(self, run: Run) -> Path:
+        """Return the folder of a run's results.
 
-        Its name depends on the flags and on the evaluated checkpoint, so a retrained cell is
+        Its name depends on the flags and on the evaluated checkpoint, so a retrained run is
         studied again.
         """
-        seen = (cell.result() or {}).get("report")
+        seen = (run.result() or {}).get("report")
         text = json.dumps([dict(self.flags), seen], sort_keys=True)
-        return cell.folder / "studies" / cell.name / f"{self.name}-{digest(text, 8)}"
+        return run.folder / "studies" / run.name / f"{self.name}-{digest(text, 8)}"
 
-    def is_done(self, cell: Cell) -> bool:
-        """Return whether the cell is trained and its study finished."""
-        return cell.result() is not None and (self.folder(cell) / f"{self.name}.md").is_file()
+    def is_done(self, run: Run) -> bool:
+        """Return whether the run is trained and its study finished."""
+        return run.result() is not None and (self.folder(run) / f"{self.name}.md").is_file()
 
-    def arguments(self, cell: Cell) -> list[str]:
-        """Return the arguments of the command; for an untrained cell with the expected checkpoint.
+    def arguments(self, run: Run) -> list[str]:
+        """Return the arguments of the command; for an untrained run with the expected checkpoint.
 
-        Otherwise the checkpoint is that of the cell's evaluation.
+        Otherwise the checkpoint is that of the run's evaluation.
         """
-        result, place = cell.result(), cell.place
-        checkpoint = place.runs / cell.run_name / "0"
+        result, place = run.result(), run.place
+        checkpoint = place.runs / run.run_name / "0"
         if result is not None:
-            run, report = Path(result["run_folder"]), result["report"]
-            checkpoint = run / "checkpoints" / Path(report["checkpoint"]).name
-        words = [self.name, "--checkpoint", str(checkpoint), "--out", str(self.folder(cell))]
+            name = Path(result["report"]["checkpoint"]).name
+            checkpoint = Path(result["run_folder"]) / "checkpoints" / name
+        words = [self.name, "--checkpoint", str(checkpoint), "--out", str(self.folder(run))]
         words += ["--device", _DEVICES.get(place.accelerator, str(place.accelerator))]
         words += self.words
         folders = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
@@ -99,81 +99,81 @@ class CellStudy:
             words += [f"--{flag}", *(() if value is True else map(str, values))]
         return words
 
-    def command(self, cell: Cell) -> str:
+    def command(self, run: Run) -> str:
         """Return the command as typed in a shell."""
-        return f"python -m {MODULE} {shown_command(self.arguments(cell))}"
+        return f"python -m {MODULE} {shown_command(self.arguments(run))}"
 
     # ---- running -----------------------------------------------------------------------------
 
-    def jobs(self, cells: Sequence[Cell]) -> list[StudyJob]:
-        """Return the missing studies of the trained cells; equal cells are studied once."""
-        trained = {cell.name: cell for cell in cells if cell.result() is not None}
-        return [StudyJob(cell, self) for cell in trained.values() if not self.is_done(cell)]
+    def jobs(self, runs: Sequence[Run]) -> list[StudyJob]:
+        """Return the missing studies of the trained runs; equal runs are studied once."""
+        trained = {run.name: run for run in runs if run.result() is not None}
+        return [StudyJob(run, self) for run in trained.values() if not self.is_done(run)]
 
     # ---- reading -----------------------------------------------------------------------------
 
-    def table(self, cell: Cell, file: str) -> pd.DataFrame:
+    def table(self, run: Run, file: str) -> pd.DataFrame:
         """Return a table of a finished study.
 
         Args:
-            cell: the cell.
+            run: the run.
             file: name of the table, such as `spectrum_layers.csv`.
 
         Raises:
             ConfigError: the study has no such table.
         """
-        path = self.folder(cell) / file
+        path = self.folder(run) / file
         if not path.is_file():
             there = sorted(found.name for found in path.parent.glob("*.csv"))
             raise ConfigError(f"study {self.name}: unknown table {file}; has {', '.join(there)}")
         return pd.read_csv(path)
 
-    def figures(self, cell: Cell) -> list[Path]:
+    def figures(self, run: Run) -> list[Path]:
         """Return the figures of a finished study."""
-        return sorted(self.folder(cell).glob("*.png"))
+        return sorted(self.folder(run).glob("*.png"))
 
 
 @dataclass(frozen=True)
 class StudyJob(Job):
-    """The job that runs a study of a trained cell; the study resumes from its stored rows.
+    """The job that runs a study of a trained run; the study resumes from its stored rows.
 
     Args:
-        cell: the cell.
+        run: the run.
         study: the study.
     """
 
-    cell: Cell
-    study: CellStudy
+    run: Run
+    study: RunStudy
 
     @property
     def name(self) -> str:
-        """Name of the cell, of the study and of its flags."""
-        return f"{self.cell.name}-{self.study.folder(self.cell).name}"
+        """Name of the run, of the study and of its flags."""
+        return f"{self.run.name}-{self.study.folder(self.run).name}"
 
     @property
     def label(self) -> str:
-        """Label of the cell, and the study."""
-        return f"{self.cell.label}, {self.study.name}"
+        """Label of the run, and the study."""
+        return f"{self.run.label}, {self.study.name}"
 
     @property
     def folder(self) -> Path:
         """Folder of locks and logs."""
-        return self.cell.folder
+        return self.run.folder
 
     @property
     def kind(self) -> tuple[str, ...]:  # type: ignore[override]
         """Study, task and row, since all seeds take equally long."""
-        return self.study.name, self.cell.task.name, self.cell.row.name
+        return self.study.name, self.run.task.name, self.run.row.name
 
     def is_done(self) -> bool:
         """Whether the study's text file exists; it is written last."""
-        return self.study.is_done(self.cell)
+        return self.study.is_done(self.run)
 
     def work(self) -> Work:
         """Run the study; user errors are not retried."""
-        words = self.study.arguments(self.cell)
+        words = self.study.arguments(self.run)
         yield from study_step(self.study.name, words, self.log_path)
-        return f"done: {self.study.folder(self.cell)}"
+        return f"done: {self.study.folder(self.run)}"
 
 
 def study_step(name: str, arguments: Sequence[str], log: Path) -> Generator[Command, int, None]:
@@ -231,13 +231,13 @@ class Value:
         chosen = ", ".join(f"{k} {word}{v}" for word, part in parts for k, v in part.items())
         return f"{self.file}, column {self.column}" + (f" where {chosen}" if chosen else "")
 
-    def of(self, study: CellStudy, cell: Cell) -> float:
-        """Return the number of a studied cell.
+    def of(self, study: RunStudy, run: Run) -> float:
+        """Return the number of a studied run.
 
         Raises:
             ConfigError: the column or the rows are missing, or there are several rows for `only`.
         """
-        table = study.table(cell, self.file)
+        table = study.table(run, self.file)
         for column in (self.column, *self.where, *self.at_least, *self.at_most):
             if column not in table:
                 hint = nearest(column, table.columns)

@@ -23,10 +23,10 @@ from datamodules.series.uea import UEA
 from lit_probattn.base.arguments import Parser
 from lit_probattn.base.config_files import file_named, named_files, run_stem
 from lit_probattn.base.errors import ConfigError, DataError, MissingDataError, nearest, reports
-from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.command import run
 from lit_probattn.compare.flags import Place, add_flags, place_of
 from lit_probattn.compare.report import Report
+from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.configs import attention_entry, read_yaml
 
@@ -212,16 +212,16 @@ def _row(content: Mapping[str, Any], name: str, tasks: Mapping[str, TaskEntry]) 
 class UEAReport(Report):
     """Report with the selection of checkpoints and the origin of the files."""
 
-    def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+    def columns(self, run: Run, result: dict[str, Any]) -> dict[str, Any]:
         """Return protocol and hashes of the archive."""
-        settings = cell.task.settings
+        settings = run.task.settings
         told = result.get("report", {})
         return {
             **{key: settings[f"data.init_args.{key}"] for key in ("source", "select_on")},
             "batch_size": settings["data.init_args.batch_size"],
             "test_loss": told.get("test/loss"),
             "archive_version": told.get("archive_version"),
-            **{f"sha256 {name}": sha for name, sha in sorted(cell.task.files.items())},
+            **{f"sha256 {name}": sha for name, sha in sorted(run.task.files.items())},
         }
 
     def shown(self, entry: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ REMOVALS = {
             **own_lines("polynomial"),
             "tests/house/options.txt": r"^options Polynomial",
             "docs/reproduce.md": r"^\| Value-aware \| polynomial kernel \|",
-            "configs/reproduce/cell_figures.bundle.yaml": r"\{rows: \[polynomial_8\],",
+            "configs/reproduce/run_figures.bundle.yaml": r"\{rows: \[polynomial_8\],",
             "configs/reproduce/published.csv": r",polynomial kernel of degree 2,",
             "configs/reproduce/value_aware_table2.yaml": r"\{rows: \[polynomial_8\],",
         },

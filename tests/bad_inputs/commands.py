@@ -9,13 +9,13 @@ from pathlib import Path
 import yaml
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import kinds, read_table
 from lit_probattn.configs import read_yaml
 from lit_probattn.reproduce.__main__ import main as reproduce
-from lit_probattn.reproduce.figures.cells import CellFigure
+from lit_probattn.reproduce.figures.runs import RunFigure
 from lit_probattn.reproduce.figures.tables import rows_of_tables
 from profiling.cli import main as profiling_main
 from tests.bad_inputs.cases import Case, command_error, data_command, fit
@@ -102,14 +102,14 @@ def _claim(claim: str) -> Callable[[Path], str]:
             "{title: Tiny, kind: figure, runs: {tiny: [listops]}, panels: [],\n"
             f"  says: {{one: {{says: It is so., holds: [{{{claim}}}]}}}}}}\n"
         )
-        (cell,) = make_cells(
+        (run,) = make_runs(
             read_table("tiny", tables), ["listops", "mgk_1"], [3], Options(), Place(folder)
         )
-        finished(cell, run_folder=str(folder))
+        finished(run, run_folder=str(folder))
         table = kinds(tables)["tiny_figure"]
         made = rows_of_tables("tiny_figure", table, tables, Place(folder), False)
         try:
-            _ = CellFigure(made, [cell], "", part=table).findings
+            _ = RunFigure(made, [run], "", part=table).findings
         except ConfigError as error:
             return f"error: {error}"
         raise AssertionError("nothing is refused")
@@ -293,6 +293,6 @@ def _analysis_cases() -> Iterator[Case]:
         "a computed number in an unknown way": {"computed": [{**computed, "by": "guess"}]},
         "a computed number that is not printed": {"computed": [saved]},
         "a computed number of nothing": {"computed": [{"by": "percent_saved"}]},
-        "no finished cell to report": {"notes": []},
+        "no finished run to report": {"notes": []},
     }.items():
         yield Case(area, given, _analysis(**change))

@@ -113,7 +113,7 @@ class Door:
     Args:
         words: module and arguments, for a folder.
         stop: the signal that interrupts it.
-        trains: whether its points are cells.
+        trains: whether its points are runs.
     """
 
     words: Callable[[Path], list[str]]
@@ -177,7 +177,7 @@ def go(name: str, folder: Path) -> dict[str, object]:
     process.send_signal(door.stop)
     status = process.wait()
     found: dict[str, object] = {"door": name, "stopped by": door.stop.name, "status": status}
-    return found | (_resume_cells if door.trains else _resume_sweep)(words, folder, log)
+    return found | (_resume_runs if door.trains else _resume_sweep)(words, folder, log)
 
 
 def _run(words: Sequence[str], log: Path) -> str:
@@ -187,7 +187,7 @@ def _run(words: Sequence[str], log: Path) -> str:
     return log.read_bytes()[before:].decode()
 
 
-def _resume_cells(words: Sequence[str], folder: Path, log: Path) -> dict[str, object]:
+def _resume_runs(words: Sequence[str], folder: Path, log: Path) -> dict[str, object]:
     print(f"stopped at step {_steps(folder)}; both shards by submitit's local executor", flush=True)
     done = folder / "runs/reproduce/results"
     early = {path.name: path.read_bytes() for path in done.glob("*.jsonl")}

@@ -1,4 +1,4 @@
-"""Cells that begin with others: order, sharing, identity, failures, what they hand on."""
+"""Runs that begin with others: order, sharing, identity, failures, what they hand on."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import INIT_FROM, TOKENISER, Cell, share_of
-from lit_probattn.compare.command import Counted, make_cells, missing_by_task
+from lit_probattn.compare.command import Counted, make_runs, missing_by_task
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.model import counts
 from lit_probattn.compare.protocol import Options, refuse_unknown_tasks
 from lit_probattn.compare.report import Report
+from lit_probattn.compare.runs import INIT_FROM, TOKENISER, Run, share_of
 from lit_probattn.compare.tables import read_table, read_tasks
 from lit_probattn.reproduce.__main__ import main
 from tests.compare.test_report import keep
@@ -48,63 +48,63 @@ def _root(monkeypatch):
 
 
 def chained(folder, only=(), seeds=(3,), options=None, table=None, tasks=None):
-    """Cells of a table of chains that the stand-in program runs."""
+    """Runs of a table of chains that the stand-in program runs."""
     folder.mkdir(exist_ok=True)
     tables = write_tables(folder / "tables", table or CHAINED, tasks or CHAIN)
     found = read_table("tiny", tables)
     place = Place(runs=folder / "runs", data_dir=str(folder), launch=program(folder))
-    return found, make_cells(found, only, seeds, options or Options(), place)
+    return found, make_runs(found, only, seeds, options or Options(), place)
 
 
-def named(cells):
-    return [(cell.task.name, cell.row.name, cell.seed) for cell in cells]
+def named(runs):
+    return [(run.task.name, run.row.name, run.seed) for run in runs]
 
 
-def given(cell):
-    """Flags of a cell's `fit`."""
-    words = shlex.split(cell.log_path.read_text().splitlines()[0])[5:]
+def given(run):
+    """Flags of a run's `fit`."""
+    words = shlex.split(run.log_path.read_text().splitlines()[0])[5:]
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_starts_run_first_once_and_for_all(tmp_path, jobs):
-    _, cells = chained(tmp_path, ["tuned", "other", "softmax_2"], (3, 4))
+    _, runs = chained(tmp_path, ["tuned", "other", "softmax_2"], (3, 4))
     tasks = ("first", "second", "tuned", "other")
-    assert sorted(named(cells)) == sorted((t, "softmax_2", s) for s in (3, 4) for t in tasks)
+    assert sorted(named(runs)) == sorted((t, "softmax_2", s) for s in (3, 4) for t in tasks)
     lines = []
-    mine = share_of(cells, 0, 1)
+    mine = share_of(runs, 0, 1)
     outcome = runner(jobs, lines)(mine)
     assert (outcome.ran, outcome.skipped, outcome.failed) == (8, {}, {})
-    assert all(commands_run(cell) == ["fit", "test"] for cell in cells)
-    for cell in cells:
-        if cell.start is None:
-            assert "--run.init_from" not in given(cell)
+    assert all(commands_run(run) == ["fit", "test"] for run in runs)
+    for run in runs:
+        if run.start is None:
+            assert "--run.init_from" not in given(run)
             continue
-        assert given(cell)["--run.init_from"] == f"{cell.start.version()}/best"
-        done = next(i for i, line in enumerate(lines) if f"{cell.start.label}: test" in line)
-        begun = next(i for i, line in enumerate(lines) if f"{cell.label}: starts" in line)
+        assert given(run)["--run.init_from"] == f"{run.start.version()}/best"
+        done = next(i for i, line in enumerate(lines) if f"{run.start.label}: test" in line)
+        begun = next(i for i, line in enumerate(lines) if f"{run.label}: starts" in line)
         assert done < begun
-    assert {cell.start.name for cell in cells if cell.task.name in ("tuned", "other")} == {
-        cell.name for cell in cells if cell.task.name == "second"
+    assert {run.start.name for run in runs if run.task.name in ("tuned", "other")} == {
+        run.name for run in runs if run.task.name == "second"
     }
 
 
 def test_what_is_only_asked_for_has_its_starts(tmp_path):
-    _, cells = chained(tmp_path, ["second", "mgk_1"])
-    assert named(cells) == [("first", "mgk_1", 3), ("second", "mgk_1", 3)]
-    _, cells = chained(tmp_path, ["tuned", "mgk_1"], options=Options(shortened=True))
-    assert named(cells) == [("second", "mgk_1", 3), ("tuned", "mgk_1", 3)]  # begins from nothing
+    _, runs = chained(tmp_path, ["second", "mgk_1"])
+    assert named(runs) == [("first", "mgk_1", 3), ("second", "mgk_1", 3)]
+    _, runs = chained(tmp_path, ["tuned", "mgk_1"], options=Options(shortened=True))
+    assert named(runs) == [("second", "mgk_1", 3), ("tuned", "mgk_1", 3)]  # begins from nothing
     weights = Options(settings={"tuned:run.init_from": "theirs.ckpt"})
-    _, cells = chained(tmp_path, ["tuned", "mgk_1"], options=weights)
-    assert named(cells) == [("tuned", "mgk_1", 3)]
-    assert "theirs.ckpt" in cells[0].fit_arguments()
+    _, runs = chained(tmp_path, ["tuned", "mgk_1"], options=weights)
+    assert named(runs) == [("tuned", "mgk_1", 3)]
+    assert "theirs.ckpt" in runs[0].fit_arguments()
 
 
-def test_another_start_makes_another_cell(tmp_path):
+def test_another_start_makes_another_run(tmp_path):
     def digests(setting=None, seed=3):
         options = Options(settings={} if setting is None else {setting: 0.25})
-        _, cells = chained(tmp_path, ["softmax_2"], (seed,), options)
-        return {cell.task.name: cell.digest for cell in cells}
+        _, runs = chained(tmp_path, ["softmax_2"], (seed,), options)
+        return {run.task.name: run.digest for run in runs}
 
     plain = digests()
     changed = {
@@ -116,15 +116,15 @@ def test_another_start_makes_another_cell(tmp_path):
     assert changed["tuned:run.monitor"] == {"tuned"}
     assert not set(plain.values()) & set(digests(seed=4).values())
     alone = {**CHAIN, "tuned": LISTOPS}
-    _, cells = chained(tmp_path, ["tuned", "softmax_2"], tasks=alone)
-    assert cells[0].digest != plain["tuned"]
+    _, runs = chained(tmp_path, ["tuned", "softmax_2"], tasks=alone)
+    assert runs[0].digest != plain["tuned"]
 
 
 def test_settings_are_those_of_the_tasks_that_a_pattern_names(tmp_path):
     key = "model.init_args.lr"
     options = Options(settings={key: 0.5, f"s*:{key}": 0.25, f"other:{key}": 0.125})
-    _, cells = chained(tmp_path, ["softmax_2"], options=options)
-    rates = {cell.task.name: cell.config["model"]["init_args"]["lr"] for cell in cells}
+    _, runs = chained(tmp_path, ["softmax_2"], options=options)
+    rates = {run.task.name: run.config["model"]["init_args"]["lr"] for run in runs}
     assert rates == {"first": 0.5, "second": 0.25, "tuned": 0.5, "other": 0.125}
     with pytest.raises(
         ConfigError, match=r"unknown task 'tunde'; did you mean 'tuned'\?; tasks: a, tun"
@@ -133,30 +133,30 @@ def test_settings_are_those_of_the_tasks_that_a_pattern_names(tmp_path):
 
 
 def test_a_killed_chain_goes_on_where_it_was(tmp_path):
-    _, cells = chained(tmp_path, ["softmax_2"])
-    first, second, *_ = cells
+    _, runs = chained(tmp_path, ["softmax_2"])
+    first, second, *_ = runs
     (tmp_path / "KILL").write_text(f"{second.name} 9")
 
     def work():
-        runner()(cells)
+        runner()(runs)
         return 0
 
     assert in_child(work) == -signal.SIGKILL
-    assert [cell.result() is not None for cell in cells] == [True, False, False, False]
+    assert [run.result() is not None for run in runs] == [True, False, False, False]
     lines = []
-    assert runner(1, lines)(cells).ran == 3
+    assert runner(1, lines)(runs).ran == 3
     assert "already finished" in lines[0]
     assert "resumes from step 9 of 16" in lines[1]
     assert commands_run(first) == ["fit", "test"]
     assert commands_run(second) == ["fit", "fit", "test"]
-    assert commands_run(cells[2]) == ["fit", "test"]
+    assert commands_run(runs[2]) == ["fit", "test"]
 
 
 def test_what_begins_with_a_failure_is_skipped_in_a_line(tmp_path):
-    _, cells = chained(tmp_path)
+    _, runs = chained(tmp_path)
     (tmp_path / "FAIL").write_text("second-mgk")
     lines = []
-    outcome = runner(1, lines)(cells)
+    outcome = runner(1, lines)(runs)
     failed = "second, MGK, 1 head, seed 3"
     assert list(outcome.failed) == [failed]
     reason = f"it depends on {failed}, which failed"
@@ -164,52 +164,50 @@ def test_what_begins_with_a_failure_is_skipped_in_a_line(tmp_path):
     assert sum(line.endswith(f"skipped: {reason}") for line in lines) == 2
     assert outcome.ran == 5  # `first` of both rows, and the other row
     (tmp_path / "FAIL").unlink()
-    again = runner()(cells)
+    again = runner()(runs)
     assert (again.ran, again.skipped) == (3, {})
 
 
 def test_a_start_that_fails_once_is_waited_for(tmp_path):
-    _, cells = chained(tmp_path, ["softmax_2"])
+    _, runs = chained(tmp_path, ["softmax_2"])
     (tmp_path / "FAIL_ONCE").touch()
-    outcome = runner(2)(cells)
+    outcome = runner(2)(runs)
     assert (outcome.ran, outcome.skipped, outcome.failed) == (4, {}, {})
 
 
 def test_shards_do_not_tear_chains(tmp_path):
-    _, cells = chained(tmp_path, seeds=(3, 4))
-    shares = [share_of(cells, index, 3) for index in range(3)]
-    assert sorted(cell.name for share in shares for cell in share) == sorted(
-        cell.name for cell in cells
-    )
+    _, runs = chained(tmp_path, seeds=(3, 4))
+    shares = [share_of(runs, index, 3) for index in range(3)]
+    assert sorted(run.name for share in shares for run in share) == sorted(run.name for run in runs)
     assert sorted(map(len, shares)) == [4, 4, 8]
     for share in shares:
-        for place, cell in enumerate(share):
-            assert cell.start is None or cell.start.name in [c.name for c in share[:place]]
+        for place, run in enumerate(share):
+            assert run.start is None or run.start.name in [c.name for c in share[:place]]
 
 
 def test_all_seeds_may_begin_with_one(tmp_path):
-    _, cells = chained(tmp_path, ["softmax_2"], (3, 4, 5), Options(start_seed=4))
-    assert sorted(named(cells)) == sorted(
+    _, runs = chained(tmp_path, ["softmax_2"], (3, 4, 5), Options(start_seed=4))
+    assert sorted(named(runs)) == sorted(
         [("first", "softmax_2", 4), ("second", "softmax_2", 4)]
         + [(task, "softmax_2", seed) for task in ("tuned", "other") for seed in (3, 4, 5)]
     )
-    assert len({cell.name for cell in cells}) == len(cells)
+    assert len({run.name for run in runs}) == len(runs)
     table, own = chained(tmp_path, ["softmax_2"], (4,))
-    pairs = zip(own, [cell for cell in cells if cell.seed == 4], strict=True)
+    pairs = zip(own, [run for run in runs if run.seed == 4], strict=True)
     assert all(one.name == other.name for one, other in pairs)  # the seed's own are the same runs
-    for cell in cells:
-        keep(cell, 30.0)
-    made = Report(table, cells, "command")
+    for run in runs:
+        keep(run, 30.0)
+    made = Report(table, runs, "command")
     made.write(tmp_path / "out")
     written = (tmp_path / "out/report.md").read_text()
     assert "with seed 4, so the spread excludes the training on the first task" in written
 
 
 def test_the_report_has_the_starts_too(tmp_path):
-    table, cells = chained(tmp_path)
-    for cell in cells:
-        keep(cell, 30.0)
-    text = Report(table, cells, "command").write(tmp_path / "out")
+    table, runs = chained(tmp_path)
+    for run in runs:
+        keep(run, 30.0)
+    text = Report(table, runs, "command").write(tmp_path / "out")
     written = (tmp_path / "out/report.md").read_text()
     tasks = [line.split(" | ")[0][2:] for line in text.splitlines()[2:]]
     assert list(dict.fromkeys(tasks)) == ["first", "second", "tuned", "other"]
@@ -292,35 +290,35 @@ def bert(tmp_path):
     }
     options = Options(shortened=True, settings=settings)
     place = Place(runs=tmp_path / "runs", cache_dir=str(tmp_path / "cache"))
-    return make_cells(read_table("low_rank_table2b"), ["squad", "size_32"], [0], options, place)
+    return make_runs(read_table("low_rank_table2b"), ["squad", "size_32"], [0], options, place)
 
 
 def test_data_have_the_tokeniser_of_the_start(bert, tmp_path):
-    start, cell = bert
-    assert (start.task.name, cell.task.name) == ("bert_pretraining_long", "squad")
-    assert cell.links()[TOKENISER] == f"<tokeniser of {start.name}>"  # it is not made yet
+    start, run = bert
+    assert (start.task.name, run.task.name) == ("bert_pretraining_long", "squad")
+    assert run.links()[TOKENISER] == f"<tokeniser of {start.name}>"  # it is not made yet
     made = Counted()
-    assert made.prepare([cell]) == {}
-    data = cell.data()
+    assert made.prepare([run]) == {}
+    data = run.data()
     data.setup()
     assert data.tokeniser_digest == start.data().tokeniser_digest
-    folder = Path(cell.links()[TOKENISER])
+    folder = Path(run.links()[TOKENISER])
     assert folder.parent == tmp_path / "cache"
     assert start.run_name.startswith(f"{start.name}-data")
-    assert cell.links()[INIT_FROM] == tmp_path / "runs" / start.run_name / "0" / "best"
+    assert run.links()[INIT_FROM] == tmp_path / "runs" / start.run_name / "0" / "best"
     sizes = {part.task.name: counts(part)["parameters"] for part in bert}
     table = 64 * (start.data().vocab_size + 64 + 2 + 2)
     assert all(table < size < 30522 * 64 for size in sizes.values())
 
 
 def test_a_tokeniser_that_is_named_is_kept(bert, tmp_path):
-    start, cell = bert
+    start, run = bert
     start.data().prepare_data()
     folder = str(start.data().cache.folder)
-    settings = {**cell.options.settings, f"squad:{TOKENISER}": folder}
-    own = Cell(cell.task, cell.row, 0, replace(cell.options, settings=settings), cell.place)
+    settings = {**run.options.settings, f"squad:{TOKENISER}": folder}
+    own = Run(run.task, run.row, 0, replace(run.options, settings=settings), run.place)
     assert TOKENISER not in own.links()
-    assert own.digest != cell.digest
+    assert own.digest != run.digest
 
 
 def test_missing_data_of_a_start_are_told_with_what_begins_with_it(bert, tmp_path):

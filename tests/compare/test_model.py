@@ -1,11 +1,10 @@
-"""A cell's model without a run: published sizes, samples of a step, memory beside a real step."""
+"""The model of a run without training: published sizes, samples and memory of a real step."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.model import (
     PAIR_LEN,
     build_task,
@@ -16,9 +15,10 @@ from lit_probattn.compare.model import (
     training_step,
 )
 from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import read_table
 from lit_probattn.measure.memory import cpu_peak_bytes
-from tests.compare.tiny import tiny_cells
+from tests.compare.tiny import tiny_runs
 from tests.support.paths import ROOT
 
 WIDE = {"model.init_args.mlp_dim": 16384, "model.init_args.activation_checkpointing": False}
@@ -30,9 +30,9 @@ def root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def cell(table, task, row, **options):
+def run(table, task, row, **options):
     found = read_table(table)
-    return Cell(found.tasks[task], found.rows[row], 0, Options(**options))
+    return Run(found.tasks[task], found.rows[row], 0, Options(**options))
 
 
 @pytest.mark.parametrize(
@@ -44,20 +44,20 @@ def cell(table, task, row, **options):
     ],
 )
 def test_the_baselines_have_the_published_sizes(table, task, row, parameters):
-    assert counts(cell(table, task, row))["parameters"] == parameters
+    assert counts(run(table, task, row))["parameters"] == parameters
 
 
 def test_a_step_holds_as_many_pairs_as_its_tokens():
     iwslt, wmt = (
-        cell("fish_table2", "iwslt14_de_en", "softmax_4"),
-        cell("fish_table4", "wmt14_en_de", "softmax_16"),
+        run("fish_table2", "iwslt14_de_en", "softmax_4"),
+        run("fish_table4", "wmt14_en_de", "softmax_16"),
     )
     assert rows_of_step(iwslt.config) == 4096 // PAIR_LEN
     assert rows_of_step(wmt.config) == 458_752 // PAIR_LEN
 
 
 def test_a_shorter_run_validates_once_in_micro_batches():
-    config = cell("fish_table4", "wmt14_en_de", "softmax_16", steps=20).config
+    config = run("fish_table4", "wmt14_en_de", "softmax_16", steps=20).config
     assert config["trainer"]["max_steps"] == 20
     assert config["trainer"]["val_check_interval"] == 20 * 128
     assert config["run"]["checkpoint_every"] == 20
@@ -69,15 +69,15 @@ def test_memory_is_that_of_a_real_step_and_of_adam(row, tmp_path):
 
     Bounded by a quarter of one copy, so that a copy more or less is seen.
     """
-    cell = tiny_cells(tmp_path, ["listops", row])[1][0]
-    cell = Cell(cell.task, cell.row, 0, Options(settings=WIDE), cell.place)
-    data = cell.data()
+    run = tiny_runs(tmp_path, ["listops", row])[1][0]
+    run = Run(run.task, run.row, 0, Options(settings=WIDE), run.place)
+    data = run.data()
     torch.manual_seed(0)
-    task = build_task(cell, data).train()
-    inputs, target = make_inputs(task, data, rows_of_step(cell.config))
+    task = build_task(run, data).train()
+    inputs, target = make_inputs(task, data, rows_of_step(run.config))
     step = training_step(task, inputs, target)
     step()
     weights = 4 * sum(p.numel() for p in task.model.parameters())
     measured = cpu_peak_bytes(step) + 3 * weights
     assert weights > 1e6
-    assert step_bytes(cell) == pytest.approx(measured, abs=weights / 4)
+    assert step_bytes(run) == pytest.approx(measured, abs=weights / 4)

@@ -1,4 +1,4 @@
-"""What `compare` refuses before the first cell: keys that it sets, unknown names, places."""
+"""What `compare` refuses before the first run: keys that it sets, unknown names, places."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--launch", "torchrun_missing"], ["--launch", "torchrun_missing"]),
     ],
 )
-def test_what_is_wrong_is_named_before_the_first_cell(words, names, more, refused):
+def test_what_is_wrong_is_named_before_the_first_run(words, names, more, refused):
     line = refused(*words, *more)
     assert line.startswith("error: ")
     assert [name for name in names if name not in line] == []

@@ -16,7 +16,7 @@ import yaml
 from PIL import Image
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
@@ -24,7 +24,7 @@ from lit_probattn.compare.report import SHORTENED, Report, draw
 from lit_probattn.compare.tables import read_table
 from lit_probattn.experiments import page as page_module
 from lit_probattn.records.html import body_of
-from tests.compare.tiny import TABLE, finished, tiny_cells, write_tables
+from tests.compare.tiny import TABLE, finished, tiny_runs, write_tables
 from tests.support.pages import Page
 from tests.support.paths import ROOT
 
@@ -36,23 +36,23 @@ def _root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def keep(cell, value, **more):
-    parameters, macs = COUNTS[cell.row.name]
+def keep(run, value, **more):
+    parameters, macs = COUNTS[run.row.name]
     facts = {"values": {"test": value}, "parameters": parameters, "macs_published_length": macs}
-    finished(cell, **{**facts, **more})
+    finished(run, **{**facts, **more})
 
 
-def report_of(tmp_path, table, cells):
-    report = Report(table, cells, "python -m lit_probattn.reproduce tiny")
+def report_of(tmp_path, table, runs):
+    report = Report(table, runs, "python -m lit_probattn.reproduce tiny")
     return report, report.write(tmp_path / "out"), (tmp_path / "out/report.md").read_text()
 
 
 def test_rows_that_learned_nothing_are_named(tmp_path):
-    table, cells = tiny_cells(tmp_path)
-    for cell in cells:
-        above = cell.row.name == "mgk_1" or cell.seed == 4
-        keep(cell, 30.0, report={"above_chance": above})
-    _, _, written = report_of(tmp_path, table, cells)
+    table, runs = tiny_runs(tmp_path)
+    for run in runs:
+        above = run.row.name == "mgk_1" or run.seed == 4
+        keep(run, 30.0, report={"above_chance": above})
+    _, _, written = report_of(tmp_path, table, runs)
     (line,) = [line for line in written.splitlines() if "Not above chance" in line]
     label = table.rows["softmax_2"].label
     assert line.endswith(f" listops, {label} (seed 3).**")
@@ -62,9 +62,9 @@ MARKUP = "![x](/etc/hostname) [x](http://x) <img src=x>\n\n# Heading\n\n![y](y)"
 
 
 def test_what_results_of_others_say_stays_text(tmp_path):
-    table, cells = tiny_cells(tmp_path)
+    table, runs = tiny_runs(tmp_path)
     mgk = replace(table.rows["mgk_1"], method=MARKUP)
-    cells = [replace(c, row=mgk) if c.row.name == "mgk_1" else c for c in cells]
+    runs = [replace(c, row=mgk) if c.row.name == "mgk_1" else c for c in runs]
     table = replace(table, rows={**table.rows, "mgk_1": mgk})
     facts = {
         "hardware": {"processor": MARKUP, "num_cores": 2, "gpus": []},
@@ -74,10 +74,10 @@ def test_what_results_of_others_say_stays_text(tmp_path):
         "report": {"above_chance": False},
         "command": MARKUP,
     }
-    for number, cell in enumerate(cells[:3]):
+    for number, run in enumerate(runs[:3]):
         backends = {"softmax (cpu, float32)": MARKUP if number else "sdpa"}
-        keep(cell, 30.0, **facts, backends=backends)
-    _, _, written = report_of(tmp_path, table, cells)
+        keep(run, 30.0, **facts, backends=backends)
+    _, _, written = report_of(tmp_path, table, runs)
     page = Page(body_of(written))
     assert page.attributes("img", "src") == ["figures/results.svg"]
     assert not page.attributes("a", "href")
@@ -85,20 +85,20 @@ def test_what_results_of_others_say_stays_text(tmp_path):
 
 
 def test_an_out_that_is_a_file_is_one_line(tmp_path):
-    table, cells = tiny_cells(tmp_path)
-    keep(cells[0], 30.0)
+    table, runs = tiny_runs(tmp_path)
+    keep(runs[0], 30.0)
     (tmp_path / "out").write_text("mine")
     with pytest.raises(ConfigError, match=f"--out {tmp_path / 'out'}"):
-        report_of(tmp_path, table, cells)
+        report_of(tmp_path, table, runs)
     assert (tmp_path / "out").read_text() == "mine"
 
 
 def test_numbers(tmp_path):
-    table, cells = tiny_cells(tmp_path)
+    table, runs = tiny_runs(tmp_path)
     values = {"softmax_2": [36.0, 37.5], "mgk_1": [30.0, 30.4]}
-    for cell in cells:
-        keep(cell, values[cell.row.name][cell.seed - 3])
-    report, text, written = report_of(tmp_path, table, cells)
+    for run in runs:
+        keep(run, values[run.row.name][run.seed - 3])
+    report, text, written = report_of(tmp_path, table, runs)
     for name, numbers in values.items():
         spread = f"{statistics.mean(numbers):.2f} ± {statistics.stdev(numbers):.2f}"
         (line,) = [row for row in text.splitlines() if spread in row]
@@ -120,12 +120,12 @@ def test_numbers(tmp_path):
 
 
 def test_a_task_may_have_a_baseline_of_its_own(tmp_path):
-    table, cells = tiny_cells(tmp_path)
+    table, runs = tiny_runs(tmp_path)
     table = replace(table, baselines={"listops": "mgk_1"})
     values = {"softmax_2": [36.0, 37.5], "mgk_1": [30.0, 30.4]}
-    for cell in cells:
-        keep(cell, values[cell.row.name][cell.seed - 3])
-    report, text, _ = report_of(tmp_path, table, cells)
+    for run in runs:
+        keep(run, values[run.row.name][run.seed - 3])
+    report, text, _ = report_of(tmp_path, table, runs)
     lines = {
         name: next(line for line in text.splitlines() if f"| {label} |" in line)
         for name, label in ((n, table.rows[n].label) for n in values)
@@ -136,10 +136,10 @@ def test_a_task_may_have_a_baseline_of_its_own(tmp_path):
     assert ratios["softmax_2"] == pytest.approx(4000 / 3000)
 
 
-def test_one_seed_claims_no_spread_and_missing_cells_are_named(tmp_path):
-    table, cells = tiny_cells(tmp_path)
-    keep(cells[0], 36.0)
-    _, text, written = report_of(tmp_path, table, cells)
+def test_one_seed_claims_no_spread_and_missing_runs_are_named(tmp_path):
+    table, runs = tiny_runs(tmp_path)
+    keep(runs[0], 36.0)
+    _, text, written = report_of(tmp_path, table, runs)
     assert (
         "| 1 | 36.00 | 37.00 | -1.00: one seed, no interval; sampling error of the test set" in text
     )
@@ -147,52 +147,52 @@ def test_one_seed_claims_no_spread_and_missing_cells_are_named(tmp_path):
 
 
 def test_average_needs_all_tasks(tmp_path):
-    table, cells = tiny_cells(tmp_path, [])
-    for cell in cells:
-        if cell.task.name == "listops":
-            keep(cell, 40.0)
-    assert "| average |" not in report_of(tmp_path, table, cells)[1]
-    for cell in cells:
-        keep(cell, 40.0 if cell.task.name == "listops" else 75.0)
-    text = report_of(tmp_path, table, cells)[1]
+    table, runs = tiny_runs(tmp_path, [])
+    for run in runs:
+        if run.task.name == "listops":
+            keep(run, 40.0)
+    assert "| average |" not in report_of(tmp_path, table, runs)[1]
+    for run in runs:
+        keep(run, 40.0 if run.task.name == "listops" else 75.0)
+    text = report_of(tmp_path, table, runs)[1]
     (line,) = [row for row in text.splitlines() if row.startswith("| average")]
     assert "| 57.50 | 58.50 | -1.00: no interval |" in line
 
 
 def test_average_is_of_the_published_metric_alone(tmp_path):
     """Tasks that are measured by a second number too, which nobody printed."""
-    table, cells = tiny_cells(tmp_path, ["softmax_2"])
+    table, runs = tiny_runs(tmp_path, ["softmax_2"])
     tasks = {}
     for name, task in table.tasks.items():
         low = replace(task.metrics["test"], name="low")
         tasks[name] = replace(task, metrics={**task.metrics, "low": low})
     table = replace(table, tasks=tasks)
-    for cell in cells:
-        value = 40.0 if cell.task.name == "listops" else 75.0
-        keep(cell, value, values={"test": value, "low": 1.0})
-    cells = [replace(cell, task=tasks[cell.task.name]) for cell in cells]
-    text = report_of(tmp_path, table, cells)[1]
+    for run in runs:
+        value = 40.0 if run.task.name == "listops" else 75.0
+        keep(run, value, values={"test": value, "low": 1.0})
+    runs = [replace(run, task=tasks[run.task.name]) for run in runs]
+    text = report_of(tmp_path, table, runs)[1]
     (line,) = [row for row in text.splitlines() if row.startswith("| average")]
     assert "| 57.50 | 58.50 | -1.00: no interval |" in line
 
 
 def test_average_is_over_tasks_whatever_their_seeds(tmp_path):
     """Two seeds of one task and one of the other: (40 + 75) / 2, not (40 + 40 + 75) / 3."""
-    table, cells = tiny_cells(tmp_path, ["softmax_2"])
-    for cell in cells:
-        if cell.task.name == "listops":
-            keep(cell, 38.0 + 4 * (cell.seed - 3))
-        elif cell.seed == 3:
-            keep(cell, 75.0)
-    text = report_of(tmp_path, table, cells)[1]
+    table, runs = tiny_runs(tmp_path, ["softmax_2"])
+    for run in runs:
+        if run.task.name == "listops":
+            keep(run, 38.0 + 4 * (run.seed - 3))
+        elif run.seed == 3:
+            keep(run, 75.0)
+    text = report_of(tmp_path, table, runs)[1]
     (line,) = [row for row in text.splitlines() if row.startswith("| average")]
     assert "| 57.50 | 58.50 | -1.00: no interval |" in line
 
 
 def test_nothing_finished_is_no_report(tmp_path):
-    table, cells = tiny_cells(tmp_path)
+    table, runs = tiny_runs(tmp_path)
     with pytest.raises(ValueError, match="nothing to report"):
-        Report(table, cells, "").write(tmp_path / "out")
+        Report(table, runs, "").write(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,10 @@ def test_nothing_finished_is_no_report(tmp_path):
     ],
 )
 def test_shortened_runs_are_flagged_and_not_compared(tmp_path, options):
-    table, cells = tiny_cells(tmp_path, None, options)
-    for cell in cells:
-        keep(cell, 30.0 + cell.seed)
-    report, text, written = report_of(tmp_path, table, cells)
+    table, runs = tiny_runs(tmp_path, None, options)
+    for run in runs:
+        keep(run, 30.0 + run.seed)
+    report, text, written = report_of(tmp_path, table, runs)
     assert report.shortened
     assert written.splitlines()[0] == f"# A tiny table ({SHORTENED})"
     assert text.count("not compared: different protocol") == 2
@@ -216,10 +216,10 @@ def test_shortened_runs_are_flagged_and_not_compared(tmp_path, options):
 
 
 def test_where_nothing_is_published_nothing_is_said_of_it(tmp_path):
-    table, cells = tiny_cells(tmp_path, None, Options(steps=10))
-    for cell in cells:
-        keep(cell, 30.0)
-    _, _, written = report_of(tmp_path, replace(table, published_runs=0), cells)
+    table, runs = tiny_runs(tmp_path, None, Options(steps=10))
+    for run in runs:
+        keep(run, 30.0)
+    _, _, written = report_of(tmp_path, replace(table, published_runs=0), runs)
     (line,) = [line for line in written.splitlines() if line.startswith(f"**{SHORTENED}")]
     assert "shorter than those of the task file" in line
     assert "published" not in line
@@ -227,8 +227,8 @@ def test_where_nothing_is_published_nothing_is_said_of_it(tmp_path):
 
 def test_differences_are_computed_from_the_configurations(tmp_path):
     more = Options(steps=8, max_seq_len=24, settings={"data.init_args.batch_size": 4})
-    table, cells = tiny_cells(tmp_path, None, more)
-    task, row = cells[0].task, cells[0].row
+    table, runs = tiny_runs(tmp_path, None, more)
+    task, row = runs[0].task, runs[0].row
     found = {d.key: (d.published, d.here) for d in differences(task, row, more)}
     assert found == {
         "data.init_args.batch_size": (8, 4),
@@ -242,9 +242,9 @@ def test_differences_are_computed_from_the_configurations(tmp_path):
     (plain,) = differences(task, row, Options())
     assert str(plain) == '`trainer.precision`: published "16-mixed", here "32-true"'
     assert differences(task, row, Options(as_published=True)) == []
-    for cell in cells:
-        keep(cell, 30.0)
-    written = report_of(tmp_path, table, cells)[2]
+    for run in runs:
+        keep(run, 30.0)
+    written = report_of(tmp_path, table, runs)[2]
     assert written.count("`trainer.max_steps`: published 16, here 8") == 1
     assert "- seeds: published 5 runs, here 3, 4" in written
     assert "- published: another evaluation" in written
@@ -254,68 +254,66 @@ def test_what_is_known_of_a_published_row_is_listed_for_its_rows(tmp_path):
     note = "published: another variance"
     rows = {**TABLE["rows"], "mgk_1": {**TABLE["rows"]["mgk_1"], "not_in_config": [note]}}
     folder = write_tables(tmp_path / "tables", {**TABLE, "rows": rows})
-    cells = make_cells(table := read_table("tiny", folder), [], [3], Options(), Place(tmp_path))
-    for cell in cells:
-        keep(cell, 30.0)
-    assert report_of(tmp_path, table, cells)[2].count(f"- {note} (mgk_1)") == 1
+    runs = make_runs(table := read_table("tiny", folder), [], [3], Options(), Place(tmp_path))
+    for run in runs:
+        keep(run, 30.0)
+    assert report_of(tmp_path, table, runs)[2].count(f"- {note} (mgk_1)") == 1
 
 
 def test_what_as_published_has_switched_is_listed(tmp_path):
-    table, cells = tiny_cells(tmp_path, None, Options(as_published=True))
-    for cell in cells:
-        keep(cell, 30.0)
-    written = report_of(tmp_path, table, cells)[2]
+    table, runs = tiny_runs(tmp_path, None, Options(as_published=True))
+    for run in runs:
+        keep(run, 30.0)
+    written = report_of(tmp_path, table, runs)[2]
     line = '- as published (`--as_published`): `trainer.precision` "16-mixed", otherwise "32-true"'
     assert written.count(line) == 1
-    table, cells = tiny_cells(tmp_path, None, Options())
-    for cell in cells:
-        keep(cell, 30.0)
-    assert "--as_published" not in report_of(tmp_path, table, cells)[2]
+    table, runs = tiny_runs(tmp_path, None, Options())
+    for run in runs:
+        keep(run, 30.0)
+    assert "--as_published" not in report_of(tmp_path, table, runs)[2]
 
 
 def test_a_test_split_that_was_scored_during_training_is_told(tmp_path):
-    table, cells = tiny_cells(tmp_path)
+    table, runs = tiny_runs(tmp_path)
     for amount in (None, "all"):
-        for cell in cells:
-            keep(cell, 30.0)
-            result = cell.result()
+        for run in runs:
+            keep(run, 30.0)
+            result = run.result()
             assert result is not None
             report = {**(result.get("report") or {}), "test_during_training": amount}
-            cell.keep({**result, "report": report})
-        written = report_of(tmp_path, table, cells)[2]
+            run.keep({**result, "report": report})
+        written = report_of(tmp_path, table, runs)[2]
         told = "**The test split was evaluated during training, for curves" in written
         assert told == (amount is not None)
 
 
 @pytest.mark.parametrize("logged", [True, False])
 def test_the_picture_of_curves_has_those_of_the_test_split_dashed(tmp_path, logged):
-    _, cells = tiny_cells(tmp_path)
+    _, runs = tiny_runs(tmp_path)
     results = []
-    for number, cell in enumerate(cells):
+    for number, run in enumerate(runs):
         folder = tmp_path / str(number)
         folder.mkdir()
         log = {"step": [4, 8], "train/loss": [2.0, 1.0], "val/accuracy": [0.2, 0.3]}
         log |= {"test/accuracy": [0.4, 0.1]} if logged else {}
         pd.DataFrame(log).to_csv(folder / "metrics.csv", index=False)
-        results.append((cell, {"run_folder": str(folder)}))
+        results.append((run, {"run_folder": str(folder)}))
     drawn = SimpleNamespace(results=results, chance=None, curves_title=None)
     _, axis = MeasuredReport.learning_curves(cast(Any, drawn)).axes
     dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
-    assert len(axis.lines) - len(dashed) == len({cell.row.name for cell in cells})
+    assert len(axis.lines) - len(dashed) == len({run.row.name for run in runs})
     assert [line.get_ydata().tolist() for line in dashed] == [[40.0, 10.0]] * 2 * logged
     assert ("(dashed: test)" in axis.get_ylabel()) == logged
 
 
 def test_defaults_stand_for_what_a_configuration_leaves_out(tmp_path):
-    _, cells = tiny_cells(tmp_path)
+    _, runs = tiny_runs(tmp_path)
     options = Options(settings={"data.init_args.generator_seed": 7, "model.init_args.lr": 1e-3})
-    found = {
-        d.key: (d.published, d.here) for d in differences(cells[0].task, cells[0].row, options)
-    }
+    found = {d.key: (d.published, d.here) for d in differences(runs[0].task, runs[0].row, options)}
     assert found["data.init_args.generator_seed"] == (0, 7)
     assert "model.init_args.lr" not in found
-    assert default_of(cells[0].config, "model.init_args.weight_decay") == 0.0
-    assert default_of(cells[0].config, "run.nothing") is None
+    assert default_of(runs[0].config, "model.init_args.weight_decay") == 0.0
+    assert default_of(runs[0].config, "run.nothing") is None
 
 
 def test_attention_of_the_released_code_is_a_difference(tmp_path):
@@ -331,7 +329,7 @@ def test_attention_of_the_released_code_is_a_difference(tmp_path):
 
 
 def with_fish(tmp_path, **arguments):
-    """The tiny table with a noisy row, and its cells of one seed with results."""
+    """The tiny table with a noisy row, and its runs of one seed with results."""
     table = yaml.safe_load(yaml.safe_dump(TABLE))
     set_ = {"num_heads": 2, "num_global_heads": 1, **arguments}
     row = {"method": "FiSH", "heads": "", "attention": "configs/attention/fish.yaml", "set": set_}
@@ -339,8 +337,8 @@ def with_fish(tmp_path, **arguments):
     write_tables(tmp_path / "tables", table)
     tiny = read_table("tiny", tmp_path / "tables")
     place = Place(runs=tmp_path / "runs", data_dir=str(tmp_path))
-    cells = make_cells(tiny, ["listops"], [3], Options(), place)
-    return tiny, cells
+    runs = make_runs(tiny, ["listops"], [3], Options(), place)
+    return tiny, runs
 
 
 @pytest.mark.parametrize(
@@ -351,19 +349,19 @@ def with_fish(tmp_path, **arguments):
     ],
 )
 def test_the_report_says_whether_noise_is_drawn_at_evaluation(tmp_path, at_eval, sentence):
-    table, cells = with_fish(tmp_path, noise_at_eval=at_eval)
-    for cell in cells:
-        keep(cell, 30.0)
-    assert sentence in report_of(tmp_path, table, cells)[2]
+    table, runs = with_fish(tmp_path, noise_at_eval=at_eval)
+    for run in runs:
+        keep(run, 30.0)
+    assert sentence in report_of(tmp_path, table, runs)[2]
 
 
 def test_unequal_sides_are_flagged_before_the_table(tmp_path):
-    table, cells = with_fish(tmp_path, dropout=0.0)
-    for cell in cells:
-        is_fish = cell.row.name == "fish_1"
+    table, runs = with_fish(tmp_path, dropout=0.0)
+    for run in runs:
+        is_fish = run.row.name == "fish_1"
         chosen = {"fish (cpu, float32)": "blockwise"} if is_fish else {"softmax (cpu)": "sdpa"}
-        keep(cell, 30.0, backends=chosen)
-    written = report_of(tmp_path, table, cells)[2]
+        keep(run, 30.0, backends=chosen)
+    written = report_of(tmp_path, table, runs)[2]
     above = written.partition("| task |")[0]
     assert (
         "**Unequal settings: attention dropout is 0.0 (fish_1) and 0.1 (baseline softmax_2):"
@@ -386,12 +384,12 @@ def drawn(values, monkeypatch, tmp_path, options=None):
         return []
 
     monkeypatch.setattr(page_module, "save_figure", keep_figure)
-    table, cells = tiny_cells(tmp_path, options=options)
-    for cell in cells:
-        found = values.get(cell.row.name, [])
-        if cell.seed - 3 < len(found):
-            keep(cell, found[cell.seed - 3])
-    report_of(tmp_path, table, cells)
+    table, runs = tiny_runs(tmp_path, options=options)
+    for run in runs:
+        found = values.get(run.row.name, [])
+        if run.seed - 3 < len(found):
+            keep(run, found[run.seed - 3])
+    report_of(tmp_path, table, runs)
     return figures[0]
 
 
@@ -441,9 +439,9 @@ def test_one_seed_does_not_push_published_numbers_off_the_axis(monkeypatch, tmp_
 
 
 def test_pictures_say_where_they_come_from(tmp_path):
-    table, cells = tiny_cells(tmp_path)
-    keep(cells[0], 36.0)
-    report_of(tmp_path, table, cells)
+    table, runs = tiny_runs(tmp_path)
+    keep(runs[0], 36.0)
+    report_of(tmp_path, table, runs)
     told = Image.open(tmp_path / "out/figures/results.png").text["Description"]
     assert told.startswith("A tiny table | Small dots: one seed each")
     assert "| a proc" in told
@@ -452,14 +450,14 @@ def test_pictures_say_where_they_come_from(tmp_path):
 
 def test_selection_on_test_is_flagged(tmp_path):
     """One row of two is enough."""
-    table, cells = tiny_cells(tmp_path, ["listops"])
+    table, runs = tiny_runs(tmp_path, ["listops"])
     warning = "**Checkpoints were selected on the test split.**"
-    for cell in cells:
-        keep(cell, 36.0)
-    assert warning not in report_of(tmp_path, table, cells)[2]
-    for cell in cells:
-        keep(cell, 36.0, selected_on_test=cell.row.name == "mgk_1")
-    assert warning in report_of(tmp_path, table, cells)[2]
+    for run in runs:
+        keep(run, 36.0)
+    assert warning not in report_of(tmp_path, table, runs)[2]
+    for run in runs:
+        keep(run, 36.0, selected_on_test=run.row.name == "mgk_1")
+    assert warning in report_of(tmp_path, table, runs)[2]
 
 
 def test_long_names_of_rows_stay_inside_the_picture():
@@ -490,10 +488,10 @@ def test_long_names_of_rows_stay_inside_the_picture():
 @pytest.mark.parametrize(("mgk", "verdict"), [(30.0, "same direction"), (40.0, "differs")])
 def test_a_printed_number_has_a_verdict_whose_order_is_that_of_the_baseline(mgk, verdict, tmp_path):
     """Printed are 37 for softmax and 36 for MGK, which is then below it."""
-    table, cells = tiny_cells(tmp_path)
-    for cell in cells:
-        keep(cell, (mgk if cell.row.name == "mgk_1" else 37.0) + 0.02 * (cell.seed - 3.5))
-    report, _, written = report_of(tmp_path, table, cells)
+    table, runs = tiny_runs(tmp_path)
+    for run in runs:
+        keep(run, (mgk if run.row.name == "mgk_1" else 37.0) + 0.02 * (run.seed - 3.5))
+    report, _, written = report_of(tmp_path, table, runs)
     found = report.summary[report.summary["task"] == "listops"].set_index("row")["verdict"]
     assert found.to_dict() == {"softmax_2": "agrees", "mgk_1": verdict}
     assert f"| {verdict} |" in written

@@ -1,4 +1,4 @@
-"""Result files: of which data, of which cell, with which fields; what is wrong is named."""
+"""Result files: of which data, of which run, with which fields; what is wrong is named."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from lit_probattn.__main__ import main
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.report import Report
-from lit_probattn.compare.runner import run_cells
+from lit_probattn.compare.runner import run_all
 from tests.compare.test_runner import COUNTED
-from tests.compare.tiny import finished, program, tiny_cells, write_result
+from tests.compare.tiny import finished, program, tiny_runs, write_result
 from tests.support.paths import ROOT
 
 ROWS = "text,label\n" + "".join(f"word{n % 7} text {n},{'ab'[n % 2]}\n" for n in range(60))
@@ -49,7 +49,7 @@ def write_metrics(folder):
     )
 
 
-def test_a_cell_of_changed_data_is_run_anew_and_the_file_is_named(compare, tmp_path):
+def test_a_run_of_changed_data_is_run_anew_and_the_file_is_named(compare, tmp_path):
     write_metrics(tmp_path)
     status, out, err = compare()
     assert status == 0, err
@@ -108,29 +108,29 @@ IMPOSSIBLE = {
 )
 def test_an_impossible_field_is_named(field, change, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    cell = tiny_cells(tmp_path)[1][0]
-    finished(cell)
-    assert cell.result()["values"] == {"test": 50.0}
-    finished(cell, **change)
+    run = tiny_runs(tmp_path)[1][0]
+    finished(run)
+    assert run.result()["values"] == {"test": 50.0}
+    finished(run, **change)
     with pytest.raises(ConfigError) as caught:
-        cell.result()
-    assert str(caught.value).startswith(f"{cell.result_path}: {field}: ")
+        run.result()
+    assert str(caught.value).startswith(f"{run.result_path}: {field}: ")
 
 
 @pytest.mark.parametrize("field", ["name", "values", "sources", "seed", "report", "macs"])
 def test_a_missing_field_is_named(field, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    cell = tiny_cells(tmp_path)[1][0]
-    result = finished(cell)
+    run = tiny_runs(tmp_path)[1][0]
+    result = finished(run)
     del result[field]
-    write_result(cell, result)
-    with pytest.raises(ConfigError, match=f"{cell.result_path}: {field}: "):
-        cell.result()
+    write_result(run, result)
+    with pytest.raises(ConfigError, match=f"{run.result_path}: {field}: "):
+        run.result()
 
 
-def test_the_file_of_another_cell_and_one_nested_too_deeply_are_refused(tmp_path, monkeypatch):
+def test_the_file_of_another_run_and_one_nested_too_deeply_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    first, second, *_ = tiny_cells(tmp_path)[1]
+    first, second, *_ = tiny_runs(tmp_path)[1]
     finished(first)
     shutil.copyfile(first.result_path, second.result_path)
     with pytest.raises(ConfigError, match=f"{second.result_path}: name: "):
@@ -142,49 +142,49 @@ def test_the_file_of_another_cell_and_one_nested_too_deeply_are_refused(tmp_path
 
 def test_a_metric_that_only_the_report_has_is_read_from_there(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    cell = tiny_cells(tmp_path)[1][0]
-    finished(cell, values={}, report={"test/accuracy": 0.25})
-    assert cell.result()["values"] == {"test": 25.0}
-    finished(cell, values={}, report={"test/loss": 0.25})
+    run = tiny_runs(tmp_path)[1][0]
+    finished(run, values={}, report={"test/accuracy": 0.25})
+    assert run.result()["values"] == {"test": 25.0}
+    finished(run, values={}, report={"test/loss": 0.25})
     with pytest.raises(ConfigError, match=r"values\.test: "):
-        cell.result()
+        run.result()
 
 
 def test_half_a_file_is_none(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    cell = tiny_cells(tmp_path)[1][0]
-    text = json.dumps(finished(cell))
+    run = tiny_runs(tmp_path)[1][0]
+    text = json.dumps(finished(run))
     for broken in ("", text[: len(text) // 2]):
-        cell.result_path.write_text(broken)
-        assert cell.result() is None
-    cell.result_path.write_bytes(b"\xff\xfe")
-    assert cell.result() is None
+        run.result_path.write_text(broken)
+        assert run.result() is None
+    run.result_path.write_bytes(b"\xff\xfe")
+    assert run.result() is None
 
 
 def test_what_a_file_says_stays_text_in_the_report(tmp_path, monkeypatch):
     """A processor, a version and a revision that hold Markdown or HTML."""
     monkeypatch.chdir(ROOT)
-    table, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    table, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
     evil = "x\n# heading <script>"
     hardware = {"processor": evil, "num_cores": 2, "gpus": []}
-    finished(cells[0], hardware=hardware, python=evil, git={"revision": evil, "dirty": False})
-    Report(table, cells[:1], "python -m lit_probattn").write(tmp_path / "out")
+    finished(runs[0], hardware=hardware, python=evil, git={"revision": evil, "dirty": False})
+    Report(table, runs[:1], "python -m lit_probattn").write(tmp_path / "out")
     text = (tmp_path / "out/report.md").read_text()
     assert not [line for line in text.splitlines() if line.startswith("# heading")]
     assert "<script" not in text
 
 
 def test_a_time_that_nobody_took_is_unknown(tmp_path, monkeypatch):
-    """Of a cell that was killed between its training and its result."""
+    """Of a run that was killed between its training and its result."""
     monkeypatch.chdir(ROOT)
-    table, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    table, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
     lines = []
-    run_cells(cells[:1], lambda cell: COUNTED, say=lines.append)
-    assert cells[0].result()["fit_seconds_of_last_start"] > 0
-    cells[0].result_path.unlink()
-    run_cells(cells[:1], lambda cell: COUNTED, say=lines.append)
-    assert cells[0].result()["fit_seconds_of_last_start"] is None
-    report = Report(table, cells[:1], "python -m lit_probattn")
+    run_all(runs[:1], lambda run: COUNTED, say=lines.append)
+    assert runs[0].result()["fit_seconds_of_last_start"] > 0
+    runs[0].result_path.unlink()
+    run_all(runs[:1], lambda run: COUNTED, say=lines.append)
+    assert runs[0].result()["fit_seconds_of_last_start"] is None
+    report = Report(table, runs[:1], "python -m lit_probattn")
     report.write(tmp_path / "out")
     assert report.summary["fit_minutes"].isna().all()
     (row,) = [

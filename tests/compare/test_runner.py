@@ -1,4 +1,4 @@
-"""Cells run once, in parallel, in shards; a killed command goes on without running any again."""
+"""Runs run once, in parallel, in shards; a killed command goes on without running any again."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from functools import partial
 import pytest
 
 from lit_probattn.base.progress import duration
-from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.model import counts
 from lit_probattn.compare.protocol import Options, differences
-from lit_probattn.compare.runner import CellJob, run_cells
+from lit_probattn.compare.runner import RunJob, run_all
+from lit_probattn.compare.runs import Run
 from lit_probattn.experiments.launch import child_environment
 from lit_probattn.experiments.runner import Pace, Slot
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.training.run_record import read_starts
-from tests.compare.tiny import program, tiny_cells, write_tables
+from tests.compare.tiny import program, tiny_runs, write_tables
 from tests.support.forks import Forked
 from tests.support.paths import ROOT
 from tests.support.runs import in_child
@@ -38,119 +38,119 @@ def _root(monkeypatch):
 
 
 def runner(jobs=1, lines=None):
-    """Return `run_cells` with slots, and a list that is told what happens."""
+    """Return `run_all` with slots, and a list that is told what happens."""
     say = [].append if lines is None else lines.append
-    return partial(run_cells, facts=lambda cell: COUNTED, num_slots=jobs, say=say)
+    return partial(run_all, facts=lambda run: COUNTED, num_slots=jobs, say=say)
 
 
-def commands_run(cell):
-    lines = cell.log_path.read_text().splitlines()
+def commands_run(run):
+    lines = run.log_path.read_text().splitlines()
     return [line.split()[4] for line in lines if line.startswith("$ python -m lit_probattn")]
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_every_cell_runs_once(tmp_path, jobs):
-    _, cells = tiny_cells(tmp_path)
+def test_every_run_runs_once(tmp_path, jobs):
+    _, runs = tiny_runs(tmp_path)
     reports = []
-    outcome = runner(jobs)(cells, after=lambda: reports.append(1))
-    assert len(cells) == outcome.ran == len(reports) == 4
-    assert [commands_run(cell) for cell in cells] == [["fit", "test"]] * 4
-    values = [cell.result()["values"]["test"] for cell in cells]
+    outcome = runner(jobs)(runs, after=lambda: reports.append(1))
+    assert len(runs) == outcome.ran == len(reports) == 4
+    assert [commands_run(run) for run in runs] == [["fit", "test"]] * 4
+    values = [run.result()["values"]["test"] for run in runs]
     assert values == pytest.approx([28.0, 38.0, 29.0, 39.0])
-    assert all(cell.result()["num_test"] == 42 for cell in cells)
+    assert all(run.result()["num_test"] == 42 for run in runs)
     lines = []
-    again = runner(jobs, lines)(cells, after=lambda: reports.append(1))
+    again = runner(jobs, lines)(runs, after=lambda: reports.append(1))
     assert (again.ran, len(again.finished), len(reports)) == (0, 4, 4)
     assert sum("already finished" in line for line in lines) == 4
-    assert [commands_run(cell) for cell in cells] == [["fit", "test"]] * 4
+    assert [commands_run(run) for run in runs] == [["fit", "test"]] * 4
 
 
-def test_killed_command_goes_on_and_runs_no_finished_cell_again(tmp_path):
-    _, cells = tiny_cells(tmp_path)
-    (tmp_path / "KILL").write_text(f"{cells[1].name} 9")  # in the second cell, at its step 9 of 16
+def test_killed_command_goes_on_and_runs_no_finished_run_again(tmp_path):
+    _, runs = tiny_runs(tmp_path)
+    (tmp_path / "KILL").write_text(f"{runs[1].name} 9")  # in the second run, at its step 9 of 16
 
     def work():
-        runner()(cells)
+        runner()(runs)
         return 0
 
     assert in_child(work) == -signal.SIGKILL
-    assert [cell.result() is not None for cell in cells] == [True, False, False, False]
+    assert [run.result() is not None for run in runs] == [True, False, False, False]
     lines = []
-    outcome = runner(1, lines)(cells)
+    outcome = runner(1, lines)(runs)
     assert (outcome.ran, len(outcome.finished)) == (3, 4)
     assert "already finished" in lines[0]
     assert "resumes from step 9 of 16" in lines[1]
-    assert commands_run(cells[0]) == ["fit", "test"]
-    assert commands_run(cells[1]) == ["fit", "fit", "test"]
-    starts = read_starts(cells[1].version())
+    assert commands_run(runs[0]) == ["fit", "test"]
+    assert commands_run(runs[1]) == ["fit", "fit", "test"]
+    starts = read_starts(runs[1].version())
     assert [start["first"] for start in starts] == [0, 9]
-    assert cells[1].result()["num_starts"] == 2
+    assert runs[1].result()["num_starts"] == 2
 
 
-def test_cell_killed_after_its_last_step_is_tested_only(tmp_path):
-    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
-    (tmp_path / "KILL").write_text(f"{cells[0].name} 16")
+def test_run_killed_after_its_last_step_is_tested_only(tmp_path):
+    _, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
+    (tmp_path / "KILL").write_text(f"{runs[0].name} 16")
 
     def work():
-        runner()(cells[:1])
+        runner()(runs[:1])
         return 0
 
     assert in_child(work) == -signal.SIGKILL
-    assert runner()(cells[:1]).ran == 1
-    assert commands_run(cells[0]) == ["fit", "test"]
+    assert runner()(runs[:1]).ran == 1
+    assert commands_run(runs[0]) == ["fit", "test"]
 
 
 def test_half_a_result_counts_as_none(tmp_path):
-    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
-    runner()(cells[:1])
-    text = cells[0].result_path.read_text()
-    cells[0].result_path.write_text(text[: len(text) // 2])
-    assert cells[0].result() is None
-    assert runner()(cells[:1]).ran == 1
+    _, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
+    runner()(runs[:1])
+    text = runs[0].result_path.read_text()
+    runs[0].result_path.write_text(text[: len(text) // 2])
+    assert runs[0].result() is None
+    assert runner()(runs[:1]).ran == 1
 
 
-def test_cell_of_another_process_is_left_to_it(tmp_path, monkeypatch):
+def test_run_of_another_process_is_left_to_it(tmp_path, monkeypatch):
     monkeypatch.setattr("lit_probattn.experiments.runner.GRACE_SECONDS", 0.2)
-    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
-    lock = cells[0].folder / "locks" / f"{cells[0].name}.lock"
+    _, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
+    lock = runs[0].folder / "locks" / f"{runs[0].name}.lock"
     lock.parent.mkdir(parents=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        outcome = runner()(cells)
-    assert outcome.elsewhere == [cells[0].label]
-    assert outcome.finished == cells[1:]
+        outcome = runner()(runs)
+    assert outcome.elsewhere == [runs[0].label]
+    assert outcome.finished == runs[1:]
 
 
-def test_failed_cell_stops_no_other_and_is_tried_again(tmp_path):
-    _, cells = tiny_cells(tmp_path)
+def test_failed_run_stops_no_other_and_is_tried_again(tmp_path):
+    _, runs = tiny_runs(tmp_path)
     (tmp_path / "FAIL").touch()
-    outcome = runner(2)(cells, attempts=1)
+    outcome = runner(2)(runs, attempts=1)
     assert len(outcome.failed) == 4
     assert all("`fit` exited with status 3; see " in text for text in outcome.failed.values())
     (tmp_path / "FAIL").unlink()
-    assert runner(2)(cells).ran == 4
+    assert runner(2)(runs).ran == 4
 
 
-def test_failed_cell_is_tried_again_after_the_others(tmp_path):
-    _, cells = tiny_cells(tmp_path)
+def test_failed_run_is_tried_again_after_the_others(tmp_path):
+    _, runs = tiny_runs(tmp_path)
     (tmp_path / "FAIL_ONCE").touch()
     lines = []
-    outcome = runner(1, lines)(cells)
+    outcome = runner(1, lines)(runs)
     assert (outcome.ran, outcome.failed) == (4, {})
-    assert outcome.finished == [*cells[1:], cells[0]]
+    assert outcome.finished == [*runs[1:], runs[0]]
     (failed,) = [line for line in lines if ": failed: " in line]
     assert failed.startswith("[1/4] ")
     assert failed.endswith("; retried after the others")
     assert lines[-3].startswith("[1/4] ")
     assert "resumes from step 16 of 16" in lines[-3]
     (tmp_path / "FAIL").touch()
-    cells[0].result_path.unlink()
-    assert list(runner(1, lines)(cells).failed) == [cells[0].label]
-    assert commands_run(cells[0]) == ["fit", "test", "test", "test"]
+    runs[0].result_path.unlink()
+    assert list(runner(1, lines)(runs).failed) == [runs[0].label]
+    assert commands_run(runs[0]) == ["fit", "test", "test", "test"]
 
 
-class Timed(CellJob):
-    """A cell that took a while."""
+class Timed(RunJob):
+    """A run that took a while."""
 
     took = None
 
@@ -158,46 +158,46 @@ class Timed(CellJob):
         return self.took
 
 
-def job_of(cell, took=None):
-    job = Timed(cell, lambda cell: COUNTED)
+def job_of(run, took=None):
+    job = Timed(run, lambda run: COUNTED)
     vars(job)["took"] = took
     return job
 
 
-def slot_of(cell, first=0, seconds=0.0):
+def slot_of(run, first=0, seconds=0.0):
     begin = time.monotonic() - seconds
-    return Slot("", job_of(cell), nullcontext(), 0, iter(()), first, None, begin)
+    return Slot("", job_of(run), nullcontext(), 0, iter(()), first, None, begin)
 
 
 def test_time_left_follows_each_rows_own_pace(tmp_path):
-    _, cells = tiny_cells(tmp_path)  # softmax, mgk, softmax, mgk of 16 steps
-    jobs = [job_of(cell) for cell in cells]
+    _, runs = tiny_runs(tmp_path)  # softmax, mgk, softmax, mgk of 16 steps
+    jobs = [job_of(run) for run in runs]
     pace = Pace()
     assert pace.seconds_left(jobs, [], 1) is None
-    pace.learn(job_of(cells[0], 32.0))
-    pace.learn(job_of(cells[0]))  # nobody knows
+    pace.learn(job_of(runs[0], 32.0))
+    pace.learn(job_of(runs[0]))  # nobody knows
     assert pace.seconds_left(jobs[1:3], [], 1) == pytest.approx(64.0)
-    pace.learn(job_of(cells[1], 320.0))
+    pace.learn(job_of(runs[1], 320.0))
     assert pace.seconds_left(jobs[2:], [], 1) == pytest.approx(352.0)
     assert pace.seconds_left(jobs[2:], [], 2) == pytest.approx(176.0)
-    folder = tmp_path / "runs" / cells[3].name / "0"
+    folder = tmp_path / "runs" / runs[3].name / "0"
     folder.mkdir(parents=True)
     (folder / "metrics.csv").write_text("step,train/loss\n4,1.0\n12,0.5\n")
-    running = slot_of(cells[3], first=8)
+    running = slot_of(runs[3], first=8)
     assert pace.seconds_left(jobs[2:3], [running], 1) == pytest.approx(32.0 + 80.0)
     assert pace.seconds_left(jobs[2:3], [running], 2) == pytest.approx(80.0)  # the longest
     new = Pace()  # nothing is finished: the pace of what runs, since it was started
-    slot = slot_of(cells[3], first=8, seconds=20.0)
+    slot = slot_of(runs[3], first=8, seconds=20.0)
     assert new.seconds_left(jobs[2:3], [slot], 1) == pytest.approx(20.0 + 80.0, rel=0.01)
 
 
-def test_a_cell_that_was_started_twice_tells_no_pace(tmp_path, monkeypatch):
-    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+def test_a_run_that_was_started_twice_tells_no_pace(tmp_path, monkeypatch):
+    _, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
     found = {"fit_seconds_of_last_start": 32.0, "num_starts": 1}
-    monkeypatch.setattr(type(cells[0]), "result", lambda cell: found)
-    assert CellJob(cells[0], lambda cell: COUNTED).seconds() == 32.0
+    monkeypatch.setattr(type(runs[0]), "result", lambda run: found)
+    assert RunJob(runs[0], lambda run: COUNTED).seconds() == 32.0
     found["num_starts"] = 2  # the seconds are those of its last start
-    assert CellJob(cells[0], lambda cell: COUNTED).seconds() is None
+    assert RunJob(runs[0], lambda run: COUNTED).seconds() is None
 
 
 @pytest.mark.parametrize(
@@ -208,15 +208,15 @@ def test_times_are_said_as_people_do(seconds, text):
     assert duration(seconds) == text
 
 
-def test_progress_counts_all_cells(tmp_path):
-    _, cells = tiny_cells(tmp_path)
+def test_progress_counts_all_runs(tmp_path):
+    _, runs = tiny_runs(tmp_path)
     lines = []
-    runner(2, lines)(cells)
+    runner(2, lines)(runs)
     told = [re.split("[,;]", line)[0] for line in lines if "runs finished" in line]
     assert told == [f"{i} of 4 runs finished" for i in (1, 2, 3, 4)]
 
 
-def test_interrupted_command_has_its_cells_saved(tmp_path):
+def test_interrupted_command_has_its_runs_saved(tmp_path):
     """SIGTERM and Ctrl-C end the command; what runs is asked to save, not killed."""
     words, log = arguments(tmp_path, "--only", "listops"), tmp_path / "log"
     (tmp_path / "SLOW").touch()
@@ -283,8 +283,8 @@ def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, cap
     assert "2 of 3 runs finished (2 new); 0 failed, 0 in other processes, 1 tasks" in printed.out
 
 
-def test_options_make_other_cells(tmp_path):
-    plain = tiny_cells(tmp_path)[1][0]
+def test_options_make_other_runs(tmp_path):
+    plain = tiny_runs(tmp_path)[1][0]
     others = [
         Options(steps=4),
         Options(max_seq_len=24),
@@ -292,21 +292,21 @@ def test_options_make_other_cells(tmp_path):
         Options(settings={"model.init_args.lr": 1e-2}),
         Options(trainer="configs/trainer/one_gpu.yaml"),
     ]
-    digests = {tiny_cells(tmp_path, None, options)[1][0].digest for options in others}
+    digests = {tiny_runs(tmp_path, None, options)[1][0].digest for options in others}
     assert len(digests | {plain.digest}) == 6
     assert Options(steps=4).shortens
     assert not Options(settings={"a.b": 1}).shortens
 
 
 def test_result_has_what_a_reader_needs(tmp_path):
-    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
-    runner()(cells[:1])
-    result = json.loads(cells[0].result_path.read_text())
+    _, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
+    runner()(runs[:1])
+    result = json.loads(runs[0].result_path.read_text())
     wanted = {"task", "row", "seed", "values", "selected_step", "selected_on_test", "max_steps"}
     wanted |= {"num_starts", "run_folder", "command", "packages", "git", "hardware", "backends"}
     assert wanted <= set(result)
     assert result["command"].startswith("python -m lit_probattn fit --config configs/tasks/")
-    assert set(counts(cells[0])) == {"parameters", "macs"}
+    assert set(counts(runs[0])) == {"parameters", "macs"}
 
 
 @pytest.mark.parametrize(
@@ -314,10 +314,10 @@ def test_result_has_what_a_reader_needs(tmp_path):
 )
 def test_a_mean_of_checkpoints_is_known_by_their_distance(checkpoint, anew, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    table, _ = tiny_cells(tmp_path)
+    table, _ = tiny_runs(tmp_path)
     task = replace(table.tasks["listops"], checkpoint=checkpoint)
     row = table.rows["softmax_2"]
     plain, far = Options(), Options(settings={"run.checkpoint_every": 3})
-    assert (Cell(task, row, 0, plain).name != Cell(task, row, 0, far).name) is anew
+    assert (Run(task, row, 0, plain).name != Run(task, row, 0, far).name) is anew
     named = [difference.key for difference in differences(task, row, far)]
     assert ("run.checkpoint_every" in named) is anew

@@ -19,7 +19,7 @@ from lit_probattn.compare.trends import (
     trend_lines,
 )
 from tests.compare.test_report import COUNTS, keep
-from tests.compare.tiny import TABLE, tiny_cells, write_tables
+from tests.compare.tiny import TABLE, tiny_runs, write_tables
 from tests.support.paths import ROOT
 
 PRINTED = {"r1": 10.0, "r2": 11.0, "r4": 13.0}
@@ -42,7 +42,7 @@ def table_of(folder, printed=PRINTED, **trend):
 
 
 def found(table, scores):
-    """The trend of scores by row, a list over seeds; None is a cell that is not finished."""
+    """The trend of scores by row, a list over seeds; None is a run that is not finished."""
     rows = [
         {"task": "listops", "row": row, "seed": seed, "value test": value}
         for row, values in scores.items()
@@ -116,19 +116,19 @@ def test_rows_are_in_the_order_of_what_they_differ_in(tmp_path):
 
 
 def test_the_report_and_the_picture_show_trends(tmp_path):
-    _, cells = tiny_cells(tmp_path)
+    _, runs = tiny_runs(tmp_path)
     own = table_of(tmp_path / "tables", {"r1": 1.0, "r2": 2.0, "r4": 3.0})
-    cells = [
-        replace(cell, row=replace(row, name=name), seed=cell.seed)
-        for cell in cells[::2]
+    runs = [
+        replace(run, row=replace(row, name=name), seed=run.seed)
+        for run in runs[::2]
         for name, row in own.rows.items()
     ]
-    for cell in cells:
-        COUNTS.setdefault(cell.row.name, (1000, 4000))
-        # Rows of one model are one cell: name the files by row.
-        cell.__dict__["digest"] = f"{cell.row.name}{cell.seed}"
-        keep(cell, 10.0 * cell.seed + int(cell.row.name[1:]) + 0.1 * cell.seed)
-    report = Report(own, cells, "command")
+    for run in runs:
+        COUNTS.setdefault(run.row.name, (1000, 4000))
+        # Rows of one model are one run: name the files by row.
+        run.__dict__["digest"] = f"{run.row.name}{run.seed}"
+        keep(run, 10.0 * run.seed + int(run.row.name[1:]) + 0.1 * run.seed)
+    report = Report(own, runs, "command")
     report.write(tmp_path / "out")
     written = (tmp_path / "out/report.md").read_text()
     assert "## Trends" in written

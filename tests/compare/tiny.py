@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import Table, read_table
 
 ACCURACY = {
@@ -136,22 +136,22 @@ def program(folder: Path) -> tuple[str, str]:
     return (sys.executable, str(path))
 
 
-def finished(cell: Cell, **more: Any) -> dict[str, Any]:
-    """Write the result file of a cell that nothing has trained; returns what it says."""
+def finished(run: Run, **more: Any) -> dict[str, Any]:
+    """Write the result file of a run that nothing has trained; returns what it says."""
     result = {
-        "name": cell.name,
-        "task": cell.task.name,
-        "row": cell.row.name,
-        "seed": cell.seed,
-        "values": dict.fromkeys(cell.task.metrics, 50.0),
-        "sources": cell.sources or {},
+        "name": run.name,
+        "task": run.task.name,
+        "row": run.row.name,
+        "seed": run.seed,
+        "values": dict.fromkeys(run.task.metrics, 50.0),
+        "sources": run.sources or {},
         "parameters": 1000,
         "macs": 7,
         "macs_published_length": 4000,
         "num_test": 42,
-        "selected_step": min(8, cell.max_steps),
+        "selected_step": min(8, run.max_steps),
         "selected_on_test": False,
-        "max_steps": cell.max_steps,
+        "max_steps": run.max_steps,
         "num_starts": 1,
         "fit_seconds_of_last_start": 90.0,
         "report": {},
@@ -165,21 +165,21 @@ def finished(cell: Cell, **more: Any) -> dict[str, Any]:
         **more,
     }
     result["report"] = {"checkpoint": "best-00000008.ckpt", **result["report"]}
-    write_result(cell, result)
+    write_result(run, result)
     return result
 
 
-def write_result(cell: Cell, result: Mapping[str, Any]) -> None:
-    """Write the result file of a cell, also with what cannot be."""
-    cell.result_path.parent.mkdir(parents=True, exist_ok=True)
-    cell.result_path.write_text(json.dumps(result) + "\n")
+def write_result(run: Run, result: Mapping[str, Any]) -> None:
+    """Write the result file of a run, also with what cannot be."""
+    run.result_path.parent.mkdir(parents=True, exist_ok=True)
+    run.result_path.write_text(json.dumps(result) + "\n")
 
 
-def tiny_cells(
+def tiny_runs(
     folder: Path, only: list[str] | None = None, options: Options | None = None
-) -> tuple[Table, list[Cell]]:
-    """Cells of the tiny table that the program runs."""
+) -> tuple[Table, list[Run]]:
+    """Runs of the tiny table that the program runs."""
     table = read_table("tiny", write_tables(folder / "tables"))
     place = Place(runs=folder / "runs", data_dir=str(folder), launch=program(folder))
     chosen = ["listops"] if only is None else only
-    return table, make_cells(table, chosen, table.seeds, options or Options(), place)
+    return table, make_runs(table, chosen, table.seeds, options or Options(), place)

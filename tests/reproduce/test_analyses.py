@@ -14,16 +14,16 @@ import torch
 
 from lit_probattn.analysis.__main__ import main as analyse
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.model import build_task
 from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import FOLDER, kinds, read_published
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.analyses.report import AnalysisReport
 from lit_probattn.reproduce.analyses.table import Analysis
-from lit_probattn.reproduce.studies import CellStudy, Value
+from lit_probattn.reproduce.studies import RunStudy, Value
 from tests.analysis import made
 from tests.compare import test_report
 from tests.reproduce.small_tables import write_small
@@ -86,44 +86,44 @@ def test_every_printed_number_has_a_model_and_a_study_that_gives_it(name, tmp_pa
     rows = [row for row in read_published() if row["table"] == name]
     assert found == {tuple(row[k] for k in keys): float(row["value"]) for row in rows}
     for task, row in analysis.table.pairs():
-        cell = Cell(task, row, 0)
+        run = Run(task, row, 0)
         with torch.device("meta"):
-            build_task(cell, cell.data())
+            build_task(run, run.data())
     tiny = {**analysis.shortened.flags, **TINY.get(analysis.study.name, {})}
-    study = CellStudy(analysis.study.name, {k: v for k, v in tiny.items() if v is not None})
+    study = RunStudy(analysis.study.name, {k: v for k, v in tiny.items() if v is not None})
     model = tiny_models / part["task"]
     if not model.exists():
         made.checkpoint(model, **MODELS[part["task"]])
-    cell = trained(Cell(task, row, 0, place=Place(runs=tmp_path)), model / "run")
+    run = trained(Run(task, row, 0, place=Place(runs=tmp_path)), model / "run")
     studied_before = model / json.dumps(study.words).replace("/", " ")
     if studied_before.exists():
-        shutil.copytree(studied_before, study.folder(cell))
+        shutil.copytree(studied_before, study.folder(run))
     else:
-        assert analyse(study.arguments(cell)) == 0
-        shutil.copytree(study.folder(cell), studied_before)
-    assert study.is_done(cell)
+        assert analyse(study.arguments(run)) == 0
+        shutil.copytree(study.folder(run), studied_before)
+    assert study.is_done(run)
     for entry in analysis.table.rows.values():
         for key in entry.published[task.name]:
             found = analysis.value(entry.name, key)
             least = -math.inf if found.column == "difference" else 0.0  # of an untrained model
-            assert least < found.of(study, cell) < math.inf
+            assert least < found.of(study, run) < math.inf
 
 
-def trained(cell, run, seed=0, **values):
-    """Keep a result of a cell whose run is there already."""
+def trained(run, folder, seed=0, **values):
+    """Keep a result of a run whose folder exists already."""
     report = {"checkpoint": "step-00000007.ckpt", "test/loss": seed}
-    with patch.dict(test_report.COUNTS, {cell.row.name: (1000, 2000)}):
+    with patch.dict(test_report.COUNTS, {run.row.name: (1000, 2000)}):
         scores = {"valid": 30.0, "test": 31.0, **values}
-        test_report.keep(cell, 1.0, run_folder=str(run), report=report, values=scores)
-    return cell
+        test_report.keep(run, 1.0, run_folder=str(folder), report=report, values=scores)
+    return run
 
 
 # ---- reports of studies made by hand -------------------------------------------------------------
 
 
-def studied(study, cell, mean, variance):
+def studied(study, run, mean, variance):
     """Write the results of a study of distances: two layers whose mean is that."""
-    folder = study.folder(cell)
+    folder = study.folder(run)
     folder.mkdir(parents=True)
     layers = {"layer": [1, 2], "mean": [mean - 0.5, mean + 0.5], "variance": [variance] * 2}
     pd.DataFrame(layers).to_csv(folder / "head_distance_layers.csv", index=False)
@@ -132,16 +132,16 @@ def studied(study, cell, mean, variance):
 
 
 def report_of(tmp_path, means, options=None, name="fish_table8", seeds=(0, 1)):
-    """The report of cells whose mean distances are given by row, one per seed."""
+    """The report of runs whose mean distances are given by row, one per seed."""
     analysis = read(name)
     place = Place(runs=tmp_path / "runs")
-    cells = make_cells(analysis.table, [], seeds, options or Options(), place)
-    report = AnalysisReport(analysis.table, cells, "python -m lit_probattn.reproduce", analysis)
-    for cell in cells:
-        if cell.row.name in means:
-            trained(cell, tmp_path, cell.seed)
-            mean = means[cell.row.name][cells.index(cell) // len(analysis.table.rows)]
-            studied(report.study, cell, mean, 0.66 + 0.01 * cell.seed)
+    runs = make_runs(analysis.table, [], seeds, options or Options(), place)
+    report = AnalysisReport(analysis.table, runs, "python -m lit_probattn.reproduce", analysis)
+    for run in runs:
+        if run.row.name in means:
+            trained(run, tmp_path, run.seed)
+            mean = means[run.row.name][runs.index(run) // len(analysis.table.rows)]
+            studied(report.study, run, mean, 0.66 + 0.01 * run.seed)
     return report
 
 
@@ -191,14 +191,14 @@ def test_rows_of_one_model_read_their_own_lines_of_its_study(tmp_path):
     """Printed: 43.5 % with the value-oblivious optimum, 24.2 % with the other, 8 to 20 points."""
     analysis = read("value_aware_text")
     place = Place(runs=tmp_path / "runs")
-    cells = make_cells(analysis.table, [], (0, 1, 2), Options(), place)
-    report = AnalysisReport(analysis.table, cells, "python -m lit_probattn.reproduce", analysis)
-    assert len({cell.name for cell in cells}) == 3
-    for cell in cells[::3]:
-        trained(cell, tmp_path, cell.seed)
-        folder = report.study.folder(cell)
+    runs = make_runs(analysis.table, [], (0, 1, 2), Options(), place)
+    report = AnalysisReport(analysis.table, runs, "python -m lit_probattn.reproduce", analysis)
+    assert len({run.name for run in runs}) == 3
+    for run in runs[::3]:
+        trained(run, tmp_path, run.seed)
+        folder = report.study.folder(run)
         folder.mkdir(parents=True)
-        better, more = 24.0 + cell.seed / 10, 12.0 + cell.seed**2 / 10
+        better, more = 24.0 + run.seed / 10, 12.0 + run.seed**2 / 10
         table = {"method": ["ovo", "ova"], "num_kept": [65, 65], "exact": [better] * 2}
         table |= {"value": [better + more, better], "difference": [more, 0.0]}
         pd.DataFrame(table).to_csv(folder / "approximate.csv", index=False)
@@ -243,13 +243,13 @@ def test_shortened_spectra_have_fewer_and_shorter_sequences():
     assert analysis.shortened.words == ["--num_samples", "64", "--length", "64"]
 
 
-def test_a_cell_that_is_trained_anew_is_studied_anew(tmp_path):
+def test_a_run_that_is_trained_anew_is_studied_anew(tmp_path):
     report = report_of(tmp_path, MEANS)
-    cell = report.results[0][0]
-    assert report.study.is_done(cell)
-    trained(cell, tmp_path, seed=7)
-    assert not report.study.is_done(cell)
-    assert not CellStudy("head_distance", {"num_samples": 3}).is_done(cell)
+    run = report.results[0][0]
+    assert report.study.is_done(run)
+    trained(run, tmp_path, seed=7)
+    assert not report.study.is_done(run)
+    assert not RunStudy("head_distance", {"num_samples": 3}).is_done(run)
 
 
 def test_computed_numbers():
@@ -273,9 +273,9 @@ def test_computed_numbers():
     ]
 
 
-def test_what_is_computed_is_reported_before_any_cell_is_studied(tmp_path, capsys):
+def test_what_is_computed_is_reported_before_any_run_is_studied(tmp_path, capsys):
     words = ["--report", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
-    assert main(["mgk_text", *words]) == 1  # cells are missing
+    assert main(["mgk_text", *words]) == 1  # runs are missing
     text = (tmp_path / "out/report.md").read_text()
     rows = list(csv.DictReader((tmp_path / "out/ratios.csv").open()))
     computed = [row for row in rows if row["mean"]]
@@ -328,7 +328,7 @@ def test_files_that_do_not_fit_are_one_line(change, message):
 
 def test_values_that_a_study_does_not_have_are_one_line(tmp_path):
     report = report_of(tmp_path, MEANS)
-    cell, study = report.results[0][0], report.study
+    run, study = report.results[0][0], report.study
     for value, message in (
         (Value("none.csv", "mean"), "unknown table none.csv; has head_distance_layers.csv"),
         (Value("head_distance_layers.csv", "means"), "no column 'means'; did you mean 'mean'?"),
@@ -339,8 +339,8 @@ def test_values_that_a_study_does_not_have_are_one_line(tmp_path):
         ),
     ):
         with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
-            value.of(study, cell)
-    assert Value("head_distance_layers.csv", "mean", {"layer": 2}).of(study, cell) == 2.1
+            value.of(study, run)
+    assert Value("head_distance_layers.csv", "mean", {"layer": 2}).of(study, run) == 2.1
 
 
 # ---- real runs -----------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ def test_a_table_trains_studies_and_reports_and_does_nothing_twice(tmp_path, cap
     words += ["--seeds", "0"]
     assert main([*words, "--dry-run", "--commands"]) == 0
     planned = capfd.readouterr().out
-    assert "then the study head_distance of 2 of 2 cells" in planned
+    assert "then the study head_distance of 2 of 2 runs" in planned
     assert planned.count("python -m lit_probattn.analysis head_distance --checkpoint") == 2
     assert main([*words, "--report"]) == 2
     assert main(words) == 0

@@ -1,4 +1,4 @@
-"""Value-aware table 2: studies of every cell once, rows of a seed compared, sentences judged."""
+"""Value-aware table 2: studies of every run once, rows of a seed compared, sentences judged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from lit_probattn.analysis.approximation.methods import ESTIMATE
-from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import kinds, read_table
@@ -34,14 +34,14 @@ def _forked(monkeypatch):
     monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
 
 
-def studied(study, cell, gap):
+def studied(study, run, gap):
     """Write the results of `approximate`: OVO comes closer with more keys, OVA is exact with 65."""
-    folder = study.folder(cell)
+    folder = study.folder(run)
     folder.mkdir(parents=True)
     rows = []
     for kept in KEPT:
         for method, away in (("ovo", gap * 64 / kept), ("ova", 0.1 * (kept < 65))):
-            difference = away + 0.01 * cell.seed
+            difference = away + 0.01 * run.seed
             difference = 0.0 if (method, kept) == ("ova", 65) else difference
             status = ESTIMATE if (method, kept) == ("ova", 64) else "exact"
             row = {"scope": "all", "method": method, "num_kept": kept, "status": status}
@@ -56,17 +56,17 @@ def studied(study, cell, gap):
 
 
 def report_of(tmp_path, rows, seeds=(0, 1), options=None):
-    """The report of trained cells, of which `rows` are studied."""
+    """The report of trained runs, of which `rows` are studied."""
     table = read_table(NAME)
-    cells = make_cells(table, [], seeds, options or Options(), Place(runs=tmp_path / "runs"))
+    runs = make_runs(table, [], seeds, options or Options(), Place(runs=tmp_path / "runs"))
     short = bool(options and options.shortened)
-    report = ApproximationTable(table, cells, "a command", part=kinds()[NAME], is_short=short)
-    for cell in cells:
-        trained(cell, tmp_path, cell.seed, params=155.999)
+    report = ApproximationTable(table, runs, "a command", part=kinds()[NAME], is_short=short)
+    for run in runs:
+        trained(run, tmp_path, run.seed, params=155.999)
         log = tmp_path / "metrics.csv"
         log.write_text("step,train/loss\n1,3.0\n2,2.0\n")
-        if cell.row.name in rows:
-            studied(report.study, cell, GAPS[cell.row.name])
+        if run.row.name in rows:
+            studied(report.study, run, GAPS[run.row.name])
     return report
 
 
@@ -81,23 +81,23 @@ def test_a_seed_is_compared_once_when_all_its_rows_are_studied(tmp_path, capsys)
     report = report_of(tmp_path, ["exponential_8", "elu_8"])
     assert report.complete([], 1, ()) == {}
     assert not list(tmp_path.rglob("approximate_compare*"))
-    for cell in report.cells:
-        if cell.row.name == "polynomial_8":
-            studied(report.study, cell, GAPS["polynomial_8"])
-    assert report.complete(report.cells, 1, ()) == {}
+    for run in report.runs:
+        if run.row.name == "polynomial_8":
+            studied(report.study, run, GAPS["polynomial_8"])
+    assert report.complete(report.runs, 1, ()) == {}
     done = [line for line in capsys.readouterr().out.splitlines() if ": done: " in line]
     assert [line.split(":")[0] for line in done] == [
         f"[{i}/2] approximate_compare, seed {i - 1}" for i in (1, 2)
     ]
-    assert report.complete(report.cells, 1, ()) == {}
+    assert report.complete(report.runs, 1, ()) == {}
     assert capsys.readouterr().out == ""
-    assert "approximate_compare for 0 of 2 seeds" in report.plan(report.cells, False)[1]
+    assert "approximate_compare for 0 of 2 seeds" in report.plan(report.runs, False)[1]
 
 
 @pytest.mark.usefixtures("_forked")
 def test_the_report_has_ovo_and_ova_of_every_kernel_and_judged_sentences(tmp_path):
     report = report_of(tmp_path, GAPS)
-    assert report.complete(report.cells, 1, ()) == {}
+    assert report.complete(report.runs, 1, ()) == {}
     report.write(tmp_path / "out")
     text = (tmp_path / "out/report.md").read_text()
     (head, *_) = [line for line in text.splitlines() if line.startswith("| keys r |")]
@@ -136,7 +136,7 @@ def test_without_studies_the_models_are_compared_and_nothing_is_told(tmp_path):
 def test_a_comparison_that_fails_is_told(tmp_path):
     report = report_of(tmp_path, GAPS, seeds=(0,))
     (tmp_path / "metrics.csv").unlink()
-    failed = report.complete(report.cells, 1, ())
+    failed = report.complete(report.runs, 1, ())
     ((name, reason),) = failed.items()
     assert name == "approximate_compare, seed 0"
     assert "error: " in reason

@@ -12,19 +12,19 @@ import time
 import pytest
 import torch
 
-from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place, parse_settings
 from lit_probattn.compare.model import counts, step_operations
 from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
 from lit_probattn.reproduce import making
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.analyses.models import models_of
 from lit_probattn.reproduce.commands import finished
 from lit_probattn.reproduce.figures.registry import entry_of
-from tests.compare.tiny import finished as finished_cell
-from tests.compare.tiny import tiny_cells, write_tables
+from tests.compare.tiny import finished as finished_run
+from tests.compare.tiny import tiny_runs, write_tables
 from tests.support.paths import ROOT
 
 
@@ -58,9 +58,9 @@ def test_dry_run_says_what_would_run_and_what_is_missing(places, capsys, tmp_pat
 
 
 def test_time_is_operations_by_the_rate(tmp_path, capsys, places):
-    _, cells = tiny_cells(tmp_path, ["listops", "softmax_2"])
-    macs = counts(cells[0])["macs"]
-    assert step_operations(cells[0], macs) == 6 * 8 * macs  # batches of 8
+    _, runs = tiny_runs(tmp_path, ["listops", "softmax_2"])
+    macs = counts(runs[0])["macs"]
+    assert step_operations(runs[0], macs) == 6 * 8 * macs  # batches of 8
     tflops = 16 * 6 * 8 * macs / 7e12  # 16 steps in 7 seconds
     words = ["tiny", *places, "--only", "listops", "softmax_2", "--dry-run"]
     assert main([*words, "--tflops", str(tflops)]) == 0
@@ -173,7 +173,7 @@ def test_the_uea_table_is_run_as_the_others(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="a GPU is there")
-def test_a_gpu_that_is_not_there_is_told_before_any_cell(places, tmp_path, capsys):
+def test_a_gpu_that_is_not_there_is_told_before_any_run(places, tmp_path, capsys):
     assert main(["tiny", *places, "--only", "listops", "--accelerator", "gpu"]) == 2
     assert "no GPU is available; use --accelerator cpu" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.log"))
@@ -185,25 +185,25 @@ def test_settings():
 
 @pytest.mark.slow
 def test_real_runs_killed_and_resumed(places, tmp_path):
-    """Two real cells; the command is killed in the second, and goes on."""
+    """Two real runs; the command is killed in the second, and goes on."""
     more = ["--only", "listops", "--seeds", "3", "--accelerator", "cpu", "--steps", "400"]
     words = [sys.executable, "-m", "lit_probattn.reproduce", "tiny", *places, *more]
     words += ["--set", "run.checkpoint_every=5", "trainer.val_check_interval=50"]
     words += ["model.init_args.schedule_steps=400"]
     process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    cells = tmp_path / "runs/reproduce/results"
+    runs = tmp_path / "runs/reproduce/results"
     end = time.monotonic() + 240
     while time.monotonic() < end and not list(tmp_path.glob("runs/*mgk*/0/checkpoints/step*")):
         time.sleep(0.2)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    (first,) = cells.glob("*.jsonl")
+    (first,) = runs.glob("*.jsonl")
     before = first.read_bytes()
     again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "[1/2] listops, Softmax, 2 heads, seed 3: already finished" in again.stdout
     assert "[2/2] listops, MGK, 1 head, seed 3: resumes from step " in again.stdout
     assert first.read_bytes() == before
-    results = [json.loads(path.read_text()) for path in cells.glob("*.jsonl")]
+    results = [json.loads(path.read_text()) for path in runs.glob("*.jsonl")]
     assert sorted(result["num_starts"] for result in results) == [1, 2]
     report = (tmp_path / "runs/reproduce/reports/tiny/report.md").read_text()
     assert "2 of 2 runs are finished." in report
@@ -216,22 +216,22 @@ def test_a_dry_run_of_a_grid_asks_for_no_metric_by_name(capsys, tmp_path):
     assert main(words) == 0, capsys.readouterr().err
 
 
-def test_cells_are_composed_only_where_a_task_has_results(tmp_path, monkeypatch):
-    table, cells = tiny_cells(tmp_path)
-    place = cells[0].place
-    finished_cell(cells[0])
-    assert finished(table, place) == cells[:1]
+def test_runs_are_composed_only_where_a_task_has_results(tmp_path, monkeypatch):
+    table, runs = tiny_runs(tmp_path)
+    place = runs[0].place
+    finished_run(runs[0])
+    assert finished(table, place) == runs[:1]
     composed = []
-    monkeypatch.setattr(Cell, "result", lambda cell: composed.append(cell.task.name))
+    monkeypatch.setattr(Run, "result", lambda run: composed.append(run.task.name))
     assert finished(table, place) == []
-    assert set(composed) == {cells[0].task.name}
-    cells[0].result_path.unlink()
+    assert set(composed) == {runs[0].task.name}
+    runs[0].result_path.unlink()
     composed.clear()
     assert finished(table, place) == composed == []
 
 
-def test_a_table_counts_the_runs_that_its_cells_are():
-    """`--list` counts without composing; the cells themselves are the reference."""
+def test_a_table_counts_the_runs_that_its_runs_are():
+    """`--list` counts without composing; the runs themselves are the reference."""
     place, counted = Place(), {}
     for name, part in kinds().items():
         if part["kind"] == "fits":
@@ -242,8 +242,8 @@ def test_a_table_counts_the_runs_that_its_cells_are():
             table = models_of(name, part)
         else:
             continue
-        cells = make_cells(table, [], table.seeds, Options(), place)
-        counted[name] = table.num_runs, len(cells)
+        runs = make_runs(table, [], table.seeds, Options(), place)
+        counted[name] = table.num_runs, len(runs)
     assert len(counted) > 40
     assert {name: pair for name, pair in counted.items() if pair[0] != pair[1]} == {}
 

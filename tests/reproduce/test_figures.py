@@ -1,4 +1,4 @@
-"""Published figures: verdicts on hand-made cells, pictures, the command."""
+"""Published figures: verdicts on hand-made runs, pictures, the command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
@@ -91,7 +91,7 @@ def test_a_trend(series, verdict):
     assert found.verdict == verdict
 
 
-def cells(rule: str, sizes: list[tuple[int, int, int, int, float]], mean=SURE) -> pd.DataFrame:
+def runs(rule: str, sizes: list[tuple[int, int, int, int, float]], mean=SURE) -> pd.DataFrame:
     """Rows of (heads, head size, width, parameters, perplexity), each of all seeds."""
     return pd.DataFrame(
         {
@@ -105,11 +105,11 @@ def cells(rule: str, sizes: list[tuple[int, int, int, int, float]], mean=SURE) -
 
 
 def test_two_models_that_are_one():
-    one = cells("fixed", [(4, 16, 64, 100, 50.0)])
-    assert equal(one, cells("standard", [(4, 16, 64, 100, 50.0)]), "").verdict == "agrees"
-    assert equal(one, cells("standard", [(4, 16, 64, 101, 50.0)]), "").verdict != "agrees"
-    assert equal(one, cells("standard", [(8, 8, 64, 100, 59.0)]), "").verdict == "differs"
-    assert equal(one, cells("standard", [(8, 8, 64, 100, 50.0)]), "").verdict == "inconclusive"
+    one = runs("fixed", [(4, 16, 64, 100, 50.0)])
+    assert equal(one, runs("standard", [(4, 16, 64, 100, 50.0)]), "").verdict == "agrees"
+    assert equal(one, runs("standard", [(4, 16, 64, 101, 50.0)]), "").verdict != "agrees"
+    assert equal(one, runs("standard", [(8, 8, 64, 100, 59.0)]), "").verdict == "differs"
+    assert equal(one, runs("standard", [(8, 8, 64, 100, 50.0)]), "").verdict == "inconclusive"
     assert equal(one, one[:0], "").verdict == "inconclusive"
 
 
@@ -132,11 +132,11 @@ BASELINES = [
 )
 def test_models_beside_the_best_baselines_of_as_many_parameters(value, spread, verdict, difference):
     models = [(2, 16, 64, 500, 1.0), (4, 16, 64, 1000, 1.0), (8, 16, 64, 2000, value)]
-    groups = [part for _, part in cells("width", BASELINES).groupby("embed_dim")]
-    found = at_equal(cells("fixed", models, spread), groups, "num_parameters", -1, "gap")
+    groups = [part for _, part in runs("width", BASELINES).groupby("embed_dim")]
+    found = at_equal(runs("fixed", models, spread), groups, "num_parameters", -1, "gap")
     assert found.verdict == verdict
     assert f"mean over 1 models with 0.00 to 0.00 M: {difference:+.2f}" in found.measured
-    outside = cells("fixed", [(64, 16, 64, 9000, 1.0)])
+    outside = runs("fixed", [(64, 16, 64, 9000, 1.0)])
     assert at_equal(outside, groups, "num_parameters", -1, "").verdict == "inconclusive"
 
 
@@ -157,7 +157,7 @@ FALLING = [(h, 16, 64, 900 + 100 * h, 110.0 - 4 * i) for i, h in enumerate((2, 4
 
 
 def test_perplexity_against_parameters():
-    as_said = report(AgainstParameters, cells("fixed", FALLING[:3]), cells("width", BASELINES))
+    as_said = report(AgainstParameters, runs("fixed", FALLING[:3]), runs("width", BASELINES))
     found = as_said.judges()
     assert verdicts(as_said) == {
         "equal_parameters": "differs",  # 102 where the baseline is at 98.7
@@ -166,24 +166,24 @@ def test_perplexity_against_parameters():
     }
     assert "width 64 with 8 heads − width 128 with 8: +13." in found["smaller_width"]().measured
     better = [(h, e, d, n, value - 20.0) for h, e, d, n, value in FALLING]
-    other = report(AgainstParameters, cells("fixed", better), cells("width", BASELINES))
+    other = report(AgainstParameters, runs("fixed", better), runs("width", BASELINES))
     assert verdicts(other)["equal_parameters"] == verdicts(other)["smaller_width"] == "agrees"
-    nothing = report(AgainstParameters, cells("fixed", FALLING))
+    nothing = report(AgainstParameters, runs("fixed", FALLING))
     assert set(verdicts(nothing).values()) == {"inconclusive"}
 
 
 def test_perplexity_against_heads():
-    fixed = cells("fixed", FALLING)
+    fixed = runs("fixed", FALLING)
     turning = [(2, 32, 64, 1, 105.0), (4, 16, 64, 1300, 106.0), (8, 8, 64, 1, 104.0)]
-    baseline = cells("matched_mlp", [*turning, (16, 4, 64, 1, 105.5)])
+    baseline = runs("matched_mlp", [*turning, (16, 4, 64, 1, 105.5)])
     assert verdicts(report(AgainstHeads, fixed, baseline)) == {
         "coincide": "agrees",  # 4 heads of 16 at width 64
         "turn": "agrees",  # 16 heads against 8
         "fixed_falls": "agrees",
         "below": "agrees",
     }
-    rising = cells("fixed", [(h, e, d, n, 200 - value) for h, e, d, n, value in FALLING])
-    falling = cells("matched_mlp", [*turning, (16, 4, 64, 1, 90.0)])
+    rising = runs("fixed", [(h, e, d, n, 200 - value) for h, e, d, n, value in FALLING])
+    falling = runs("matched_mlp", [*turning, (16, 4, 64, 1, 90.0)])
     assert verdicts(report(AgainstHeads, rising, falling)) == {
         "coincide": "differs",
         "turn": "differs",
@@ -196,15 +196,15 @@ def test_perplexity_against_heads():
 def test_perplexity_against_the_head_size():
     grid = [(h, e, 64, h * e, 120 - 3.0 * i - 2.0 * j) for i, h in enumerate((4, 8, 16))
             for j, e in enumerate((8, 16, 32))]  # fmt: skip
-    made = report(AgainstHeadSize, cells("head_size", grid))
+    made = report(AgainstHeadSize, runs("head_size", grid))
     assert verdicts(made) == {"larger_heads": "agrees", "more_heads": "agrees"}
     grid[0] = (4, 8, 64, 32, 90.0)
-    made = report(AgainstHeadSize, cells("head_size", grid))
+    made = report(AgainstHeadSize, runs("head_size", grid))
     assert verdicts(made) == {"larger_heads": "differs", "more_heads": "differs"}
 
 
 def test_pictures_are_in_the_axes_of_the_paper():
-    fixed, widths = cells("fixed", FALLING), cells("width", BASELINES)
+    fixed, widths = runs("fixed", FALLING), runs("width", BASELINES)
     left, right = report(AgainstParameters, fixed, widths).drawn()["figure"]().axes
     assert (left.get_xlabel(), right.get_xlabel()) == ("parameters", "embedding size")
     assert [text.get_text() for text in left.get_legend().get_texts()] == [
@@ -218,7 +218,7 @@ def test_pictures_are_in_the_axes_of_the_paper():
     assert points == pytest.approx([98.0, 102.0, 106.0, 110.0])  # one point a model, no mean
     (axis,) = report(AgainstHeads, fixed, widths).drawn()["figure"]().axes
     assert axis.get_xlabel() == "heads"
-    sizes = cells("head_size", [(4, 8, 64, 1, 9.0), (8, 8, 64, 1, 8.0), (8, 16, 64, 1, 7.0)])
+    sizes = runs("head_size", [(4, 8, 64, 1, 9.0), (8, 8, 64, 1, 8.0), (8, 16, 64, 1, 7.0)])
     (axis,) = report(AgainstHeadSize, sizes).drawn()["figure"]().axes
     assert axis.get_xlabel() == "head size"
     assert len(axis.containers) == 2
@@ -264,19 +264,19 @@ def test_scores_against_parameters():
 
 
 def test_figure_2_shares_its_models_with_the_tables():
-    names = cells_of("low_rank_figure2", reduced=False)
+    names = runs_of("low_rank_figure2", reduced=False)
     for table, shared in (("low_rank_table2a", 12), ("low_rank_table1", 3)):
-        made = make_cells(read_table(table), ["squad"], [0], Options(), Place())
-        assert len(names & {cell.name for cell in made}) == shared  # with the stages before
+        made = make_runs(read_table(table), ["squad"], [0], Options(), Place())
+        assert len(names & {run.name for run in made}) == shared  # with the stages before
 
 
 # ---- files and command -------------------------------------------------------------------------
 
 
-def cells_of(name: str, reduced: bool) -> set[str]:
+def runs_of(name: str, reduced: bool) -> set[str]:
     table = FIGURES[name].table(name, kinds()[name], FOLDER, Place(), reduced)
-    options = Options(shortened=reduced and not figure_class(name, {}).has_reduced_cells)
-    return {cell.name for cell in make_cells(table, [], [0], options, Place())}
+    options = Options(shortened=reduced and not figure_class(name, {}).has_reduced_runs)
+    return {run.name for run in make_runs(table, [], [0], options, Place())}
 
 
 LM1B = ("low_rank_figure1", "low_rank_figure3a", "low_rank_figure3b", "low_rank_figure4")
@@ -288,11 +288,11 @@ def test_every_figure_has_a_file_a_class_and_a_judge_for_each_sentence():
     for name, part in files.items():
         known = figure_class(name, {})(None, [], "").judges()
         assert set(part["says"]) <= set(known)
-        assert cells_of(name, reduced=False)
+        assert runs_of(name, reduced=False)
 
 
-def test_figures_share_cells():
-    reduced, full = ({n: cells_of(n, r) for n in LM1B} for r in (True, False))
+def test_figures_share_runs():
+    reduced, full = ({n: runs_of(n, r) for n in LM1B} for r in (True, False))
     assert [len(found) for found in reduced.values()] == [13, 9, 6, 7]
     assert len(set.union(*reduced.values())) == 21
     assert len(set.union(*full.values())) == 47
@@ -300,7 +300,7 @@ def test_figures_share_cells():
 
 
 def test_a_sentence_that_nothing_judges_is_named(tmp_path):
-    made = report(AgainstHeads, cells("fixed", FALLING))
+    made = report(AgainstHeads, runs("fixed", FALLING))
     made.part = {"says": {"unheard": "Of nothing."}}
     made.table = FIGURES["low_rank_figure3a"].table(
         "low_rank_figure3a", kinds()["low_rank_figure3a"], FOLDER, Place(), True
@@ -311,7 +311,7 @@ def test_a_sentence_that_nothing_judges_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_a_figure_is_trained_and_judged(tmp_path, capsys):
-    """Two tiny cells, from the command to verdicts.csv."""
+    """Two tiny runs, from the command to verdicts.csv."""
     text = "".join(f"a sentence of {n} words , {n % 7} and {n % 11} .\n" for n in range(400))
     (tmp_path / "text.txt").write_text(text)
     words = ["low_rank_figure3a", "--shortened", "--seeds", "0", "--steps", "4", "--only"]

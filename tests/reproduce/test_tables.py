@@ -1,4 +1,4 @@
-"""The shipped tables: every printed number has its cell, every cell can be built."""
+"""The shipped tables: every printed number has a run, every run can be built."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import yaml
 
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.app import main
-from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.model import build_task
 from lit_probattn.compare.protocol import (
     ATTENTION,
     Options,
-    cell_config,
     deciding,
     differences,
     draws_noise_at_eval,
+    run_config,
     setting,
     switched,
 )
+from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import (
     AVERAGE,
     Kind,
@@ -74,7 +74,7 @@ def test_every_table_with_numbers_is_known_and_every_kind_is_supported():
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_every_printed_number_stands_beside_its_cell(name):
+def test_every_printed_number_stands_beside_its_run(name):
     table = read_table(name)
     found = {}
     for row in table.rows.values():
@@ -105,9 +105,9 @@ def test_models_of_the_low_rank_tables_have_the_printed_parameters(name):
     table = read_table(name)
     task, found = table.tasks["bert_pretraining_long"], []
     for row in table.rows.values():
-        cell = Cell(task, row, 0)
+        run = Run(task, row, 0)
         with torch.device("meta"):
-            model = build_task(cell, cell.data()).model
+            model = build_task(run, run.data()).model
         result = {"parameters": sum(weights.numel() for weights in model.parameters())}
         found.append(task.metrics["params"].value(result))
         assert round(found[-1]) == row.published[task.name]["params"]
@@ -118,22 +118,22 @@ def test_rows_of_the_low_rank_tables_go_through_the_published_chain():
     assert len(LOW_RANK) == 4
     for name in LOW_RANK:
         table = read_table(name)
-        cells = make_cells(table, [], [0], Options(), Place())
-        assert len(cells) == 4 * len(table.rows)
+        runs = make_runs(table, [], [0], Options(), Place())
+        assert len(runs) == 4 * len(table.rows)
         for row in table.rows:
-            chain = {cell.task.name: cell for cell in cells if cell.row.name == row}
-            steps = {task: cell.max_steps for task, cell in chain.items()}
+            chain = {run.task.name: run for run in runs if run.row.name == row}
+            steps = {task: run.max_steps for task, run in chain.items()}
             assert (steps["bert_pretraining"], steps["bert_pretraining_long"]) == (450_000, 50_000)
             sizes = ("embed_dim", "head_dim", "num_layers", "mlp_dim")
-            models = [cell.config["model"]["init_args"] for cell in chain.values()]
+            models = [run.config["model"]["init_args"] for run in chain.values()]
             assert len({tuple(model[size] for size in sizes) for model in models}) == 1
             assert models[0]["num_layers"] == 24
             assert chain["squad"].start.name == chain["mnli"].start.name
             assert chain["squad"].start.start.name == chain["bert_pretraining"].name
-        short = make_cells(table, [], [0], Options(shortened=True), Place())
+        short = make_runs(table, [], [0], Options(shortened=True), Place())
         assert len(short) == 3 * len(table.rows)
-        for cell in short:
-            row, given = table.rows[cell.row.name], cell.config["model"]["init_args"]
+        for run in short:
+            row, given = table.rows[run.row.name], run.config["model"]["init_args"]
             for key in ("embed_dim", "head_dim", "mlp_dim"):
                 full = row.overrides[f"model.init_args.{key}"]
                 assert full == 8 * given[key]
@@ -142,11 +142,11 @@ def test_rows_of_the_low_rank_tables_go_through_the_published_chain():
 
 def test_tables_2a_and_2b_share_the_chain_of_their_common_row():
     one, other = (
-        make_cells(read_table(f"low_rank_table2{letter}"), [row], [0], Options(), Place())
+        make_runs(read_table(f"low_rank_table2{letter}"), [row], [0], Options(), Place())
         for letter, row in (("a", "heads_8"), ("b", "size_128"))
     )
-    assert [cell.name for cell in one] == [cell.name for cell in other]
-    assert [cell.task.name for cell in one] == [
+    assert [run.name for run in one] == [run.name for run in other]
+    assert [run.task.name for run in one] == [
         *("bert_pretraining", "bert_pretraining_long", "squad", "mnli")
     ]
 
@@ -181,7 +181,7 @@ def test_noisy_rows_are_evaluated_with_their_noise():
     for table in tables:
         for task, row in table.pairs():
             for released in (False, True):
-                config = cell_config(task, row, Options(as_released=released))
+                config = run_config(task, row, Options(as_released=released))
                 if setting(config, f"{ATTENTION}.noise") not in (None, "none"):
                     noisy[table.name, row.name, released] = draws_noise_at_eval(config)
     methods = {(table, name.partition("_")[0]) for table, name, _ in noisy}
@@ -202,7 +202,7 @@ def test_the_uea_table_as_published_counts_padding_and_says_so():
     for select_on, options in (("val", ours), ("test", Options(as_published=True))):
         table, _ = uea.make_table(uea.TABLE, Place(data_dir="none"), select_on=select_on)
         for task, row in table.pairs():
-            config = cell_config(task, row, options)
+            config = run_config(task, row, options)
             found = {d.key: (d.published, d.here) for d in differences(task, row, options)}
             is_batch = task.settings["model.init_args.norm"] == "batch"
             expected = ("all", "max") if is_batch and options is not ours else ("real", "longest")
@@ -226,7 +226,7 @@ def test_the_arena_as_published_is_evaluated_in_the_authors_way(name, batches, t
     row = next(row for task_, row in read_table("mgk_table1").pairs() if task_.name == name)
     keys = {"data.init_args.parity_eval": batches, "run.test_during_training": test}
     for options, expected in ((Options(), {}), (Options(as_published=True), keys)):
-        config = cell_config(task, row, options)
+        config = run_config(task, row, options)
         assert {key: setting(config, key) for key in keys} == {k: expected.get(k) for k in keys}
         shown = {d.key: d.published for d in switched(task, options)}
         assert shown == (dict(task.published) if expected else {})
@@ -246,7 +246,7 @@ TRAINING = set(inspect.signature(Task.__init__).parameters)
 
 
 @pytest.mark.parametrize("name", every_nth(2, [pytest.param(name, id=name) for name in FITS]))
-def test_cells_can_be_built(name):
+def test_runs_can_be_built(name):
     """Models on meta tensors, with the attention of the paper and that of the released code."""
     table, rows = read_table(name), set()
     assert table.seeds
@@ -254,34 +254,34 @@ def test_cells_can_be_built(name):
     for task, row in table.pairs():
         for options in (Options(), Options(as_released=True), Options(as_published=True)):
             rows.add(row.name)
-            cell = Cell(task, row, 0, options)
-            model = cell.config["model"]
+            run = Run(task, row, 0, options)
+            model = run.config["model"]
             sizes = {k: v for k, v in model["init_args"].items() if k not in TRAINING}
             key = json.dumps([task.name, model["class_path"], sizes], sort_keys=True)
             if key not in BUILT:
                 BUILT.add(key)
                 with torch.device("meta"):
-                    build_task(cell, cell.data())
+                    build_task(run, run.data())
     assert set(table.rows) == rows
 
 
-def test_same_models_of_two_tables_are_one_cell():
+def test_same_models_of_two_tables_are_one_run():
     first, second = read_table("mgk_table3"), read_table("fish_table1")
-    cells = [Cell(t.tasks["wikitext_small"], t.rows["softmax_8"], 1) for t in (first, second)]
-    assert cells[0].name == cells[1].name
-    other = Cell(first.tasks["wikitext_small"], first.rows["softmax_4"], 1)
-    assert len({cells[0].digest, other.digest, Cell(*first.pairs()[0], 2).digest}) == 3
+    runs = [Run(t.tasks["wikitext_small"], t.rows["softmax_8"], 1) for t in (first, second)]
+    assert runs[0].name == runs[1].name
+    other = Run(first.tasks["wikitext_small"], first.rows["softmax_4"], 1)
+    assert len({runs[0].digest, other.digest, Run(*first.pairs()[0], 2).digest}) == 3
 
 
 @pytest.mark.parametrize("task", ["listops", "text", "retrieval", "wikitext_small", "imagenet"])
 def test_composed_configuration_is_the_command_lines(task, capsys):
     table = next(t for t in map(read_table, FITS) if task in t.tasks)
     row = next(r for r in table.rows.values() if task in r.published)
-    cell = Cell(table.tasks[task], row, 5, Options(shortened=True))
+    run = Run(table.tasks[task], row, 5, Options(shortened=True))
     with pytest.raises(SystemExit):
-        main([*cell.fit_arguments(), "--print_config"])
+        main([*run.fit_arguments(), "--print_config"])
     parsed = flatten(yaml.safe_load(capsys.readouterr().out))
-    mine = deciding(cell.config)
+    mine = deciding(run.config)
     assert parsed["seed_everything"] == 5
     assert {key: parsed[key] for key in mine} == mine
 
@@ -289,7 +289,7 @@ def test_composed_configuration_is_the_command_lines(task, capsys):
 def test_default_protocol_is_the_task_files():
     for name in FITS:
         for task, row in read_table(name).pairs():
-            config = cell_config(task, row, Options())
+            config = run_config(task, row, Options())
             own = compose([task.config], task.settings)
             assert config["data"] == own["data"]
             assert config["trainer"] == own["trainer"]
@@ -304,7 +304,7 @@ def test_scores_of_the_fixed_head_size_models_take_part_in_no_choice():
         pairs = [p for p in read_table(name).pairs() if p[0].name in fine_tuned]
         assert pairs
         for task, row in pairs:
-            words = Cell(task, row, 0).evaluate_arguments(fine_tuned[task.name], {}, Path("run"))
+            words = Run(task, row, 0).evaluate_arguments(fine_tuned[task.name], {}, Path("run"))
             assert words[words.index("--ckpt_path") + 1] == "last"
 
 

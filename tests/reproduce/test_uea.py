@@ -1,4 +1,4 @@
-"""The benchmark of UEA archives: recipes, cells that run once, the report, flags."""
+"""The benchmark of UEA archives: recipes, runs trained once, the report, flags."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from datamodules.series.archive import ARCHIVES
-from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.flags import Place
+from lit_probattn.compare.runs import Run
 from lit_probattn.reproduce.uea import TABLE, main, make_parser, make_table
 from tests.support import forks
 from tests.support.paths import ROOT
@@ -62,7 +62,7 @@ def options(tmp_path, monkeypatch):
 
 @pytest.fixture
 def forked(monkeypatch):
-    """Commands of cells run in forked processes."""
+    """Commands of runs run in forked processes."""
     monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
 
 
@@ -121,13 +121,13 @@ def test_dry_run_names_what_is_missing(options, capsys):
 
 
 @pytest.mark.usefixtures("forked")
-def test_cells_run_once_and_the_report_has_mean_and_deviation(options, tmp_path, capsys):
+def test_runs_run_once_and_the_report_has_mean_and_deviation(options, tmp_path, capsys):
     assert main(bundled(options, "--jobs", "2")) == 0
     printed = capsys.readouterr().out
     files = sorted((tmp_path / "runs/reproduce/results").glob("*.jsonl"))
     found = [json.loads(path.read_text()) for path in files]
-    assert [cell["seed"] for cell in found] == [0, 1]
-    values = [cell["values"]["test"] for cell in found]
+    assert [run["seed"] for run in found] == [0, 1]
+    values = [run["values"]["test"] for run in found]
     spread = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
     assert f"| BasicMotions | softmax_2 | test, % | 2 | {spread} | 12.50 |" in printed
     assert (
@@ -141,7 +141,7 @@ def test_cells_run_once_and_the_report_has_mean_and_deviation(options, tmp_path,
     assert rows[0]["archive_version"].startswith("aeon ")
     assert rows[0]["command"].startswith("python -m lit_probattn fit --config")
 
-    # A finished cell is not run again; a result cut short counts as none.
+    # A finished run is not run again; a result cut short counts as none.
     never = ["--launch", f"{sys.executable} -c pass", "--attempts", "1"]
     assert main(bundled(options, *never)) == 0
     assert capsys.readouterr().out.count("already finished") == 2
@@ -152,7 +152,7 @@ def test_cells_run_once_and_the_report_has_mean_and_deviation(options, tmp_path,
     assert "report:" not in capsys.readouterr().out
 
 
-def test_other_files_are_other_cells(options, tmp_path, monkeypatch):
+def test_other_files_are_other_runs(options, tmp_path, monkeypatch):
     pytest.importorskip("aeon")
     table = Path(options[1])
     given = {"archives": ["BasicMotions"], "source": "bundled"}
@@ -162,22 +162,22 @@ def test_other_files_are_other_cells(options, tmp_path, monkeypatch):
     assert all(len(sha) == 64 for sha in task.files.values())
     (row,) = make_table(table, place, **given)[0].rows.values()
     changed = dataclasses.replace(task, files={**task.files, "TEST": "0" * 64})
-    assert Cell(task, row, 0).digest != Cell(changed, row, 0).digest
-    assert Cell(task, row, 0).fit_arguments()[1:5] == [
+    assert Run(task, row, 0).digest != Run(changed, row, 0).digest
+    assert Run(task, row, 0).fit_arguments()[1:5] == [
         *("--config", "configs/tasks/tiny/uea.yaml"),
         *("--config", "configs/attention/softmax.yaml"),
     ]
 
 
 @pytest.mark.usefixtures("forked")
-def test_selection_on_test_is_another_cell_and_flagged(options, tmp_path, capsys):
+def test_selection_on_test_is_another_run_and_flagged(options, tmp_path, capsys):
     more = ["--select_on", "test", "--seeds", "0", "--epochs", "1"]
     assert main(bundled(options, *more)) == 0
     assert "**selected on the test split**" in capsys.readouterr().out
     (path,) = (tmp_path / "runs/reproduce/results").glob("*.jsonl")
-    cell = json.loads(path.read_text())
-    assert cell["selected_on_test"] is True
-    assert cell["max_steps"] == 1  # an epoch of the 40 series, all of which train
+    run = json.loads(path.read_text())
+    assert run["selected_on_test"] is True
+    assert run["max_steps"] == 1  # an epoch of the 40 series, all of which train
     report = (tmp_path / "out" / "report.md").read_text()
     assert "selected on the test split" in report
     assert "SHORTENED" in report

@@ -1,1 +1,1 @@
-"""Tables of studies of trained models: cells, studies, comparison with printed numbers."""
+"""Tables of studies of trained models: runs, studies, comparison with printed numbers."""

@@ -1,6 +1,6 @@
-"""A table of trained models with approximate attention: cells and their studies.
+"""A table of trained models with approximate attention: runs and their studies.
 
-The cells are trained as usual. Then `approximate` runs once on each, and `approximate_compare` on
+The runs are trained as usual. Then `approximate` runs once on each, and `approximate_compare` on
 the rows of each seed. A sentence of the paper is judged over seeds, as for figures.
 """
 
@@ -18,13 +18,13 @@ from lit_probattn.analysis.approximation.compare import Compare
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.base.files import digest
-from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.runs import Run
 from lit_probattn.experiments.page import as_csv
 from lit_probattn.experiments.runner import Job, Work
 from lit_probattn.records.markdown import code_span
 from lit_probattn.records.tables import markdown_lines
-from lit_probattn.reproduce.figures.cells import CellFigure
-from lit_probattn.reproduce.studies import MODULE, CellStudy, StudyJob, run_studies, study_step
+from lit_probattn.reproduce.figures.runs import RunFigure
+from lit_probattn.reproduce.studies import MODULE, RunStudy, StudyJob, run_studies, study_step
 
 METHODS = {"ovo": "OVO", "ova": "OVA"}
 _LEGEND = (
@@ -35,10 +35,10 @@ _LEGEND = (
 )
 
 
-class ApproximationTable(CellFigure):
+class ApproximationTable(RunFigure):
     """Report of a table of `kind: fits` with `says` and the study `approximate`."""
 
-    after_every_cell: ClassVar[bool] = True
+    after_every_run: ClassVar[bool] = True
     compared: ClassVar[str] = (
         "The values of the table are not legible in our copy of the paper, so the paper's "
         "claims about them are compared."
@@ -47,50 +47,50 @@ class ApproximationTable(CellFigure):
     # ---- studies -------------------------------------------------------------------------------
 
     @property
-    def study(self) -> CellStudy:
-        """The study `approximate` of these cells."""
+    def study(self) -> RunStudy:
+        """The study `approximate` of these runs."""
         return self.studies["approximate"]
 
-    def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
-        """Return the numbers of cells to study and seeds to compare, and the commands."""
-        left = sum(not self.study.is_done(cell) for cell in cells)
-        seeds = sorted({cell.seed for cell in cells})
+    def plan(self, runs: Sequence[Run], commands: bool) -> list[str]:
+        """Return the numbers of runs to study and seeds to compare, and the commands."""
+        left = sum(not self.study.is_done(run) for run in runs)
+        seeds = sorted({run.seed for run in runs})
         waiting = [seed for seed in seeds if not self.is_compared(seed)]
         lines = [
-            f"then the study {self.study.name} of {left} of {len(cells)} runs",
+            f"then the study {self.study.name} of {left} of {len(runs)} runs",
             f"then {Compare.name} for {len(waiting)} of {len(seeds)} seeds",
         ]
-        return lines + ([self.study.command(cell) for cell in cells] if commands else [])
+        return lines + ([self.study.command(run) for run in runs] if commands else [])
 
-    def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
-        """Study the trained cells; compare the rows of each seed with all cells studied."""
+    def complete(self, runs: Sequence[Run], jobs: int, devices: Sequence[str]) -> dict[str, str]:
+        """Study the trained runs; compare the rows of each seed with all runs studied."""
         studies: dict[int, list[StudyJob]] = {}
-        for job in self.study.jobs(cells):
-            studies.setdefault(job.cell.seed, []).append(job)
-        coming = {job.cell.name for found in studies.values() for job in found}
+        for job in self.study.jobs(runs):
+            studies.setdefault(job.run.seed, []).append(job)
+        coming = {job.run.name for found in studies.values() for job in found}
         jobs_of_all: list[Job] = [job for found in studies.values() for job in found]
-        for seed in sorted({cell.seed for cell in cells}):
-            mine = [cell for cell in self.cells if cell.seed == seed]
-            studied = all(cell.name in coming or self.study.is_done(cell) for cell in mine)
+        for seed in sorted({run.seed for run in runs}):
+            mine = [run for run in self.runs if run.seed == seed]
+            studied = all(run.name in coming or self.study.is_done(run) for run in mine)
             if studied and not self.is_compared(seed):
                 jobs_of_all.append(SeedJob(self, seed, studies.get(seed, [])))
         return run_studies(jobs_of_all, jobs, devices)
 
-    def _studied(self, seed: int) -> list[tuple[Cell, dict[str, Any]]]:
-        """Return the cells of a seed with their results; empty unless all are studied."""
-        wanted = {cell.row.name for cell in self.cells if cell.seed == seed}
+    def _studied(self, seed: int) -> list[tuple[Run, dict[str, Any]]]:
+        """Return the runs of a seed with their results; empty unless all are studied."""
+        wanted = {run.row.name for run in self.runs if run.seed == seed}
         found = [(c, r) for c, r in self.results if c.seed == seed and self.study.is_done(c)]
-        return found if {cell.row.name for cell, _ in found} == wanted else []
+        return found if {run.row.name for run, _ in found} == wanted else []
 
     def compared_folder(self, seed: int) -> Path | None:
-        """Return the folder of a seed's comparison; None unless all its cells are studied.
+        """Return the folder of a seed's comparison; None unless all its runs are studied.
 
         Its name depends on the compared studies.
         """
         found = self._studied(seed)
         if not found:
             return None
-        text = json.dumps([str(self.study.folder(cell)) for cell, _ in found])
+        text = json.dumps([str(self.study.folder(run)) for run, _ in found])
         name = f"{Compare.name}-seed{seed}-{digest(text, 8)}"
         return found[0][0].folder / "studies" / self.table.name / name
 
@@ -103,8 +103,8 @@ class ApproximationTable(CellFigure):
         """Return the arguments of the command that compares the rows of a seed."""
         found = self._studied(seed)
         words = [Compare.name, "--results"]
-        words += [f"{cell.row.name}={self.study.folder(cell)}" for cell, _ in found]
-        words += ["--runs", *(f"{cell.row.name}={result['run_folder']}" for cell, result in found)]
+        words += [f"{run.row.name}={self.study.folder(run)}" for run, _ in found]
+        words += ["--runs", *(f"{run.row.name}={result['run_folder']}" for run, result in found)]
         return [*words, "--out", str(self.compared_folder(seed))]
 
     # ---- reporting -----------------------------------------------------------------------------
@@ -112,11 +112,9 @@ class ApproximationTable(CellFigure):
     def oracles(self) -> pd.DataFrame:
         """Return a row per row of the table, seed, method and number of keys; may be empty."""
         parts = [
-            self.study.table(cell, f"{self.study.name}.csv").assign(
-                row=cell.row.name, seed=cell.seed
-            )
-            for cell, _ in self.results
-            if self.study.is_done(cell)
+            self.study.table(run, f"{self.study.name}.csv").assign(row=run.row.name, seed=run.seed)
+            for run, _ in self.results
+            if self.study.is_done(run)
         ]
         if not parts:
             return pd.DataFrame()
@@ -155,7 +153,7 @@ class ApproximationTable(CellFigure):
 
     @property
     def _compared(self) -> list[tuple[int, Path]]:
-        seeds = sorted({cell.seed for cell in self.cells})
+        seeds = sorted({run.seed for run in self.runs})
         folders = [(seed, self.compared_folder(seed)) for seed in seeds if self.is_compared(seed)]
         return [(seed, folder) for seed, folder in folders if folder is not None]
 
@@ -203,7 +201,7 @@ class SeedJob(Job):
     @property
     def folder(self) -> Path:
         """Folder of locks and logs."""
-        return self.table.cells[0].folder
+        return self.table.runs[0].folder
 
     def is_done(self) -> bool:
         """Whether the comparison's text file exists."""

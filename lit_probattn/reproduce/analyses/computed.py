@@ -13,8 +13,8 @@ import torch
 
 from lit_probattn.base.config_files import find
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.model import build_task
+from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import read_table
 from lit_probattn.configs import attention_entry, class_of, read_yaml
 from lit_probattn.experiments.expectations import Bound
@@ -72,9 +72,9 @@ def _model(of: str, folder: Path) -> torch.nn.Module:
     table_name, task, row = of.split()
     table = read_table(table_name, folder)
     ((entry, found),) = table.select([task, row])
-    cell = Cell(entry, found, 0)
+    run = Run(entry, found, 0)
     with torch.device("meta"):
-        model: torch.nn.Module = build_task(cell, cell.data()).model
+        model: torch.nn.Module = build_task(run, run.data()).model
     return model
 
 

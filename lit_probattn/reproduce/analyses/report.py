@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.report import Report
+from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
 from lit_probattn.experiments.expectations import (
     Printed,
@@ -25,7 +25,7 @@ from lit_probattn.experiments.expectations import (
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.analyses.computed import Computed
 from lit_probattn.reproduce.analyses.table import Analysis
-from lit_probattn.reproduce.studies import CellStudy, run_studies
+from lit_probattn.reproduce.studies import RunStudy, run_studies
 
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). The published number is treated as the mean "
@@ -46,7 +46,7 @@ class AnalysisReport(Report):
     """Report of an analysis table: printed and reproduced numbers, and figures of the study.
 
     Args:
-        table, cells, command: see Report.
+        table, runs, command: see Report.
         analysis: study and numbers of the table.
     """
 
@@ -55,39 +55,39 @@ class AnalysisReport(Report):
     # ---- studies -------------------------------------------------------------------------------
 
     @property
-    def study(self) -> CellStudy:
-        """The study of these cells."""
-        short = any(cell.options.shortens for cell in self.cells)
+    def study(self) -> RunStudy:
+        """The study of these runs."""
+        short = any(run.options.shortens for run in self.runs)
         return self.analysis.shortened if short else self.analysis.study
 
-    def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
-        """Study the trained cells."""
-        return run_studies(self.study.jobs(cells), jobs, devices)
+    def complete(self, runs: Sequence[Run], jobs: int, devices: Sequence[str]) -> dict[str, str]:
+        """Study the trained runs."""
+        return run_studies(self.study.jobs(runs), jobs, devices)
 
-    def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
-        """Return the number of cells to study, and the commands."""
-        left = sum(not self.study.is_done(cell) for cell in cells)
-        lines = [f"then the study {self.study.name} of {left} of {len(cells)} runs"]
-        return lines + ([self.study.command(cell) for cell in cells] if commands else [])
+    def plan(self, runs: Sequence[Run], commands: bool) -> list[str]:
+        """Return the number of runs to study, and the commands."""
+        left = sum(not self.study.is_done(run) for run in runs)
+        lines = [f"then the study {self.study.name} of {left} of {len(runs)} runs"]
+        return lines + ([self.study.command(run) for run in runs] if commands else [])
 
     @cached_property
-    def results(self) -> list[tuple[Cell, dict[str, Any]]]:
-        """Studied cells with their results, whose values include the numbers of the study."""
+    def results(self) -> list[tuple[Run, dict[str, Any]]]:
+        """Studied runs with their results, whose values include the numbers of the study."""
         found = []
-        for cell in self.cells:
-            result = cell.result()
-            if result is not None and self.study.is_done(cell):
+        for run in self.runs:
+            result = run.result()
+            if result is not None and self.study.is_done(run):
                 numbers = {
                     name: number.metric.scale
-                    * self.analysis.value(cell.row.name, name).of(self.study, cell)
+                    * self.analysis.value(run.row.name, name).of(self.study, run)
                     for name, number in self.analysis.numbers.items()
                 }
-                found.append((cell, {**result, "values": {**result["values"], **numbers}}))
+                found.append((run, {**result, "values": {**result["values"], **numbers}}))
         return found
 
     @property
     def has_numbers(self) -> bool:
-        """Whether there are studied cells or printed numbers that need no cells."""
+        """Whether there are studied runs or printed numbers that need no runs."""
         return bool(self.results or self.analysis.computed)
 
     # ---- printed and reproduced numbers --------------------------------------------------------
@@ -217,21 +217,21 @@ class AnalysisReport(Report):
                 f"{whole or 'the defaults'}.**"
             )
         parts = [how, *self.analysis.notes, "## Figures of the studies"]
-        for cell, paths in self._study_figures:
-            images = " ".join(f"![{p.stem}](figures/{cell.row.name}_{p.name})" for p in paths)
-            parts += [f"{cell.label}:", images]
+        for run, paths in self._study_figures:
+            images = " ".join(f"![{p.stem}](figures/{run.row.name}_{p.name})" for p in paths)
+            parts += [f"{run.label}:", images]
         return parts
 
     @cached_property
-    def _study_figures(self) -> list[tuple[Cell, list[Path]]]:
-        firsts = {cell.row.name: cell for cell, _ in reversed(self.results)}
+    def _study_figures(self) -> list[tuple[Run, list[Path]]]:
+        firsts = {run.row.name: run for run, _ in reversed(self.results)}
         chosen = [firsts[name] for name in self.table.rows if name in firsts]
-        return [(cell, self.study.figures(cell)) for cell in chosen]
+        return [(run, self.study.figures(run)) for run in chosen]
 
     def copies(self) -> dict[str, Path]:
         """Return the figures of the studies."""
         return {
-            f"{cell.row.name}_{path.stem}": path
-            for cell, paths in self._study_figures
+            f"{run.row.name}_{path.stem}": path
+            for run, paths in self._study_figures
             for path in paths
         }

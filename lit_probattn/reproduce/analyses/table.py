@@ -1,4 +1,4 @@
-"""The file of an analysis table: cells, study, numbers.
+"""The file of an analysis table: runs, study, numbers.
 
 A file of configs/reproduce of `kind: analysis` names its study, the models of its rows (rows of
 other tables, or attention files), and where the study's tables contain each printed number. The
@@ -17,7 +17,7 @@ from lit_probattn.compare.tables import FOLDER, Metric, Table, read_published
 from lit_probattn.experiments.expectations import Bound
 from lit_probattn.reproduce.analyses.computed import Computed
 from lit_probattn.reproduce.analyses.models import PrintedNumbers, models_of
-from lit_probattn.reproduce.studies import CellStudy, Value
+from lit_probattn.reproduce.studies import RunStudy, Value
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Analysis:
     """An analysis table.
 
     Args:
-        table: its cells; `published` of a row are its printed numbers.
-        study: study of each cell.
+        table: its runs; `published` of a row are its printed numbers.
+        study: study of each run.
         shortened: the study with the reduced protocol.
         numbers: compared numbers, by name.
         neutral: reference of the order in a table without a baseline.
@@ -53,8 +53,8 @@ class Analysis:
     """
 
     table: Table
-    study: CellStudy
-    shortened: CellStudy
+    study: RunStudy
+    shortened: RunStudy
     numbers: Mapping[str, Number]
     neutral: float | None
     notes: Sequence[str]
@@ -86,7 +86,7 @@ class Analysis:
         flags = part.get("flags", {})
         less = {k: v for k, v in {**flags, **part.get("shortened", {})}.items() if v is not None}
         try:
-            study, shortened = (CellStudy(part["study"], chosen) for chosen in (flags, less))
+            study, shortened = (RunStudy(part["study"], chosen) for chosen in (flags, less))
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from error
         return cls(

@@ -1,1 +1,1 @@
-"""Published figures: cells to train, a figure with the paper's axes, judged sentences."""
+"""Published figures: runs to train, a figure with the paper's axes, judged sentences."""

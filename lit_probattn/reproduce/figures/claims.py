@@ -1,4 +1,4 @@
-"""Conditions on the cells of a figure, used to judge the sentences of its paper.
+"""Conditions on the runs of a figure, used to judge the sentences of its paper.
 
 A condition compares a number of one row with another row or with a value, seed by seed:
 
@@ -55,7 +55,7 @@ class Claim:
         compare: `higher` or `lower` than the other side, `equal` to it, or `near` a printed value,
             which lies in the interval over seeds.
         than: another row, or a number.
-        value: a value of the figure's studies, or a metric of the table's cells.
+        value: a value of the figure's studies, or a metric of the table's runs.
         than_value: name of the other side's value, if it differs; without `than`, of the same row.
         curve: a logged metric, instead of a value.
         at: reduction of a curve: `throughout`, its mean over common steps, and the sign at each;

@@ -1,4 +1,4 @@
-"""Logged curves of cells, and values per seed for sentences about curves."""
+"""Logged curves of runs, and values per seed for sentences about curves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Curves = dict[int, pd.Series]
 
 
 def curve_of(result: Mapping[str, Any], metric: str) -> pd.Series | None:
-    """Return a logged metric of a finished cell by step; None if its run did not log it."""
+    """Return a logged metric of a finished run by step; None if it was not logged."""
     folder = Path(result["run_folder"])
     if not (folder / FILE_NAME).is_file():
         return None

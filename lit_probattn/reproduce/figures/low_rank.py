@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.runs import Run
 from lit_probattn.experiments.expectations import (
     MISSING,
     Finding,
@@ -43,16 +43,16 @@ __all__ = ["AgainstHeadSize", "AgainstHeads", "AgainstParameters"]
 
 
 class _LowRank(FigureReport):
-    """A figure whose cells are points of a grid of head sizes."""
+    """A figure whose runs are points of a grid of head sizes."""
 
-    has_reduced_cells = True
+    has_reduced_runs = True
 
-    def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+    def columns(self, run: Run, result: dict[str, Any]) -> dict[str, Any]:
         """Return rule and sizes of a point, and its parameters without the token embedding."""
-        return point_columns(cell, result)
+        return point_columns(run, result)
 
     def of(self, *rules: str) -> pd.DataFrame:
-        """Return the cells of the given rules."""
+        """Return the runs of the given rules."""
         return self.rows[self.rows["rule"].isin(rules)]
 
 
@@ -211,7 +211,7 @@ class AgainstHeadSize(_LowRank):
 
 
 def equal(first: pd.DataFrame, second: pd.DataFrame, words: str) -> Finding:
-    """Judge the claim that two models are identical: cells of one run, or equal results."""
+    """Judge the claim that two models are identical: one shared run, or equal results."""
     one, other = Sample.of(first, "perplexity"), Sample.of(second, "perplexity")
     if one is None or other is None:
         return missing()
@@ -238,7 +238,7 @@ def at_equal(
     logarithm of the column. Models outside its range, and its first point, are excluded.
 
     Args:
-        models: cells of the models.
+        models: runs of the models.
         curve: groups of baselines with a common value, such as one width.
         column: column with equal values, such as the parameters.
         sign: sign of models − curve.
@@ -275,17 +275,17 @@ def at_equal(
     return sided(means, means.constant(0.0), sign, f"{words}, mean over {span}")
 
 
-def _samples(cells: pd.DataFrame, column: str) -> dict[Any, Sample]:
-    found = {int(v): Sample.of(part, "perplexity") for v, part in cells.groupby(column)}
+def _samples(runs: pd.DataFrame, column: str) -> dict[Any, Sample]:
+    found = {int(v): Sample.of(part, "perplexity") for v, part in runs.groupby(column)}
     return {value: sample for value, sample in found.items() if sample is not None}
 
 
-def _chains(cells: pd.DataFrame, by: str, along: str, words: str) -> dict[str, dict[Any, Sample]]:
-    return {name: _samples(part, along) for name, part in series_by(cells, by, words).items()}
+def _chains(runs: pd.DataFrame, by: str, along: str, words: str) -> dict[str, dict[Any, Sample]]:
+    return {name: _samples(part, along) for name, part in series_by(runs, by, words).items()}
 
 
-def _best(cells: pd.DataFrame, column: str) -> tuple[int, Sample]:
-    samples = _samples(cells, column)
+def _best(runs: pd.DataFrame, column: str) -> tuple[int, Sample]:
+    samples = _samples(runs, column)
     best = min(samples, key=lambda value: samples[value].mean)
     return best, samples[best]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.runs import Run
 from lit_probattn.experiments.expectations import Finding, Sample, missing, sided
 from lit_probattn.records.figures import panels
 from lit_probattn.reproduce.figures.low_rank import at_equal
@@ -31,18 +31,18 @@ class FineTuned(FigureReport):
     reduced version divides all widths and keeps the numbers of heads.
     """
 
-    def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+    def columns(self, run: Run, result: dict[str, Any]) -> dict[str, Any]:
         """Return rule and sizes of a model."""
-        sizes = cell.config["model"]["init_args"]
+        sizes = run.config["model"]["init_args"]
         return {
-            "rule": cell.row.name.partition("-")[0],
+            "rule": run.row.name.partition("-")[0],
             "num_heads": sizes["attention"]["init_args"]["num_heads"],
             **{key: sizes[key] for key in ("head_dim", "embed_dim", "mlp_dim")},
             "num_parameters": result["parameters"],
         }
 
     def scores(self, metric: str) -> pd.DataFrame:
-        """Return the cells with a score, in a column of its name."""
+        """Return the runs with a score, in a column of its name."""
         column = f"value {metric}"
         known = self.rows.reindex(columns=[*self.rows.columns.difference([column]), column])
         return known.dropna(subset=[column]).rename(columns={column: _SCORES[metric]})
@@ -52,12 +52,12 @@ class FineTuned(FigureReport):
         return {"figure": self._draw}
 
     def _draw(self) -> Figure:
-        there = {key: cells for key in _SCORES if len(cells := self.scores(key))}
+        there = {key: runs for key in _SCORES if len(runs := self.scores(key))}
         figure, [axes] = panels(1, max(1, len(there)), 3.9, 3.6)
-        for axis, (metric, cells) in zip(axes, there.items(), strict=False):
+        for axis, (metric, runs) in zip(axes, there.items(), strict=False):
             words = {"fixed": "one head size", "width": "d / h, several widths"}
-            series = {words[str(rule)]: part for rule, part in cells.groupby("rule")}
-            limits = limits_of(cells, _SCORES[metric])
+            series = {words[str(rule)]: part for rule, part in runs.groupby("rule")}
+            limits = limits_of(runs, _SCORES[metric])
             draw_curves(axis, series, "num_parameters", limits, score=_SCORES[metric])
             in_millions(axis)
             axis.set_xlabel("parameters")
@@ -72,8 +72,8 @@ class FineTuned(FigureReport):
         return found
 
     def _parts(self, metric: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-        cells = self.scores(metric)
-        return cells[cells["rule"] == "fixed"], cells[cells["rule"] == "width"]
+        runs = self.scores(metric)
+        return runs[runs["rule"] == "fixed"], runs[runs["rule"] == "width"]
 
     def _smaller_width(self, metric: str) -> Finding:
         """Compare the fixed model with most heads and the widest baseline."""

@@ -1,4 +1,4 @@
-"""Panels of a figure from cells: curves, histograms and lines of studies, images."""
+"""Panels of a figure from runs: curves, histograms and lines of studies, images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cells of every figure, and the class that draws it, which is imported on demand."""
+"""The runs of every figure, and the class that draws it, which is imported on demand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     Attributes:
         module: module of `lit_probattn.reproduce.figures`.
         name: class in that module.
-        table: reads the cells of the figure's file.
+        table: reads the runs of the figure's file.
     """
 
     module: str
@@ -45,8 +45,8 @@ FIGURES = {
 
 def entry_of(name: str, part: Mapping[str, Any]) -> Entry:
     """Return the entry of a figure of `kind: figure`."""
-    kind = "StudyFigure" if "studies" in part else "CellFigure"
-    return FIGURES.get(name) or Entry("cells", kind, rows_of_tables)
+    kind = "StudyFigure" if "studies" in part else "RunFigure"
+    return FIGURES.get(name) or Entry("runs", kind, rows_of_tables)
 
 
 def figure_class(name: str, part: Mapping[str, Any]) -> type[FigureReport]:

@@ -1,4 +1,4 @@
-"""Base of all figures: file, cells, and the report with figures and judged sentences."""
+"""Base of all figures: file, runs, and the report with figures and judged sentences."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.report import Report
+from lit_probattn.compare.runs import Run
 from lit_probattn.compare.tables import Table
 from lit_probattn.experiments.expectations import Finding
 from lit_probattn.experiments.page import as_csv, findings_table, first_of, how_many_agree
@@ -29,24 +29,24 @@ _REDUCED = (
 
 @dataclass
 class FigureReport(Report):
-    """Report of a figure: table of its cells, figures, and judged sentences.
+    """Report of a figure: table of its runs, figures, and judged sentences.
 
     A figure is a file of configs/reproduce of `kind: figure` with `title`, `says` (paraphrased
-    sentences of the paper by key) and its cells, and a subclass. The subclass builds the cells from
+    sentences of the paper by key) and its runs, and a subclass. The subclass builds the runs from
     the file (`table_of`), adds columns to the results (`columns`, for example from a study of a
-    trained cell), draws the figures, and judges each sentence.
+    trained run), draws the figures, and judges each sentence.
 
     Args:
-        table, cells, command: see Report.
+        table, runs, command: see Report.
         part: content of the file.
-        reduced: whether the cells belong to the reduced version.
+        reduced: whether the runs belong to the reduced version.
     """
 
     part: Mapping[str, Any] = field(default_factory=dict)
     reduced: bool = False
     draws_scores: ClassVar[bool] = False
-    # Whether --shortened selects other cells; otherwise it reduces the protocol.
-    has_reduced_cells: ClassVar[bool] = False
+    # Whether --shortened selects other runs; otherwise it reduces the protocol.
+    has_reduced_runs: ClassVar[bool] = False
     # The reason why sentences are compared.
     compared: ClassVar[str] = (
         "The figure prints no values, so the paper's claims about it are compared."
@@ -73,8 +73,8 @@ class FigureReport(Report):
     @classmethod
     def for_part(
         cls, part: Mapping[str, Any], reduced: bool, **more: Any
-    ) -> Callable[[Table, Sequence[Cell], str], Report]:
-        """Return a function that builds the report from table, cells and command.
+    ) -> Callable[[Table, Sequence[Run], str], Report]:
+        """Return a function that builds the report from table, runs and command.
 
         `more` are further arguments of a subclass.
         """

@@ -1,4 +1,4 @@
-"""The table of cells of a figure, read from its file; PyTorch is not imported.
+"""The table of runs of a figure, read from its file; PyTorch is not imported.
 
 Arguments of each function: the figure's name, the content of its file, the folder of table files,
 the folders of the data, and whether to return the reduced version.

@@ -17,7 +17,7 @@ Series = Mapping[str, pd.DataFrame]
 
 
 def series_by_rule(table: pd.DataFrame) -> Series:
-    """Return the cells of each rule by its label; rules over widths are also split by heads."""
+    """Return the runs of each rule by its label; rules over widths are also split by heads."""
     found: dict[str, pd.DataFrame] = {}
     for rule, part in table.groupby("rule", sort=False):
         words = RULES[str(rule)]
@@ -30,7 +30,7 @@ def series_by_rule(table: pd.DataFrame) -> Series:
 
 
 def series_by(table: pd.DataFrame, column: str, words: str) -> Series:
-    """Return the cells of each value of a column, labelled by `words` with the value."""
+    """Return the runs of each value of a column, labelled by `words` with the value."""
     return {words.format(value): part for value, part in table.groupby(column)}
 
 
@@ -46,14 +46,14 @@ def draw_curves(
 
     Args:
         axis: the panel.
-        series: cells by label.
+        series: runs by label.
         column: column of the horizontal axis.
         limits: limits of the vertical axis.
         first: index of the first colour.
         score: column of the vertical axis.
     """
-    for number, (name, cells) in enumerate(series.items(), first):
-        points = cells.groupby(column)[score]
+    for number, (name, runs) in enumerate(series.items(), first):
+        points = runs.groupby(column)[score]
         means, spread = points.mean(), points.std()
         axis.errorbar(
             *(means.index, means, spread if spread.notna().any() else None),

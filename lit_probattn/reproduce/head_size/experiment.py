@@ -12,11 +12,11 @@ import torch
 from matplotlib.figure import Figure
 
 from lit_probattn.base.config_files import file_named
-from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.command import run as run_cells
+from lit_probattn.compare.command import run as run_table
 from lit_probattn.compare.flags import add_flags, place_of
 from lit_probattn.compare.model import build_task
 from lit_probattn.compare.report import Report
+from lit_probattn.compare.runs import Run
 from lit_probattn.records.figures import ReportFigure, panels
 from lit_probattn.reproduce.head_size.curves import (
     draw_curves,
@@ -35,9 +35,9 @@ class HeadSizeReport(Report):
 
     draws_scores: ClassVar[bool] = False
 
-    def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+    def columns(self, run: Run, result: dict[str, Any]) -> dict[str, Any]:
         """Return `point_columns`."""
-        return point_columns(cell, result)
+        return point_columns(run, result)
 
     def figures(self) -> dict[str, ReportFigure]:
         """Return the figures of perplexity against heads and against parameters."""
@@ -69,13 +69,13 @@ class HeadSizeReport(Report):
         ]
 
 
-def point_columns(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+def point_columns(run: Run, result: dict[str, Any]) -> dict[str, Any]:
     """Return rule and sizes of a point, and its parameters without the token embedding."""
-    sizes = cell.config["model"]["init_args"]
+    sizes = run.config["model"]["init_args"]
     with torch.device("meta"):
-        task: Any = build_task(cell, cell.data())
+        task: Any = build_task(run, run.data())
     return {
-        "rule": cell.row.name.partition("-")[0],
+        "rule": run.row.name.partition("-")[0],
         "num_heads": sizes["attention"]["init_args"]["num_heads"],
         **{key: sizes[key] for key in ("head_dim", "embed_dim", "mlp_dim")},
         "metric": perplexity_of(result["report"])[0],
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     """
     path = Path(file_named("table", options.grid))
     table = Grid.read(path).table(path.stem, place_of(options))
-    return run_cells(table, options, options.arguments[1:], module=MODULE, report=HeadSizeReport)
+    return run_table(table, options, options.arguments[1:], module=MODULE, report=HeadSizeReport)
 
 
 def draw_heads(table: pd.DataFrame) -> Figure:

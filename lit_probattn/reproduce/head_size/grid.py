@@ -1,4 +1,4 @@
-"""Points of the head-size experiment by rule, and their table of cells."""
+"""Points of the head-size experiment by rule, and their table of runs."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class Grid:
         config = compose([self.task], self.flags)
         rows = config["data"]["init_args"].get("vocab_size")
         if rows is None and self.matched_width_heads:
-            from lit_probattn.compare.cells import data_of
+            from lit_probattn.compare.runs import data_of
 
             data = data_of(config, place)
             data.setup()

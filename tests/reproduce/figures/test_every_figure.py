@@ -10,9 +10,9 @@ import pytest
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.tables import FOLDER, kinds
 from lit_probattn.reproduce.__main__ import main
-from lit_probattn.reproduce.figures.cells import CellFigure
 from lit_probattn.reproduce.figures.panels import Panel
 from lit_probattn.reproduce.figures.registry import entry_of, figure_class
+from lit_probattn.reproduce.figures.runs import RunFigure
 from lit_probattn.reproduce.figures.sweeps import Panel as CostPanel
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
 from tests.support.paths import ROOT
@@ -60,9 +60,9 @@ def test_every_figure_has_something_to_measure_and_to_judge(name):
     assert table.baseline in table.rows
     report = made.for_part(part, False)(table, [], "command")
     assert part["says"]
-    if not issubclass(made, CellFigure):
+    if not issubclass(made, RunFigure):
         return
-    # With no cell finished nothing is told, and every name is known.
+    # With no run finished nothing is told, and every name is known.
     assert list(report.findings["verdict"]) == ["inconclusive"] * len(part["says"])
     for panel in (Panel(**entry) for entry in part["panels"]):
         assert set(panel.rows or ()) <= set(table.rows)

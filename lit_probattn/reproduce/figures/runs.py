@@ -1,4 +1,4 @@
-"""Figures from cells of published tables: learning curves, and studies of trained models."""
+"""Figures from runs of published tables: learning curves, and studies of trained models."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import tiles
 from lit_probattn.base.errors import ConfigError, nearest
-from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.protocol import setting
+from lit_probattn.compare.runs import Run
 from lit_probattn.experiments.expectations import Finding, Sample, combined
 from lit_probattn.reproduce.figures.claims import Claim
 from lit_probattn.reproduce.figures.curves import Curves, curve_of
 from lit_probattn.reproduce.figures.panels import Panel, show
 from lit_probattn.reproduce.figures.report import FigureReport, Judge
-from lit_probattn.reproduce.studies import CellStudy, Value, run_studies
+from lit_probattn.reproduce.studies import RunStudy, Value, run_studies
 
 SETTING = "run.test_during_training"
 _TEST_NOTE = (
@@ -30,11 +30,11 @@ _TEST_NOTE = (
 
 
 @dataclass
-class CellFigure(FigureReport):
-    """A figure of configs/reproduce/cell_figures.bundle.yaml.
+class RunFigure(FigureReport):
+    """A figure of configs/reproduce/run_figures.bundle.yaml.
 
     Args:
-        table, cells, command, part, reduced: see FigureReport.
+        table, runs, command, part, reduced: see FigureReport.
         is_short: whether studies use their flags for the reduced protocol.
     """
 
@@ -46,18 +46,18 @@ class CellFigure(FigureReport):
     def drawn_of_test(self) -> Mapping[str, str]:
         """Return the test metrics that replace logged metrics, if all runs logged them."""
         named: Mapping[str, str] = self.part.get("test_curves", {})
-        logged = all(setting(cell.config, SETTING) is not None for cell in self.cells)
+        logged = all(setting(run.config, SETTING) is not None for run in self.runs)
         return named if logged else {}
 
     @cached_property
-    def studies(self) -> dict[str, CellStudy]:
+    def studies(self) -> dict[str, RunStudy]:
         """The studies by name."""
         short = self.part.get("studies_shortened", {}) if self.is_short else {}
         named = self.part.get("studies", {})
-        return {name: CellStudy(name, short.get(name, flags)) for name, flags in named.items()}
+        return {name: RunStudy(name, short.get(name, flags)) for name, flags in named.items()}
 
     @cached_property
-    def values(self) -> dict[str, tuple[CellStudy, Value]]:
+    def values(self) -> dict[str, tuple[RunStudy, Value]]:
         """Values of studies by name."""
         found = {}
         for name, entry in self.part.get("values", {}).items():
@@ -65,9 +65,9 @@ class CellFigure(FigureReport):
             found[name] = (self.studies[entry.pop("study")], Value(**entry))
         return found
 
-    def cells_of(self, row: str) -> list[tuple[Cell, dict[str, Any]]]:
-        """Return the finished cells of a row with their results."""
-        return [(cell, result) for cell, result in self.results if cell.row.name == row]
+    def runs_of(self, row: str) -> list[tuple[Run, dict[str, Any]]]:
+        """Return the finished runs of a row with their results."""
+        return [(run, result) for run, result in self.results if run.row.name == row]
 
     def sample(self, row: str, value: str) -> Sample | None:
         """Return a value of a row over seeds; None if it is missing.
@@ -77,13 +77,13 @@ class CellFigure(FigureReport):
         """
         found: dict[int, float] = {}
         metrics = {name for task in self.table.tasks.values() for name in task.metrics}
-        for cell, result in self.cells_of(row):
+        for run, result in self.runs_of(row):
             if value in self.values:
                 study, number = self.values[value]
-                if study.is_done(cell):
-                    found[cell.seed] = number.of(study, cell)
+                if study.is_done(run):
+                    found[run.seed] = number.of(study, run)
             elif value in result["values"]:
-                found[cell.seed] = result["values"][value]
+                found[run.seed] = result["values"][value]
         if value not in self.values and value not in metrics:
             known = [*self.values, *metrics]
             raise ConfigError(f"{self.table.name}: unknown value {value!r}{nearest(value, known)}")
@@ -91,19 +91,19 @@ class CellFigure(FigureReport):
 
     def curves(self, row: str, metric: str) -> Curves:
         """Return a logged metric of a row, by seed."""
-        found = {cell.seed: curve_of(result, metric) for cell, result in self.cells_of(row)}
+        found = {run.seed: curve_of(result, metric) for run, result in self.runs_of(row)}
         return {seed: curve for seed, curve in found.items() if curve is not None}
 
     def tables(self, row: str, study: str, file: str) -> pd.DataFrame:
         """Return a table of a study of a row, concatenated over seeds."""
-        done = [cell for cell, _ in self.cells_of(row) if self.studies[study].is_done(cell)]
-        parts = [self.studies[study].table(cell, file).assign(seed=cell.seed) for cell in done]
+        done = [run for run, _ in self.runs_of(row) if self.studies[study].is_done(run)]
+        parts = [self.studies[study].table(run, file).assign(seed=run.seed) for run in done]
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
-    def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of a cell's studies."""
+    def columns(self, run: Run, result: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of a run's studies."""
         return {
-            name: value.of(study, cell) if study.is_done(cell) else None
+            name: value.of(study, run) if study.is_done(run) else None
             for name, (study, value) in self.values.items()
         }
 
@@ -173,21 +173,21 @@ class CellFigure(FigureReport):
     def _study_figure(self, row: str, panel: Panel) -> tuple[int, Path | None]:
         """Return the seed and the figure of the first seed that is studied."""
         study = self.studies[panel.study]
-        for cell, _ in self.cells_of(row):
-            named = [path for path in study.figures(cell) if path.name == panel.file]
-            if study.is_done(cell) and named:
-                return cell.seed, named[0]
+        for run, _ in self.runs_of(row):
+            named = [path for path in study.figures(run) if path.name == panel.file]
+            if study.is_done(run) and named:
+                return run.seed, named[0]
         return 0, None
 
     # ---- studies -------------------------------------------------------------------------------
 
-    def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
-        """Run the studies of the trained cells."""
-        studies = [job for study in self.studies.values() for job in study.jobs(cells)]
+    def complete(self, runs: Sequence[Run], jobs: int, devices: Sequence[str]) -> dict[str, str]:
+        """Run the studies of the trained runs."""
+        studies = [job for study in self.studies.values() for job in study.jobs(runs)]
         return run_studies(studies, jobs, devices)
 
 
-class StudyFigure(CellFigure):
-    """A figure with studies, which run when all cells are trained."""
+class StudyFigure(RunFigure):
+    """A figure with studies, which run when all runs are trained."""
 
-    after_every_cell = False
+    after_every_run = False

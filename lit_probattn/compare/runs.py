@@ -1,8 +1,8 @@
 """One run of a table: task, row and seed; its commands, run folder and result file.
 
-A cell is identified by all settings that affect its result, not by its table: tables with the same
-model share its run. A cell may start from the weights of another cell, its start, which is then
-part of its identity; its data use the tokeniser of the start.
+A run is identified by all settings that affect its result, not by its table, so tables share runs.
+A run may start from the weights of another run, its start, which is then part of its identity; its
+data use the tokeniser of the start.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from lit_probattn.compare.flags import Place, flags
 from lit_probattn.compare.protocol import (
     Options,
     attention_option,
-    cell_config,
     config_files,
     deciding,
     overrides,
+    run_config,
     setting,
     start_of,
 )
-from lit_probattn.compare.results import CellResult, read_result, result_store
+from lit_probattn.compare.results import RunResult, read_result, result_store
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
 from lit_probattn.configs import class_of, parameters_of
 from lit_probattn.training.checkpoints import list_checkpoints
@@ -41,8 +41,8 @@ _OPENED: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A run of a table."""
+class Run:
+    """A task, a row and a seed of a table: one training with its evaluations."""
 
     task: TaskEntry
     row: Row
@@ -53,7 +53,7 @@ class Cell:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Composed configuration, without seed and folders."""
-        return cell_config(self.task, self.row, self.options)
+        return run_config(self.task, self.row, self.options)
 
     @cached_property
     def digest(self) -> str:
@@ -68,15 +68,15 @@ class Cell:
     # ---- start ---------------------------------------------------------------------------------
 
     @cached_property
-    def start(self) -> Cell | None:
-        """The cell from whose weights this one starts; None if settings name other weights."""
+    def start(self) -> Run | None:
+        """The run from whose weights this one starts; None if settings name other weights."""
         task = start_of(self.task, self.options)
         if task is None or setting(self.config, INIT_FROM) is not None:
             return None
         seed = self.options.start_seed
         return replace(self, task=task, seed=self.seed if seed is None else seed)
 
-    def chain(self) -> list[Cell]:
+    def chain(self) -> list[Run]:
         """Return its chain of starts, the first one first, and itself."""
         return [*(self.start.chain() if self.start else ()), self]
 
@@ -94,17 +94,17 @@ class Cell:
 
     @property
     def data_key(self) -> str:
-        """Identity of the data, equal for cells with the same data."""
+        """Identity of the data, equal for runs with the same data."""
         before = self.start.data_key if self.start else None
         return json.dumps([self.config["data"], before], sort_keys=True)
 
     @property
     def _shares_tokeniser(self) -> bool:
-        """Whether the data of this cell and of its start have a tokeniser that is not set here."""
+        """Whether the data of this run and of its start have a tokeniser that is not set here."""
         if self.start is None or setting(self.config, TOKENISER) is not None:
             return False
         option = TOKENISER.rpartition(".")[2]
-        both = (class_of(cell.config["data"]["class_path"]) for cell in (self, self.start))
+        both = (class_of(run.config["data"]["class_path"]) for run in (self, self.start))
         return all(option in parameters_of(data) for data in both)
 
     @property
@@ -141,11 +141,11 @@ class Cell:
         The current files are hashed. None if the data are missing.
         """
         found: dict[str, str] = {}
-        for cell in self.chain():
-            hashes = cell._own_sources
+        for run in self.chain():
+            hashes = run._own_sources
             if hashes is None:
                 return None
-            of = "" if cell is self else f"{cell.task.name}: "
+            of = "" if run is self else f"{run.task.name}: "
             found |= {f"{of}{name}": sha for name, sha in hashes.items()}
         return found
 
@@ -174,7 +174,7 @@ class Cell:
 
     @property
     def run_name(self) -> str:
-        """Name of the run: the cell's name and a hash of its source files.
+        """Name of the run folder: the name of the result and a hash of the source files.
 
         Changed data start a new run, even if an unfinished one exists.
         """
@@ -200,7 +200,7 @@ class Cell:
 
     @property
     def log_path(self) -> Path:
-        """Log file of the cell's commands."""
+        """Log file of the run's commands."""
         return self.folder / "logs" / f"{self.name}.log"
 
     @property
@@ -252,13 +252,13 @@ class Cell:
         return None
 
     def result(self) -> dict[str, Any] | None:
-        """Return the result of a finished cell; None if it is missing or of other data.
+        """Return the result of a finished run; None if it is missing or of other data.
 
         A truncated file counts as missing. If the data are missing, the result is not checked
         against them.
 
         Raises:
-            ConfigError: the file belongs to another cell, or a field is missing or invalid.
+            ConfigError: the file belongs to another run, or a field is missing or invalid.
         """
         found = self._kept()
         return None if found is None or self._changed(found) else found
@@ -284,27 +284,27 @@ class Cell:
         Raises:
             ConfigError: a field is missing or invalid.
         """
-        result_store(self.result_path).add(CellResult.model_validate(result))
+        result_store(self.result_path).add(RunResult.model_validate(result))
 
 
-def with_starts(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells and their starts without duplicates, each start before its dependants."""
-    found: dict[tuple[str, str, int], Cell] = {}
-    for cell in cells:
-        for part in cell.chain():
+def with_starts(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs and their starts without duplicates, each start before its dependants."""
+    found: dict[tuple[str, str, int], Run] = {}
+    for run in runs:
+        for part in run.chain():
             found.setdefault((part.task.name, part.row.name, part.seed), part)
     return list(found.values())
 
 
-def share_of(cells: Iterable[Cell], index: int, count: int) -> list[Cell]:
-    """Return every `count`-th group of cells from the `index`-th, each run once.
+def share_of(runs: Iterable[Run], index: int, count: int) -> list[Run]:
+    """Return every `count`-th group of runs from the `index`-th, each run once.
 
-    A group contains the cells with the same first start, so one shard trains the whole chain.
+    A group contains the runs with the same first start, so one shard trains the whole chain.
     """
-    groups: dict[str, dict[str, Cell]] = {}
-    for cell in cells:
-        groups.setdefault(cell.chain()[0].name, {}).setdefault(cell.name, cell)
-    return [cell for group in list(groups.values())[index::count] for cell in group.values()]
+    groups: dict[str, dict[str, Run]] = {}
+    for run in runs:
+        groups.setdefault(run.chain()[0].name, {}).setdefault(run.name, run)
+    return [run for group in list(groups.values())[index::count] for run in group.values()]
 
 
 def data_of(config: Mapping[str, Any], place: Place, **more: Any) -> DataModule:

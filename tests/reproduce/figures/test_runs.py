@@ -1,4 +1,4 @@
-"""Figures of trained models: verdicts from curves and studies, and two real cells."""
+"""Figures of trained models: verdicts from curves and studies, and two real runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from lit_probattn.base.errors import ConfigError
-from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.reproduce.__main__ import main
-from lit_probattn.reproduce.figures.cells import CellFigure, StudyFigure
+from lit_probattn.reproduce.figures.runs import RunFigure, StudyFigure
 from lit_probattn.reproduce.figures.tables import rows_of_tables
 from tests.compare.tiny import finished, write_tables
 from tests.support.paths import ROOT
@@ -63,24 +63,24 @@ def figure(folder, claims, *, seeds=(3, 4, 5), shift=0.0, studied=False, noise=0
     On the test split it is as much below.
     """
     part = {**FIGURE, "says": {"one": {"says": "It is so.", "holds": claims}}}
-    made = CellFigure
+    made = RunFigure
     if studied:
         part, made = {**part, **STUDIED}, StudyFigure
     folder.mkdir(exist_ok=True)
     tables = write_tables(folder / "tables")
     table = rows_of_tables("tiny_figure", part, tables, Place(), False)
-    cells = make_cells(table, [], seeds, options or Options(), Place(runs=folder / "runs"))
-    for number, cell in enumerate(cells):
-        run = folder / "runs" / cell.name / "0"
-        run.mkdir(parents=True)
-        own = (shift if cell.row.name == "mgk_1" else 0.0) + noise * np.sin(7.0 * number)
+    runs = make_runs(table, [], seeds, options or Options(), Place(runs=folder / "runs"))
+    for number, run in enumerate(runs):
+        logs = folder / "runs" / run.name / "0"
+        logs.mkdir(parents=True)
+        own = (shift if run.row.name == "mgk_1" else 0.0) + noise * np.sin(7.0 * number)
         loss = 1.0 + np.exp(-STEPS / 40) + own
         metrics = {"step": STEPS, "train/loss": loss, "val/accuracy": 1.0 - 0.2 * loss}
         metrics["test/accuracy"] = 0.2 * loss
-        pd.DataFrame(metrics).to_csv(run / "metrics.csv", index=False)
+        pd.DataFrame(metrics).to_csv(logs / "metrics.csv", index=False)
         values = {"test": 50.0 + float(own), "parameters": 1.0}
-        finished(cell, values=values, run_folder=str(run))
-    return made(table, cells, "command", part=part)
+        finished(run, values=values, run_folder=str(logs))
+    return made(table, runs, "command", part=part)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_curves_of_the_test_split_stand_in_where_all_runs_have_logged_them(score
     options = Options(settings={"run.test_during_training": scored} if scored else {})
     made = figure(tmp_path, [words], shift=0.3, options=options)
     part = {**made.part, "test_curves": {"val/accuracy": "test/accuracy"}, "note": "Of validation."}
-    made = CellFigure(made.table, made.cells, "command", part=part)
+    made = RunFigure(made.table, made.runs, "command", part=part)
     assert list(made.findings["verdict"]) == ["agrees" if scored else "differs"]
     name = "test/accuracy" if scored else "val/accuracy"
     assert name in made.findings["result"][0]
@@ -126,13 +126,13 @@ def test_curves_of_the_test_split_stand_in_where_all_runs_have_logged_them(score
 def test_a_curve_that_crosses_is_not_always_better(tmp_path):
     made = figure(tmp_path, [claim(curve="train/loss", at="throughout")], shift=-0.3)
     assert "at 20 of 20 logged steps" in made.findings["result"][0]
-    for cell, result in made.cells_of("mgk_1"):
-        path = tmp_path / "runs" / cell.name / "0/metrics.csv"
+    for run, result in made.runs_of("mgk_1"):
+        path = tmp_path / "runs" / run.name / "0/metrics.csv"
         assert result["run_folder"] in str(path)
         table = pd.read_csv(path)
         table.loc[0, "train/loss"] = 3.0
         table.to_csv(path, index=False)
-    again = CellFigure(made.table, made.cells, "command", part=made.part).findings
+    again = RunFigure(made.table, made.runs, "command", part=made.part).findings
     assert list(again["verdict"]) == ["same direction"]
     assert "at 19 of 20 logged steps" in again["result"][0]
 
@@ -144,7 +144,7 @@ def test_settled_curves(tmp_path):
     assert made.findings["verdict"].iloc[0] in ("agrees", "same direction")
     assert "share of the change of train/loss" in made.findings["result"][0]
     strict = {**made.part, "says": {"one": {"says": "so", "holds": [{**words, "than": 1e-4}]}}}
-    again = CellFigure(made.table, made.cells, "command", part=strict).findings
+    again = RunFigure(made.table, made.runs, "command", part=strict).findings
     assert again["verdict"].iloc[0] in ("differs", "inconclusive")
 
 
@@ -171,14 +171,14 @@ def test_a_sentence_is_no_better_than_its_weakest_part(tmp_path):
 
 
 def studied(made, rank):
-    """Write what the studies of every cell would: ranks by row."""
-    for cell, _ in made.results:
+    """Write what the studies of every run would: ranks by row."""
+    for run, _ in made.results:
         for study in made.studies.values():
-            folder = study.folder(cell)
+            folder = study.folder(run)
             folder.mkdir(parents=True)
             (folder / f"{study.name}.md").write_text("done")
-        table = {"layer": [1, 1, 2], "rank": [rank[cell.row.name] + cell.seed, 8, 99]}
-        pd.DataFrame(table).to_csv(made.studies["rank"].folder(cell) / "rank.csv", index=False)
+        table = {"layer": [1, 1, 2], "rank": [rank[run.row.name] + run.seed, 8, 99]}
+        pd.DataFrame(table).to_csv(made.studies["rank"].folder(run) / "rank.csv", index=False)
 
 
 def test_verdicts_of_studies(tmp_path):
@@ -187,7 +187,7 @@ def test_verdicts_of_studies(tmp_path):
     assert list(made.findings["verdict"]) == ["inconclusive"]  # nothing is studied
     part = {**made.part, "panels": RANK_PANELS}
     studied(made, {"mgk_1": 40, "softmax_2": 20})
-    made = StudyFigure(made.table, made.cells, "command", part=part)
+    made = StudyFigure(made.table, made.runs, "command", part=part)
     assert list(made.findings["verdict"]) == ["agrees"]
     assert "difference: +10.00 [" in made.findings["result"][0]
     sample = made.sample("mgk_1", "rank")
@@ -216,7 +216,7 @@ def test_wrong_claims_are_one_line(words, message, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_real_cells_are_trained_studied_drawn_and_judged(tmp_path, capsys):
+def test_two_real_runs_are_trained_studied_drawn_and_judged(tmp_path, capsys):
     tables = write_tables(tmp_path / "tables")
     holds = [claim(value="rank", **{"is": "higher"}), claim(curve="train/loss", at="throughout")]
     panels = [*FIGURE["panels"][:1], *RANK_PANELS]
