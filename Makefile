@@ -51,7 +51,7 @@ test: install
 	wait $$lint; linted=$$?; [ $$linted -eq 0 ] || cat $$log; rm -f $$log; \
 	[ $$tests -eq 0 ] && [ $$linted -eq 0 ]
 
-# Folder by folder: stopped at any time, it goes on with the parts that have not passed.
+# Folder by folder. Safe to interrupt: a new start runs the parts that have not passed.
 PARTS ?=
 test-full: lint
 	$(BIN)/python -m tests.parts $(PARTS)

@@ -15,7 +15,7 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import refuse_to_replace, replace_text
 from lit_probattn.base.provenance import machine
 from lit_probattn.models.per_layer import attention_entries
-from lit_probattn.records.figures import save_figure
+from lit_probattn.records.figures import save_figure, titled
 from lit_probattn.records.markdown import code_span, escaped, one_line
 from lit_probattn.training.trained import Trained
 
@@ -31,7 +31,7 @@ class Results:
 
     def __init__(self, out: Path, study: str, command: str) -> None:
         self.out, self.study, self.command = out, study, command
-        self.figures: list[Path] = []
+        self.figures: dict[Path, str] = {}
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -51,17 +51,24 @@ class Results:
         """Write a CSV file."""
         replace_text(self.path("csv", part), frame.to_csv(index=False, float_format=f"%.{digits}g"))
 
-    def figure(self, figure: Figure, part: str = "") -> None:
-        """Write a PNG and an SVG file of at most 300 kB with command and machine as metadata."""
+    def figure(self, figure: Figure, claim: str, part: str = "") -> None:
+        """Write a PNG and an SVG file of at most 300 kB with command and machine as metadata.
+
+        Args:
+            figure: the figure.
+            claim: its title, a finding with numbers computed from the rows.
+            part: suffix of the files' names.
+        """
         note = f"{self.command} | {machine()}"
-        self.figures.append(save_figure(figure, self.path("png", part), note)[0])
+        drawn = titled(figure, claim)
+        self.figures[save_figure(drawn, self.path("png", part), note, claim)[0]] = claim
 
     def text(self, title: str, facts: Sequence[str], body: str, appendix: str = "") -> None:
         """Write the Markdown file: title, command, facts, body, figures, appendix.
 
         The body is also printed.
         """
-        figures = [f"![{path.stem}]({path.name})" for path in self.figures]
+        figures = [f"![{escaped(claim)}]({path.name})" for path, claim in self.figures.items()]
         lines = [
             f"# {one_line(title)}",
             "",
@@ -82,6 +89,15 @@ def shown_command(words: Iterable[str]) -> str:
     parts = [word.rpartition("=") for word in words]  # also LABEL=/absolute/path
     cut = [(*p[:2], Path(p[2]).name if Path(p[2]).is_absolute() else p[2]) for p in parts]
     return shlex.join("".join(p) for p in cut)
+
+
+def span(values: Iterable[float], form: str = ".3g") -> str:
+    """Return the range of numbers, such as `0.5 to 0.8`, or the number if all print alike."""
+    found = [value for value in values if value == value]
+    if not found:
+        return "undefined"
+    low, high = format(min(found), form), format(max(found), form)
+    return low if low == high else f"{low} to {high}"
 
 
 def _variant(entry: Mapping[str, Any]) -> str:

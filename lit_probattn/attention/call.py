@@ -118,7 +118,7 @@ class HeadCall:
         """
         if self.packing is not None:
             raise NotImplementedError(
-                f"{what} of packed documents are not computed: call it for each document"
+                f"{what} of packed documents are not supported: call it for each document"
             )
 
     def scale_ratio(self) -> float:

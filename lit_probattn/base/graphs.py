@@ -49,7 +49,7 @@ def once_differentiable(backward: _Backward) -> _Backward:
     """Reject `create_graph=True` in the backward of an `autograd.Function`.
 
     PyTorch's decorator of this name detaches instead, and raises only where the second derivative
-    reaches an input that `torch.autograd.grad` did not leave out: others are silently wrong.
+    reaches an input that `torch.autograd.grad` did not skip: others are silently wrong.
     """
 
     @functools.wraps(backward)

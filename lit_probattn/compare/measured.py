@@ -21,7 +21,7 @@ from lit_probattn.compare.report import Report
 from lit_probattn.compare.runs import Run
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import quantile, time_sides
-from lit_probattn.records.figures import ReportFigure, colour_of, panels
+from lit_probattn.records.figures import OTHERS, ReportFigure, palette_of, panels, readable
 
 _RATIOS = {
     "parameters": "parameters",
@@ -30,7 +30,7 @@ _RATIOS = {
     "peak_memory_bytes": "peak memory",
 }
 _SMOOTH = 5  # number of logged training losses per average
-_LABEL_WIDTH = 44  # characters of a line
+_LABEL_WIDTH = 28  # characters of a line
 
 
 class MeasuredReport(Report):
@@ -147,7 +147,7 @@ class MeasuredReport(Report):
         caption = (
             f"Loss: mean of {_SMOOTH} logged values. Lines: means over seeds (n = {len(seeds)}); "
             "bands: lowest to highest seed; dashed lines: test split, if runs evaluated it "
-            "during training."
+            f"during training.{self.shared_options()}"
         )
         claim = (self.curves_title or self.finding()).removesuffix(".")
         return {"learning_curves": ReportFigure(claim, caption, self.learning_curves)}
@@ -155,20 +155,23 @@ class MeasuredReport(Report):
     def learning_curves(self) -> Figure:
         """Draw training loss and validation score over optimiser steps, one row of panels per task.
 
-        Lines are means over seeds, bands are the range of the seeds; dashed lines are scores of the
-        test split, if runs computed them during training.
+        Tasks with more than 16 variants have several rows of panels, since there are not more
+        colours. Lines are means over seeds, bands are the range of the seeds; dashed lines are
+        scores of the test split, if runs computed them during training.
         """
-        tasks = list(dict.fromkeys(run.task.name for run, _ in self.results))
-        figure, panes = panels(len(tasks), 2, 4.5, 3.6)
-        for pane, task in zip(panes, tasks, strict=True):
-            by_row: dict[str, list[tuple[Run, pd.DataFrame]]] = {}
-            dashed = ""
-            for run, result in self.results:
-                if run.task.name == task:
-                    log = pd.read_csv(Path(result["run_folder"]) / "metrics.csv")
-                    by_row.setdefault(run.row.label, []).append((run, log))
-            for label, found in by_row.items():
-                style: dict[str, Any] = {"color": colour_of(label)}
+        by_task: dict[str, dict[str, list[tuple[Run, pd.DataFrame]]]] = {}
+        for run, result in self.results:
+            log = pd.read_csv(Path(result["run_folder"]) / "metrics.csv")
+            by_row = by_task.setdefault(run.task.name, {})
+            by_row.setdefault(readable(run.row.label), []).append((run, log))
+        parts = [
+            (task, part) for task, by_row in by_task.items() for part in _parts(by_row, len(OTHERS))
+        ]
+        figure, panes = panels(len(parts), 2, 4.5, 3.6)
+        for pane, (task, by_label) in zip(panes, parts, strict=True):
+            colours, dashed = palette_of(by_label), ""
+            for label, found in by_label.items():
+                style: dict[str, Any] = {"color": colours[label]}
                 logs = [log for _, log in found]
                 monitor = setting(found[0][0].config, "run.monitor") or "val/accuracy"
                 scale = 100 if "accuracy" in monitor else 1
@@ -184,14 +187,22 @@ class MeasuredReport(Report):
             name = f"validation {monitor.removeprefix('val/')}{dashed}"
             pane[0].set(xlabel="optimiser step", ylabel="training loss, nats")
             pane[1].set(xlabel="optimiser step", ylabel=f"{name}{unit}")
-            title = task if len(tasks) > 1 else None
-            pane[0].legend(title=title)
+            title = task if len(by_task) > 1 else None
+            handles, names = pane[0].get_legend_handles_labels()
+            beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
+            pane[1].legend(handles, names, title=title, **beside)
             if self.chance is not None:
                 pane[1].axhline(self.chance, color="grey", linestyle="--", linewidth=1)
                 place = pane[1].get_yaxis_transform()
                 height = self.chance + 0.6
                 pane[1].text(0.02, height, "chance", color="grey", fontsize=9, transform=place)
         return figure
+
+
+def _parts(rows: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
+    """Return the rows in parts of at most `most`."""
+    items = list(rows.items())
+    return [dict(items[first : first + most]) for first in range(0, len(items), most)]
 
 
 def test_curve_of(monitor: str, logs: Sequence[pd.DataFrame]) -> str | None:

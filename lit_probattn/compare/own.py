@@ -19,6 +19,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ _CLASS = ATTENTION.removesuffix(".init_args")
 
 
 class OwnReport(MeasuredReport):
-    """The report, with the other differences between rows."""
+    """The report, with the settings other than attention in which rows differ."""
 
     def text(self) -> list[str]:
         """Return the differences other than attention, and how the step was measured."""
@@ -99,6 +100,7 @@ def make_table(
         if row.name in rows:
             raise ConfigError(f"duplicate --attention {given!r}")
         rows[row.name] = row
+    rows, shared = _without_shared(rows)
     title = f"{'; '.join(row.label for row in rows.values())}, on {' and '.join(entries)}"
     return Table(
         name=name or f"compare-{'-'.join(entries)}",
@@ -108,7 +110,20 @@ def make_table(
         baseline=next(iter(rows)),
         tasks=entries,
         rows=rows,
+        shared_options=shared,
     )
+
+
+def _without_shared(rows: Mapping[str, Row]) -> tuple[dict[str, Row], str]:
+    """Return the rows without the options that all of them show, and these options."""
+    words = {name: re.split(r" (?=[\w.]+=)", row.method) for name, row in rows.items()}
+    first, *others = words.values()
+    shared = [word for word in first[1:] if others and all(word in one for one in others)]
+    shorter = {
+        name: replace(row, method=" ".join(w for w in words[name] if w not in shared))
+        for name, row in rows.items()
+    }
+    return shorter, " ".join(shared)
 
 
 def read_row(text: str) -> Row:

@@ -6,7 +6,7 @@ import json
 import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -41,7 +41,7 @@ from lit_probattn.experiments.expectations import (
     half_width_of_test_set,
 )
 from lit_probattn.experiments.page import Made, Page, as_csv, image
-from lit_probattn.records.figures import PUBLISHED, ReportFigure, colour_of, panels, readable
+from lit_probattn.records.figures import PUBLISHED, ReportFigure, palette_of, panels, readable
 from lit_probattn.records.markdown import code_span, escaped, one_line
 from lit_probattn.records.tables import markdown_lines, unequal_sides
 
@@ -408,9 +408,15 @@ class Report:
 
     def _scores(self) -> ReportFigure:
         measured = self.summary[self.summary["mean"].notna()]
-        return scores_figure(
+        found = scores_figure(
             measured, self.rows, self.table.baseline_of, compared=not self.shortened
         )
+        return replace(found, caption=found.caption + self.shared_options())
+
+    def shared_options(self) -> str:
+        """Return a sentence on options that all rows set; their labels omit these."""
+        found = code_span(self.table.shared_options)
+        return f" All variants: {found}." if self.table.shared_options else ""
 
     def _made(self) -> Made:
         if not self.results:
@@ -752,9 +758,11 @@ def draw(
         axis.remove()
     axes = axes[: len(found)]
     methods = [list(part["method"]) for _, part in found]
+    colours = palette_of(summary["method"])
     for axis, ((task, metric), part) in zip(axes, found, strict=True):
         places = {name: -index for index, name in enumerate(part["row"])}
-        shown = _draw_scores(axis, part, rows[rows["task"] == task], str(metric), places)
+        mine = rows[rows["task"] == task]
+        shown = _draw_scores(axis, part, mine, str(metric), places, colours)
         own = part["std"].astype(float)[part["row"] == baseline_of(str(task))]
         least_spread = None if own.empty else own.iloc[0]
         about = _score_words(str(task), str(metric), str(part["unit"].iloc[0]))
@@ -783,12 +791,17 @@ def draw(
 
 
 def _draw_scores(
-    axis: Axes, part: pd.DataFrame, rows: pd.DataFrame, metric: str, places: Mapping[str, int]
+    axis: Axes,
+    part: pd.DataFrame,
+    rows: pd.DataFrame,
+    metric: str,
+    places: Mapping[str, int],
+    colours: Mapping[str, str],
 ) -> list[float]:
     """Draw the seeds, means and deviations of the rows; return all drawn values."""
     shown: list[float] = []
     for entry in part.to_dict("records"):
-        colour, place = colour_of(str(entry["method"])), places[entry["row"]]
+        colour, place = colours[entry["method"]], places[entry["row"]]
         values = rows.loc[rows["row"] == entry["row"], f"value {metric}"]
         axis.scatter(values, [place] * len(values), s=16, color=colour, alpha=0.55, zorder=3)
         spread = 0.0 if pd.isna(entry["std"]) else float(entry["std"])

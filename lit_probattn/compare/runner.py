@@ -53,7 +53,7 @@ class RunJob(Job):
 
     @cached_property
     def after(self) -> Sequence[Job]:  # type: ignore[override]
-        """The start of the run."""
+        """The job of the run from whose weights this one starts."""
         return [RunJob(self.run.start, self.facts)] if self.run.start else []
 
     @property

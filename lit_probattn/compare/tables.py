@@ -164,6 +164,7 @@ class Table:
         rows: by name, in printed order.
         baselines: baselines by task, overriding `baseline`.
         trends: trends of its rows.
+        shared_options: options of attention that all rows set and no label repeats.
     """
 
     name: str
@@ -175,6 +176,7 @@ class Table:
     rows: dict[str, Row]
     baselines: Mapping[str, str] = field(default_factory=dict)
     trends: Sequence[Trend] = ()
+    shared_options: str = ""
 
     def baseline_of(self, task: str) -> str:
         """Return the baseline of a task."""

@@ -74,7 +74,7 @@ class Agreement:
 
     @property
     def finding(self) -> Finding:
-        """Verdict of the slopes on the paper's direction."""
+        """Verdict on the paper's direction, from the slopes of all seeds."""
         if len(self.rows) < LEAST_ROWS:
             return missing(f"only {len(self.rows)} of {len(self.trend.rows)} rows are available")
         if len(set(self.printed)) == 1:

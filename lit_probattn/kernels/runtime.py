@@ -84,7 +84,7 @@ def recording(capability: int = 90) -> Iterator[list[Launched]]:
 
 
 def target_capability(device: torch.device) -> int:
-    """Return the capability for which kernels are configured, of the GPU or of the recording."""
+    """Return the capability for which kernels are configured: the GPU's, or the recorded one."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return 10 * major + minor

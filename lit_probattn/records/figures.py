@@ -31,7 +31,7 @@ DPI = 120
 LEAST_PANEL = 200  # pixels
 PNG, SVG = ".png", ".svg"
 
-# The only declaration of colours: a family has shades of one hue, and baselines are grey.
+# The only declaration of colours: a family has related hues, and baselines are grey.
 COLOURS = {
     "softmax": "#2b2b2b",
     "multi-query": "#6f6f6f",
@@ -51,13 +51,37 @@ COLOURS = {
     "Hard GFiSH": "#cc78bc",
     "MiSH": "#7a4a1e",
     "Hard MiSH": "#ca9161",
+    "talking heads": "#0c4800",
+    "DCMHA": "#84cc54",
+    "gated attention": "#8484fc",
+    "Differential": "#a80078",
+    "Parallax": "#fc8490",
+    "Elliptical": "#6c243c",
+    "softmax MGK": "#0c546c",
+    "MGK with Soft-E": "#00b4c0",
+    "sMGK with Soft-E": "#c0a8fc",
+    "MGK with learned variance": "#309cfc",
+    "multi-query MGK": "#0060cc",
+    "linear with ReLU": "#00840c",
+    "FAVOR": "#6c843c",
+    "DPFP": "#c0c078",
+    "LFiSH": "#f03c84",
+    "Hard LFiSH": "#902400",
+    "GLFiSH": "#a8606c",
+    "Hard GLFiSH": "#e4a8c0",
 }
-# Colours of variants that are not in the table, selected by a digest of the name.
-_OTHERS = ("#7b8b00", "#3c6e47", "#8a2be2", "#c23b80", "#4f6d7a", "#b5651d")
+# Colours of other variants, the first one selected by a digest of the name, and of other series.
+OTHERS = (
+    *("#a86c0c", "#846090", "#00d884", "#f05448", "#e484fc", "#485430", "#a848b4", "#f0b430"),
+    *("#789c00", "#c06048", "#6c0084", "#6c6000", "#fc60c0", "#78b46c", "#b43c6c", "#b4c0e4"),
+)
 _SPELLINGS = {
     **{"hardmgk": "MGK with hard E-step", "mgkharde": "MGK with hard E-step"},
     **{"hardsmgk": "sMGK with hard E-step", "smgkharde": "sMGK with hard E-step"},
-    **{"multiquery": "multi-query"},
+    **{"multiquery": "multi-query", "gated": "gated attention"},
+    **{"mgksofte": "MGK with Soft-E", "smgksofte": "sMGK with Soft-E"},
+    **{"mgklearnedvariance": "MGK with learned variance", "mgkmultiquery": "multi-query MGK"},
+    **{"linearrelu": "linear with ReLU"},
 }
 # Marks without a variant: the published value, and one of several series.
 PUBLISHED = "#c8102e"
@@ -71,7 +95,9 @@ def style() -> Any:
 
     return {
         # Series without a variant: grey, and colours that no variant of the table uses.
-        "axes.prop_cycle": cycler(color=[COLOURS["softmax"], *_OTHERS]),
+        # After 17 series the lines are dashed, then dotted.
+        "axes.prop_cycle": cycler(linestyle=["-", "--", ":"])
+        * cycler(color=[COLOURS["softmax"], *OTHERS]),
         **seaborn.axes_style("whitegrid"),
         **seaborn.plotting_context("notebook", font_scale=0.85),
         **{"axes.spines.top": False, "axes.spines.right": False},
@@ -87,52 +113,80 @@ def colour_of(name: str) -> str:
     """Return the colour of a variant.
 
     Args:
-        name: a name such as `sMGK, 4 heads`, or the name of a preset or point such as `smgk4`.
+        name: a name such as `sMGK, 4 heads`, a preset with options such as `smgk dropout=0`, or the
+            name of a preset or point such as `smgk4`.
     """
-    key = _spelling(re.split(r",| \(", name)[0])
-    found = _by_spelling().get(key) or _by_spelling().get(key.rstrip("0123456789"))
-    return found or _OTHERS[zlib.crc32(key.encode()) % len(_OTHERS)]
+    return palette_of([name])[name]
 
 
 def readable(label: str) -> str:
     """Return the label of a row with the variant's name as in the README.
 
     `Softmax, 8 heads` is `softmax, 8 heads`, `GFiSH, 4 of 8 heads` is `GFiSH, 8 heads from 4 score
-    maps`, and a file's name such as `hard_fish_4` is `Hard FiSH (hard_fish_4)`.
+    maps`, and a file's name such as `hard_fish_4` is `Hard FiSH (hard_fish_4)`. Options of a
+    preset, as in `smgk dropout=0, 4 heads`, are kept.
     """
-    name, comma, rest = label.partition(",")
+    name = _name_of(label)
+    rest = label[len(name) :]
     known = {_spelling(one): one for one in COLOURS} | _SPELLINGS
     found = known.get(_spelling(name))
     if found is None:
         return label
     rest = re.sub(r"(\d+)(?: of |/)(\d+) heads", r"\2 heads from \1 score maps", rest)
-    return f"{found}{comma}{rest}" + (f" ({label})" if "_" in name else "")
+    return f"{found}{rest}" + (f" ({label})" if re.search(r"_\d+$", name) else "")
 
 
 def shades(name: str, count: int) -> list[str]:
     """Return `count` shades of a variant's colour, from light to dark."""
+    return _shades(colour_of(name), count)
+
+
+def _shades(colour: str, count: int) -> list[str]:
     import seaborn
 
-    palette = seaborn.light_palette(colour_of(name), count + 2).as_hex()
-    return list(palette[2:])
+    return list(seaborn.light_palette(colour, count + 2).as_hex()[2:])
 
 
 def palette_of(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name; variants that differ only in settings get shades of one."""
-    same: dict[str, list[str]] = {}
+    """Return a colour for each name of a chart.
+
+    Variants have their declared colour, which is the same in all figures. Other names have one of
+    16 other colours; if several names of a chart have the same one, the later ones get unused ones.
+    Names of one variant with different settings get shades of its colour.
+    """
+    groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
-        same.setdefault(colour_of(name), []).append(name)
+        groups.setdefault(_variant(name), []).append(name)
     found: dict[str, str] = {}
-    for colour, group in same.items():
-        several = shades(group[0], len(group))[::-1] if len(group) > 1 else [colour]
+    taken: set[str] = set()
+    for variant, group in groups.items():
+        colour = _by_spelling().get(variant)
+        if colour is None:
+            first = zlib.crc32(variant.encode()) % len(OTHERS)
+            order = (*OTHERS[first:], *OTHERS[:first])
+            colour = next((one for one in order if one not in taken), order[0])
+            taken.add(colour)
+        several = _shades(colour, len(group))[::-1] if len(group) > 1 else [colour]
         found |= dict(zip(group, several, strict=True))
-    return {name: found[name] for group in same.values() for name in group}
+    return {name: found[name] for group in groups.values() for name in group}
 
 
 @cache
 def _by_spelling() -> dict[str, str]:
     direct = {_spelling(name): colour for name, colour in COLOURS.items()}
     return {**direct, **{key: COLOURS[name] for key, name in _SPELLINGS.items()}}
+
+
+def _name_of(label: str) -> str:
+    """Return the variant's name in a label, without heads, options and remarks."""
+    return re.split(r",| \(| \S+=", label)[0]
+
+
+def _variant(label: str) -> str:
+    """Return the spelling that identifies the variant of a label."""
+    key = _spelling(_name_of(label))
+    bare = key.rstrip("0123456789")
+    return bare if key not in _by_spelling() and bare in _by_spelling() else key
 
 
 def _spelling(name: str) -> str:
@@ -173,17 +227,21 @@ class ReportFigure:
     def drawn(self) -> Figure:
         """Return the figure with its title."""
         with rc_context(style()):
-            figure = self.draw()
-            width = max(30, int(figure.get_figwidth() * 10))
-            title = textwrap.fill(self.claim, width)
-            figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-        return figure
+            return titled(self.draw(), self.claim)
+
+
+def titled(figure: Figure, claim: str) -> Figure:
+    """Write a claim above a figure, in as many lines as its width requires; return the figure."""
+    title = textwrap.fill(claim, max(30, int(figure.get_figwidth() * 10)))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return figure
 
 
 def save_figure(figure: Figure, path: Path, note: str, title: str = "") -> list[Path]:
     """Write a figure as PNG, and as SVG if that has at most 300 kB, and close it.
 
-    Panels that are narrower or lower than 200 pixels are enlarged first.
+    Panels that are narrower or lower than 200 pixels are enlarged first; panels with images have no
+    grid.
 
     Args:
         figure: the figure.
@@ -196,6 +254,9 @@ def save_figure(figure: Figure, path: Path, note: str, title: str = "") -> list[
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context(style()):
+        for axis in figure.axes:
+            if axis.images:
+                axis.grid(visible=False)
         _enlarge(figure)
         vector = _svg_bytes(figure, note, title)
         path.write_bytes(_png_bytes(figure, note, title))

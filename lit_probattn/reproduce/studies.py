@@ -147,7 +147,7 @@ class StudyJob(Job):
 
     @property
     def name(self) -> str:
-        """Name of the run, of the study and of its flags."""
+        """Names of run and study, with a digest of the flags."""
         return f"{self.run.name}-{self.study.folder(self.run).name}"
 
     @property

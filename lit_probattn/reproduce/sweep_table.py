@@ -1,8 +1,8 @@
 """Tables of measured costs: printed and measured numbers, and ratios to the baseline.
 
 An absolute number is judged only on the paper's device. A ratio to the baseline requires a GPU
-unless it is counted; its printed value has the rounding of its parts, and its order is whether it
-is above or below 1.
+unless it is counted. Its printed value is known to the rounding of the printed parts, and its order
+is right if both values are on the same side of 1.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class EvaluationFacts:
 
     Args:
         env_name: the environment; None if the data have none.
-        observation_mean: mean of every entry of a state, which is subtracted.
-        observation_std: standard deviation of every entry of a state, the divisor.
+        observation_mean: mean of each entry of a state, to be subtracted.
+        observation_std: standard deviation of each entry of a state, to divide by.
         target_returns: the two target returns of the policy.
         reference_returns: mean returns of a random policy and of an expert.
         return_scale: divisor of returns-to-go.

@@ -37,7 +37,7 @@ class CountedTask(Task):
         raise NotImplementedError(f"{type(self).__name__} must implement loss_sum")
 
     def places(self, batch: Any) -> int:
-        """Return the number of possible entries of a micro-batch, equal within a step."""
+        """Return the largest possible number of entries, equal for all micro-batches of a step."""
         raise NotImplementedError(f"{type(self).__name__} must implement places")
 
     def batch_loss(self, batch: Any) -> Tensor:

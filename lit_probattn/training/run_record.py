@@ -106,8 +106,8 @@ def tested_during_training(folder: Path) -> int | str | None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a corrupt file or folder to `<name>.damaged`, numbered if necessary."""
-    names = (path.with_name(f"{path.name}.damaged{n or ''}") for n in itertools.count())
+    """Rename a corrupt file or folder to `<name>.corrupt`, numbered if necessary."""
+    names = (path.with_name(f"{path.name}.corrupt{n or ''}") for n in itertools.count())
     aside = next(name for name in names if not name.exists())
     path.rename(aside)
     return aside

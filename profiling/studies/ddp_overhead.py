@@ -36,7 +36,7 @@ SIDES = {
     "2 processes": (2, GLOBAL_BATCH),
 }
 ONE, HALF, TWO = SIDES
-# Comparisons of 2 processes: the other side and the clock.
+# Ratios of 2 processes: the baseline and the clock.
 RATIOS = {
     "same global batch: wall": (ONE, 0),
     "half the batch: wall (1 = no overhead)": (HALF, 0),

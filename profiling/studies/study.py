@@ -28,7 +28,7 @@ from lit_probattn.base.files import refuse_to_replace
 from lit_probattn.experiments.page import Made, Page, as_csv, image
 from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import Side, round_ratios, spread, time_sides
-from lit_probattn.records.figures import ReportFigure, colour_of, panels
+from lit_probattn.records.figures import ReportFigure, palette_of, panels
 from lit_probattn.records.tables import markdown_lines
 
 STUDIES = (
@@ -144,6 +144,7 @@ class Report:
         x, y, *groups = self.figure
         rows = self._shown
         names = list(dict.fromkeys(rows[x]))
+        colours = palette_of(map(str, names))
         keys = list(dict.fromkeys(rows[groups].itertuples(index=False, name=None)))
         figure, [[axis]] = panels(1, 1, 7.0, 1.6 + 0.25 * len(names) * max(1, len(keys)))
         for number, key in enumerate(keys):
@@ -153,7 +154,7 @@ class Report:
                 value, place = row[y], -names.index(row[x]) - shift
                 ends = [row.get(f"{y}_p20", value), row.get(f"{y}_p80", value)]
                 error = [[value - ends[0]], [ends[1] - value]] if f"{y}_p20" in row else None
-                colour = colour_of(str(row[x]))
+                colour = colours[str(row[x])]
                 inside = colour if number == 0 else "white"
                 style: dict[str, Any] = {"fmt": "oDsv^<>"[number % 7], "ms": 6, "capsize": 3}
                 axis.errorbar([value], [place], xerr=error, color=colour, mfc=inside, **style)

@@ -3,9 +3,9 @@
     scores_o = Σ_h p_oh q_h · k_h / √E,    weights_o = softmax(scores_o)
 
 FiSH with as many global heads as heads is equivalent (`FiSHAttention(num_global_heads=num_heads,
-mixer="linear", noise="none")`). The plain form multiplies all heads, mixes them by one matrix
-product, applies the softmax and multiplies by the values, with autograd. Measured is self-attention
-of a layer, forward and backward.
+mixer="linear", noise="none")`). The implementation with stored maps multiplies all heads, mixes
+them by one matrix product, applies the softmax and multiplies by the values, with autograd.
+Self-attention of a layer is measured, forward and backward.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lit_probattn.attention.numerics import map_heads
 from lit_probattn.base.arguments import Flag
 from profiling.studies.study import TIMED, Report, backend_of, command, measure_sides, shown
 
-PLAIN, FUSED, SOFTMAX = "plain form", "FiSH", "softmax"
+STORED, FUSED, SOFTMAX = "stored maps", "FiSH", "softmax"
 
 
 class BeforeTheSoftmax(Attention):
@@ -52,7 +52,7 @@ def layers(embed_dim: int, num_heads: int, seed: int = 0) -> dict[str, Attention
     own = plain.state_dict()
     own["core.mixing.weights.0"] = own.pop("before")
     fish.load_state_dict(own)
-    return {PLAIN: plain, FUSED: fish, SOFTMAX: SoftmaxAttention(embed_dim, num_heads)}
+    return {STORED: plain, FUSED: fish, SOFTMAX: SoftmaxAttention(embed_dim, num_heads)}
 
 
 def step(layer: Attention, x: Tensor) -> None:
@@ -71,10 +71,10 @@ def run(options: argparse.Namespace) -> Report:
         for name, layer in made.items():
             sides[name] = partial(step, layer.to(options.device), x)
         with torch.no_grad():
-            error = (made[PLAIN](x) - made[FUSED](x)).abs().max()
+            error = (made[STORED](x) - made[FUSED](x)).abs().max()
         worst = max(worst, float(error))
         backends = {name: backend_of(side) for name, side in sides.items()}
-        times = measure_sides(sides, options, lambda _: {"plain": PLAIN})
+        times = measure_sides(sides, options, lambda _: {"plain": STORED})
         for name, found in times.items():
             case = {"tokens": length, "form": name, "backend": backends[name]}
             rows.append({**case, **found})
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> Report:
             f"width {options.embed_dim}, {options.num_heads} heads, batch {options.batch}, "
             f"float32; outputs of both implementations differ by at most {worst:.0e}"
         ],
-        finding=f"FiSH's engine takes {low:.2f} to {high:.2f} times as long as the plain formula",
+        finding=f"FiSH's engine takes {low:.2f} to {high:.2f} times as long as stored maps",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -59,6 +60,8 @@ def test_studies_write_table_picture_and_text(task, tmp_path):
         assert all(picture.name in text for picture in pictures)
         told = {Image.open(picture).text["Description"] for picture in pictures}
         assert all(f"analyse {study} --checkpoint" in t and "Machine: " in t for t in told)
+        claims = {Image.open(picture).text["Title"] for picture in pictures}
+        assert all(f"![{claim}](" in text and re.search(r"\d", claim) for claim in claims)
         assert not list(out.glob("*.jsonl"))
     after = torch.load(path, weights_only=True)["state_dict"]
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -39,6 +39,21 @@ def test_names_become_rows_with_options():
     )
 
 
+def test_options_that_all_rows_set_are_given_once():
+    table = make_table([TASK], ["softmax dropout=0", "smgk num_heads=1 dropout=0 num_components=3"])
+    assert [row.label for row in table.rows.values()] == [
+        "softmax, 8 heads",
+        "smgk num_components=3, 1 head",
+    ]
+    assert table.shared_options == "dropout=0"
+    assert "dropout" not in table.title
+    assert [row.set["dropout"] for row in table.rows.values()] == [0, 0]
+    alone = make_table([TASK], ["softmax dropout=0"])
+    assert (alone.rows["softmax_dropout=0"].label, alone.shared_options) == (
+        *("softmax dropout=0, 8 heads", ""),
+    )
+
+
 def test_dotted_keys_are_settings_of_one_variant():
     row = read_row("mgk model.init_args.lr=0.01 dropout=0.0")
     assert (dict(row.set), dict(row.overrides)) == (

@@ -306,6 +306,18 @@ def test_the_picture_of_curves_has_those_of_the_test_split_dashed(tmp_path, logg
     assert ("(dashed: test)" in axis.get_ylabel()) == logged
 
 
+def test_curves_of_more_variants_than_colours_have_several_rows_of_panels(tmp_path):
+    _, runs = tiny_runs(tmp_path)
+    log = {"step": [4, 8], "train/loss": [2.0, 1.0], "val/accuracy": [0.2, 0.3]}
+    pd.DataFrame(log).to_csv(tmp_path / "metrics.csv", index=False)
+    rows = [replace(runs[0].row, name=f"mine{n}", method=f"mine{n}") for n in range(17)]
+    results = [(replace(runs[0], row=row), {"run_folder": str(tmp_path)}) for row in rows]
+    drawn = SimpleNamespace(results=results, chance=None, curves_title=None)
+    panes = MeasuredReport.learning_curves(cast(Any, drawn)).axes
+    assert [len(axis.lines) for axis in panes] == [16, 16, 1, 1]
+    assert len({line.get_color() for line in panes[0].lines}) == 16
+
+
 def test_defaults_stand_for_what_a_configuration_leaves_out(tmp_path):
     _, runs = tiny_runs(tmp_path)
     options = Options(settings={"data.init_args.generator_seed": 7, "model.init_args.lr": 1e-3})

@@ -5,17 +5,22 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from PIL import Image
 
+from lit_probattn import list_attention
 from lit_probattn.records.figures import (
     COLOURS,
     LEAST_PANEL,
     MAX_BYTES,
+    OTHERS,
     ReportFigure,
     colour_of,
     palette_of,
@@ -53,6 +58,15 @@ def test_a_figure_is_a_png_and_an_svg_file_with_its_note_as_metadata(tmp_path):
     assert NOTE in words_of(files[1])
     again = save_figure(lines(), tmp_path / "b.png", NOTE, "a claim")
     assert again[1].read_bytes() == files[1].read_bytes(), "equal rows give equal files"
+
+
+def test_images_have_no_grid(tmp_path):
+    figure, [[image, curve]] = panels(1, 2, 3, 3)
+    image.imshow(np.eye(3))
+    curve.plot([0, 1])
+    save_figure(figure, tmp_path / "a.png", "a note")
+    shown = [any(line.get_visible() for line in a.get_xgridlines()) for a in (image, curve)]
+    assert shown == [False, True]
 
 
 def test_a_large_figure_is_reduced_and_has_no_svg_file(tmp_path):
@@ -99,6 +113,45 @@ def test_variants_without_a_declared_colour_keep_theirs():
     assert colour_of("mine") not in COLOURS.values()
 
 
+def test_every_preset_has_a_declared_colour_with_and_without_options():
+    presets = [name for name in list_attention() if "/" not in name]
+    assert len(presets) > 30
+    for name in presets:
+        assert colour_of(name) in COLOURS.values(), name
+        assert colour_of(f"{name} dropout=0, 4 heads") == colour_of(name)
+
+
+def lab(colour):
+    """CIE L*a*b* of an sRGB colour (IEC 61966-2-1, white D65)."""
+    given = np.array(to_rgb(colour))
+    linear = np.where(given <= 0.04045, given / 12.92, ((given + 0.055) / 1.055) ** 2.4)
+    matrix = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(matrix @ linear / [0.9505, 1.0, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def least_distance(colours):
+    return min(float(np.linalg.norm(lab(a) - lab(b))) for a, b in combinations(colours, 2))
+
+
+def test_sixteen_variants_of_a_chart_have_different_colours():
+    """Of presets, and of a user's variants, whose names have colliding digests."""
+    assert least_distance([*COLOURS.values(), *OTHERS]) > 15
+    own = [f"mine{'abcdefghijklmnop'[n]} alpha=0.5, 4 heads" for n in range(16)]
+    assert len({colour_of(name) for name in own}) < 16
+    found = palette_of([*own, "MGK, 4 heads", "softmax"])
+    assert len(set(found.values())) == 18
+    assert found["MGK, 4 heads"] == colour_of("MGK")
+
+
+def test_series_repeat_neither_colour_nor_line():
+    figure, [[axis]] = panels(1, 1, 5, 3)
+    lines = [axis.plot([0, n])[0] for n in range(40)]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 40
+    assert {line.get_linestyle() for line in lines[:17]} == {"-"}
+    plt.close(figure)
+
+
 def test_settings_of_one_variant_are_shades_of_its_colour():
     found = palette_of(["GFiSH, 8 heads from 2 score maps", "GFiSH, 8 heads", "MGK, 4 heads"])
     assert next(iter(found)) == "GFiSH, 8 heads from 2 score maps"
@@ -113,6 +166,8 @@ def test_settings_of_one_variant_are_shades_of_its_colour():
         ("GFiSH, 4 of 8 heads", "GFiSH, 8 heads from 4 score maps"),
         ("Hard FiSH, 4/8 heads", "Hard FiSH, 8 heads from 4 score maps"),
         ("hard_gfish_4", "Hard GFiSH (hard_gfish_4)"),
+        ("talking_heads, 4 heads", "talking heads, 4 heads"),
+        ("smgk model.init_args.lr=0.001, 4 heads", "sMGK model.init_args.lr=0.001, 4 heads"),
         ("a variant of mine, 3 heads", "a variant of mine, 3 heads"),
     ],
 )

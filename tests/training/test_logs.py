@@ -65,9 +65,9 @@ def test_what_can_be_read_goes_on(tmp_path, content, steps):
     ],
 )
 def test_a_damaged_file_is_set_aside_and_named(tmp_path, content, steps, named):
-    with pytest.warns(UserWarning, match=rf"metrics.csv: {named}.*kept as metrics.csv.damaged"):
+    with pytest.warns(UserWarning, match=rf"metrics.csv: {named}.*kept as metrics.csv.corrupt"):
         assert load(tmp_path, content) == list(steps)
-    aside = tmp_path / "metrics.csv.damaged"
+    aside = tmp_path / "metrics.csv.corrupt"
     assert aside.is_dir() if content is None else aside.read_bytes() == content
 
 
@@ -75,7 +75,7 @@ def test_a_second_damaged_file_does_not_replace_the_first(tmp_path):
     for _ in range(2):
         with pytest.warns(UserWarning, match="is kept as"):
             load(tmp_path, GOOD.replace(b"step", b"setp"))
-    assert len(list(tmp_path.glob("metrics.csv.damaged*"))) == 2
+    assert len(list(tmp_path.glob("metrics.csv.corrupt*"))) == 2
 
 
 def test_repeated_steps_are_dropped_before_training(tmp_path):

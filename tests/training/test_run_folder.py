@@ -280,7 +280,7 @@ def test_a_damaged_record_is_set_aside(tmp_path, content):
         assert plan(tmp_path, config(), "auto").folder == folder
     with pytest.warns(UserWarning, match="is corrupt"):
         write_record(folder, config_text="{}", seed=0, arguments=["fit"], checkpoint=None)
-    assert (folder / "versions.json.damaged").exists()
+    assert (folder / "versions.json.corrupt").exists()
     assert len(read_starts(folder)) == 1
 
 

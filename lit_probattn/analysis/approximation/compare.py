@@ -13,12 +13,12 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_probattn.analysis.approximation.figures import WORDS
+from lit_probattn.analysis.approximation.figures import WORDS, keys_claim
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.approximation.study import Approximate, cell
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
 from lit_probattn.analysis.options import OUT
-from lit_probattn.analysis.studies.curves import read_run
+from lit_probattn.analysis.studies.curves import claim_of, read_run
 from lit_probattn.analysis.study import Study
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
@@ -52,13 +52,16 @@ class Compare(Study):
             for part in ("", "_skew", "_local")
         )
         results.table(table)
-        results.figure(draw(table))
+        results.figure(draw(table), keys_claim(table, _SHOWN, "model"))
         spread = skew.groupby("model", sort=False).mean(numeric_only=True)
         if len(skew):
-            results.figure(draw_skew(skew), "skew")
+            support = (f"{k} {v:.1f}" for k, v in spread["effective_support"].items())
+            claim = f"Effective support, mean over layers, in keys: {', '.join(support)}"
+            results.figure(draw_skew(skew), claim, "skew")
         if options.runs:
             curves = pd.concat([read_run(text) for text in options.runs], ignore_index=True)
-            results.figure(draw_curves(curves, options.metric), "curves")
+            figure = draw_curves(curves, options.metric)
+            results.figure(figure, claim_of(curves, options.metric), "curves")
         parts = [
             "Metric of each model with approximate attention (OVO: ovo, OVA: ova) and with "
             "exact attention, on the same samples. (≤): upper estimate.",

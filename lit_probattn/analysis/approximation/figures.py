@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
 from lit_probattn.records.figures import panels
+from lit_probattn.records.tables import counted
 
 # Okabe and Ito's colours, suitable for colour-blind readers.
 COLOURS = {
@@ -46,6 +48,47 @@ def labels(table: pd.DataFrame) -> pd.Series:
         return f"{text} {detail}" if named else text
 
     return pd.Series([name(row) for row in table.to_dict("records")], index=table.index)
+
+
+def keys_claim(table: pd.DataFrame, methods: Sequence[str] = (), by: str = "method") -> str:
+    """Return the fewest keys from which the metric is within 5 % of exact attention.
+
+    Args:
+        table: rows of `approximate`; features count as keys.
+        methods: methods to use, the first one that has rows; empty means all.
+        by: column of methods or models, which are named.
+    """
+    frame = table[table["scope"] == table["scope"].iloc[0]]
+    used = next((m for m in methods if (frame["method"] == m).any()), None)
+    frame = frame if used is None else frame[frame["method"] == used]
+    fewest = {name: least_within(part, "num_kept") for name, part in frame.groupby(by, sort=False)}
+    found = [f"{name} {kept}" for name, kept in fewest.items() if kept is not None]
+    metric, about = frame["metric"].iloc[0], "" if used is None else f" ({used})"
+    if not found:
+        return f"No approximation{about} has a {metric} within 5 % of exact attention"
+    more = f" and {len(found) - 6} more" if len(found) > 6 else ""
+    return (
+        f"Keys or features for a {metric} within 5 % of exact attention{about}: "
+        f"{', '.join(found[:6])}{more}"
+    )
+
+
+def least_within(rows: pd.DataFrame, column: str, share: float = 0.05) -> int | None:
+    """Return the smallest number of a column from which `value` is within a share of `exact`."""
+    near = (rows["value"] - rows["exact"]).abs() <= share * rows["exact"].abs()
+    whole = near.groupby(rows[column]).all().sort_index()
+    inside = whole[::-1].cummin()
+    return int(inside[inside].index.min()) if inside.any() else None
+
+
+def error_claim(table: pd.DataFrame) -> str:
+    """Return the mean relative errors of the methods at the fewest keys that several share."""
+    counts = table.groupby("num_kept")["method"].nunique()
+    kept = int(counts[counts == counts.max()].index.min())
+    part = table[table["num_kept"] == kept]
+    means = part.groupby("method", sort=False)["rel_error"].mean().sort_values()
+    named = ", ".join(f"{name} {value:.2g}" for name, value in means.head(4).items())
+    return f"Mean relative error of a head's output with {counted(kept, 'key')}: {named}"
 
 
 def draw_metric(table: pd.DataFrame) -> Figure:
@@ -110,7 +153,7 @@ def draw_local(table: pd.DataFrame) -> Figure:
             part = frame[(frame["method"] == method) & (frame["layer"] == layer)]
             for head, lines in part.groupby("head"):
                 means = lines.groupby("num_kept")["rel_error"].mean()
-                axis.plot(means.index, means + 1e-4, lw=1.1, marker=".", label=f"head {head}")
+                axis.plot(means.index, means + 1e-4, lw=1.1, marker=".", label=f"head {head + 1}")
             powers_of_two(axis)
             axis.set_yscale("log")
             label(axis, title=f"{method} ({WORDS.get(method, method)})\nlayer {layer}")

@@ -100,7 +100,8 @@ class Approximate(ModelStudy):
         methods = self.choose_methods(length)
         table = self.propagated(methods)
         self.results.table(table)
-        self.results.figure(figures.draw_metric(table))
+        claim = figures.keys_claim(table.assign(method=figures.labels(table)))
+        self.results.figure(figures.draw_metric(table), claim)
         parts = [self.explain(table, length), summary(table)]
         if self.options.local_samples:
             parts += self.local_view(methods)
@@ -215,8 +216,9 @@ class Approximate(ModelStudy):
         table, skew = pd.DataFrame(errors.rows()), pd.DataFrame(errors.skew_rows())
         self.results.table(table, "local")
         self.results.table(skew, "skew")
-        self.results.figure(figures.draw_local(table), "local")
-        self.results.figure(figures.draw_relative(table), "local_mean")
+        self.results.figure(figures.draw_local(table), figures.error_claim(table), "local")
+        claim = figures.error_claim(table.assign(method=figures.labels(table)))
+        self.results.figure(figures.draw_relative(table), claim, "local_mean")
         found = verify_caratheodory(task, self.batches(samples), self.layers)
         table = table.assign(method=figures.labels(table))
         means = table.groupby(["method", "num_kept"], sort=False)["rel_error"].mean().unstack(0)

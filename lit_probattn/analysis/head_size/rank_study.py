@@ -19,12 +19,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from lit_probattn.analysis.approximation.figures import least_within
 from lit_probattn.analysis.approximation.layers import Opened, replaced_cores
 from lit_probattn.analysis.approximation.measure import score
 from lit_probattn.analysis.drawing import label, powers_of_two
 from lit_probattn.analysis.head_size.ranks import diagnose, map_rank, recovered_rank, truncate
 from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.recording import visible
+from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import HeadCall
 from lit_probattn.attention.numerics import masked_softmax
@@ -57,7 +59,10 @@ class LogitRanks(ModelStudy):
         results.table(table)
         columns = [c for c in table.columns if c not in ("layer", "head", "sample", "num_tokens")]
         means = table.groupby("layer")[columns].mean().reset_index()
-        results.figure(draw_ranks(table))
+        size = int(table["head_dim"].iloc[0])
+        ranks = span(means["effective_rank"], ".1f")
+        claim = f"Effective rank of the centred logits by layer: {ranks}, with head size {size}"
+        results.figure(draw_ranks(table), claim)
         parts = [
             f"Logits before the mask, {table['sample'].nunique()} sequences of the "
             f"{options.split} split, {len(table)} maps; means per layer. Head size "
@@ -70,7 +75,7 @@ class LogitRanks(ModelStudy):
         if options.demand_samples:
             demand = self.demand()
             results.table(demand, "demand")
-            results.figure(draw_demand(demand), "demand")
+            results.figure(draw_demand(demand), demand_claim(demand), "demand")
             wide = demand.pivot_table(index="rank", columns="scope", values="value", sort=False)
             metric, exact = demand["metric"].iloc[0], demand["exact"].iloc[0]
             parts += [
@@ -136,6 +141,20 @@ def truncated_output(opened: Opened, rank: int) -> Tensor:
     logits = opened.layer.core.scores(opened.call)
     weights = masked_softmax(truncate(logits.float(), rank), opened.allowed)
     return weights.to(opened.value.dtype) @ opened.value
+
+
+def demand_claim(table: pd.DataFrame) -> str:
+    """Return the smallest rank, in all layers, from which the metric is within 5 % of exact."""
+    whole = table[table["scope"] == "all"].sort_values("rank")
+    metric, exact = whole["metric"].iloc[0], float(whole["exact"].iloc[0])
+    rank = least_within(whole, "rank")
+    if rank is None:
+        last = whole.iloc[-1]
+        return f"Logits of rank {last['rank']}: {metric} {last['value']:.4g}, exact {exact:.4g}"
+    return (
+        f"From rank {rank} of the logits in all layers, the {metric} is within 5 % of the exact "
+        f"one, {exact:.4g}"
+    )
 
 
 def draw_ranks(table: pd.DataFrame) -> Figure:

@@ -46,7 +46,7 @@ class Curves(Study):
         self.results.table(long)
         curves = [m for m in metrics if has_curve(long, m)]
         if curves:
-            self.results.figure(draw(long, curves))
+            self.results.figure(draw(long, curves), claim_of(long, curves[0]))
         of_test = any(is_of_test(metric) for metric in metrics)
         return (
             f"{long['run'].nunique()} runs. Best is the largest accuracy or BLEU, or the "
@@ -129,6 +129,20 @@ def best_values(long: pd.DataFrame) -> pd.DataFrame:
         last = part.sort_values("step")["value"].iloc[-1]
         rows.append({"run": name, "metric": metric, "best": best, "at step": step, "last": last})
     return pd.DataFrame(rows)
+
+
+def claim_of(long: pd.DataFrame, metric: str) -> str:
+    """Return the run with the best value of a metric, or with the best last one of a test metric.
+
+    One run is described by its own value.
+    """
+    table = best_values(long[long["metric"] == metric])
+    column = "last" if is_of_test(metric) else "best"
+    place = table[column].idxmax() if grows(metric) else table[column].idxmin()
+    first = table.loc[place]
+    word = "Last" if column == "last" else "Best"
+    among = f" of {len(table)} runs, {first['run']}" if len(table) > 1 else ""
+    return f"{word} {metric}{among}: {first[column]:.4g}"
 
 
 def draw(long: pd.DataFrame, metrics: list[str]) -> Figure:

@@ -22,6 +22,7 @@ from torch import Tensor
 from lit_probattn.analysis.drawing import tiles
 from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
@@ -62,7 +63,11 @@ class Distance(ModelStudy):
         summary = layer_summary(found, self.numbers)
         self.results.table(pairs)
         self.results.table(summary, "layers")
-        self.results.figure(draw(pairs))
+        near = summary.loc[summary["mean"].idxmin()]
+        claim = f"Mean distance between heads by layer: {span(summary['mean'])}" + (
+            f", smallest in layer {near['layer']}" if len(summary) > 1 else ""
+        )
+        self.results.figure(draw(pairs), claim)
         return (
             f"Distances between heads ({options.reduce} norm of the difference of "
             f"{'maps' if options.maps == 'probs' else 'scores'}, {options.num_samples} samples of "

@@ -20,6 +20,7 @@ from lit_probattn.analysis.drawing import each_head
 from lit_probattn.analysis.head_size.ranks import effective_rank
 from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
 from lit_probattn.attention.layer import split_heads
@@ -54,10 +55,18 @@ class Keys(ModelStudy):
             rows += [columns | row for row in statistics(weights[number], keys[number])]
         table = pd.DataFrame(rows)
         results.table(table)
-        title = "W_K: rows head size, columns width"
-        results.figure(draw(weights, title), "weights")
+        size = next(iter(weights.values())).shape[2]
+        ranks = span(table["weight_effective_rank"], ".1f")
+        claim = f"Key weights of a head have an effective rank of {ranks}, with head size {size}"
+        results.figure(draw(weights, "model width", "head size"), claim, "weights")
         shown = {number: values[:, :, : options.tokens] for number, values in keys.items()}
-        results.figure(draw(shown, "keys: rows tokens, columns head size"))
+        further = table[table["component"] > 1]
+        claim = f"Mean norm of the keys by head: {span(table['key_norm'])}" + (
+            f"; distance from the first component: {span(further['distance_from_first'])}"
+            if len(further)
+            else ""
+        )
+        results.figure(draw(shown, "head size", "token"), claim)
         return (
             f"Key weights, and keys of the first {options.tokens} real tokens of sample "
             f"{self.longest[0].sample_id}, the longest drawn ({options.split} split). Colours are "
@@ -110,7 +119,7 @@ def statistics(weights: Tensor, keys: Tensor) -> list[dict[str, Any]]:
     return rows
 
 
-def draw(matrices: dict[int, Tensor], title: str) -> Figure:
+def draw(matrices: dict[int, Tensor], columns: str, rows: str) -> Figure:
     """Draw matrices (H, K, rows, columns), a row per layer and a column per head and component."""
     heads = min(_MOST_HEADS, max(len(m) for m in matrices.values()))
     parts = max(m.shape[1] for m in matrices.values())
@@ -140,5 +149,6 @@ def draw(matrices: dict[int, Tensor], title: str) -> Figure:
         axis.locator_params(nbins=3, integer=True)
     for row, image in zip(axes, images.values(), strict=True):
         figure.colorbar(image, ax=row, shrink=0.8, pad=0.01).ax.tick_params(labelsize=6)
-    figure.suptitle(title, fontsize=9)
+    figure.supxlabel(columns, fontsize=9)
+    figure.supylabel(rows, fontsize=9)
     return figure

@@ -21,6 +21,7 @@ from torch import Tensor
 from lit_probattn.analysis.drawing import BLUE
 from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention.mgk.functions import MGK, component_scores
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads, repeat_rows
@@ -46,8 +47,13 @@ class Likelihood(ModelStudy):
         rows = self.rows()
         table = layer_means(rows)
         self.results.table(table)
-        self.results.figure(draw(table))
         means = table.groupby("layer")[list(_COLUMNS)].mean().reset_index()
+        claim = (
+            "Mean negative log-likelihood of queries by layer: "
+            f"{span(means['kernel_nll'])} nats (kernel), "
+            f"{span(means['density_nll_per_dim'])} nats per dimension (density)"
+        )
+        self.results.figure(draw(table), claim)
         return (
             f"Negative log-likelihood of queries in nats, {rows['sample'].nunique()} samples of "
             f"the {self.options.split} split, {int(rows['num_queries'].sum())} queries x layers. "

@@ -22,6 +22,7 @@ from torch import Tensor
 from lit_probattn.analysis.drawing import each_head
 from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.analysis.results import span
 from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import Flag
@@ -65,10 +66,14 @@ class Maps(ModelStudy):
         chosen = {k: w for k, w in maps.items() if options.layers is None or k in options.layers}
         ids = self.longest[0].tokens
         words = [] if ids is None or len(ids) > _WORDS else token_words(self.trained.data, ids)
-        self.results.figure(draw(chosen, words))
+        means = table.groupby("layer")[list(_COLUMNS)].mean().reset_index()
+        claim = (
+            f"Mean entropy of the attention weights by layer: {span(means['entropy_nats'])} nats; "
+            f"mean largest weight of a query: {span(means['largest_weight'], '.2f')}"
+        )
+        self.results.figure(draw(chosen, words), claim)
         if options.save_maps:
             np.savez_compressed(self.results.path("npz"), **saved)
-        means = table.groupby("layer")[list(_COLUMNS)].mean().reset_index()
         return (
             f"Maps of sample {self.longest[0].sample_id} of the {options.split} split, the "
             "longest drawn (rows: queries, columns: keys; colour: square root of the weight, "
@@ -116,7 +121,7 @@ def draw(maps: dict[int, Tensor], words: Sequence[str] = ()) -> Figure:
         there = [axis for axis in row if axis.figure is not None]
         bar = figure.colorbar(image, ax=there, shrink=0.9, pad=0.01)
         bar.ax.tick_params(labelsize=6)
-    figure.suptitle("attention weights (square-root scale, one per layer)", fontsize=9)
+        bar.set_label("attention weight", fontsize=7)
     figure.supxlabel("key (token attended to)", fontsize=9)
     figure.supylabel("query (token that attends)", fontsize=9)
     return figure

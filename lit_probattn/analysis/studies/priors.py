@@ -15,6 +15,7 @@ import torch
 from matplotlib.axes import Axes
 
 from lit_probattn.analysis.options import MODEL
+from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention.core import ParameterTable
 from lit_probattn.base.errors import ConfigError
@@ -43,7 +44,11 @@ class Priors(ModelStudy):
         figure, (axes,) = panels(1, max(1, table["quantity"].nunique()), 4.2, 3.0)
         for axis, (quantity, part) in zip(axes, table.groupby("quantity", sort=False), strict=True):
             draw(axis, learned[str(quantity)], part)
-        self.results.figure(figure)
+        claim = "; ".join(
+            f"{learned[str(quantity)].title} from {span(part['value'])}"
+            for quantity, part in table.groupby("quantity", sort=False)
+        )
+        self.results.figure(figure, f"Learned values: {claim}")
         shown = table[["layer", "quantity", "head", "component", "value", "normalised"]]
         body = (
             "Values used by the attention, averaged over positions if they depend on the "

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from lit_probattn.analysis.drawing import BLUE, tiles
 from lit_probattn.analysis.head_size.ranks import map_rank
 from lit_probattn.analysis.options import MODEL, samples
+from lit_probattn.analysis.results import span
 from lit_probattn.analysis.sampling import generator
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import Flag
@@ -43,8 +44,12 @@ class Rank(ModelStudy):
             raise ConfigError(f"--threshold must be positive, received {options.threshold}")
         table = self.rows()
         self.results.table(table)
-        self.results.figure(draw(table))
         groups = table.groupby("layer")
+        shares = groups["relative_rank"].mean()
+        claim = (
+            f"Mean rank of the attention maps by layer: {span(100 * shares, '.0f')} % of full rank"
+        )
+        self.results.figure(draw(table), claim)
         summary = groups[["num_tokens", "rank", "relative_rank"]].agg(["mean", "std"])
         summary.columns = pd.Index([" ".join(c).replace("_", " ") for c in summary.columns])
         summary.insert(0, "maps", groups.size())

@@ -23,6 +23,7 @@ from torch import Tensor
 from lit_probattn.analysis.drawing import each_head
 from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.analysis.results import span
 from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.base.arguments import Flag
@@ -62,7 +63,12 @@ class Responsibilities(ModelStudy):
         results.table(pd.concat(tokens), "tokens", digits=4)
         shares = {layer: parts["query_share"] for layer, parts in found.items()}
         words = [] if ids is None else token_words(self.trained.data, ids[: options.tokens])
-        results.figure(draw(shares, options.tokens, words))
+        largest = 100 * table.groupby(["layer", "head"])["usage"].max()
+        claim = (
+            f"The most used component of a head receives {span(largest, '.0f')} % of the attention "
+            f"(equal use: {100 / table['component'].max():.0f} %)"
+        )
+        results.figure(draw(shares, options.tokens, words), claim)
         return (
             f"Usage of components over {usage['sample'].nunique()} samples of the "
             f"{options.split} split: share of component r in the attention weight, "

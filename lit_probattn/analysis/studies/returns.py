@@ -78,7 +78,10 @@ class Returns(ModelStudy):
         self.results.table(rows, "episodes")
         table = means(rows, self.facts)
         self.results.table(table)
-        self.results.figure(draw(table, self.facts, self.environment, self.options.behaviour))
+        best = table.loc[table["return"].idxmax()]
+        claim = f"Best mean return: {best['return']:.1f}, for the target {best['target']:g}"
+        figure = draw(table, self.facts, self.environment, self.options.behaviour)
+        self.results.figure(figure, claim)
         told = describe_environment(self.facts.env_name)
         versions = ", ".join(f"{k} {told[k]}" for k in ("gymnasium", "mujoco") if told[k])
         lines = [

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lit_probattn.analysis.drawing import BLUE
 from lit_probattn.analysis.options import MODEL, samples
+from lit_probattn.analysis.results import span
 from lit_probattn.analysis.studies.distance import MAPS, attention_maps
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
@@ -79,7 +80,11 @@ class Spectrum(ModelStudy):
         )
         self.results.table(spectrum_rows({**{str(k): v for k, v in spectra.items()}, "mean": mean}))
         self.results.table(counts, "layers")
-        self.results.figure(draw(spectra, mean))
+        claim = (
+            f"{num_components(mean)} of {used} eigenvalues hold 95 % of the spectrum of the mean "
+            f"over layers; in single layers {span(counts['components'], 'd')}"
+        )
+        self.results.figure(draw(spectra, mean), claim)
         return (
             f"Spectrum of vectorised {'maps' if options.maps == 'probs' else 'scores'} of "
             f"{options.length} x {options.length}, not centred, {options.split} split. Components "

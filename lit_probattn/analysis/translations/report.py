@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import label, tiles
-from lit_probattn.analysis.results import describe
+from lit_probattn.analysis.results import describe, span
 from lit_probattn.analysis.translations.decoded import Lines, Pairs, Run
 from lit_probattn.analysis.translations.scores import (
     Bootstrap,
@@ -147,6 +147,25 @@ class Report:
         )
 
     # ---- figures -------------------------------------------------------------------------------
+
+    def scores_claim(self) -> str:
+        """Return how many models beat copying the source."""
+        copied = self.copy.scored[self.form]
+        beaten = sum(row.scored[self.form].minus(copied).verdict > 0 for row in self.rows)
+        scores = span((row.scored[self.form].value for row in self.rows), ".1f")
+        return (
+            f"{beaten} of {len(self.rows)} models beat copying the source "
+            f"(BLEU {scores}, copying {copied.value:.1f})"
+        )
+
+    def lengths_claim(self) -> str:
+        """Return the baseline's BLEU of the shortest and of the longest sources."""
+        part = self.lengths[self.lengths["model"] == self.base.name]
+        first, last = part.iloc[0], part.iloc[-1]
+        return (
+            f"BLEU of {self.base.name}: {first['bleu']:.1f} for sources of "
+            f"{first['source_words']} words, {last['bleu']:.1f} for {last['source_words']}"
+        )
 
     def draw_scores(self) -> Figure:
         """Draw BLEU and changed words with intervals, one line per model."""

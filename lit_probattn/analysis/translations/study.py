@@ -29,6 +29,7 @@ import numpy as np
 import pandas as pd
 
 from lit_probattn.analysis.options import OUT, SPLITS
+from lit_probattn.analysis.studies.curves import claim_of
 from lit_probattn.analysis.studies.curves import draw as draw_curves
 from lit_probattn.analysis.study import Study
 from lit_probattn.analysis.translations.decoded import common_pairs, decode, open_runs
@@ -85,12 +86,13 @@ class Translations(Study):
         report = Report(runs, pairs, rows, Row(COPY, pairs.source, pairs, bootstrap))
         self.results.table(report.scores)
         self.results.table(report.lengths, "lengths")
-        self.results.figure(report.draw_scores())
-        self.results.figure(report.draw_lengths(), "lengths")
+        self.results.figure(report.draw_scores(), report.scores_claim())
+        self.results.figure(report.draw_lengths(), report.lengths_claim(), "lengths")
         curves = pd.concat([run.metrics for run in runs], ignore_index=True)
         logged = [metric for metric in _CURVES if metric in set(curves["metric"])]
         if logged:
-            self.results.figure(draw_curves(curves, logged), "curves")
+            claim = claim_of(curves, logged[0])
+            self.results.figure(draw_curves(curves, logged), claim, "curves")
         self._reading = report.reading(shown, remarks)
         return report.text(options.resamples, options.split)
 

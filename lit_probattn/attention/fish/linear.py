@@ -69,15 +69,15 @@ CHUNK_STATES = {"cpu": 1 << 20, "cuda": 1 << 26}
 def mix_states(
     states: Tensor, mixing: MixingValues, last_bias: Tensor | None, noise: Tensor | None
 ) -> Tensor:
-    """Return the local states, cell by cell: (B, G, …, F, E_v) -> (B, H, …, F, E_v).
+    """Return the local states, mixed elementwise: (B, G, …, F, E_v) -> (B, H, …, F, E_v).
 
     Source: FiSH, NeurIPS 2022, appendix A.6 ("sample local KᵀV from the global ones"):
         S_loc = P (S + s ε)        or        W_2 ReLU(W_1 (S + s ε) + b_1) + b_2
     Departs from the source: no code was released; the formulas are this package's.
 
     Args:
-        states: S, with any dimensions between heads and cells.
-        mixing: weights of the mixing.
+        states: S, with any dimensions between heads and elements.
+        mixing: mixing weights and biases.
         last_bias: b_2, (H,); there is no softmax that would cancel it.
         noise: s ε, (B, G, F, E_v), one draw per sequence for all positions.
     """

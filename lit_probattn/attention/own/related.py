@@ -118,7 +118,7 @@ class DifferentialAttention(SoftmaxAttention):
     """
 
     def build(self, options: SoftmaxArguments) -> None:  # type: ignore[override]
-        """Add the projection to λ."""
+        """Create the projection that yields λ."""
         super().build(options)
         self.lambda_proj = nn.Linear(self.embed_dim, self.num_heads, bias=False)
 

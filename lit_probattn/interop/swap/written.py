@@ -38,7 +38,7 @@ class Product:
         key_t: (…, E, L).
         factor: a number.
         factors: an additional factor per head, (…, 1, 1).
-        added: whether there is a summand.
+        added: whether a mask or bias is added.
     """
 
     query: Tensor

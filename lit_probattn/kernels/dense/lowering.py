@@ -52,10 +52,11 @@ class Side(NamedTuple):
     """Queries or keys as kernel arguments; counts are `unseen`.
 
     Args:
-        given: read; in backward a buffer for the gradient.
-        moved: written; in backward read.
-        grad: in backward the gradient of `moved`.
-        terms: (B, heads, K, points), written; in backward their gradient. None if they are 0.
+        given: input in forward; buffer of its gradient in backward.
+        moved: output in forward, input in backward.
+        grad: gradient of `moved`, in backward.
+        terms: (B, heads, K, points), output in forward, their gradient in backward; None if they
+            are 0.
     """
 
     given: HeadRows

@@ -52,11 +52,11 @@ class Claim:
 
     Args:
         rows: rows that must satisfy it.
-        compare: `higher` or `lower` than the other side, `equal` to it, or `near` a printed value,
-            which lies in the interval over seeds.
+        compare: `higher` or `lower` than the compared value, `equal` to it, or `near` a printed
+            value, which lies in the interval over seeds.
         than: another row, or a number.
         value: a value of the figure's studies, or a metric of the table's runs.
-        than_value: name of the other side's value, if it differs; without `than`, of the same row.
+        than_value: name of the compared value, if it differs; without `than`, of the same row.
         curve: a logged metric, instead of a value.
         at: reduction of a curve: `throughout`, its mean over common steps, and the sign at each;
             `best`; `reach`, the steps until it is as good as the best of the other row; `settled`.
@@ -148,7 +148,7 @@ class Claim:
         return self.than if isinstance(self.than, str) else row
 
     def _constant(self, like: Sample | None) -> Sample | None:
-        """Return the number of the other side as a sample with the same seeds."""
+        """Return the compared number as a sample with the same seeds."""
         assert isinstance(self.than, int | float)
         return None if like is None else like.constant(self.than)
 

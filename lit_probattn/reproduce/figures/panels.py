@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
-from lit_probattn.records.figures import colour_of
+from lit_probattn.records.figures import palette_of
 from lit_probattn.reproduce.figures.curves import Curves, smoothed
 
 # Returns a study's table over all seeds, with a column `seed`, by row, study and file.
@@ -55,13 +55,13 @@ class Panel:
         self, axis: Axes, curves: Mapping[str, Curves], label_of: Callable[[str], str]
     ) -> None:
         """Draw the mean curve of each row, with a band of one deviation over its seeds."""
-        distinct = _have_own_colours([label_of(row) for row in curves])
-        for number, (row, seeds) in enumerate(curves.items()):
+        colours = palette_of(label_of(row) for row in curves)
+        for row, seeds in curves.items():
             if not seeds:
                 continue
             wide = pd.DataFrame({s: smoothed(c, self.metric) for s, c in seeds.items()}).dropna()
             name = f"{label_of(row)} ({len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
-            _band(axis, wide, colour_of(label_of(row)) if distinct else f"C{number}", name)
+            _band(axis, wide, colours[label_of(row)], name)
         self._finish(axis, "optimiser step", self.metric)
 
     def draw_study(
@@ -69,13 +69,13 @@ class Panel:
     ) -> None:
         """Draw a histogram, or lines with a band of one deviation over seeds."""
         number = 0
-        distinct = not self.by and _have_own_colours([label_of(row) for row in rows])
+        colours = palette_of(label_of(row) for row in rows)
         found = {row: tables(row, self.study, self.file) for row in rows}
         chosen = {row: self._chosen(table) for row, table in found.items() if len(table)}
         if self.draw == "histogram" and chosen:
             bins = np.histogram_bin_edges(pd.concat(chosen.values())[self.x], 25)
         for row, table in chosen.items():
-            colour = colour_of(label_of(row)) if distinct else f"C{number}"
+            colour = colours[label_of(row)]
             if self.draw == "histogram":
                 weights = np.full(len(table), 1 / table["seed"].nunique())
                 axis.hist(
@@ -89,13 +89,12 @@ class Panel:
                     label=label_of(row),
                 )
                 axis.axvline(table[self.x].mean(), color=colour, lw=1, ls="--")
-                number += 1
                 continue
             groups = table.groupby(self.by, sort=False) if self.by else [("", table)]
             for value, part in groups:
                 wide = part.pivot_table(index=self.x, columns="seed", values=self.y).dropna()
                 name = ", ".join(n for n in (label_of(row) if len(rows) > 1 else "", value) if n)
-                colour = colour if distinct else f"C{number}"
+                colour = f"C{number}" if self.by else colour
                 marker = "o" if len(wide) < 25 else ""
                 _band(axis, wide, colour, name or label_of(row), marker)
                 number += 1
@@ -128,11 +127,6 @@ def show(axis: Axes, path: Path | None, title: str) -> None:
         axis.text(0.5, 0.5, "not studied yet", ha="center", fontsize=8)
     else:
         axis.imshow(imread(path), interpolation="antialiased")
-
-
-def _have_own_colours(labels: Sequence[str]) -> bool:
-    """Return whether the variants of all rows differ, so that colours identify them."""
-    return len({colour_of(label) for label in labels}) == len(labels)
 
 
 def _band(axis: Axes, wide: pd.DataFrame, colour: str, name: str, marker: str = "") -> None:

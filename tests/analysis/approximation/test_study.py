@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from lit_probattn.analysis.__main__ import main
+from lit_probattn.analysis.approximation import figures
 from lit_probattn.analysis.approximation.methods import ESTIMATE, EXACT
 from lit_probattn.base.rows import RowStore
 from tests.datamodules.text import made as made_text
@@ -36,6 +37,23 @@ def command(checkpoint, out, *more):
     sizes = ["--ranks", "1", "3", "9", "16", "--features", "8", "--draws", "2"]
     places = ["--checkpoint", str(checkpoint), "--out", str(out)]
     return main(["approximate", *places, *small, *sizes, *more])
+
+
+def test_claims_name_the_fewest_keys_from_which_the_metric_is_near():
+    """Method b is near with one key by chance, and again from 8 keys; c never is."""
+    values = {"a": (1.3, 1.04, 1.0), "b": (1.0, 1.2, 0.96), "c": (2.0, 2.0, 2.0)}
+    rows = [
+        {"method": name, "num_kept": kept, "value": 10 * value, "exact": 10.0}
+        for name, found in values.items()
+        for kept, value in zip((1, 4, 8), found, strict=True)
+    ]
+    table = pd.DataFrame(rows).assign(scope="all", metric="perplexity", model="m")
+    claim = figures.keys_claim(table)
+    assert claim.endswith("a perplexity within 5 % of exact attention: a 4, b 8")
+    assert figures.keys_claim(table, ("x", "b"), "model").endswith("(b): m 8")
+    assert figures.keys_claim(table[table["method"] == "c"]).startswith("No approximation")
+    errors = table.assign(rel_error=table["value"] / 100)
+    assert figures.error_claim(errors).endswith("with 1 key: b 0.1, a 0.13, c 0.2")
 
 
 def test_study_writes_tables_pictures_and_resumes(trained_run, tmp_path, capsys):

@@ -10,7 +10,7 @@ from profiling.studies import cached_decoding, packed_documents, talking_heads
 def test_both_forms_of_talking_heads_compute_the_same():
     made = talking_heads.layers(24, 3)
     x = torch.randn(2, 13, 24)
-    fish, plain = made[talking_heads.FUSED], made[talking_heads.PLAIN]
+    fish, plain = made[talking_heads.FUSED], made[talking_heads.STORED]
     torch.testing.assert_close(fish(x), plain(x), rtol=0, atol=1e-5)
     assert not torch.allclose(plain.before, torch.eye(3))
 
@@ -20,7 +20,7 @@ def test_talking_heads_report(capsys):
     words += ["--repeats", "3", "--threads", "1"]
     assert talking_heads.main(words) == 0
     shown = capsys.readouterr().out
-    assert "| 7 | plain form | reference |" in shown
+    assert "| 7 | stored maps | reference |" in shown
     assert "| 7 | FiSH | " in shown
 
 

@@ -241,9 +241,9 @@ def _sizes(layout: HeadLayout, way: Way) -> tuple[Any, ...]:
 def misused_axes(site: Site) -> str:
     """Return the fault in the axes of a call, from the weight rows that compute its queries.
 
-    The dimensions of a query come from as many rows as there are dimensions. If one row computes
-    them all, they are tokens, and channels attend to channels. If several elements of the batch
-    come from separate rows, they are heads.
+    Each dimension of a query comes from a separate row. If one row computes all dimensions, they
+    are tokens, and channels attend to channels. If elements of the batch come from separate rows,
+    they are heads.
     """
     query = site.inputs["query"]
     weights = [p for p in site.module.parameters() if p.dim() > 1 and p.requires_grad]
