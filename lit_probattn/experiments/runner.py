@@ -321,7 +321,7 @@ class Runner:
         return "failed" if job.label in self.outcome.failed else "is not finished"
 
     def _wait(self) -> None:
-        """Wait for a short time, or until a worker answers, since many requests are faster."""
+        """Wait for a short time, or shorter if a single worker answers."""
         running = [slot.process for slot in self.slots if slot is not None]
         if len(running) == 1 and isinstance(running[0], Worker):
             running[0].poll(_POLL_SECONDS)

@@ -37,7 +37,7 @@ def reject_test_monitors(callbacks: Iterable[Callback]) -> None:
     """Raise if a callback, such as early stopping, monitors a test metric.
 
     Raises:
-        ValueError: a callback does.
+        ValueError: a callback monitors one; the message names it.
     """
     for callback in callbacks:
         name = f"the monitor of {type(callback).__name__} in trainer.callbacks,"

@@ -118,7 +118,7 @@ def strictness_table(steps: int) -> pd.DataFrame:
 
 
 def divergence_claim(table: pd.DataFrame) -> str:
-    """Return the largest divergence of truncated factors below and from the exact threshold."""
+    """Return the largest divergence of truncated factors below the exact threshold, and from it."""
     free = table[~table["is_causal"]]
     below = free[free["head_size"] < free["limit"]]["truncated_kl"].max()
     from_limit = free[free["head_size"] >= free["limit"]]["truncated_kl"].max()

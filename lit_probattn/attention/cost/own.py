@@ -78,7 +78,7 @@ def _run_scores(layer: Any, length: int) -> Tensor:
 
 
 def _run_weights(maps: int, layer: Any, length: int) -> None:
-    """Run the hooks after this many maps of scores."""
+    """Run the hooks on this many score maps."""
     from lit_probattn.attention.own.derived import Parts
 
     heads = _zeros(layer, 1, layer.layout.query, length, layer.head_dim)

@@ -86,7 +86,7 @@ class _Span(NamedTuple):
 
 
 def _spans(query: Tensor, chunk: int, most: int) -> list[_Span]:
-    """Split heads and positions into spans, positions of a head in order; `most` matrices each."""
+    """Split heads and positions into spans of at most `most` matrices, in order of positions."""
     batch, heads, _, length, _ = query.shape
     whole, rest = divmod(length, chunk)
     count = max(1, min(whole, _MOST_CHUNKS, most))

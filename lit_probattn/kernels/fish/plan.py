@@ -220,7 +220,7 @@ def has_parts(kernel: str, heads: Heads, group: int) -> bool:
     """Return whether tiles without edges have a separate loop without position checks.
 
     Only if both loops were compiled for Hopper and have no spills (kernels/README.md). With draws
-    or a second layer, comparing costs little in comparison: one loop.
+    or a second layer, the checks cost little and one loop is used.
     """
     if heads.draws or heads.units or heads.itemsize != 2 or heads.head_dim < 32:
         return False
