@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
@@ -15,7 +14,7 @@ from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.shards import add_shard_flags, shard_of
 from profiling.kernels.command import add_arguments as add_kernels_arguments
-from profiling.studies.study import STUDIES, OneLineParser
+from profiling.study import OneLineParser
 
 REPORT_FILES = ("report.md", "report.json", "rows.csv", "ratios.csv", "report.html")
 REPORTS = ("reports", "runs")  # committed reports, new results
@@ -57,16 +56,12 @@ def make_parser() -> argparse.ArgumentParser:
     memory.add_argument("--config", required=True, help="sweep file whose memory points are run")
     kernels = commands.add_parser("kernels", help="compare backends after parity tests")
     add_kernels_arguments(kernels)
-    study = commands.add_parser("study", help="run one of the stand-alone measurements")
-    study.add_argument("name", choices=STUDIES)
-    study.add_argument("arguments", nargs=argparse.REMAINDER, help="see `study NAME --help`")
     for command, run in (
-        *((sweep, _sweep), (report, _report), (memory, _memory)),
-        *((kernels, _kernels), (study, _study)),
+        *((sweep, _sweep), (report, _report)),
+        *((memory, _memory), (kernels, _kernels)),
     ):
         command.set_defaults(run=run)
-        if command is not study:
-            add_flag(command)
+        add_flag(command)
     return parser
 
 
@@ -185,8 +180,3 @@ def _kernels(options: argparse.Namespace) -> int:
     if options.out:
         page.write(Path(options.out))
     return 0 if passed else 1
-
-
-def _study(options: argparse.Namespace) -> int:
-    status: int = import_module(f"profiling.studies.{options.name}").main(options.arguments)
-    return status

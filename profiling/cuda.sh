@@ -42,7 +42,7 @@ part() {
     tests) once tests 20 pytest -q -m "not slow" tests/kernels
         once train 20 profiling kernels --train-steps 200 --device cuda --out "$OUT/train" ;;
     table7) run 30 lit_probattn.reproduce mgk_table7 --accelerator gpu --out "$OUT/mgk_table7"
-        once step_ratio 15 profiling study step_ratio --length 2000 --batch 32 --device cuda --out "$OUT/step_ratio" ;;
+        once step_ratio 15 examples.studies.step_ratio --length 2000 --batch 32 --device cuda --out "$OUT/step_ratio" ;;
     sweeps) for name in attention lm_long lm_wide lm_linear lm_fish_long encoder_decoder retrieval_heads \
         listops_settings; do sweep "${name}_cuda"; done ;;
     tuning) once tuning 60 profiling kernels --tune --out "$OUT/tuning" && kernels 20 kernels_cuda kernels_cuda_tuned ;;

@@ -12,7 +12,7 @@ import torch
 
 from examples.studies import decoding
 from lit_probattn.models.search import Hypothesis, greedy
-from profiling.studies import study
+from profiling import study
 from tests.support.paths import ROOT
 
 SMALL = ["--lengths", "2", "5", "--tokens", "4", "--source", "6", "--batch", "2"]
@@ -91,4 +91,4 @@ def test_every_translation_is_as_long_as_asked():
 def test_the_script_is_a_program():
     words = [sys.executable, str(ROOT / "examples/studies/decoding.py"), "--help"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "usage: python examples/studies/decoding.py" in done.stdout
+    assert "usage: python -m examples.studies.decoding" in done.stdout

@@ -1,6 +1,6 @@
 """Speed of an encoder-decoder: decoding with caches, beam search, and a training step.
 
-    python examples/studies/decoding.py --threads 1 --out FOLDER
+    python -m examples.studies.decoding --threads 1 --out FOLDER
 
 cache  greedy decoding of N tokens with caches, compared with a full pass per token
 beam   beam search with 5 hypotheses of N tokens, compared with greedy decoding
@@ -38,7 +38,7 @@ from lit_probattn.models.search import Beam, Hypothesis, beam_search, greedy
 from lit_probattn.randomness import RandomKey
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import counted
-from profiling.studies.study import TIMED, Report, command, heading, measure_sides, shown
+from profiling.study import TIMED, Report, command, heading, measure_sides, shown
 
 _FISH = partial(FiSHAttention, num_heads=4, num_global_heads=2, scale_position="before")
 VARIANTS: Mapping[str, Callable[..., Attention]] = {

@@ -1,6 +1,6 @@
 """Compare a trained model, swapped to half the attention heads, with training from scratch.
 
-    python examples/studies/swapped.py --threads 1 --out FOLDER
+    python -m examples.studies.swapped --threads 1 --out FOLDER
 
 A small `nn.TransformerEncoder` (softmax, 4 heads) is trained on generated nested MIN and MAX
 expressions of digits. Then, for each seed and with half the heads and two keys per head (MGK),
@@ -38,7 +38,7 @@ from lit_probattn.base.arguments import Flag
 from lit_probattn.interop.swap import swap
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import counted, with_deviation
-from profiling.studies.study import TIMED, Report, command, measure_sides, shown
+from profiling.study import TIMED, Report, command, measure_sides, shown
 
 HEADS, WIDTH, LAYERS, BATCH, WARMUP = 4, 64, 2, 64, 50
 UNSWAPPED = "softmax, 4 heads"

@@ -34,8 +34,6 @@ from lit_probattn.base.errors import ConfigError, nearest, reports
 # The C loader, if PyYAML has it, takes a fifth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 WIDTH = 100  # characters per line of text
-# Modules of profiling/studies that are not studies.
-_NO_STUDY = ("__init__", "study")
 
 Lines = Iterator[tuple[str, str]]
 
@@ -97,10 +95,6 @@ def _padded(number: re.Match[str]) -> str:
 def _studies() -> Lines:
     for entry in STUDIES:
         yield entry.name, entry.summary
-    folder = Path(__file__).parents[2] / "profiling" / "studies"
-    for path in sorted(folder.glob("*.py")):
-        if path.stem not in _NO_STUDY:
-            yield f"profiling {path.stem}", _docstring(path)
 
 
 def _data() -> Lines:
@@ -126,7 +120,7 @@ KINDS: dict[str, tuple[str, Callable[[], Lines]]] = {
         "lit-probattn sweep, python -m profiling kernels|memory, --config NAME",
         lambda: _files("measurement"),
     ),
-    "studies": ("lit-probattn analyse NAME, python -m profiling study NAME", _studies),
+    "studies": ("lit-probattn analyse NAME", _studies),
     "data": ("lit-probattn data prepare|check NAME", _data),
 }
 

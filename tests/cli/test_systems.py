@@ -25,7 +25,7 @@ PROGRAM = f"""{WITHOUT}
 from pathlib import Path
 from lit_probattn.tasks import *
 import lit_probattn.cli.app, lit_probattn.compare.own
-import profiling.cli, profiling.studies.step_ratio, profiling.sweep.run
+import profiling.cli, profiling.study, profiling.sweep.run
 from lit_probattn.base.processes import fork_context
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.kernels.cpu import library

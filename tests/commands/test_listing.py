@@ -15,7 +15,6 @@ from lit_probattn import __main__ as door
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.commands.listing import KINDS, WIDTH, lines_of, main
 from lit_probattn.compare.tables import kinds
-from profiling.studies import study
 from tests.support.paths import CONFIGS, ROOT
 
 
@@ -36,7 +35,7 @@ NAMES = {
     "trainers": names_of("trainer"),
     "measurements": names_of("profiling"),
     "data": set(REGISTRY),
-    "studies": {entry.name for entry in STUDIES} | {f"profiling {name}" for name in study.STUDIES},
+    "studies": {entry.name for entry in STUDIES},
 }
 
 

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import yaml
 
+from examples.studies import step_ratio
 from lit_probattn.__main__ import main
 from lit_probattn.analysis.results import Results
 from lit_probattn.base.errors import ConfigError
@@ -29,9 +30,9 @@ DOORS = {
     "sweep --config small.yaml --out out": ["rows.csv", "rows.jsonl"],
     "analyse report --folder out": ["report.md", "summary.csv"],
     "profiling kernels --model --head-dims 64 --out out": ["report.md", "rows.csv"],
-    "profiling study step_ratio --out out": ["report.md", "ratios.csv"],
+    "step_ratio --out out": ["report.md", "ratios.csv"],
 }
-QUICK = [door for door in DOORS if not door.startswith(("demo", "sweep", "profiling study"))]
+QUICK = [door for door in DOORS if not door.startswith(("demo", "sweep", "step_ratio"))]
 IN_THE_WAY = [(door, name) for door, names in DOORS.items() for name in names]
 
 
@@ -61,7 +62,8 @@ def folder(made, tmp_path, monkeypatch):
 
 def run(line: str) -> int:
     program, *words = line.split()
-    return profiling_main(words) if program == "profiling" else main([program, *words])
+    programs = {"profiling": profiling_main, "step_ratio": step_ratio.main}
+    return programs[program](words) if program in programs else main([program, *words])
 
 
 @pytest.mark.parametrize(("door", "name"), IN_THE_WAY)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.studies.layouts import BASE, fit_arguments
 from lit_probattn.cli.app import main as train
-from profiling.studies.layouts import BASE, fit_arguments
 from tests.support.caches import keep_out_of_the_users_cache
 
 STEPS = 20

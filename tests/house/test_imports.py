@@ -43,7 +43,7 @@ FLOORS = (
 # The only rooms that may name the data modules, which themselves import the ground floor alone.
 KNOW_DATA = (
     *("lit_probattn/reproduce", "lit_probattn/compare"),
-    *("lit_probattn/commands", "profiling/studies"),
+    "lit_probattn/commands",
 )
 # Single-device code: knows no rank, no strategy.
 SINGLE_DEVICE = (
@@ -53,7 +53,7 @@ SINGLE_DEVICE = (
 # In these rooms the folders have floors too, from the top.
 INNER_FLOORS = {
     "lit_probattn/attention": ("released", "fish", "linear", "mgk", "cost"),
-    "profiling": ("cli.py", "kernels", "studies", "report", "sweep", "cost", "measure"),
+    "profiling": ("cli.py", "study.py", "kernels", "report", "sweep", "cost", "measure"),
 }
 MOST_FILES = 15
 # Files of the package that lie in none of its folders.

@@ -138,8 +138,8 @@ TABLE = [
     Row(r"kernels --compile-table", "--head-dims 16 --cases smgk --passes forward"),
     Row(r"kernels --train-steps", "--train-steps 1"),
     Row(r"kill_loop", "--kills 2 --kinds training"),
-    Row(r"profiling study layouts", "--steps 5 --variants softmax"),
-    Row(r"profiling study ddp_overhead", "--steps 5 --rounds 1 --variants softmax"),
+    Row(r"studies\.layouts", "--steps 5 --variants softmax"),
+    Row(r"studies\.ddp_overhead", "--steps 5 --rounds 1 --variants softmax"),
     Row(r"tests\.fuzzing", "--seconds 1"),
 ]  # fmt: skip
 # Words that stand for something of the reader's.

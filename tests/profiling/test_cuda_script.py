@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+from importlib import import_module
 
 import pytest
 
@@ -41,7 +42,7 @@ def script(tmp_path):
     return run
 
 
-def test_every_command_exists_and_has_a_time_limit(script):
+def test_every_command_exists_and_has_a_time_limit(script, capsys):
     status, _, calls = script(DATA="releases")
     assert status == 0
     assert len(calls) > 25
@@ -51,6 +52,12 @@ def test_every_command_exists_and_has_a_time_limit(script):
         assert dash_m == "-m"
         if module == "pytest":
             assert (ROOT / arguments[-1]).is_dir()
+            continue
+        if module.startswith("examples."):
+            with pytest.raises(SystemExit):
+                import_module(module).main(["--help"])
+            known = set(re.findall(r"--\w+", capsys.readouterr().out))
+            assert {word for word in arguments if word.startswith("--")} <= known
             continue
         options = PARSERS[module].parse_args(arguments)
         if config := getattr(options, "config", None):

@@ -125,10 +125,10 @@ def test_the_revision_is_that_of_the_checkout(monkeypatch):
 
 
 def test_the_head_of_a_report_names_how_it_was_made():
-    facts = provenance.facts("python -m profiling study a", "meta")
+    facts = provenance.facts("python -m examples.studies.a", "meta")
     assert list(facts) == ["device", "versions", "git_revision", "command"]
     command, hardware, versions = Made.by_facts(facts).lines
-    assert command == "- Command: `python -m profiling study a`"
+    assert command == "- Command: `python -m examples.studies.a`"
     assert hardware == "- Hardware: meta tensors"
     assert facts["versions"] in versions
     assert "revision" in versions

@@ -26,7 +26,7 @@ from lit_probattn.attention import (
     SoftmaxAttention,
 )
 from lit_probattn.base.arguments import Flag
-from profiling.studies.study import TIMED, Report, command, measure_sides
+from profiling.study import TIMED, Report, command, measure_sides
 
 BASELINE = "softmax"
 # Class, share of the heads, further options.

@@ -1,6 +1,6 @@
 """Ratios of one training step of this package to the plain formula with stored maps.
 
-    python -m profiling study step_ratio --length 2000 --batch 2 --out reports/step_ratio_cpu
+    python -m examples.studies.step_ratio --length 2000 --batch 2 --out reports/step_ratio_cpu
 
 The ListOps model of the Long Range Arena (width 64, head size 32, 2 layers, dropout 0.1 outside
 attention) with softmax attention (8 heads), MGK and sMGK (4 heads). `package` uses the backend that
@@ -29,7 +29,7 @@ from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
 from lit_probattn.records.tables import counted
-from profiling.studies.study import TIMED, Report, backend_of, command, measure_sides, shown
+from profiling.study import TIMED, Report, backend_of, command, measure_sides, shown
 
 VARIANTS = {
     "softmax, 8 heads": ("softmax", 8),

@@ -33,7 +33,7 @@ from lit_probattn.base.errors import ChildError
 from lit_probattn.cli.app import main as train
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
 from profiling.measure.processes import run_in_ranks
-from profiling.studies.study import Report, command
+from profiling.study import Report, command
 
 # No validation, no files.
 QUIET = {

@@ -22,11 +22,11 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
+from examples.studies.layouts import Recorder, fit_command, train_in_ranks
 from lit_probattn.base.arguments import Flag
 from lit_probattn.measure.timing import round_ratios, spread
 from lit_probattn.tasks.distributed import sum_over_ranks
-from profiling.studies.layouts import Recorder, fit_command, train_in_ranks
-from profiling.studies.study import Report, command, shown
+from profiling.study import Report, command, shown
 
 GLOBAL_BATCH, WARMUP = 16, 3
 # Side: number of processes, samples per optimiser step.

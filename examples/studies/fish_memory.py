@@ -1,7 +1,7 @@
 """Peak memory of FiSH on the CPU, blockwise compared with the reference, which stores all maps.
 
-    python -m profiling study fish_memory                       # N = 4096: the reference needs 4 GB
-    python -m profiling study fish_memory --seq_len 1024 --variants gfish mish
+    python -m examples.studies.fish_memory                   # N = 4096: the reference needs 4 GB
+    python -m examples.studies.fish_memory --seq_len 1024 --variants gfish mish
 
 One layer of the WikiText model (C = 128, E = 16, H = 8, G = 2), forward and backward of one
 sequence with attention noise. The exit status is 1 if a ratio is above `--max_ratio`.
@@ -21,7 +21,7 @@ from lit_probattn.base.arguments import Flag
 from lit_probattn.configs import attention_entry, build_attention
 from lit_probattn.measure.memory import cpu_peak_bytes
 from lit_probattn.randomness import RandomKey
-from profiling.studies.study import SEED, Report, command, shown
+from profiling.study import SEED, Report, command, shown
 
 VARIANTS = ("fish", "hard_fish", "gfish", "hard_gfish", "mish", "hard_mish")
 

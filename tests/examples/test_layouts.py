@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from examples.studies import layouts
+from examples.studies.layouts import LAYOUTS, REQUIRED, Layout, largest_differences
 from lit_probattn.base.errors import ChildError
 from profiling.measure.processes import run_in_ranks
-from profiling.studies import layouts
-from profiling.studies.layouts import LAYOUTS, REQUIRED, Layout, largest_differences
 
 STEPS = 5
 

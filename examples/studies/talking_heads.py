@@ -23,7 +23,7 @@ from lit_probattn.attention import Attention, FiSHAttention, SoftmaxAttention
 from lit_probattn.attention.layer import LayerOptions
 from lit_probattn.attention.numerics import map_heads
 from lit_probattn.base.arguments import Flag
-from profiling.studies.study import TIMED, Report, backend_of, command, measure_sides, shown
+from profiling.study import TIMED, Report, backend_of, command, measure_sides, shown
 
 STORED, FUSED, SOFTMAX = "stored maps", "FiSH", "softmax"
 

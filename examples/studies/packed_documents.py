@@ -22,7 +22,7 @@ from lit_probattn.attention.packing import Packing
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.transformer import Transformer
-from profiling.studies.study import TIMED, Report, backend_of, command, measure_sides, shown
+from profiling.study import TIMED, Report, backend_of, command, measure_sides, shown
 
 PADDED, PACKED = "padded", "packed"
 

@@ -9,10 +9,11 @@ import csv
 import pytest
 import torch
 
+from examples.studies import step_ratio
+from examples.studies.step_ratio import PlainAttention, materialise
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.backends import BACKENDS
-from profiling.studies import step_ratio, study
-from profiling.studies.step_ratio import PlainAttention, materialise
+from profiling import study
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_command_compares_both_forms_and_reports(tmp_path, capsys, monkeypatch):
     assert {chosen["package", rate] for rate in ("0.1", "0.0")} <= set(BACKENDS) - {"auto"}
     assert shown == [["7", "0.333 [0.333, 0.333]"]] * 2
     text = (tmp_path / "report.md").read_text()
-    assert "python -m profiling study step_ratio --length 64" in text
+    assert "python -m examples.studies.step_ratio --length 64" in text
     assert "2 sequences of 64 tokens" in text
     assert f"sMGK, 4 heads, dropout 0: {chosen['package', '0.0']}" in text
     assert "| attention dropout | variant | form | backend |" in text

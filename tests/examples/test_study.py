@@ -1,4 +1,4 @@
-"""What all studies share: the registry, flags, reports, refusals."""
+"""What all studies share: flags, reports, refusals."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ import pandas as pd
 import pytest
 import torch
 
+from examples.studies import ddp_overhead, fish_memory, layouts, step_ratio
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
-from profiling import cli
-from profiling.studies import ddp_overhead, fish_memory, layouts, study
-from profiling.studies.study import STUDIES, TIMED, Report, command, measure_sides, shown
+from profiling import study
+from profiling.study import TIMED, Report, command, measure_sides, shown
 from tests.support.paths import CONFIGS, ROOT
 
+# Modules of `examples/studies` that print no report.
+PLAIN = {"after_the_scores"}
+STUDIES = sorted({path.stem for path in (ROOT / "examples/studies").glob("*.py")} - PLAIN)
 
-def test_every_file_is_a_study_and_every_study_has_help(capsys):
-    files = {path.stem for path in (ROOT / "profiling/studies").glob("*.py")}
-    assert files - {"__init__", "study"} == set(STUDIES)
-    for name in STUDIES:
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["study", name, "--help"])
-        assert stop.value.code == 0
-        printed = capsys.readouterr().out
-        assert f"usage: python -m profiling study {name}" in printed
-        assert "--out" in printed
-        assert import_module(f"profiling.studies.{name}").__doc__.splitlines()[0] in printed
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_has_help(name, capsys):
+    module = import_module(f"examples.studies.{name}")
+    with pytest.raises(SystemExit) as stop:
+        module.main(["--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert f"usage: python -m examples.studies.{name}" in printed
+    assert "--out" in printed
+    assert module.__doc__.splitlines()[0] in printed
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("module", "words", "expected"),
     [
-        (["nothing"], "invalid choice: 'nothing'"),
-        (["fish_memory", "--seq", "8"], "unrecognized arguments: --seq 8"),
-        (["fish_memory", "--variants", "softmax"], "invalid choice: 'softmax'"),
-        (["step_ratio", "--repeats", "many"], "argument --repeats: invalid"),
+        (fish_memory, ["--seq", "8"], "unrecognized arguments: --seq 8"),
+        (fish_memory, ["--variants", "softmax"], "invalid choice: 'softmax'"),
+        (step_ratio, ["--repeats", "many"], "argument --repeats: invalid"),
     ],
 )
-def test_wrong_words_are_one_line(words, expected, capsys):
+def test_wrong_words_are_one_line(module, words, expected, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["study", *words])
+        module.main(words)
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert expected in line
@@ -126,5 +128,5 @@ def test_fish_memory_judges_by_its_ratio(tmp_path, capsys):
     assert fish_memory.main([*words, "--max_ratio", "1e-6"]) == 1
     row = pd.read_csv(tmp_path / "rows.csv").iloc[0]
     assert row["memory_over_reference"] == row["blockwise_bytes"] / row["reference_bytes"]
-    assert row["command"].startswith("python -m profiling study fish_memory --seq_len 64")
+    assert row["command"].startswith("python -m examples.studies.fish_memory --seq_len 64")
     assert "| hard_fish |" in capsys.readouterr().out

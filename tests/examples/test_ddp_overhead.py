@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from examples.studies.ddp_overhead import SIDES, WARMUP, fit_arguments, main, ratio_rows, step_rows
 from lit_probattn.records.tables import markdown_lines
-from profiling.studies.ddp_overhead import SIDES, WARMUP, fit_arguments, main, ratio_rows, step_rows
-from profiling.studies.study import shown
+from profiling.study import shown
 
 
 def test_ratios_are_those_of_the_medians():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from profiling.studies import cached_decoding, packed_documents, talking_heads
+from examples.studies import cached_decoding, packed_documents, talking_heads
 
 
 def test_both_forms_of_talking_heads_compute_the_same():

@@ -1,7 +1,7 @@
 """Shared code of all studies: flags, timing of all sides in one run, table, figure, report.
 
-A study is a file of this folder listed in `STUDIES`, or a file of `examples/studies/`. Its `run`
-measures and returns a `Report`, and `main = command(...)` prints it and, with `--out`, writes it.
+A study is a module of `examples/studies/`. Its `run` measures and returns a `Report`, and
+`main = command(...)` prints it and, with `--out`, writes it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,6 @@ from lit_probattn.measure.memory import peak_bytes
 from lit_probattn.measure.timing import Side, round_ratios, spread, time_sides
 from lit_probattn.records.figures import ReportFigure, palette_of, panels
 from lit_probattn.records.tables import markdown_lines
-
-STUDIES = (
-    "cached_decoding",
-    "ddp_overhead",
-    "fish_memory",
-    "layouts",
-    "packed_documents",
-    "step_ratio",
-    "talking_heads",
-)
 
 
 class OneLineParser(Parser):
@@ -207,11 +197,7 @@ def command(
     """
     is_program = module == "__main__"
     name = Path(sys.argv[0]).stem if is_program else module.rpartition(".")[2]
-    is_ours = module.startswith("profiling.")
-    start = [
-        "python",
-        *(["-m", "profiling", "study", name] if is_ours else [f"examples/studies/{name}.py"]),
-    ]
+    start = ["python", "-m", f"examples.studies.{name}"]
 
     def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if arguments is None else list(arguments)
