@@ -42,6 +42,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typed_calls.py
 	$(BIN)/codespell lit_probattn datamodules profiling tests configs docs *.md
 
 # The checks of `lint` run beside the tests, which leave room on two cores at both ends.

@@ -110,40 +110,5 @@ def test_every_lazy_name_is_there():
         assert callable(getattr(lit_probattn, name))
 
 
-@pytest.mark.slow
-def test_the_type_checker_knows_what_they_return(tmp_path):
-    (tmp_path / "use.py").write_text(
-        "from typing import assert_type\n"
-        "import torch\n"
-        "import lit_probattn\n"
-        "from lit_probattn.attention import Attention, MGKAttention\n"
-        "from lit_probattn.interop.multihead import MultiheadForm\n"
-        "from lit_probattn.interop.swap import Report\n"
-        "from torch import nn\n"
-        'layer = lit_probattn.create("smgk", embed_dim=8, num_heads=2, dropout=0.0)\n'
-        "assert_type(layer, Attention)\n"
-        "x = torch.zeros(1, 3, 8)\n"
-        "assert_type(layer(x, is_causal=True), torch.Tensor)\n"
-        "assert_type(MGKAttention(8, 2)(x), torch.Tensor)\n"
-        "layer(x, causal=True)  # type: ignore[call-arg]\n"
-        "MGKAttention(8, 2, 4)  # type: ignore[call-arg]\n"
-        "same = lit_probattn.as_multihead_attention(layer)\n"
-        "assert_type(same(x, x, x), tuple[torch.Tensor, torch.Tensor | None])\n"
-        "assert_type(lit_probattn.list_attention(), list[str])\n"
-        "assert_type(lit_probattn.as_multihead_attention(layer), MultiheadForm)\n"
-        "model = nn.Sequential(nn.MultiheadAttention(8, 2))\n"
-        'assert_type(lit_probattn.swap(model, "mgk", heads=0.5), tuple[nn.Sequential, Report])\n'
-        "assert_type(lit_probattn.__version__, str)\n"
-        'lit_probattn.create("smgk", "8")  # type: ignore[arg-type]\n'
-    )
-    words = ["--warn-unused-ignores", "--follow-imports=silent", "--ignore-missing-imports"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *words, str(tmp_path / "use.py")],
-        **{"cwd": ROOT, "capture_output": True, "text": True},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-
-
 def test_they_are_attention_layers():
     assert isinstance(lit_probattn.create("fish", 8, 2), Attention)

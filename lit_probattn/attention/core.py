@@ -127,15 +127,11 @@ class Core(nn.Module):
         if call.packing is not None:
             form = {"pads": self.takes_padding, "has_scores": self.makes.has_scores}
             return attend_to_documents(self, call, self.layout.out, **form)
-        batch, _, num_queries, _ = call.query.shape
         with autocast_off(call.query):
-            if self.training and self.has_m_step and num_queries:
+            if self.training and self.has_m_step and call.query.shape[2]:
                 self.accumulate_m_step(call)
             variant = self.variant(call)
-            if num_queries == 0 and self.makes.has_scores:  # engines have no block of zero rows
-                out = call.query.new_zeros(batch, self.layout.out, 0, call.value.shape[-1])
-            else:  # without scores a call also adds its keys to the state in the cache
-                out = attend(call, variant, self.backend, self.auto_kind)
+            out = attend(call, variant, self.backend, self.auto_kind)
             if call.cache is not None:
                 call.cache.after_call(call, variant)
         return out

@@ -41,14 +41,14 @@ def grouped_scores(query: Tensor, key: Tensor) -> Tensor:
     if groups == 1:
         return query @ key.mT
     folded = query.reshape(batch, key.shape[1], groups * rows, size)
-    return (folded @ key.mT).view(batch, heads, rows, -1)
+    return (folded @ key.mT).view(batch, heads, rows, key.shape[2])
 
 
 def grouped_values(weights: Tensor, value: Tensor) -> Tensor:
     """Multiply (B, H, N, L) weights with (B, H_kv, L, E) values without repeating the values."""
     batch, heads, rows, keys = weights.shape
     grouped = weights.reshape(batch, value.shape[1], heads // value.shape[1] * rows, keys)
-    return (grouped @ value).view(batch, heads, rows, -1)
+    return (grouped @ value).view(batch, heads, rows, value.shape[3])
 
 
 def map_heads(weight: Tensor, maps: Tensor) -> Tensor:
@@ -66,6 +66,8 @@ def masked_softmax(scores: Tensor, allowed: Tensor | None, row_eps: float = 0.0)
         allowed: bool, broadcastable to `scores`. None means all.
         row_eps: added to each row's sum of exponentials.
     """
+    if scores.shape[-1] == 0:  # rows without keys have no weights
+        return scores
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     largest = scores.detach().amax(-1, keepdim=True)
@@ -85,8 +87,9 @@ def squared_distance(query: Tensor, key: Tensor) -> Tensor:
 
     Shapes are (…, N, E) and (…, L, E) -> (…, N, L).
     """
-    centre = key.detach().mean(-2, keepdim=True)
-    query, key = query - centre, key - centre
+    if key.shape[-2]:  # the mean of no keys is NaN
+        centre = key.detach().mean(-2, keepdim=True)
+        query, key = query - centre, key - centre
     squares = query.square().sum(-1)[..., :, None] + key.square().sum(-1)[..., None, :]
     return (squares - 2.0 * query @ key.mT).clamp_min(0.0)
 

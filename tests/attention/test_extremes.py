@@ -170,3 +170,41 @@ def test_no_variant_gives_nan(name, dtype):
             grads = [p.grad for p in (leaf, *layer.parameters()) if p.grad is not None]
             assert len(grads) > 4, where
             assert all(bool(g.isfinite().all()) for g in grads), where
+
+
+# ------------------------------------------------------------------------------- sizes of zero
+EMPTY = {"samples": (0, 5, 4), "queries": (2, 0, 4), "keys": (2, 5, 0), "both": (2, 0, 0)}
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+@pytest.mark.parametrize("name", layers())
+def test_zero_sizes_give_zeros_and_finite_gradients(name, empty):
+    batch, num_queries, num_keys = EMPTY[empty]
+    layer = layers()[name](bias=False).double()
+    for backend in cpu_backends(layer):
+        layer.backend = backend
+        layer.zero_grad()
+        x = torch.randn(batch, num_queries, VARIANT_EMBED, dtype=torch.float64, requires_grad=True)
+        keys = torch.randn(batch, num_keys, VARIANT_EMBED, dtype=torch.float64, requires_grad=True)
+        try:
+            out = layer(x, keys, rng=RandomKey(3))
+        except NotImplementedError:
+            continue
+        assert out.shape == x.shape
+        assert not out.any()
+        out.sum().backward()
+        named = {n: p.grad for n, p in layer.named_parameters()}
+        assert all(grad is None or bool(grad.isfinite().all()) for grad in named.values())
+        if num_keys:  # as in other batches, so that ranks agree on the parameters with gradients
+            assert named["key_proj.weight"] is not None
+            assert named["query_proj.weight"] is not None
+            assert keys.grad is not None
+
+
+@pytest.mark.parametrize("name", layers())
+def test_a_batch_of_no_samples_decodes(name):
+    layer = layers()[name]().double().eval()
+    cache, x = layer.new_cache(), torch.randn(0, 5, VARIANT_EMBED, dtype=torch.float64)
+    with torch.no_grad():
+        parts = [layer(part, cache=cache, is_causal=True) for part in (x[:, :3], x[:, 3:])]
+    assert [part.shape[:2] for part in parts] == [(0, 3), (0, 2)]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import re
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import pytest
 from jsonargparse import ArgumentParser
-from mypy import api
 
 from lit_probattn.base.arguments import Parser, add_data, arguments_of, by_name, takes
-from tests.support.paths import ROOT
 
 
 class Inner:
@@ -175,20 +172,6 @@ def test_a_constructor_receives_the_record_of_its_arguments():
 def test_unknown_and_missing_arguments_are_named(cls, given, told):
     with pytest.raises(TypeError, match=told):
         cls(**given)
-
-
-def test_type_checkers_know_the_fields(tmp_path):
-    code = tmp_path / "code.py"
-    code.write_text(
-        "from lit_probattn.attention import LinearAttention, MGKAttention\n"
-        "MGKAttention(64, num_heads=4, e_step='hard', dropout=0.1)\n"
-        "MGKAttention(64, 4, e_step='loud')\n"
-        "MGKAttention(64, 4, num_components='2')\n"
-        "LinearAttention(64, 4, rotary_dim=2)\n"
-    )
-    out, _, status = api.run([str(code), "--config-file", str(ROOT / "pyproject.toml")])
-    wrong = re.findall(r"code.py:(\d): error: .*(e_step|num_components|rotary_dim)", out)
-    assert (wrong, status) == ([("3", "e_step"), ("4", "num_components"), ("5", "rotary_dim")], 1)
 
 
 def test_a_parser_sees_the_fields_of_records_through_subclasses():

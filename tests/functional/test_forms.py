@@ -19,6 +19,7 @@ from lit_probattn.attention import (
     MLKAttention,
     SoftmaxAttention,
 )
+from lit_probattn.attention.engines.native import native_refusal
 from tests.functional.checks import E_V, B, E, H, N, check_form, double
 
 G, K = 2, 3
@@ -268,3 +269,19 @@ def test_infinite_and_least_floats_of_a_mask_hide_pairs(name, hidden):
     assert (found[..., 2, :] == 0).all()
     others = [i for i in range(N) if i != 2]
     torch.testing.assert_close(found[..., others, :], visible[..., others, :], **CLOSE)
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "blockwise", "native", "auto"])
+def test_calls_without_queries_return_no_rows(backend):
+    if backend == "native" and native_refusal("cpu") is not None:
+        pytest.skip("no C library on this machine")
+    query, key, value = (
+        double(B, H, 0, E),
+        double(B, H, N, E).requires_grad_(),
+        double(B, H, N, E_V),
+    )
+    out = LF.softmax_attention(query, key, value, backend=backend)
+    assert out.shape == (B, H, 0, E_V)
+    out.sum().backward()
+    assert key.grad is not None
+    assert not key.grad.any()

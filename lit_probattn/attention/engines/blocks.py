@@ -216,7 +216,7 @@ def _backward_block(
     batch, heads, num_rows, num_keys = scores.shape
     kv_heads = value.shape[1]
     grouped_rows = (batch, kv_heads, heads // kv_heads * num_rows)
-    grad_rows = grad_out.reshape(*grouped_rows, -1)
+    grad_rows = grad_out.reshape(*grouped_rows, grad_out.shape[-1])
     weights = result.detach()
     if plan.normaliser is None:
         weights = plan.weights(scores.detach(), parts, block)

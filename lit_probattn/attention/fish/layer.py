@@ -51,18 +51,22 @@ class FiSHOptions(NoiseOptions, HeadMixingOptions):
         check_choice("noise", self.noise, ("none", "global", "local", "local_global"))
         check_choice("noise_position", self.noise_position, ("raw", "scaled"))
         check_choice("scale_position", self.scale_position, ("after", "before"))
-        if self.noise_position == "scaled" and self.scale_position == "after":
-            raise ValueError(
-                "noise_position=scaled needs scale_position=before, received after: noise is added "
-                "before the mixing, so the scale must be applied before it as well"
-            )
         if self.mix_on == "scores":
+            if self.noise_position == "scaled" and self.scale_position == "after":
+                raise ValueError(
+                    "noise_position=scaled needs scale_position=before, received after: noise is "
+                    "added before the mixing, so the scale must be applied before it as well"
+                )
             return
-        if self.noise != "none":
-            raise ValueError(
-                f"mix_on={self.mix_on} has no global scores to add noise to, received "
-                f"noise={self.noise}: set noise=none"
-            )
+        for name, value, none in (
+            ("noise", self.noise, "none"),
+            ("noise_position", self.noise_position, "raw"),
+        ):
+            if value != none:
+                raise ValueError(
+                    f"mix_on={self.mix_on} has no global scores to add noise to, received "
+                    f"{name}={value}: set {name}={none}"
+                )
         if self.scale_position != "after":
             raise ValueError(
                 f"mix_on={self.mix_on} mixes before the products, so the scale is applied after: "

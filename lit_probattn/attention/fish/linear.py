@@ -164,7 +164,7 @@ def read_moving_states(
     widest = max(num_global, *(w.shape[0] for w in mixing.weights))
     if positions is None:
         numbers = batch * widest * features * value.shape[-1]  # in the states of one position
-        positions = max(1, device_budget(CHUNK_STATES, rows.device) // numbers)
+        positions = max(1, device_budget(CHUNK_STATES, rows.device) // max(1, numbers))
 
     def read(state: Tensor, rows: Tensor, cols: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         states = state[:, :, None] + (cols[..., None] * value[..., None, :]).cumsum(2)

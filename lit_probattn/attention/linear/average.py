@@ -52,7 +52,8 @@ def causal_average(
         chunk: positions per chunk; None chooses by F.
         span: pairs of positions per span; None means the budget of the device.
     """
-    grouped = query.unflatten(1, (key.shape[1], -1))  # (B, H_kv, G, N, F)
+    groups = query.shape[1] // key.shape[1]
+    grouped = query.unflatten(1, (key.shape[1], groups))  # (B, H_kv, G, N, F)
     length = query.shape[2]
     chunk = max(1, min(chunk_length(query.shape[-1]) if chunk is None else chunk, length))
     span = device_budget(SPAN_PAIRS, query.device) if span is None else span

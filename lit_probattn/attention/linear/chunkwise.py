@@ -121,12 +121,14 @@ def _spans(length: int, chunk: int, span: int) -> list[_Span]:
     return [*spans, _Span(whole * chunk, 1, rest)] if rest else spans
 
 
-def _running_states(sums: Tensor, start: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+def _running_states(
+    sums: Tensor, start: Tensor, count: int, reverse: bool
+) -> tuple[Tensor, Tensor]:
     """Return the state before each chunk (after it, in reverse), and the final state.
 
-    `sums` are f_cᵀ v_c of each chunk, (C·B·H_kv, F, E); `start` is (B, H_kv, F, E).
+    `sums` are f_cᵀ v_c of each of `count` chunks, (C·B·H_kv, F, E); `start` is (B, H_kv, F, E).
     """
-    sums = sums.view(-1, *start.shape)
+    sums = sums.view(count, *start.shape)
     if len(sums) == 1:
         return start.flatten(0, 1), start + sums[0]
     if written() is not None:  # one operation instead of one per chunk
@@ -161,7 +163,7 @@ class _CausalProduct(torch.autograd.Function):
         for part in spans:
             starts.append(state)
             rows, f, v = (part.matrices(x) for x in (query, key, value))
-            states, state = _running_states(f.mT @ v, state, reverse=False)
+            states, state = _running_states(f.mT @ v, state, part.num_chunks, False)
             pairs = (rows @ f.mT).mul_(_visible(rows, query.shape[2], part.chunk))
             part.store(torch.bmm(pairs, v).baddbmm_(rows, states), out)
         ctx.save_for_backward(query, key, value, *starts)
@@ -180,9 +182,9 @@ class _CausalProduct(torch.autograd.Function):
             rows, f, v, grad_rows = (part.matrices(x) for x in (query, key, value, grad_out))
             grad_pairs = (grad_rows @ v.mT).mul_(visible)
             if grad_query is not None:
-                states, _ = _running_states(f.mT @ v, start, reverse=False)
+                states, _ = _running_states(f.mT @ v, start, part.num_chunks, False)
                 part.store(torch.bmm(grad_pairs, f).baddbmm_(grad_rows, states.mT), grad_query)
-            states, later = _running_states(rows.mT @ grad_rows, later, reverse=True)
+            states, later = _running_states(rows.mT @ grad_rows, later, part.num_chunks, True)
             part.store(torch.bmm(grad_pairs.mT, rows).baddbmm_(v, states.mT), grad_key)
             pairs = (rows @ f.mT).mul_(visible)
             part.store(torch.bmm(pairs.mT, grad_rows).baddbmm_(f, states), grad_value)

@@ -302,7 +302,7 @@ def linear_blockwise(given: HeadCall, arguments: Linear) -> Tensor:
     else:
         after = cols.mT @ value
         after = after if before is None else after + before
-        grouped = rows.unflatten(1, (cols.shape[1], -1))
+        grouped = rows.unflatten(1, (cols.shape[1], rows.shape[1] // cols.shape[1]))
         product = (grouped @ after[:, :, None]).flatten(1, 2)
     if state is not None:
         state.replace(after, scale)

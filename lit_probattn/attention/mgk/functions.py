@@ -153,7 +153,7 @@ class MGK(Variant):
             whole = key[:, :, :, call.num_terms :]
             whole = whole if shift is None else whole + shift[:, :, None]
             kept = _kept_norms(whole, self.norm_weight)
-        if self.score == "gaussian" and not is_part:
+        if self.score == "gaussian" and not is_part and key.shape[3]:  # the mean of no keys is NaN
             centre = key.detach().mean((2, 3), keepdim=True)
             key, query = key - centre, query - repeat_heads(centre[:, :, 0], heads)
         query, coef = query.to(low).to(dtype), None

@@ -74,7 +74,7 @@ def responsibility_sums(
     numerator = torch.zeros(shape, dtype=torch.float64, device=query.device)
     denominator = torch.zeros_like(numerator)
     squares = torch.zeros_like(numerator[..., 0]) if with_squares else None
-    step = max(1, block_scores // (batch * heads * components * num_keys))
+    step = max(1, block_scores // max(1, batch * heads * components * num_keys))
     for rows in block_ranges(num_queries, step):
         cols = range(num_keys)
         scores = component_scores(query[:, :, rows.start : rows.stop], key, arguments)

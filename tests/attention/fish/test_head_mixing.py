@@ -228,6 +228,10 @@ def gradients(out, weight, leaves):
     ("options", "message"),
     [
         ({"noise": "global"}, "mix_on=query has no global scores to add noise to.*noise=none"),
+        (
+            {"noise": "none", "noise_position": "scaled"},
+            "mix_on=query has no global scores .*set noise_position=raw",
+        ),
         ({"scale_position": "before"}, "set scale_position=after, received before"),
         ({"mix_on": "value"}, "mix_on must be one of scores, query, key"),
     ],

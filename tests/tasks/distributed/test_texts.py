@@ -20,6 +20,7 @@ from tests.datamodules.text.translation import made as parallel
 from tests.datamodules.text.translation.test_releases import write_pieces
 from tests.support.paths import ROOT
 from tests.support.runs import fingerprint, metrics, only_version
+from tests.support.slow import mostly_slow
 from tests.tasks.distributed.layouts import Trial
 
 SMALL = {"embed_dim": 16, "head_dim": 8, "num_layers": 1, "mlp_dim": 16, "warmup_steps": 1}
@@ -101,9 +102,19 @@ def _trial(name: str, packed: bool, folder: Path) -> Trial:
     return Trial(task, flags)
 
 
+# One of each base of data sets: streams, documents, packed sentences, pairs of languages.
+FAST = [
+    *(("wikitext103", False), ("pretraining_text", False)),
+    *(("lm1b", True), ("translation", False)),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "packed"),
-    [*((name, False) for name in ROWS), *((name, True) for name in PACKED)],
+    mostly_slow(
+        [*((name, False) for name in ROWS), *((name, True) for name in PACKED)],
+        FAST,
+    ),
 )
 def test_four_steps_killed_and_resumed_equal_the_whole(
     name, packed, tmp_path, tmp_path_factory, monkeypatch
