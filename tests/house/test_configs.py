@@ -29,7 +29,14 @@ def parsed(capsys, *files: Path) -> dict:
     return yaml.safe_load(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("task", TASKS, ids=name)
+# The published tasks; those of tiny/ are overlays of them, and other tests train many of those.
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(path, id=name(path), marks=[pytest.mark.slow] * (path in TINY))
+        for path in TASKS
+    ],
+)
 def test_task_file_parses(task, capsys):
     config = parsed(capsys, task, CONFIGS / "attention" / "softmax.yaml")
     assert config["model"]["init_args"]["attention"]["init_args"]["num_heads"] == 8

@@ -245,7 +245,7 @@ BUILT: set[str] = set()  # models of all tables: what several have is built once
 TRAINING = set(inspect.signature(Task.__init__).parameters)
 
 
-@pytest.mark.parametrize("name", every_nth(2, [pytest.param(name, id=name) for name in FITS]))
+@pytest.mark.parametrize("name", every_nth(4, [pytest.param(name, id=name) for name in FITS]))
 def test_cells_can_be_built(name):
     """Models on meta tensors, with the attention of the paper and that of the released code."""
     table, rows = read_table(name), set()

@@ -157,7 +157,10 @@ def test_a_prediction_computes_no_more_blocks_for_longer_sequences(name, monkeyp
     assert numbers[0] == numbers[1] > 0
 
 
-@pytest.mark.parametrize("name", ["linear", "favor", "smlk", "lfish", "glfish", "hard_glfish"])
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(["linear", "favor", "smlk", "lfish", "glfish", "hard_glfish"], ["smlk", "glfish"]),
+)
 def test_memory_of_causal_chunks_is_what_is_allocated(name, monkeypatch):
     """Spans and chunks are made small, so that most of them are not made in the prediction."""
     monkeypatch.setitem(chunkwise.SPAN_PAIRS, "cpu", 1 << 12)

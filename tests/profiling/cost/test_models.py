@@ -108,8 +108,6 @@ def test_linear_family_equals_what_it_states(mode):
         ),
         [
             ("classifier", "eval"),
-            ("pair_classifier", "train"),
-            ("language_model", "train"),
             ("encoder_decoder", "train"),
         ],
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from profiling.sweep.predictions import Predictions, place_of, predict
 from profiling.sweep.run import cannot_fit, describe_plan
 from tests.profiling.helpers import MGK, attention, sweep
 from tests.support.paths import ROOT
+from tests.support.slow import mostly_slow
 
 
 def no_prediction(*args):
@@ -59,8 +61,13 @@ def test_predicting_a_kernel_on_fake_tensors_does_not_touch_their_memory():
     assert inside == selftest.failure()
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("name", ["fish_figure8", "fish_figure4", "mgk_figure3"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    mostly_slow(
+        product(["fish_figure8", "fish_figure4", "mgk_figure3"], ["train", "eval"]),
+        [("fish_figure8", "train"), ("mgk_figure3", "eval")],
+    ),
+)
 def test_memory_is_linear_in_the_layers(name, mode):
     """Language models and encoder-decoders: what is extrapolated is what the whole model has."""
     points = make_plan(load_sweep(name), ROOT)
