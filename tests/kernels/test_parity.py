@@ -18,6 +18,7 @@ SHAPES = [(37, 45), (29, 31), (7, 33), (33, 5)]
 # What runs every time: one case of each form of the kernels.
 FAST = [
     ("softmax, grouped", torch.float16),
+    ("gaussian", torch.float16),
     ("mgk soft, prior per position", torch.float16),
     ("smgk hard", torch.float16),
     ("smgk soft, learned variances", torch.float16),
