@@ -6,8 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from typing import Any
+from unittest import mock
 
 from lit_probattn.attention import Attention, variants
+from lit_probattn.attention.own import contract
+from lit_probattn.attention.own.contract import CHECKS
 from lit_probattn.attention.own.contract import EMBED as EMBED
 from lit_probattn.attention.own.contract import HEAD as HEAD
 from lit_probattn.attention.own.contract import backends_for as backends_for
@@ -57,3 +60,17 @@ def examples() -> dict[str, Callable[..., Attention]]:
         )
         for case in CASES
     }
+
+
+def keep_in_blocks(check: str, make: Callable[..., Attention]) -> None:
+    """Run a check of the contract with several blocks of queries in each pass.
+
+    Long sequences have about 40 queries in a block: in blocks for short sequences, each of their
+    queries is a block of its own, which takes ten times as long and reaches no other code.
+    """
+    runs = [(contract.WAYS, 400)]
+    if check in ("causality", "padding"):
+        runs = [(contract.WAYS[:2], 400), (contract.WAYS[2:], 100_000)]
+    for ways, scores in runs:
+        with mock.patch.object(contract, "WAYS", ways), contract.small_blocks(scores):
+            CHECKS[check].run(make)

@@ -30,7 +30,6 @@ BATCH, WIDTH = 2, 32
 # 367 blocks, and ONNX translates node by node.
 LARGEST = {("export", "ast"): 512}
 LARGEST |= {("onnx", name): 512 for name in ("ast", "mgk_hard_e", "smgk_hard_e")}
-FAST = ("smgk", "fish", "mgk_hard_e", "polynomial", "ast", "as_released/lm/mgk")
 PUBLIC = tuple(name for name in lit_probattn.list_attention() if "/" not in name)
 PRESETS = tuple(name for name in lit_probattn.list_attention() if "/" in name)
 

@@ -317,7 +317,11 @@ def test_the_self_test_runs_outside_modes(fresh):
 
 
 @needs_library
-@pytest.mark.parametrize("options", [{"e_step": "hard"}, {"shifted_keys": True}])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"e_step": "hard"}, marks=pytest.mark.slow), {"shifted_keys": True}],
+    ids=["hard", "shifted keys"],
+)
 def test_a_compiled_layer_computes_the_same(options):
     layer = MGKAttention(12, 2, head_dim=5, dropout=0.3, backend="native", **options)
     x, rng = torch.randn(2, 7, 12), RandomKey(3)

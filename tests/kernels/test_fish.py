@@ -60,6 +60,7 @@ def test_error_is_within_twice_that_of_eager_code(case, dtype):
 )
 def test_tiles_and_head_groups_change_nothing_but_rounding(family, blocks, heads, monkeypatch):
     monkeypatch.setattr(fish_call, "MOST_HEADS", heads)
+    monkeypatch.setattr(fish_selftest, "_BATCH", 1)
     with forced(Launch(*blocks)):
         pairs = self_test(family, DEVICE, torch.float32, (11, 7), (21, 37))
     for found, exact in pairs:
@@ -180,6 +181,7 @@ def test_pairs_may_be_hidden_per_head():
 @pytest.mark.parametrize("family", mostly_slow(["fish", "gfish"], ["fish"]))
 def test_keys_and_values_may_have_a_pass_each(family, monkeypatch):
     monkeypatch.setattr(fish_call.FishCall, "key_passes", lambda call: ("grad_key", "grad_value"))
+    monkeypatch.setattr(fish_selftest, "_BATCH", 1)
     for found, exact in self_test(family, DEVICE, torch.float32, (8, 8), (17, 35)):
         torch.testing.assert_close(found.double(), exact.double(), atol=2e-5, rtol=2e-5)
 

@@ -10,6 +10,7 @@ from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.fish.operators import fish_attention
 from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise
+from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROWS, KEYS, E = 16, 1100, 7
@@ -55,7 +56,7 @@ def test_fish_sees_real_keys_beyond_the_1024th():
     leaves = draw(2, 1, ROWS, E), draw(2, 1, KEYS, E), draw(2, 2, KEYS, E), draw(2, 1)
     query, key, value, first = leaves
     mask = late_mask()
-    with forced(Launch(16, 64)):
+    with forced(Launch(16, 128)):
         found = fish_attention(query * 0.3, key, value, first=first, key_mask=mask)
     q, k, v, p = (x.double() for x in leaves)
     scores = torch.einsum("hg,bgij->bhij", p, 0.3 * q @ k.mT)
@@ -65,7 +66,11 @@ def test_fish_sees_real_keys_beyond_the_1024th():
 
 @pytest.mark.usefixtures("nan_filled_empties")
 @pytest.mark.parametrize(
-    ("rows", "keys", "part"), [(ROWS, KEYS, 16), (138, 138, 2)], ids=["one part", "69 parts"]
+    ("rows", "keys", "part"),
+    [
+        pytest.param(ROWS, KEYS, 16, id="one part", marks=pytest.mark.slow),
+        pytest.param(138, 138, 2, id="69 parts"),
+    ],
 )
 def test_components_far_apart_are_found_in_every_part(rows, keys, part, monkeypatch):
     """Row and key terms of opposite sign, at the last points only: F would underflow.
@@ -89,7 +94,7 @@ def test_components_far_apart_are_found_in_every_part(rows, keys, part, monkeypa
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("first_row", [0, 19])
+@pytest.mark.parametrize("first_row", mostly_slow([0, 19], [19]))
 def test_noise_of_a_continued_sequence_is_that_of_its_positions(first_row):
     leaves = draw(2, 2, ROWS, E), draw(2, 2, 43, E), draw(2, 3, 43, E), draw(3, 2), draw(2)
     query, key, value, first, scale = leaves

@@ -12,6 +12,8 @@ import pytest
 T = TypeVar("T")
 # Parameters of a test that goes through combinations; see `some_of`.
 SHARES = ["a sixth", pytest.param("all", marks=pytest.mark.slow)]
+FEWER = ["a twelfth", SHARES[1]]
+PARTS = {"a sixth": 6, "a twelfth": 12}
 
 
 def mostly_slow(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
@@ -49,7 +51,7 @@ def every_nth(n: int, parameters: Sequence[Any]) -> list[Any]:
 
 
 def some_of(combinations: Sequence[T], share: str, *case: object) -> list[T]:
-    """Return all combinations, or a sixth of them, chosen by the case.
+    """Return all combinations, or a share of them, chosen by the case.
 
     So cases together go through all of them every time, and each case through all with
     `make test-full`.
@@ -57,4 +59,4 @@ def some_of(combinations: Sequence[T], share: str, *case: object) -> list[T]:
     if share == "all":
         return list(combinations)
     choice = random.Random(zlib.crc32(repr(case).encode()))
-    return choice.sample(list(combinations), -(-len(combinations) // 6))
+    return choice.sample(list(combinations), -(-len(combinations) // PARTS[share]))

@@ -262,10 +262,10 @@ def gradients_are_those_of_finite_differences(make: Make) -> None:
 
 
 @contextmanager
-def small_blocks() -> Iterator[None]:
+def small_blocks(scores: int = 400) -> Iterator[None]:
     """Reduce the scores per block, so that a short sequence has several blocks."""
     before = dict(BLOCK_SCORES)
-    BLOCK_SCORES.update(cpu=400)
+    BLOCK_SCORES.update(cpu=scores)
     try:
         yield
     finally:

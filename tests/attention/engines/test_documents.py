@@ -255,7 +255,7 @@ def test_bounds_are_no_constants_of_a_program():
 
 
 def test_a_compiled_layer_takes_documents():
-    layer, x = LAYERS["mgk"]().eval(), torch.randn(1, 40, C)
+    layer, x = LAYERS["softmax"]().eval(), torch.randn(1, 40, C)
     compiled = torch.compile(layer, backend="eager")
     for bounds in ([0, 15, 40], [0, 7, 9, 40]):
         found = compiled(x, cu_seqlens=torch.tensor(bounds))

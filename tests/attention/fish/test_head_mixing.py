@@ -20,6 +20,7 @@ from tests.support.helpers import (
     use_backend,
     use_oracle,
 )
+from tests.support.slow import SHARES, some_of
 
 BATCH, EMBED, HEAD = 2, 11, 5
 SIZES = {"num_heads": 7, "num_global_heads": 3, "noise": "none"}
@@ -87,9 +88,10 @@ def oracle(
 @ON
 @EVERY
 @pytest.mark.parametrize("backend", cpu_backends(FiSHAttention(4, 2, noise="none", mix_on="key")))
-def test_every_backend_equals_the_sums(mix_on, name, backend):
+@pytest.mark.parametrize("share", SHARES)
+def test_every_backend_equals_the_sums(mix_on, name, backend, share):
     layer = mixed(mix_on, name)
-    for (queries, keys), masks, is_causal in CALLS:
+    for (queries, keys), masks, is_causal in some_of(CALLS, share, mix_on, name, backend):
         inputs, call = make_call(
             layer, queries, keys, masks, is_causal, None, bias_grad=backend != "sdpa"
         )

@@ -13,6 +13,7 @@ from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGK
 from lit_probattn.attention.mgk.m_step import responsibility_sums
 from lit_probattn.models.transformer import Transformer
+from tests.support.slow import mostly_slow
 
 B, H, N, L, E, K, C = 2, 3, 11, 13, 5, 3, 17
 EXACT = 1e-13
@@ -157,8 +158,13 @@ def log_likelihood(layer, x, key_mask):
     return total
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("share", ["layer", "head", "head_position"])
+@pytest.mark.parametrize(
+    ("seed", "share"),
+    mostly_slow(
+        itertools.product(range(4), ["layer", "head", "head_position"]),
+        enumerate(["layer", "head", "head_position"]),
+    ),
+)
 @torch.no_grad()
 def test_an_iteration_never_makes_queries_less_likely(seed, share):
     layer = em_layer(seed, prior_share=share, max_positions=L)

@@ -16,6 +16,7 @@ from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD, small_blocks
 from lit_probattn.attention.own.derived import OwnVariant, in_blocks, stored
 from lit_probattn.randomness import RandomKey
+from tests.attention.variants import keep_in_blocks
 from tests.support.cosine import CosineAttention
 
 KEY = RandomKey(5, step=3, sample_ids=torch.tensor([19, 4]))
@@ -127,8 +128,7 @@ def test_copies_have_scores_of_their_own():
 @pytest.mark.parametrize("check", CHECKS)
 def test_scores_that_know_positions_keep_every_promise(check):
     torch.manual_seed(0)
-    with small_blocks():
-        CHECKS[check].run(partial(Distances, EMBED, 4, head_dim=HEAD))
+    keep_in_blocks(check, partial(Distances, EMBED, 4, head_dim=HEAD))
 
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])

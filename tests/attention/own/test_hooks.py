@@ -12,12 +12,13 @@ from lit_probattn import swap
 from lit_probattn.attention import Attention, GatedAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.cost.own import with_gate
 from lit_probattn.attention.own import contract
-from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD, small_blocks
+from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.convert.fish import convert_to_fish
 from lit_probattn.convert.layer import Mixture, convert_layer
 from lit_probattn.convert.layer_names import load_layer
 from lit_probattn.convert.wider_heads import embed_into_head_size
+from tests.attention.variants import keep_in_blocks
 from tests.support.paths import ROOT
 
 B, N, H = 2, 13, 4
@@ -93,11 +94,10 @@ class LowPrecision(Dots):
 
 def broken(cls):
     names = []
-    for name, check in CHECKS.items():
+    for name in CHECKS:
         torch.manual_seed(0)
         try:
-            with small_blocks():
-                check.run(partial(cls, EMBED, H, head_dim=HEAD))
+            keep_in_blocks(name, partial(cls, EMBED, H, head_dim=HEAD))
         except (AssertionError, RuntimeError, ValueError):
             names.append(name)
     return names
@@ -107,8 +107,7 @@ def broken(cls):
 @pytest.mark.parametrize("check", CHECKS)
 def test_layers_with_hooks_keep_every_promise(cls, check):
     torch.manual_seed(0)
-    with small_blocks():
-        CHECKS[check].run(partial(cls, EMBED, H, head_dim=HEAD))
+    keep_in_blocks(check, partial(cls, EMBED, H, head_dim=HEAD))
 
 
 @pytest.mark.parametrize(
@@ -145,8 +144,7 @@ def of_example(name):
 @pytest.mark.parametrize("check", CHECKS)
 def test_examples_keep_every_promise(name, check):
     torch.manual_seed(0)
-    with small_blocks():
-        CHECKS[check].run(partial(of_example(name), EMBED, H, head_dim=HEAD))
+    keep_in_blocks(check, partial(of_example(name), EMBED, H, head_dim=HEAD))
 
 
 def test_multi_token_attention_is_its_sum():

@@ -19,6 +19,7 @@ from lit_probattn.attention import (
 )
 from lit_probattn.attention.own.contract import CHECKS, small_blocks
 from lit_probattn.randomness import RandomKey
+from tests.attention.variants import keep_in_blocks
 
 B, N, C, H, E = 3, 7, 11, 3, 5
 CLASSES = [
@@ -167,8 +168,7 @@ def test_moved_layers_keep_every_promise(cls, check):
     if check == "arguments":  # of the class itself
         CHECKS[check].run(partial(cls, C, 4, head_dim=E))
         return
-    with small_blocks():
-        CHECKS[check].run(partial(moved, cls, C, 4, **given))
+    keep_in_blocks(check, partial(moved, cls, C, 4, **given))
 
 
 @EVERY

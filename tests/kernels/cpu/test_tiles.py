@@ -18,6 +18,7 @@ from lit_probattn.attention.numerics import first_maximum
 from lit_probattn.kernels.cpu import library, selftest
 from lit_probattn.kernels.cpu.tiles import KINDS, MOST, Inputs, attend
 from lit_probattn.randomness import STREAM_DROPOUT, STREAM_NOISE, AttentionDropout, RandomKey
+from tests.support.slow import mostly_slow
 
 CPU = torch.device("cpu")
 KEY = RandomKey(5, 3, torch.tensor([5, 2**40 + 9])).fold(1)
@@ -329,7 +330,7 @@ def test_narrower_registers_pass_the_self_test(target, tmp_path):
     assert done.stdout.strip() == "None", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("shifted", mostly_slow([False, True], [True]))
 def test_more_components_than_tiles_hold_go_block_by_block(shifted):
     """Of 17 components `native` says so, and `auto` takes blocks, in a graph too."""
     layer = MGKAttention(8, 2, num_components=MOST + 1, shifted_keys=shifted).double()
