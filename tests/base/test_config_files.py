@@ -28,7 +28,7 @@ from lit_probattn.base.config_files import (
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.command import protocol_of
 from lit_probattn.compare.flags import Place, add_flags
-from lit_probattn.compare.protocol import Options, cell_config
+from lit_probattn.compare.protocol import Options, run_config
 from lit_probattn.compare.tables import kinds, read_published, read_table
 from lit_probattn.configs import attention_entry, compose, read_yaml
 from lit_probattn.reproduce import uea
@@ -255,7 +255,7 @@ def test_tables_sweeps_and_prepared_numbers_are_read_from_any_folder(folders):
     assert len(read_published()) > 100
     table = read_table("mgk_table1")
     task, row = table.pairs()[0]
-    assert cell_config(task, row, Options())["trainer"]["max_steps"] > 0
+    assert run_config(task, row, Options())["trainer"]["max_steps"] > 0
     assert uea.make_table(uea.TABLE, Place(data_dir="none"))[0].rows
     sweep = load_sweep("quick")
     assert make_plan(sweep, Path.cwd()) == make_plan(sweep, CONFIGS.parent)
@@ -275,7 +275,7 @@ def test_commands_take_names(folders, monkeypatch):
     assert table.rows["smgk"].attention == str(CONFIGS / "attention/smgk.yaml")
     assert load_kernels("kernels_cpu") == load_kernels(CONFIGS / "profiling/kernels_cpu.yaml")
     tables = []
-    monkeypatch.setattr(experiment, "run_cells", lambda table, *_, **__: tables.append(table))
+    monkeypatch.setattr(experiment, "run_table", lambda table, *_, **__: tables.append(table))
     for grid in ("head_size_reduced", str(CONFIGS / "reproduce/head_size_reduced.yaml")):
         options = head_size_parser().parse_args(["experiment", "--grid", grid])
         options.arguments = []

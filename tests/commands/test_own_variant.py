@@ -36,7 +36,7 @@ def page(tmp_path, monkeypatch):
 
 
 def test_check_fit_and_compare_find_the_module(page, capsys):
-    """Fit parses and prints; compare plans its four cells."""
+    """Fit parses and prints; compare plans its four runs."""
     assert main(page["check"]) == 0
     sys.modules.pop("own_variant")
     with pytest.raises(SystemExit) as end:

@@ -91,7 +91,7 @@ TABLE = [
     # published tables and figures whose data are not here
     Row(r"reproduce low_rank_table.*--dry-run", "--shortened"),
     Row(r"reproduce (low_rank_table|mgk_figure1 )", refusal=WITHOUT_DATA),
-    Row(r"reproduce mgk_figure2 --report", refusal=r"no cell of mgk_figure2 is finished"),
+    Row(r"reproduce mgk_figure2 --report", refusal=r"no run of mgk_figure2 is finished"),
     Row(r"reproduce mgk_table8 --dry-run", "--shortened"),
     # what needs a release
     Row(r"data check (text|wikitext103)\b", refusal=r"(DIFFERENT|published.*)$"),
@@ -110,7 +110,7 @@ TABLE = [
     Row(r"d4rl_by_search", "--num_steps 2000"),
     Row(r"fit --task d4rl", "--data.init_args.data_dir tiny_data " + TINY_DECISIONS),
     Row(r"test .*d4rl", "--model.init_args.test_episodes 1"),
-    Row(r"studies/decoding\.py", "--lengths 8 --tokens 8 --source 8 --batch 1 --repeats 1 "
+    Row(r"studies\.decoding", "--lengths 8 --tokens 8 --source 8 --batch 1 --repeats 1 "
         "--embed_dim 16 --layers 1 --vocab 50 --train_batch 1"),
     Row(r"fit .*tasks/tiny/"),
     Row(r"fit .*(Wandb|MLFlow)Logger", LISTOPS + STEPS, refusal=r"needs the package"),
