@@ -83,6 +83,6 @@ start_node "$B" 1 disturbed && second=$!
 wait "$first" && wait "$second"
 
 grep -h "^error" "$WORK"/disturbed-node0.log | head -3 || true
-grep -h "damaged" "$WORK"/disturbed-node*.log | sed "s#$WORK/##g" | cut -c1-160 | head -2 || true
-grep -h "continuing" "$WORK"/disturbed-node*.log | sed "s#$WORK/##" | head -3
+grep -h "corrupt" "$WORK"/disturbed-node*.log | sed "s#$WORK/##g" | cut -c1-160 | head -2 || true
+grep -h "^resuming" "$WORK"/disturbed-node*.log | sed "s#$WORK/##" | head -3
 "$PY" -m tests.killing.compare_runs "$WORK/quiet" "$WORK/disturbed"
