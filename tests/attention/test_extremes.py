@@ -189,6 +189,7 @@ def test_zero_sizes_give_zeros_and_finite_gradients(name, empty):
         try:
             out = layer(x, keys, rng=RandomKey(3))
         except NotImplementedError:
+            assert backend != "reference"
             continue
         assert out.shape == x.shape
         assert not out.any()

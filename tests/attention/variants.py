@@ -65,8 +65,8 @@ def examples() -> dict[str, Callable[..., Attention]]:
 def keep_in_blocks(check: str, make: Callable[..., Attention]) -> None:
     """Run a check of the contract with several blocks of queries in each pass.
 
-    Long sequences have about 40 queries in a block: in blocks for short sequences, each of their
-    queries is a block of its own, which takes ten times as long and reaches no other code.
+    Long sequences have about 40 queries in a block. With the budget of short sequences every block
+    would be a single query, which takes ten times as long.
     """
     runs = [(contract.WAYS, 400)]
     if check in ("causality", "padding"):

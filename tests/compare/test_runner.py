@@ -1,4 +1,4 @@
-"""Runs run once, in parallel, in shards; a killed command goes on without running any again."""
+"""Every run is trained once, in parallel or in shards; a killed command resumes without repeats."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _root(monkeypatch):
 
 
 def runner(jobs=1, lines=None):
-    """Return `run_all` with slots, and a list that is told what happens."""
+    """Return `run_all` with slots, whose messages are appended to `lines`."""
     say = [].append if lines is None else lines.append
     return partial(run_all, facts=lambda run: COUNTED, num_slots=jobs, say=say)
 

@@ -55,7 +55,7 @@ def test_a_graph_computes_what_the_layer_does(form, name, size):
 
 
 def own_operators(program):
-    """Return the operators of ours in a program."""
+    """Return the names of our custom operators in a program."""
     names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     return {name for name in names if "lit_probattn" in name}
 

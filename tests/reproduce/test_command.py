@@ -185,7 +185,7 @@ def test_settings():
 
 @pytest.mark.slow
 def test_real_runs_killed_and_resumed(places, tmp_path):
-    """Two real runs; the command is killed in the second, and goes on."""
+    """Two real runs; the command is killed during the second and resumes it."""
     more = ["--only", "listops", "--seeds", "3", "--accelerator", "cpu", "--steps", "400"]
     words = [sys.executable, "-m", "lit_probattn.reproduce", "tiny", *places, *more]
     words += ["--set", "run.checkpoint_every=5", "trainer.val_check_interval=50"]

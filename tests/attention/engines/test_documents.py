@@ -16,6 +16,7 @@ from lit_probattn.attention import (
 )
 from lit_probattn.attention.packing import Packing
 from lit_probattn.randomness import RandomKey
+from tests.support.slow import mostly_slow
 
 C, H, E = 22, 2, 10
 LENGTHS = [5, 1, 17, 0, 9, 16, 5, 11]
@@ -254,8 +255,9 @@ def test_bounds_are_no_constants_of_a_program():
         torch.export.export(layer, (x,), {"cu_seqlens": bounds})
 
 
-def test_a_compiled_layer_takes_documents():
-    layer, x = LAYERS["softmax"]().eval(), torch.randn(1, 40, C)
+@pytest.mark.parametrize("name", mostly_slow(["softmax", "mgk"], ["softmax"]))
+def test_a_compiled_layer_takes_documents(name):
+    layer, x = LAYERS[name]().eval(), torch.randn(1, 40, C)
     compiled = torch.compile(layer, backend="eager")
     for bounds in ([0, 15, 40], [0, 7, 9, 40]):
         found = compiled(x, cu_seqlens=torch.tensor(bounds))

@@ -62,7 +62,7 @@ def test_every_figure_has_something_to_measure_and_to_judge(name):
     assert part["says"]
     if not issubclass(made, RunFigure):
         return
-    # With no run finished nothing is told, and every name is known.
+    # Without a finished run every verdict is inconclusive; all names are known.
     assert list(report.findings["verdict"]) == ["inconclusive"] * len(part["says"])
     for panel in (Panel(**entry) for entry in part["panels"]):
         assert set(panel.rows or ()) <= set(table.rows)
