@@ -9,11 +9,10 @@ from typing import Any
 import pandas as pd
 
 from lit_probattn.records.tables import markdown_lines
-from profiling.report.names import name_of
+from profiling.report.names import SCOPES, name_of
 
 RATIOS = "ratios.csv"
 _QUANTITIES = {"macs": "multiply-adds", "num_parameters": "parameters"}
-_SCOPES = {"attention": "attention layer", "layers": "block", "model": "model"}
 _DROPOUT = "attention_dropout"
 
 
@@ -62,7 +61,7 @@ def _counted(folder: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[dict
     for (variant, baseline), part in every.groupby(["variant", "baseline"], sort=False):
         row: dict[str, Any] = {"variant": variant, "baseline": baseline}
         for metric, quantity in _QUANTITIES.items():
-            for scope, place in _SCOPES.items():
+            for scope, place in SCOPES.items():
                 chosen = part[(part["metric"] == metric) & (part["scope"] == scope)]
                 row[f"{quantity}, {place}"] = _range(chosen["ratio_measured"].dropna(), "{:.2f}")
         row["width"] = _range(part["embed_dim"], "{:.0f}")

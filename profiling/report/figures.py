@@ -25,7 +25,7 @@ from matplotlib.ticker import NullLocator
 from lit_probattn.analysis.drawing import CHEAPER, ratio_axis, ratio_bar, ratio_colours, tiles
 from lit_probattn.records.figures import ReportFigure, colour_of, palette_of, shades
 from profiling.report.claims import ratios_of
-from profiling.report.names import variant_name
+from profiling.report.names import SCOPES, variant_name
 from profiling.report.ratios import found_by
 from profiling.sweep.config import Claim, SweepConfig
 
@@ -48,7 +48,6 @@ _DRAWN = {
     "energy_j": "energy",
 }
 _TIME = "time_median_s"
-_SCOPES = {"attention": "attention layer", "layers": "block", "model": "model"}
 _MODES = {"eval": "forward pass", "train": "training step"}
 _MOST_NAMED = 2  # variants in a claim
 _KEYS = ["variant", "baseline", "embed_dim", "seq_len", "grid_heads", "batch_size"]
@@ -70,7 +69,7 @@ class Quantity:
     @property
     def words(self) -> str:
         """Label of the quantity."""
-        words = [f"{_DRAWN[self.metric]} of the {_SCOPES[self.scope]}"]
+        words = [f"{_DRAWN[self.metric]} of the {SCOPES[self.scope]}"]
         words += [] if self.is_size else [_MODES[self.mode]]
         return ", ".join(words)
 
@@ -199,7 +198,7 @@ def claim_of(quantity: Quantity, part: pd.DataFrame, names: Mapping[str, str]) -
     """Return the range of each variant's ratio as a sentence; the extremes of many variants."""
     ranges = part.groupby("variant", sort=False)["ratio_measured"].agg(["min", "max"])
     base = " or ".join(dict.fromkeys(names[b] for b in part["baseline"]))
-    where = [_SCOPES[quantity.scope], *([] if quantity.is_size else [_MODES[quantity.mode]])]
+    where = [SCOPES[quantity.scope], *([] if quantity.is_size else [_MODES[quantity.mode]])]
     what = f"the {_DRAWN[quantity.metric]} of {base} ({', '.join(where)})"
     told = [f"{names[str(v)]}: {_range(low, high)}" for v, low, high in ranges.itertuples()]
     if len(told) <= _MOST_NAMED:

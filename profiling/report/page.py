@@ -10,7 +10,7 @@ import pandas as pd
 
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.experiments.expectations import Finding
-from lit_probattn.experiments.page import Made, Page, as_csv, image
+from lit_probattn.experiments.page import Made, Page, as_csv, findings_table, image
 from lit_probattn.measure.counters import CONVENTION
 from lit_probattn.records.markdown import one_line
 from lit_probattn.records.tables import markdown_lines, unequal_sides
@@ -27,7 +27,6 @@ from profiling.report.tables import (
     failures_table,
     published_table,
     quantity_tables,
-    trends,
     variants_of,
     variants_table,
 )
@@ -81,7 +80,8 @@ def page_of(
     table, constants = compact(frame)
     findings = [judge(one, config, frame) for one in config.sentences]
     figures = figures_of(config, frame, ratios, ratios_drawn=not printed)
-    dearer, found = dearer_lines(frame, ratios), trends(ratios)
+    dearer = dearer_lines(frame, ratios)
+    claimed = [f"{one.claim}." for one in figures.values()]
     before = [part for line in unequal_lines(frame) for part in (line, "")]
     before += [*(f"- {one_line(line)}" for line in dearer), ""] if dearer else []
     same = ", ".join(f"{k} {one_line(v)}" for k, v in constants.items() if k in _READABLE)
@@ -96,7 +96,7 @@ def page_of(
         kind="sweep",
         title=config.report.title if config.report else config.name,
         made=made_of(frame, command),
-        finding=" ".join([*found[:1], *dearer[:1]]).replace("**", ""),
+        finding=" ".join([*claimed[:1], *dearer[:1]]).replace("**", ""),
         before=before,
         body=body,
         findings=findings,
@@ -144,19 +144,13 @@ def _paper(
     figure = config.report
     if figure is None or not (figure.paper or figure.published):
         return []
+    judged = [*markdown_lines(findings_table(findings)), ""] if findings else []
     return [
-        *("## Claims of the paper and findings", ""),
-        *(f"- Claim: {one_line(one.says)}" for one in figure.paper if not one.holds),
-        *(part for one in findings for part in _judged(one)),
-        *(f"- {one_line(sentence)}" for sentence in trends(ratios)),
+        *("## Claims of the paper and findings", "", *judged),
+        *(f"- Not tested: {one_line(one.says)}" for one in figure.paper if not one.holds),
         *(f"- Note: {one_line(sentence)}" for sentence in figure.notes),
         *("", *published_table(figure.published, frame, ratios)),
     ]
-
-
-def _judged(found: Finding) -> list[str]:
-    says, measured = one_line(found.says), one_line(found.measured)
-    return [f"- Claim: {says}", f"  - **{found.verdict}**: {measured}."]
 
 
 def agreement(frame: pd.DataFrame) -> list[str]:

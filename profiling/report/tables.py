@@ -11,6 +11,7 @@ import pandas as pd
 from lit_probattn.records.markdown import code_span, one_line
 from lit_probattn.records.tables import markdown_lines
 from profiling.cost.exact import layer_of_row
+from profiling.report.names import SCOPES
 from profiling.report.ratios import METRICS, PLACE, SETTING, found_by
 from profiling.sweep.config import Published
 
@@ -28,7 +29,7 @@ def _settings(table: pd.DataFrame) -> list[str]:
 
 
 def extremes_table(ratios: pd.DataFrame) -> list[str]:
-    """Return the range of every ratio and the points of the extremes; equal modes share a row."""
+    """Return the range and the trend of every ratio with its extremes; equal modes share a row."""
     if ratios.empty:
         return ["No variant has a baseline at the same point.", ""]
     lines: dict[tuple[str, ...], list[str]] = {}
@@ -44,14 +45,15 @@ def extremes_table(ratios: pd.DataFrame) -> list[str]:
         varying = _varying(ratios, metric)
         low, high = group.loc[group[column].idxmin()], group.loc[group[column].idxmax()]
         line = (
-            *(METRICS[metric][0], scope, f"{variant} / {group['baseline'].iloc[0]}"),
+            *(METRICS[metric][0], SCOPES[scope], f"{variant} / {group['baseline'].iloc[0]}"),
             *map(str, values[3:-1]),
             found_by(metric, column.removeprefix("ratio_")),
             f"{low[column]:.3f}{_place(low, varying)}",
             f"{high[column]:.3f}{_place(high, varying)}",
+            _trend(metric, group),
         )
         lines.setdefault(line, []).append(str(values[-1]))
-    columns = ["quantity", "scope", "ratio", *extra, "source", "smallest", "largest"]
+    columns = ["quantity", "scope", "ratio", *extra, "source", "smallest", "largest", "trend"]
     table = pd.DataFrame(list(lines), columns=columns)
     is_size = table["quantity"].str.startswith("parameters")
     modes = pd.Series([", ".join(m) for m in lines.values()])
@@ -71,52 +73,29 @@ def _place(row: pd.Series, varying: Sequence[str], equals: str = "=") -> str:
     return f" ({places})" if places else ""
 
 
-def trends(ratios: pd.DataFrame) -> list[str]:
-    """Describe the trends of the main ratios over the grid; modes with equal trends share a line.
-
-    A sentence starts with the method: `Counted: …` or `Measured: …`.
-    """
-    sentences: dict[str, list[str]] = {}
-    for metric in _COSTS[:-1]:
-        table = ratios[ratios["metric"] == metric].dropna(subset=["ratio_measured"])
-        if (table["scope"] == "model").any():
-            table = table[table["scope"] != "attention"]
-        keys = ["variant", "scope", "backend", "mode"]
-        for (variant, scope, backend, mode), group in table.groupby(keys, sort=False):
-            name = f"{variant} on {backend}" if table["backend"].nunique() > 1 else str(variant)
-            method = found_by(metric, "measured").capitalize()
-            text = f"{method}: {_trend(metric, name, str(scope), group)}"
-            sentences.setdefault(text, []).append(str(mode))
-    return [
-        text if text.startswith("Counted: parameters") else f"{text[:-1]} ({', '.join(modes)})."
-        for text, modes in sentences.items()
-    ]
-
-
-def _trend(metric: str, variant: str, scope: str, group: pd.DataFrame) -> str:
-    low, high = group["ratio_measured"].min(), group["ratio_measured"].max()
-    text = f"{METRICS[metric][0]}, {scope}: {variant} / {group['baseline'].iloc[0]} = {low:.3f}"
-    text += f" to {high:.3f}" if f"{low:.3f}" != f"{high:.3f}" else ""
+def _trend(metric: str, group: pd.DataFrame) -> str:
+    """Return how a ratio changes along each axis of the grid, such as `falls with D`."""
+    column = "ratio_measured" if group["ratio_measured"].notna().any() else "ratio_analytic"
+    found = []
     axes = (("seq_len", "embed_dim"), ("embed_dim", "seq_len"), ("grid_heads", "seq_len"))
     for axis, other in axes:
-        if group[axis].nunique() < 2 or (metric == "num_parameters" and axis == "seq_len"):
+        if group[axis].nunique() < 2 or axis not in _varying(group, metric):
             continue
         kinds: dict[str, list[int]] = {}
         for value, line in group.groupby(other):
-            steps = line.sort_values(axis)["ratio_measured"].diff().dropna()
-            kinds.setdefault(_kind(steps), []).append(int(value))
+            steps = line.sort_values(axis)[column].diff().dropna()
+            kinds.setdefault(f"{_kind(steps)} {_LETTERS[axis]}", []).append(int(value))
         places = [f"{k} at {_LETTERS[other]} = {', '.join(map(str, v))}" for k, v in kinds.items()]
-        summary = ", ".join(places if len(kinds) > 1 else kinds)
-        text += f"; over {_LETTERS[axis]} the ratio {summary}"
-    return text + "."
+        found.append(", ".join(places if len(kinds) > 1 else kinds))
+    return "; ".join(found)
 
 
 def _kind(steps: pd.Series) -> str:
     if (steps.abs() < 5e-4).all():
-        return "stays the same"
+        return "constant in"
     if (steps <= 1e-12).all():
-        return "falls"
-    return "rises" if (steps >= -1e-12).all() else "is not monotonic"
+        return "falls with"
+    return "rises with" if (steps >= -1e-12).all() else "not monotonic in"
 
 
 def crossover_table(cross: pd.DataFrame) -> list[str]:
@@ -204,7 +183,7 @@ def quantity_tables(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
         order = [v for v in dict.fromkeys(good["variant"]) if v in wide]
         wide = wide[order].map(lambda v: None if pd.isna(v) else f"{v:.4g}").reset_index()
         how = found_by(metric, "measured")
-        parts += [f"{heading}, {scope} ({unit}), {how}:", "", *markdown_lines(wide), ""]
+        parts += [f"{heading}, {SCOPES[scope]} ({unit}), {how}:", "", *markdown_lines(wide), ""]
     return parts
 
 
@@ -230,28 +209,29 @@ def failures_table(frame: pd.DataFrame, notes: Sequence[str]) -> list[str]:
 
 
 def dearer_lines(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
-    """Return the regressions: a line per variant and quantity that exceeds its baseline anywhere.
+    """Return the regressions: a line per variant with the quantities that exceed its baseline.
 
     For FiSH, also the head size below which the N² term is larger.
     """
     if ratios.empty:
         return []
-    lines = []
     sources = [f"ratio_{source}" for source in ("measured", "analytic", "predicted")]
     table = ratios.assign(ratio=ratios[sources].bfill(axis=1).iloc[:, 0])
     table = table[table["metric"].isin(_COSTS) & table["ratio"].notna()]
-    keys = ["metric", "variant", "baseline", "scope", "mode"]
+    keys = ["variant", "baseline", "metric", "scope", "mode"]
     varying = [c for c in PLACE if table[c].nunique(dropna=False) > 1]
-    for (metric, variant, baseline, scope, mode), group in table.groupby(keys, sort=False):
+    found: dict[str, list[str]] = {}
+    for (variant, baseline, metric, scope, mode), group in table.groupby(keys, sort=False):
         above = group[group["ratio"] > 1.0]
         if above.empty:
             continue
         worst = above.loc[above["ratio"].idxmax()]
-        lines.append(
-            f"**{variant} costs more than {baseline}**: {METRICS[str(metric)][0]}, {scope}, "
-            f"{mode}, at {len(above)} of {len(group)} points, by a factor of at most "
-            f"{worst['ratio']:.4g}{_place(worst, varying, ' = ')}."
+        found.setdefault(f"**{variant} costs more than {baseline}**", []).append(
+            f"{METRICS[str(metric)][0]} of the {SCOPES[scope]}, {mode}, at {len(above)} of "
+            f"{len(group)} points, at most {worst['ratio']:.4g} times"
+            f"{_place(worst, varying, ' = ')}"
         )
+    lines = [f"{head}: {'; '.join(excesses)}." for head, excesses in found.items()]
     return [*lines, *_break_even(frame)]
 
 

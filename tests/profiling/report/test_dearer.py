@@ -52,8 +52,8 @@ def test_excesses_and_break_even_sizes_are_named():
     ratios = ratios_of({"gfish4": [(128, 1.25), (512, 0.9)], "fish2": [(128, 0.7)]})
     lines = dearer_lines(frame, ratios)
     assert lines[0] == (
-        "**gfish4 costs more than softmax8**: multiply-adds, attention, eval, at 1 of 2 points, "
-        "by a factor of at most 1.25 (N = 128)."
+        "**gfish4 costs more than softmax8**: multiply-adds of the attention layer, eval, "
+        "at 1 of 2 points, at most 1.25 times (N = 128)."
     )
     assert "head sizes below 25.5, here 16 (" in lines[1]
     assert len(lines) == 2  # fish2 breaks even at 2.67, below every head size
@@ -62,7 +62,7 @@ def test_excesses_and_break_even_sizes_are_named():
 def test_at_most_is_the_largest_of_several_excesses():
     frame = frame_of({}).reindex(columns=["attention_class", "variant"])
     (line,) = dearer_lines(frame, ratios_of({"mgk4": [(128, 1.1), (256, 1.75), (512, 1.5)]}))
-    assert line.endswith("at 3 of 3 points, by a factor of at most 1.75 (N = 256).")
+    assert line.endswith("at 3 of 3 points, at most 1.75 times (N = 256).")
 
 
 def test_cheaper_variants_give_no_lines():

@@ -121,7 +121,7 @@ def test_what_is_counted_is_not_called_measured(results, tmp_path):
     figure = Figure(title="A figure", paper=["it is less."])
     write_report(config.model_copy(update={"report": figure}), folder, tmp_path)
     text = (tmp_path / "report.md").read_text()
-    assert "- Counted: multiply-adds" in text
+    assert "| multiply-adds | attention layer | mgk_full / softmax | eval | counted |" in text
     told = [line for line in text.splitlines() if not line.startswith("Command: ")]
     assert "measure" not in "\n".join(told).replace("counted or measured, ", "")
 
