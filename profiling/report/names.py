@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lit_probattn.records.tables import counted
-from profiling.measure.rows import Scope
 
 # Scopes of costs as in reports.
-SCOPES: dict[Scope, str] = {"attention": "attention layer", "layers": "block", "model": "model"}
+SCOPES = {"attention": "attention layer", "layers": "block", "model": "model"}
 
 
 def variant_name(attention_class: str, options: Mapping[str, Any], heads: Iterable[float]) -> str:

@@ -23,6 +23,7 @@ from profiling.report.stored import is_report, stored_rows
 from profiling.report.tables import (
     crossover_table,
     dearer_lines,
+    excesses,
     extremes_table,
     failures_table,
     published_table,
@@ -81,7 +82,9 @@ def page_of(
     findings = [judge(one, config, frame) for one in config.sentences]
     figures = figures_of(config, frame, ratios, ratios_drawn=not printed)
     dearer = dearer_lines(frame, ratios)
-    claimed = [f"{one.claim}." for one in figures.values()]
+    summary = [f"{one.claim}." for one in figures.values()][:1]
+    if above := [variant for variant, _ in excesses(ratios)]:
+        summary.append(f"Above the baseline in some cost: {', '.join(above)}.")
     before = [part for line in unequal_lines(frame) for part in (line, "")]
     before += [*(f"- {one_line(line)}" for line in dearer), ""] if dearer else []
     same = ", ".join(f"{k} {one_line(v)}" for k, v in constants.items() if k in _READABLE)
@@ -96,7 +99,7 @@ def page_of(
         kind="sweep",
         title=config.report.title if config.report else config.name,
         made=made_of(frame, command),
-        finding=" ".join([*claimed[:1], *dearer[:1]]).replace("**", ""),
+        finding=" ".join(summary),
         before=before,
         body=body,
         findings=findings,
@@ -147,7 +150,11 @@ def _paper(
     judged = [*markdown_lines(findings_table(findings)), ""] if findings else []
     return [
         *("## Claims of the paper and findings", "", *judged),
-        *(f"- Not tested: {one_line(one.says)}" for one in figure.paper if not one.holds),
+        *(
+            f"- Claim without a verdict: {one_line(one.says)}"
+            for one in figure.paper
+            if not one.holds
+        ),
         *(f"- Note: {one_line(sentence)}" for sentence in figure.notes),
         *("", *published_table(figure.published, frame, ratios)),
     ]

@@ -208,31 +208,39 @@ def failures_table(frame: pd.DataFrame, notes: Sequence[str]) -> list[str]:
     return parts
 
 
-def dearer_lines(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
-    """Return the regressions: a line per variant with the quantities that exceed its baseline.
-
-    For FiSH, also the head size below which the N² term is larger.
-    """
+def excesses(ratios: pd.DataFrame) -> dict[tuple[str, str], list[str]]:
+    """Return the quantities in which a variant exceeds its baseline, by variant and baseline."""
+    found: dict[tuple[str, str], list[str]] = {}
     if ratios.empty:
-        return []
+        return found
     sources = [f"ratio_{source}" for source in ("measured", "analytic", "predicted")]
     table = ratios.assign(ratio=ratios[sources].bfill(axis=1).iloc[:, 0])
     table = table[table["metric"].isin(_COSTS) & table["ratio"].notna()]
     keys = ["variant", "baseline", "metric", "scope", "mode"]
     varying = [c for c in PLACE if table[c].nunique(dropna=False) > 1]
-    found: dict[str, list[str]] = {}
     for (variant, baseline, metric, scope, mode), group in table.groupby(keys, sort=False):
         above = group[group["ratio"] > 1.0]
         if above.empty:
             continue
         worst = above.loc[above["ratio"].idxmax()]
-        found.setdefault(f"**{variant} costs more than {baseline}**", []).append(
+        found.setdefault((str(variant), str(baseline)), []).append(
             f"{METRICS[str(metric)][0]} of the {SCOPES[scope]}, {mode}, at {len(above)} of "
             f"{len(group)} points, at most {worst['ratio']:.4g} times"
             f"{_place(worst, varying, ' = ')}"
         )
-    lines = [f"{head}: {'; '.join(excesses)}." for head, excesses in found.items()]
-    return [*lines, *_break_even(frame)]
+    return found
+
+
+def dearer_lines(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
+    """Return a line per variant that exceeds its baseline, with the quantities.
+
+    For FiSH, also the head size below which the N² term is larger.
+    """
+    lines = [
+        f"**{variant} costs more than {baseline}**: {'; '.join(parts)}."
+        for (variant, baseline), parts in excesses(ratios).items()
+    ]
+    return [*lines, *(() if ratios.empty else _break_even(frame))]
 
 
 def _break_even(frame: pd.DataFrame) -> list[str]:
