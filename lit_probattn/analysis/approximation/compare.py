@@ -19,6 +19,7 @@ from lit_probattn.analysis.approximation.study import Approximate, cell
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
 from lit_probattn.analysis.options import OUT
 from lit_probattn.analysis.studies.curves import claim_of, read_run
+from lit_probattn.analysis.studies.curves import draw as draw_curves
 from lit_probattn.analysis.study import Study
 from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
@@ -60,8 +61,11 @@ class Compare(Study):
             results.figure(draw_skew(skew), claim, "skew")
         if options.runs:
             curves = pd.concat([read_run(text) for text in options.runs], ignore_index=True)
-            figure = draw_curves(curves, options.metric)
-            results.figure(figure, claim_of(curves, options.metric), "curves")
+            if options.metric not in set(curves["metric"]):
+                logged = ", ".join(dict.fromkeys(curves["metric"]))
+                raise ConfigError(f"no run logged {options.metric}; logged: {logged}")
+            claim = claim_of(curves, options.metric)
+            results.figure(draw_curves(curves, [options.metric]), claim, "curves")
         parts = [
             "Metric of each model with approximate attention (OVO: ovo, OVA: ova) and with "
             "exact attention, on the same samples. (≤): upper estimate.",
@@ -154,22 +158,4 @@ def draw_skew(skew: pd.DataFrame) -> Figure:
         axis.set_xticks(sorted(skew["layer"].unique()))
         label(axis, "layer", name)
     axes[0].legend(fontsize=8, frameon=False)
-    return figure
-
-
-def draw_curves(curves: pd.DataFrame, metric: str) -> Figure:
-    """Draw training curves.
-
-    Raises:
-        ConfigError: no run logged the metric.
-    """
-    frame = curves[curves["metric"] == metric]
-    if frame.empty:
-        raise ConfigError(f"no run logged {metric}; logged: {', '.join(set(curves['metric']))}")
-    figure, ((axis,),) = panels(1, 1, 5.0, 3.4)
-    for name in dict.fromkeys(frame["run"]):
-        part = frame[frame["run"] == name].sort_values("step")
-        smooth = part["value"].rolling(max(1, len(part) // 40), min_periods=1).mean()
-        axis.plot(part["step"], smooth, lw=1.3, label=name)
-    label(axis, "optimiser step", metric, legend=8)
     return figure

@@ -34,7 +34,9 @@ WORDS = {
     "lsh": "hashing",
     "orf": "random features",
 }
+# Lines and markers of the settings of one method.
 _STYLES = ("-", "--", ":", "-.", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
+_MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def labels(table: pd.DataFrame) -> pd.Series:
@@ -122,23 +124,26 @@ def _lines(axis: Axes, part: pd.DataFrame) -> None:
     for name in dict.fromkeys(part["label"]):
         rows = part[part["label"] == name]
         method = str(rows["method"].iloc[0])
-        style = _STYLES[seen.get(method, 0) % len(_STYLES)]
+        number = seen.get(method, 0) % len(_STYLES)
+        style, marker = _STYLES[number], _MARKERS[number]
         seen[method] = seen.get(method, 0) + 1
         points = rows.groupby("num_kept")["value"].agg(["mean", "std"]).reset_index()
         colour = COLOURS.get(method, "0.3")
         words = f"{name}: {WORDS.get(method, method)}"
-        axis.plot(points["num_kept"], points["mean"], ls=style, color=colour, lw=1.4, label=words)
+        line: Any = {"ls": style, "color": colour, "lw": 1.4}
+        axis.plot(points["num_kept"], points["mean"], **line)
         if points["std"].notna().any():
             low, high = points["mean"] - points["std"], points["mean"] + points["std"]
             axis.fill_between(points["num_kept"], low, high, color=colour, alpha=0.15, lw=0)
         open_marks = points["num_kept"].isin(rows["num_kept"][rows["status"] == ESTIMATE])
         solid = points[~open_marks]
-        axis.plot(solid["num_kept"], solid["mean"], "o", ms=4, color=colour)
+        axis.plot(solid["num_kept"], solid["mean"], marker, ms=4, color=colour)
+        axis.plot([], [], marker=marker, ms=4, label=words, **line)
         if open_marks.any():
             rest = points[open_marks]
             hollow: Any = {"ms": 5, "mfc": "white", "color": colour}
             named = f"{name}: upper estimate" if method == "ova" else None
-            axis.plot(rest["num_kept"], rest["mean"], "o", label=named, **hollow)
+            axis.plot(rest["num_kept"], rest["mean"], marker, label=named, **hollow)
 
 
 def draw_local(table: pd.DataFrame) -> Figure:
