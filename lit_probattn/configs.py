@@ -250,6 +250,29 @@ def reject_two_tasks(contents: Mapping[str, Mapping[str, Any]]) -> None:
 # ---- merging -----------------------------------------------------------------------------------
 
 
+# Keys of an entry that names a class, and the entries that contain classes.
+_OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
+_CLASSES = (["model"], ["data"], ["model", "init_args", "attention"])
+
+
+def full_key(key: str) -> str:
+    """Return a key of a configuration with the levels `init_args` that it omits.
+
+    Args:
+        key: for example `model.attention.backend`, optionally after `TASK:`.
+
+    Returns:
+        For example `model.init_args.attention.init_args.backend`.
+    """
+    task, colon, name = key.rpartition(":")
+    parts = name.split(".")
+    for place in _CLASSES:
+        depth = len(place)
+        if parts[:depth] == place and len(parts) > depth and parts[depth] not in _OF_A_CLASS:
+            parts.insert(depth, "init_args")
+    return task + colon + ".".join(parts)
+
+
 def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Merge configuration files and dotted settings as the command line does.
 

@@ -69,8 +69,7 @@ def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1, received {value}")
-    data = [f"data.init_args.{text}" for text in options.data]
-    settings = parse_settings([*data, *options.set])
+    settings = parse_settings([*(f"data.{text}" for text in options.data), *options.set])
     trainer = options.trainer and file_named("trainer", options.trainer)
     return Options(
         steps=options.steps,

@@ -14,6 +14,7 @@ from typing import Any
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.arguments import add_data
 from lit_probattn.cli.shards import add_shard_flags
+from lit_probattn.configs import full_key
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,8 @@ def portable(arguments: Sequence[str]) -> list[str]:
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Parse `key=value` texts; values are parsed as JSON if possible.
 
+    Keys are completed as on the command line of `fit`: `data.path` is `data.init_args.path`.
+
     Raises:
         ValueError: a text has no equals sign.
     """
@@ -177,7 +180,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"--set expects key=value, received {text!r}")
         try:
-            found[key] = json.loads(value)
+            found[full_key(key)] = json.loads(value)
         except ValueError:
-            found[key] = value
+            found[full_key(key)] = value
     return found

@@ -5,7 +5,7 @@
 
 Tasks and variants are names listed by `lit-probattn list tasks` and `list attention`, or paths of
 files. In quotes, KEY=VALUE after a variant sets its options, and a dotted key
-(model.init_args.lr=0.001) sets any other setting. The first variant is the baseline. Each variant
+(model.lr=0.001) sets any other setting. The first variant is the baseline. Each variant
 is trained by `fit`, then its best checkpoint is evaluated by `test`. The report contains means and
 deviations, paired differences with 95 % intervals, learning curves, parameters, operations, step
 time and memory. Variants that differ in their data or number of steps are rejected; other

@@ -11,7 +11,14 @@ from typing import Any
 
 from lit_probattn.base.errors import ConfigError, nearest
 from lit_probattn.compare.tables import Row, TaskEntry
-from lit_probattn.configs import class_of, compose, default_argument, parameters_of, read_yaml
+from lit_probattn.configs import (
+    class_of,
+    compose,
+    default_argument,
+    full_key,
+    parameters_of,
+    read_yaml,
+)
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.checkpoints import averaged_number
 from lit_probattn.training.run_folder import FREE_KEYS, STEPS, flatten, shorter
@@ -174,7 +181,8 @@ def refuse_flags(words: Sequence[str], tasks: Iterable[TaskEntry] = ()) -> None:
     """
     if words and not words[0].startswith("--"):
         raise ConfigError(f"--flags: expected --KEY VALUE, received {words[0]!r}")
-    keys = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
+    named = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
+    keys = [full_key(name) for name in named]
     _refuse_reserved(keys, "--flags", _PLACES.keys() - FREE_FLAGS)
     averaged = [task.name for task in tasks if averaged_number(task.checkpoint) is not None]
     for key in keys:

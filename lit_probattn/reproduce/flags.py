@@ -34,8 +34,8 @@ no effect in the code, a separate entry is the *intended* behaviour.
 
 Combine an attention file with a task:
 `lit-probattn fit --task lra_listops --attention as_released/lra/smgk`. Options in the column *add*
-are abbreviated: `model.x` is `--model.init_args.x`, `attention.x` is
-`--model.init_args.attention.init_args.x`."""
+are abbreviated: `model.x` is `--model.x`, `attention.x` is
+`--model.attention.x`."""
 _LAYERS = """## State dicts of layers
 
 `lit_probattn.convert.layer_names.load_layer(layout, tensors, layer)` loads the state dict of a

@@ -183,6 +183,23 @@ def test_settings():
     assert parse_settings(["a.b=3", "c=x=y", "d=null"]) == {"a.b": 3, "c": "x=y", "d": None}
 
 
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("data.path", "data.init_args.path"),
+        ("bert_*:data.path", "bert_*:data.init_args.path"),
+        ("model.lr", "model.init_args.lr"),
+        ("model.attention.backend", "model.init_args.attention.init_args.backend"),
+        ("model.attention.class_path", "model.init_args.attention.class_path"),
+        ("model.class_path", "model.class_path"),
+        ("model.attention", "model.init_args.attention"),
+        ("trainer.max_steps", "trainer.max_steps"),
+    ],
+)
+def test_short_keys_are_completed_once(short, full):
+    assert parse_settings([f"{short}=1"]) == parse_settings([f"{full}=1"]) == {full: 1}
+
+
 @pytest.mark.slow
 def test_real_runs_killed_and_resumed(places, tmp_path):
     """Two real runs; the command is killed during the second and resumes it."""
