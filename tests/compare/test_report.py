@@ -20,7 +20,8 @@ from lit_probattn.compare.command import make_runs
 from lit_probattn.compare.flags import Place
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
-from lit_probattn.compare.report import SHORTENED, Report, draw
+from lit_probattn.compare.report import SHORTENED, Report
+from lit_probattn.compare.scores import draw
 from lit_probattn.compare.tables import read_table
 from lit_probattn.experiments import page as page_module
 from lit_probattn.records.html import body_of
