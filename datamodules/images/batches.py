@@ -56,13 +56,13 @@ class Mixing:
             num_classes=2,
         )
 
-    def __call__(self, pictures: Tensor, step: int) -> tuple[Tensor, float]:
+    def __call__(self, images: Tensor, step: int) -> tuple[Tensor, float]:
         """Return the mixed images (B, 3, S, S), and the weight of each original image."""
-        rows = torch.arange(len(pictures))
+        rows = torch.arange(len(images))
         # timm mixes the first with the last, so neighbours are moved to opposite ends.
         order = torch.cat([rows[::2], rows[1::2].flip(0)])
         with seeded(self.seed, _MIX, step):
-            mixed, shares = self._mix(pictures[order], (order % 2).long())
+            mixed, shares = self._mix(images[order], (order % 2).long())
         back = torch.empty_like(mixed)
         back[order] = mixed
         return back, float(shares[0, 0])
@@ -81,8 +81,8 @@ class ImageCollate:
         `sample_ids` (B,); if images are mixed also `mix_target` (B,), the class of the partner,
         and `mix_weight` (B,) float32, its weight.
         """
-        pictures = torch.stack([sample.picture for sample in samples])
-        batch = batch_of(samples, pictures, torch.ones(len(samples), 1, dtype=torch.bool))
+        images = torch.stack([sample.image for sample in samples])
+        batch = batch_of(samples, images, torch.ones(len(samples), 1, dtype=torch.bool))
         if self.mixing is not None:
             batch["inputs"], own = self.mixing(batch["inputs"], samples[0].step)
             batch["mix_target"] = batch["target"].view(-1, 2).flip(1).flatten()

@@ -47,8 +47,8 @@ class ImageFiles:
 
     Args:
         classes: Folder name of each class, in the order of the class numbers.
-        names: File names, shape (num_pictures,).
-        targets: Class numbers, shape (num_pictures,).
+        names: File names, shape (num_images,).
+        targets: Class numbers, shape (num_images,).
         flat: Whether all images are directly in `folder`.
     """
 

@@ -147,10 +147,10 @@ class ImageFolder(AtPath, Divided, ImageNet):
             yield from class_lines(self.classes, split.targets)
         train = self._folders["train"]
         for index in np.linspace(0, len(train) - 1, min(SHOWN_SAMPLES, len(train))).astype(int):
-            picture = open_image(train.path(int(index)))
+            image = open_image(train.path(int(index)))
             yield (
                 f"sample {index}, {train.classes[train.targets[index]]}: "
-                f"{train.path(int(index))}, {picture.width} x {picture.height}"
+                f"{train.path(int(index))}, {image.width} x {image.height}"
             )
 
     def load_splits(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Request(NamedTuple):
 class Sample(NamedTuple):
     """One normalised image (3, S, S); `step` is 0 in evaluation."""
 
-    picture: Tensor
+    image: Tensor
     target: int
     sample_id: int
     step: int
@@ -68,20 +68,20 @@ def seeded(*key: int) -> Iterator[None]:
 def open_image(path: Path) -> Image.Image:
     """Read an image of any mode as RGB; raises DamagedError for an unreadable file."""
     try:
-        with Image.open(path, formats=FORMATS) as picture:
-            if picture.format == "PNG":
-                picture.verify()  # reading the pixels does not verify the checksums
-        with Image.open(path, formats=FORMATS) as picture:
-            picture.load()
-            if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+        with Image.open(path, formats=FORMATS) as image:
+            if image.format == "PNG":
+                image.verify()  # reading the pixels does not verify the checksums
+        with Image.open(path, formats=FORMATS) as image:
+            image.load()
+            if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
                 # Otherwise the colours of transparent pixels would become visible.
-                white = Image.new("RGBA", picture.size, "white")
-                return Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
-            if picture.mode.startswith("I"):
+                white = Image.new("RGBA", image.size, "white")
+                return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+            if image.mode.startswith("I"):
                 # 16 bits: a plain conversion clips everything above 255 to white.
-                grey = np.asarray(picture).clip(0, 0xFFFF).astype(np.uint16) >> 8
+                grey = np.asarray(image).clip(0, 0xFFFF).astype(np.uint16) >> 8
                 return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
-            return picture.convert("RGB")
+            return image.convert("RGB")
     except UnidentifiedImageError as error:
         reason = f"unsupported image format, expected one of {', '.join(FORMATS)}"
         if path.stat().st_size == 0:
@@ -112,10 +112,10 @@ def keep_global_random_state(transform: Any) -> Any:
     return transform
 
 
-def _posterize(function: Any, picture: Image.Image, bits: int, **options: Any) -> Any:
+def _posterize(function: Any, image: Image.Image, bits: int, **options: Any) -> Any:
     """Keep the given number of bits per colour; 0 gives black."""
     blank = bits < 1
-    return Image.new(picture.mode, picture.size) if blank else function(picture, bits, **options)
+    return Image.new(image.mode, image.size) if blank else function(image, bits, **options)
 
 
 class ImageSplit:
@@ -144,9 +144,9 @@ class ImageSplit:
         if request.sample == FILL:
             blank = torch.zeros(3, self.image_size, self.image_size)
             return Sample(blank, 0, FILL, request.step)
-        picture = open_image(self.files.path(request.sample))
+        image = open_image(self.files.path(request.sample))
         with seeded(self.seed, _AUGMENT, request.epoch, request.sample):
-            tensor: Tensor = self.transform(picture)
+            tensor: Tensor = self.transform(image)
         target = int(self.files.targets[request.sample])
         return Sample(tensor, target, request.sample, request.step)
 

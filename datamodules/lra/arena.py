@@ -160,13 +160,13 @@ KeyMask = Literal["non_zero", "all"]
 
 
 def write_images(
-    writer: CacheWriter, name: str, pictures: Iterable[tuple[npt.NDArray[np.uint8], int]]
+    writer: CacheWriter, name: str, images: Iterable[tuple[npt.NDArray[np.uint8], int]]
 ) -> None:
     """Write grey images of one size and their classes to a cache, one at a time."""
     targets: list[int] = []
     with writer.stream(f"{name}_pixels", np.uint8) as append:
-        for picture, target in pictures:
-            append(picture)
+        for image, target in images:
+            append(image)
             targets.append(target)
     writer.add(f"{name}_targets", np.array(targets, dtype=np.uint16))
 

@@ -78,8 +78,8 @@ def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Bat
         if name in batches or file is None:
             raise DataError(f"{location} is a duplicate or not a regular file")
         batch = _parse(location, _bounded(location, file))
-        for other, (pictures, _) in batches.items():
-            if np.array_equal(pictures, batch[0]):
+        for other, (images, _) in batches.items():
+            if np.array_equal(images, batch[0]):
                 raise DataError(f"{location}: the images duplicate those of {other}")
         batches[name] = batch
         advance(len(batches[name][1]))

@@ -17,17 +17,17 @@ from lit_probattn.base.progress import progress
 
 __all__ = ["Image", "to_grey"]
 
-_NUM_PICTURES = 60000  # in the release; for the progress bar
+_NUM_IMAGES = 60000  # in the release; for the progress bar
 _LUMA = np.array([0.2989, 0.5870, 0.1140], dtype=np.float32)
 
 
-def to_grey(pictures: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def to_grey(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Luma of red, green and blue, cast to an integer: (n, 3, S, S) -> (n, S, S).
 
     Source: both published pipelines use TensorFlow's conversion of 8-bit images,
         grey = floor(255.5 · (0.2989 r + 0.587 g + 0.114 b) / 255),   in float32.
     """
-    scaled = pictures.astype(np.float32) * np.float32(1 / 255)
+    scaled = images.astype(np.float32) * np.float32(1 / 255)
     luma = np.einsum("ncyx,c->nyx", scaled, _LUMA)
     return (luma * np.float32(255.5)).astype(np.uint8)
 
@@ -73,16 +73,16 @@ class Image(ArenaPixels):
     def build(self, writer: CacheWriter) -> None:
         """Read the release."""
         release = cifar.find_release(self.data_dir)
-        with progress("Image: reading the release", _NUM_PICTURES, "images") as advance:
+        with progress("Image: reading the release", _NUM_IMAGES, "images") as advance:
             batches = cifar.read_release(release, advance)
         for split, names in cifar.SPLIT_FILES.items():
             write_images(
                 writer,
                 split,
                 (
-                    (picture, int(label))
-                    for pictures, labels in (batches[name] for name in names)
-                    for picture, label in zip(to_grey(pictures), labels, strict=True)
+                    (image, int(label))
+                    for images, labels in (batches[name] for name in names)
+                    for image, label in zip(to_grey(images), labels, strict=True)
                 ),
             )
 

@@ -113,8 +113,8 @@ class Pathfinder(ArenaPixels):
         if self.source == "generated":
             return []
         folder = self._released_folder()
-        pictures = [path for path in (folder / "imgs",) if path.is_dir()]
-        return release.list_metadata(folder) + pictures
+        folders = [path for path in (folder / "imgs",) if path.is_dir()]
+        return release.list_metadata(folder) + folders
 
     def build(self, writer: CacheWriter) -> None:
         """Generate the images if requested, then read them."""
@@ -126,8 +126,8 @@ class Pathfinder(ArenaPixels):
             folder = self._released_folder()
         entries = release.read_entries(folder, release.list_metadata(folder))
         with progress("Pathfinder: reading the images", len(entries), "images") as advance:
-            pictures = release.pictures(entries, self.resolution, advance)
-            write_images(writer, "all", pictures)
+            images = release.images(entries, self.resolution, advance)
+            write_images(writer, "all", images)
         writer.add("num_listed", np.array([len(entries)]))
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
@@ -161,7 +161,7 @@ class Pathfinder(ArenaPixels):
         from datamodules.lra import pathfinder_generator as generator
 
         processes = num_useful(
-            self._num_processes, -(-self.num_images // generator.PICTURES_PER_FILE)
+            self._num_processes, -(-self.num_images // generator.IMAGES_PER_FILE)
         )
         with progress("Pathfinder: generating", self.num_images, "images") as advance:
             generator.write_images(folder, self.generator, self.num_images, processes, advance)

@@ -148,9 +148,9 @@ class Canvas:
         reach = settings.paddle_length + math.ceil(settings.paddle_thickness) + 3 * margin
         self.border = max(reach, settings.seed_distance) + 2
         full = settings.side + 2 * self.border
-        self._picture = slice(self.border, self.border + settings.side)
+        self._visible = slice(self.border, self.border + settings.side)
         self._inside = np.zeros((full, full))
-        self._inside[self._picture, self._picture] = 1
+        self._inside[self._visible, self._visible] = 1
         self.image = np.zeros((full, full))
         self.mask = self._inside.copy()
         empty = slice(self.border + settings.padding, full - self.border - settings.padding)
@@ -159,16 +159,16 @@ class Canvas:
     @property
     def pixels(self) -> FloatArray:
         """The image without border, (side, side)."""
-        return self.image[self._picture, self._picture]
+        return self.image[self._visible, self._visible]
 
     @property
     def free_part(self) -> float:
         """Fraction of the image that is free."""
-        return float((self.mask[self._picture, self._picture] <= _FREE).mean())
+        return float((self.mask[self._visible, self._visible] <= _FREE).mean())
 
     def contains(self, point: Point) -> bool:
         """Whether a point is inside the image."""
-        return all(self._picture.start <= at < self._picture.stop for at in point)
+        return all(self._visible.start <= at < self._visible.stop for at in point)
 
     def seed(self, contrast: float, edge: int = 1) -> Contour | None:
         """Draw the first paddle of a contour at a free position, `edge` pixels from the edge."""
@@ -239,7 +239,7 @@ class Canvas:
 
     def _free_starts(self, piece: Paddle, edge: int) -> IntArray:
         """Return the points (num_points, 2), `edge` pixels from the edge, where a paddle fits."""
-        first, last = self._picture.start + edge, self._picture.stop - edge
+        first, last = self._visible.start + edge, self._visible.stop - edge
         side, reach = last - first, piece.half
         part = slice(first - reach, last + reach)
         inside = self._inside[part, part] > 0
@@ -261,7 +261,7 @@ class Canvas:
         """Draw a paddle; return its window and its mask there."""
         window = _window(start, piece)
         part = self.image[window]
-        np.maximum(part, piece.picture * contrast, out=part)
+        np.maximum(part, piece.brightness * contrast, out=part)
         return window, piece.mask * self._inside[window]
 
 
@@ -284,13 +284,13 @@ class Paddle:
     """A paddle that starts at the centre of a small square.
 
     Args:
-        picture: Brightness 0..1. Shape (2 · half + 1, 2 · half + 1).
+        brightness: Brightness 0..1. Shape (2 · half + 1, 2 · half + 1).
         mask: Brightness dilated by the margin.
         half: Distance from the centre to the edge in pixels.
         core: Offsets from the start, (num_offsets, 2), of the pixels covered by the mask.
     """
 
-    picture: FloatArray
+    brightness: FloatArray
     mask: FloatArray
     half: int
     core: IntArray
@@ -336,17 +336,17 @@ def disc_offsets(radius: int) -> IntArray:
     return np.argwhere(inside) - radius
 
 
-def _grow(picture: npt.NDArray[np.uint8], offsets: IntArray) -> npt.NDArray[np.uint8]:
+def _grow(image: npt.NDArray[np.uint8], offsets: IntArray) -> npt.NDArray[np.uint8]:
     """Return the largest value in the neighbourhood of each pixel."""
     reach = int(np.abs(offsets).max())
-    padded = np.pad(picture, reach)
-    side = len(picture)
-    grown = np.zeros_like(picture)
+    padded = np.pad(image, reach)
+    side = len(image)
+    grown = np.zeros_like(image)
     for y, x in offsets + reach:
         np.maximum(grown, padded[y : y + side, x : x + side], out=grown)
     return grown
 
 
-def _shrink(picture: npt.NDArray[np.uint8], side: int) -> FloatArray:
-    small = PilImage.fromarray(picture).resize((side, side), PilImage.Resampling.LANCZOS)
+def _shrink(image: npt.NDArray[np.uint8], side: int) -> FloatArray:
+    small = PilImage.fromarray(image).resize((side, side), PilImage.Resampling.LANCZOS)
     return np.asarray(small, dtype=np.float64) / 255

@@ -34,17 +34,17 @@ from lit_probattn.base.errors import DataError
 from lit_probattn.base.files import replace_text
 from lit_probattn.base.processes import job_of_worker, workers
 
-__all__ = ["PICTURES_PER_FILE", "Picture", "draw_picture", "run_worker", "write_images"]
+__all__ = ["IMAGES_PER_FILE", "GeneratedImage", "draw_image", "run_worker", "write_images"]
 
 _CONTOUR_RETRIALS = 4  # per distractor
 _LEAST_ROOM = 0.01  # fraction of the image that must be free for another distractor
 _MOST_ATTEMPTS = 100_000  # to draw the two targets of one image
-PICTURES_PER_FILE = 1000
+IMAGES_PER_FILE = 1000
 _SETTINGS_FILE = "generator.json"
 
 
 @dataclass(frozen=True)
-class Picture:
+class GeneratedImage:
     """Grey values (side, side), label, and the paddle margin of the image."""
 
     pixels: npt.NDArray[np.uint8]
@@ -52,7 +52,7 @@ class Picture:
     margin: int
 
 
-def draw_picture(settings: GeneratorSettings, index: int) -> Picture:
+def draw_image(settings: GeneratorSettings, index: int) -> GeneratedImage:
     """Draw image `index`; it also depends on Pillow's version. Raises DataError if impossible."""
     draws = Draws(settings.seed, settings.side, settings.contour_length, index)
     label = draws.below(2)
@@ -68,7 +68,7 @@ def draw_picture(settings: GeneratorSettings, index: int) -> Picture:
         disc = marker(centre, settings.marker_radius, settings.side, settings.antialias)
         image = np.maximum(image, disc)
     pixels = (image * (255 / image.max()) + 0.5).astype(np.uint8)  # scaled to 0..255
-    return Picture(pixels, label, margin)
+    return GeneratedImage(pixels, label, margin)
 
 
 def _draw_targets(
@@ -123,11 +123,11 @@ def _add_distractor(canvas: Canvas) -> Canvas:
 def write_images(
     folder: Path,
     settings: GeneratorSettings,
-    num_pictures: int,
+    num_images: int,
     num_processes: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Write images 0..num_pictures-1 to `folder` unless they exist.
+    """Write images 0..num_images-1 to `folder` unless they exist.
 
     The number of processes does not affect the images. `advance` is called with the number of
     images written or found.
@@ -136,22 +136,22 @@ def write_images(
         DataError: The folder contains other files or is not writable, or a worker failed.
     """
     try:
-        _claim(folder, settings, num_pictures)
+        _claim(folder, settings, num_images)
     except OSError as error:
         raise DataError(
             f"the folder {folder} is not writable ({error.strerror or error}); set generated_dir"
         ) from error
     if num_processes == 1:
-        _write_files(folder, settings, num_pictures, 0, 1, advance)
+        _write_files(folder, settings, num_images, 0, 1, advance)
         return
-    job = str(folder), dataclasses.asdict(settings), num_pictures
+    job = str(folder), dataclasses.asdict(settings), num_images
     with workers(__name__, num_processes, *job) as started:
         _follow(started, advance)
 
 
-def _claim(folder: Path, settings: GeneratorSettings, num_pictures: int) -> None:
+def _claim(folder: Path, settings: GeneratorSettings, num_images: int) -> None:
     """Record the settings in the folder, or compare them with the recorded ones."""
-    wanted = {"generator_version": GENERATOR_VERSION, "num_pictures": num_pictures}
+    wanted = {"generator_version": GENERATOR_VERSION, "num_images": num_images}
     wanted |= dataclasses.asdict(settings)
     text = json.dumps(wanted, indent=1, sort_keys=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -170,18 +170,18 @@ def _claim(folder: Path, settings: GeneratorSettings, num_pictures: int) -> None
 def _write_files(
     folder: Path,
     settings: GeneratorSettings,
-    num_pictures: int,
+    num_images: int,
     rank: int,
     num_processes: int,
     advance: Callable[[int], None],
 ) -> None:
     """Write every W-th metadata file with its images."""
     (folder / "metadata").mkdir(exist_ok=True)
-    num_files = -(-num_pictures // PICTURES_PER_FILE)
+    num_files = -(-num_images // IMAGES_PER_FILE)
     for number in range(rank, num_files, num_processes):
         metadata = folder / "metadata" / f"{number}.npy"
-        first = number * PICTURES_PER_FILE
-        indices = range(first, min(first + PICTURES_PER_FILE, num_pictures))
+        first = number * IMAGES_PER_FILE
+        indices = range(first, min(first + IMAGES_PER_FILE, num_images))
         if metadata.is_file():
             advance(len(indices))
             continue
@@ -189,11 +189,11 @@ def _write_files(
         place.mkdir(parents=True, exist_ok=True)
         lines = []
         for row, index in enumerate(indices):
-            picture = draw_picture(settings, index)
-            PilImage.fromarray(picture.pixels).save(place / f"sample_{row}.png")
-            words: list[Any] = [f"imgs/{number}", f"sample_{row}.png", row, picture.label]
+            drawn = draw_image(settings, index)
+            PilImage.fromarray(drawn.pixels).save(place / f"sample_{row}.png")
+            words: list[Any] = [f"imgs/{number}", f"sample_{row}.png", row, drawn.label]
             words += [settings.continuity, settings.contour_length, settings.distractor_length]
-            words += [settings.paddle_length, settings.paddle_thickness, picture.margin, 1]
+            words += [settings.paddle_length, settings.paddle_thickness, drawn.margin, 1]
             lines.append(" ".join(map(str, words)) + "\n")
             advance(1)
         replace_text(metadata, "".join(lines), durable=True)
@@ -222,7 +222,7 @@ def _follow(started: list[subprocess.Popen[bytes]], advance: Callable[[int], Non
 
 def run_worker() -> None:
     """Run a worker: write the files of one rank and report progress on standard output."""
-    rank, num_processes, folder, settings, num_pictures = job_of_worker()
+    rank, num_processes, folder, settings, num_images = job_of_worker()
     settings["paddle_margins"] = tuple(settings["paddle_margins"])
 
     def report(count: int) -> None:
@@ -230,4 +230,4 @@ def run_worker() -> None:
 
     generator = GeneratorSettings(**settings)
     with contextlib.suppress(BrokenPipeError):
-        _write_files(Path(folder), generator, num_pictures, rank, num_processes, report)
+        _write_files(Path(folder), generator, num_images, rank, num_processes, report)

@@ -21,7 +21,7 @@ from datamodules.core.files import not_found
 from datamodules.lra.arena import RELEASE
 from lit_probattn.base.errors import DataError, MissingDataError
 
-__all__ = ["FOLDERS", "Entry", "find_release", "list_metadata", "pictures", "read_entries"]
+__all__ = ["FOLDERS", "Entry", "find_release", "images", "list_metadata", "read_entries"]
 
 # Folder of each difficulty.
 FOLDERS = {
@@ -115,23 +115,23 @@ def _parse(line: str) -> tuple[str, int]:
     return str(name), int(words[3])
 
 
-def _read_picture(entry: Entry, side: int) -> npt.NDArray[np.uint8] | None:
+def _read_image(entry: Entry, side: int) -> npt.NDArray[np.uint8] | None:
     """Return the grey values (side, side) of an image; None if the file is empty."""
     try:
         if not entry.path.stat().st_size and entry.path.is_file():
             return None
         if not entry.path.is_file():
             raise OSError("it is not a regular file")
-        with PilImage.open(entry.path, formats=["PNG"]) as picture:
-            picture.verify()  # reading the pixels does not verify the checksums
-        with PilImage.open(entry.path, formats=["PNG"]) as picture:
-            if picture.size != (side, side) or picture.mode != "L":
-                width, height = picture.size
+        with PilImage.open(entry.path, formats=["PNG"]) as image:
+            image.verify()  # reading the pixels does not verify the checksums
+        with PilImage.open(entry.path, formats=["PNG"]) as image:
+            if image.size != (side, side) or image.mode != "L":
+                width, height = image.size
                 raise DataError(
                     f"{entry.location}: expected a grey image (mode L) of {side} x {side} pixels, "
-                    f"{entry.path} has mode {picture.mode} and {width} x {height}"
+                    f"{entry.path} has mode {image.mode} and {width} x {height}"
                 )
-            return np.asarray(picture)
+            return np.asarray(image)
     except FileNotFoundError:
         raise DataError(f"{entry.location}: the image {entry.path} is missing") from None
     except (OSError, SyntaxError, ValueError, PilImage.DecompressionBombError) as error:
@@ -140,12 +140,12 @@ def _read_picture(entry: Entry, side: int) -> npt.NDArray[np.uint8] | None:
         raise DataError(f"{entry.location}: the image {entry.path} is corrupt ({error})") from None
 
 
-def pictures(
+def images(
     entries: list[Entry], side: int, advance: Callable[[int], None]
 ) -> Iterator[tuple[npt.NDArray[np.uint8], int]]:
     """Yield pixels and label of each non-empty image; `advance` is called for each line."""
     for entry in entries:
-        picture = _read_picture(entry, side)
+        image = _read_image(entry, side)
         advance(1)
-        if picture is not None:
-            yield picture, entry.label
+        if image is not None:
+            yield image, entry.label

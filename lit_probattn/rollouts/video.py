@@ -28,13 +28,13 @@ class Filmed:
 
     def __init__(self, environment: Any, every: int = EVERY, most: int = MOST_PICTURES) -> None:
         self.environment, self.every, self.most = environment, every, most
-        self.pictures: list[np.ndarray] = []
+        self.frames: list[np.ndarray] = []
         self._steps = 0
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode and its recording."""
         found: tuple[Any, dict[str, Any]] = self.environment.reset(seed=seed)
-        self.pictures, self._steps = [], 0
+        self.frames, self._steps = [], 0
         self._look()
         return found
 
@@ -51,8 +51,8 @@ class Filmed:
         self.environment.close()
 
     def _look(self) -> None:
-        if len(self.pictures) < self.most:
-            self.pictures.append(np.asarray(self.environment.render(), dtype=np.uint8))
+        if len(self.frames) < self.most:
+            self.frames.append(np.asarray(self.environment.render(), dtype=np.uint8))
 
 
 def filmed_environment(name: str) -> Filmed | str:
@@ -76,17 +76,17 @@ def filmed_environment(name: str) -> Filmed | str:
         )
 
 
-def write_gif(path: Path, pictures: Sequence[np.ndarray]) -> None:
+def write_gif(path: Path, frames: Sequence[np.ndarray]) -> None:
     """Write frames, (height, width, 3) uint8 each, to a GIF file atomically.
 
     Raises:
         ValueError: there are no frames.
     """
-    if not pictures:
+    if not frames:
         raise ValueError(f"no frames to write to {path.name}: the episode has none")
     first, *others = (
-        Image.fromarray(picture).convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
-        for picture in pictures
+        Image.fromarray(frame).convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
+        for frame in frames
     )
     with replacing(path) as partial:
         first.save(

@@ -131,8 +131,8 @@ def test_an_episode_becomes_a_gif(tmp_path):
     player = Player(policy(), facts(), context_length=CONTEXT)
     (episode,) = player.play([film], 30.0, [5])
     steps = [*range(3, episode.length, 3), episode.length]
-    assert len(film.pictures) == 1 + len(steps)
-    write_gif(tmp_path / "toy.gif", film.pictures)
+    assert len(film.frames) == 1 + len(steps)
+    write_gif(tmp_path / "toy.gif", film.frames)
     with Image.open(tmp_path / "toy.gif") as picture:
         assert picture.format == "GIF"
         assert picture.size == (30, 20)

@@ -135,7 +135,7 @@ def test_metrics_count_every_picture_once(root, rows):
     split = pictures.split("test")
     samples = [split[index] for index in range(21)]
     with torch.no_grad():
-        logits = module.model(torch.stack([s.picture for s in samples]))
+        logits = module.model(torch.stack([s.image for s in samples]))
     target = torch.tensor([s.target for s in samples])
     order = logits.argsort(descending=True)
     ranks = (order == target[:, None]).int().argmax(1)

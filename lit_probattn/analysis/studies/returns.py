@@ -201,7 +201,7 @@ class Returns(ModelStudy):
         finally:
             film.close()
         path = self.results.path("gif")
-        write_gif(path, film.pictures)
+        write_gif(path, film.frames)
         return (
             f"![an episode]({path.name}) Target {target:g}, seed {self.options.seed}: return "
             f"{episode.total:.1f} in {episode.length} steps."

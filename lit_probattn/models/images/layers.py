@@ -116,8 +116,8 @@ class WindowAttention(_Replaced):
         """
         allowed = None
         if mask is not None:
-            pictures = x.shape[0] // mask.shape[0]
-            allowed = (mask == 0).expand(pictures, -1, -1, -1).flatten(0, 1)[:, None]
+            images = x.shape[0] // mask.shape[0]
+            allowed = (mask == 0).expand(images, -1, -1, -1).flatten(0, 1)[:, None]
         out = self.attention(x, attn_mask=allowed, bias=self.position_bias(), rng=self._key(x))
         return self.proj_drop(out)
 

@@ -27,14 +27,14 @@ def root(tmp_path: Path) -> Path:
 def test_augmentation_is_a_function_of_seed_epoch_and_sample(root: Path):
     train = imagenet(root).split("train")
     random.seed(1)
-    first = train[Request(5, 2, 9)].picture
+    first = train[Request(5, 2, 9)].image
     random.seed(2)
     torch.manual_seed(7)
     train[Request(4, 2, 9)]
-    assert torch.equal(train[Request(5, 2, 9)].picture, first)
-    assert torch.equal(train[Request(5, 2, 10)].picture, first)  # the step matters to mixing only
+    assert torch.equal(train[Request(5, 2, 9)].image, first)
+    assert torch.equal(train[Request(5, 2, 10)].image, first)  # the step matters to mixing only
     for other in (train[Request(5, 3, 9)], imagenet(root, seed=1).split("train")[Request(5, 2, 9)]):
-        assert not torch.equal(other.picture, first)
+        assert not torch.equal(other.image, first)
 
 
 @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "original", "v0r"])

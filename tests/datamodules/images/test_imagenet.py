@@ -51,21 +51,21 @@ def test_evaluation_is_the_centre_of_the_resized_picture(root: Path):
     pixels = tv.to_tensor(tv.center_crop(small, 16))
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     expected = (pixels - mean[:, None, None]) / std[:, None, None]
-    torch.testing.assert_close(split[3].picture, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(split[3].image, expected, rtol=0, atol=1e-5)
 
 
 def test_training_without_augmentation_sees_what_evaluation_sees(root: Path):
     data = imagenet(root, augmentation="none")
     source = data.split("val").files.path(2)
     shutil.copy(source, data.split("train").files.path(7))
-    assert torch.equal(data.split("train")[7].picture, data.split("val")[2].picture)
+    assert torch.equal(data.split("train")[7].image, data.split("val")[2].image)
 
 
 def test_fill_up_rows_read_no_file(root: Path):
     split = imagenet(root).split("val")
     shutil.rmtree(root / "val")
     sample = split[FILL]
-    assert (sample.sample_id, sample.picture.shape) == (FILL, (3, 16, 16))
+    assert (sample.sample_id, sample.image.shape) == (FILL, (3, 16, 16))
 
 
 # ---- kinds of pictures -----------------------------------------------------------------------
@@ -266,7 +266,7 @@ def write_kit(folder: Path, labels: list[str]) -> None:
 @pytest.mark.parametrize("form", ["kit", "names", "table"])
 def test_flat_validation_folder(root: Path, form: str):
     before = imagenet(root).split("val")
-    expected = {before[i].picture.sum().item(): before[i].target for i in range(6)}
+    expected = {before[i].image.sum().item(): before[i].target for i in range(6)}
     labels = flatten(root)
     if form == "kit":
         write_kit(root / "ILSVRC2012_devkit_t12" / "data", labels)
@@ -277,7 +277,7 @@ def test_flat_validation_folder(root: Path, form: str):
         text = "\n".join(["ImageId,PredictionString", *reversed(rows)])
         (root / "LOC_val_solution.csv").write_text(text)
     found = imagenet(root).split("val")
-    assert {found[i].picture.sum().item(): found[i].target for i in range(6)} == expected
+    assert {found[i].image.sum().item(): found[i].target for i in range(6)} == expected
 
 
 def test_ground_truth_that_does_not_fit(root: Path):

@@ -10,7 +10,7 @@ import pytest
 
 from datamodules.lra import pathfinder_generator
 from datamodules.lra.pathfinder_contours import Canvas, Draws, GeneratorSettings, paddle
-from datamodules.lra.pathfinder_generator import draw_picture
+from datamodules.lra.pathfinder_generator import draw_image
 from lit_probattn.base.errors import DataError
 from tests.datamodules.lra.files import write_pathfinder
 from tests.datamodules.lra.test_pathfinder import contents, pathfinder
@@ -32,14 +32,14 @@ def test_published_parameters() -> None:
 
 def test_a_paddle_points_where_its_angle_says() -> None:
     piece = paddle(0.0, length=5, thickness=1.5, margin=2, antialias=2)
-    bright = np.argwhere(piece.picture > 0.5) - piece.half
+    bright = np.argwhere(piece.brightness > 0.5) - piece.half
     assert bright[:, 1].min() >= -1
     assert bright[:, 1].max() in (5, 6)
     assert np.abs(bright[:, 0]).max() <= 1
     down = paddle(np.pi / 2, length=5, thickness=1.5, margin=2, antialias=2)
-    assert (np.argwhere(down.picture > 0.5)[:, 0] - down.half).max() in (5, 6)
-    assert (piece.mask >= piece.picture - 1e-9).all(), "the mask covers the paddle"
-    assert (piece.mask > 0.9).sum() > 2 * (piece.picture > 0.9).sum()
+    assert (np.argwhere(down.brightness > 0.5)[:, 0] - down.half).max() in (5, 6)
+    assert (piece.mask >= piece.brightness - 1e-9).all(), "the mask covers the paddle"
+    assert (piece.mask > 0.9).sum() > 2 * (piece.brightness > 0.9).sum()
 
 
 def test_contours_keep_clear_of_what_is_there() -> None:
@@ -59,10 +59,10 @@ def test_contours_keep_clear_of_what_is_there() -> None:
 
 def test_pictures_repeat_differ_and_balance() -> None:
     settings = GeneratorSettings.published(32, "easy", seed=3)
-    pictures = [draw_picture(settings, index) for index in range(60)]
-    assert pictures[7].pixels.tobytes() == draw_picture(settings, 7).pixels.tobytes()
+    pictures = [draw_image(settings, index) for index in range(60)]
+    assert pictures[7].pixels.tobytes() == draw_image(settings, 7).pixels.tobytes()
     assert len({picture.pixels.tobytes() for picture in pictures}) == 60
-    other = draw_picture(GeneratorSettings.published(32, "easy", seed=4), 0)
+    other = draw_image(GeneratorSettings.published(32, "easy", seed=4), 0)
     assert other.pixels.tobytes() != pictures[0].pixels.tobytes()
     labels = [picture.label for picture in pictures]
     assert 18 <= sum(labels) <= 42
@@ -77,7 +77,7 @@ def test_pictures_repeat_differ_and_balance() -> None:
 def test_the_number_of_processes_changes_nothing(
     tmp_path: Path, processes: int, monkeypatch
 ) -> None:
-    monkeypatch.setattr(pathfinder_generator, "PICTURES_PER_FILE", 12)
+    monkeypatch.setattr(pathfinder_generator, "IMAGES_PER_FILE", 12)
     settings = GeneratorSettings.published(32, "easy", seed=0)
     told = []
     pathfinder_generator.write_images(tmp_path / "one", settings, 30, 1, told.append)
@@ -129,12 +129,12 @@ def test_generated_data_is_a_release(tmp_path: Path) -> None:
     assert contents(pathfinder(tmp_path / "made", **options)) == found
     rows = found["train"] + found["val"] + found["test"]
     assert [int(line.split()[3]) for line in lines] == [target for _, target in rows]
-    picture = draw_picture(GeneratorSettings.published(32, "easy", 0), 11)
+    picture = draw_image(GeneratorSettings.published(32, "easy", 0), 11)
     assert rows[11] == (picture.pixels.tobytes(), picture.label)
 
 
 def test_generation_is_taken_up_again_and_never_mixed(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(pathfinder_generator, "PICTURES_PER_FILE", 10)
+    monkeypatch.setattr(pathfinder_generator, "IMAGES_PER_FILE", 10)
     settings = GeneratorSettings.published(32, "easy", seed=0)
 
     def interrupt(count: int) -> None:
@@ -158,4 +158,4 @@ def test_generation_is_taken_up_again_and_never_mixed(tmp_path: Path, monkeypatc
 def test_targets_that_cannot_fit_are_an_error(monkeypatch) -> None:
     monkeypatch.setattr("datamodules.lra.pathfinder_generator._MOST_ATTEMPTS", 5)
     with pytest.raises(DataError, match="two contours of 90 paddles do not fit into 32 x 32"):
-        draw_picture(replace(GeneratorSettings.published(32, "hard", 0), contour_length=90), 0)
+        draw_image(replace(GeneratorSettings.published(32, "hard", 0), contour_length=90), 0)

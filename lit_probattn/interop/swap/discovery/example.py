@@ -46,7 +46,7 @@ def default_example(model: Any) -> Any:
         side = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (0,))[1:]
     channels = getattr(model, "in_chans", 3)
     sides = (side, side) if isinstance(side, int) else side
-    return _picture(like, channels, *sides) if sides else None
+    return _image(like, channels, *sides) if sides else None
 
 
 def _of_transformers(model: Any, config: Any, like: torch.Tensor) -> Any:
@@ -58,10 +58,10 @@ def _of_transformers(model: Any, config: Any, like: torch.Tensor) -> Any:
     if model.main_input_name == "pixel_values" and hasattr(config, "image_size"):
         side = config.image_size
         sides = side if isinstance(side, tuple | list) else (side, side)
-        return {"pixel_values": _picture(like, getattr(config, "num_channels", 3), *sides)}
+        return {"pixel_values": _image(like, getattr(config, "num_channels", 3), *sides)}
     return None
 
 
-def _picture(like: torch.Tensor, *shape: int) -> torch.Tensor:
+def _image(like: torch.Tensor, *shape: int) -> torch.Tensor:
     """Return two images of constant noise."""
     return torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(like)
