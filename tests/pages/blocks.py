@@ -20,6 +20,18 @@ _STARTS = r"(?:\w+=\S+ )*(?:sudo |time )?(?:python|make|bash|lit-probattn|torchr
 _ASSIGNMENT = re.compile(r"(?:export )?\w+=[^ ]*$|\w+=\"[^\"]*\"$|export .*$")
 SNIPPET = re.compile(r"^--8<--\n(.+)\n--8<--$", re.MULTILINE)  # a file that the site puts there
 SECONDS = 1800.0  # a command that runs longer is killed
+FOLDERS = (
+    *(
+        "configs",
+        "datamodules",
+        "docs",
+        "examples",
+        "lit_probattn",
+        "profiling",
+        "reports",
+        "tests",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,7 @@ def is_assignment(text: str) -> bool:
 def copy_repository(folder: Path) -> Path:
     """Copy what git keeps, as a fresh clone has it, with the bytecode that is there."""
     ignored = shutil.ignore_patterns("*.egg-info")
-    for name in ("configs", "datamodules", "docs", "lit_probattn", "profiling", "reports", "tests"):
+    for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in (
         "README.md",

@@ -189,8 +189,8 @@ def make_world(folder: Path) -> Shell:
     write_reviews(folder / "reviews.csv")
     shutil.copy2(ROOT / "examples/own_variant.py", folder)
     page = (ROOT / "docs/own_variant.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```yaml\n(# cosine\.yaml\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    (folder / "cosine.yaml").write_text(block)
+    for name, block in re.findall(r"^```yaml\n# (\w+\.yaml)\n(.*?)^```$", page, re.DOTALL | re.M):
+        (folder / name).write_text(block)
     data = folder / "tiny_data"
     write_text(data)
     write_folder(data)
