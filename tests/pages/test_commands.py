@@ -105,7 +105,7 @@ TABLE = [
     Row(r"bert-base-uncased|_transformers", refusal=NOT_THERE),
     Row(r"(prepare|check) (question_answering|text_pairs)", refusal=NOT_THERE),
     Row(r"(cloze_questions|shuffled_sentences) --text TEXT", refusal=NOT_THERE),
-    Row(r"(squad|mnli|own_pairs|bert_pretraining)", refusal=NOT_THERE),
+    Row(r"(squad|mnli|own_pairs|bert_pretraining|task lm1b)", refusal=NOT_THERE),
     # shortened
     Row(r"d4rl_by_search", "--num_steps 2000"),
     Row(r"fit --task d4rl", "--data.init_args.data_dir tiny_data " + TINY_DECISIONS),
