@@ -149,7 +149,8 @@ TINY_FIT = (
     "python -m lit_probattn fit --config configs/tasks/tiny/lra_listops.yaml "
     "--config configs/attention/smgk.yaml"
 )
-BEFORE = {"docs/analysis.md": [TINY_FIT]}
+HOPPER = "python examples/sets/d4rl_by_search.py --env Hopper --quality medium --out DIR"
+BEFORE = {"docs/analysis.md": [TINY_FIT], "docs/reproduce.md": [HOPPER]}
 # Settings of files that commands name, made small.
 SMALL_FILES = {
     "configs/profiling/kernels_cpu.yaml": [
