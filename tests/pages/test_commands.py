@@ -99,6 +99,7 @@ TABLE = [
     Row(r"reproduce\.uea .*--accelerator gpu", refusal=rf"{NO_GPU}|{NO_DATA}"),
     Row(r"reproduce\.uea --dry-run", "--archives JapaneseVowels Heartbeat"),
     Row(r"check trajectories --path", refusal=NOT_THERE),
+    Row(r"convert prune", refusal=r"nothing to prune"),
     Row(r"data check FOLDER", refusal=r"unknown data set"),
     Row(r"data (prepare|check) iwslt14", refusal=NOT_THERE),
     Row(r"analyse translations", refusal=NOT_THERE),
@@ -145,12 +146,13 @@ TABLE = [
 # Words that stand for something of the reader's.
 PLACEHOLDERS = {"DIR": "{data}"}
 # Commands of another page that a page's own need.
-TINY_FIT = (
-    "python -m lit_probattn fit --config configs/tasks/tiny/lra_listops.yaml "
-    "--config configs/attention/smgk.yaml"
-)
+TINY_FIT = "python -m lit_probattn fit --config configs/tasks/tiny/lra_listops.yaml --attention"
 HOPPER = "python examples/sets/d4rl_by_search.py --env Hopper --quality medium --out DIR"
-BEFORE = {"docs/analysis.md": [TINY_FIT], "docs/reproduce.md": [HOPPER]}
+BEFORE = {
+    "docs/analysis.md": [f"{TINY_FIT} smgk"],
+    "docs/reproduce.md": [HOPPER],
+    "docs/swap.md": [f"{TINY_FIT} mgk --run.name listops-mgk"],
+}
 # Settings of files that commands name, made small.
 SMALL_FILES = {
     "configs/profiling/kernels_cpu.yaml": [
