@@ -114,7 +114,7 @@ TABLE = [
     Row(r"studies\.decoding", "--lengths 8 --tokens 8 --source 8 --batch 1 --repeats 1 "
         "--embed_dim 16 --layers 1 --vocab 50 --train_batch 1"),
     Row(r"fit .*tasks/tiny/"),
-    Row(r"fit .*(Wandb|MLFlow)Logger", LISTOPS + STEPS, refusal=r"needs the package"),
+    Row(r"fit .*(Wandb|MLFlow)Logger", LISTOPS + STEPS, refusal=r"requires the package"),
     Row(r"fit .*lra_listops", LISTOPS + STEPS),
     Row(r"fit .*uea\.yaml", SERIES_STEPS),
     Row(r"fit --task own_texts .*reviews\.csv$", SERIES_STEPS),
