@@ -23,7 +23,7 @@ from PIL import Image as PilImage
 from datamodules.core.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
 from datamodules.images.samples import open_image
 from datamodules.lra import cifar, imdb
-from datamodules.lra.pathfinder_release import Entry, pictures
+from datamodules.lra.pathfinder_release import Entry, images
 from datamodules.text.source import ParquetText, PlainText, TextSource
 from datamodules.text.wikitext103 import find_release
 from lit_probattn.base.errors import DataError
@@ -105,7 +105,7 @@ def check_png(changes: list[Edit], folder: Path) -> str:
     path = folder / "sample_0.png"
     path.write_bytes(apply(_picture("PNG"), changes))
     try:
-        found = list(pictures([Entry("0.npy:1", path, 1)], 32, _silent))
+        found = list(images([Entry("0.npy:1", path, 1)], 32, _silent))
     except DataError as error:
         return one_line(error, path)
     if not found:

@@ -14,7 +14,7 @@ from PIL import Image as PilImage
 
 from datamodules.images.samples import open_image
 from datamodules.lra import cifar
-from datamodules.lra.pathfinder_release import Entry, pictures
+from datamodules.lra.pathfinder_release import Entry, images
 from datamodules.series.ts_file import read_ts
 from datamodules.text.source import ParquetText, PlainText
 from datamodules.text.wikitext103 import find_release
@@ -93,7 +93,7 @@ def damaged_png(path):
 def test_a_picture_with_a_wrong_checksum_is_refused(tmp_path):
     path = damaged_png(tmp_path / "sample_0.png")
     with pytest.raises(DataError, match=r"sample_0.png is corrupt"):
-        list(pictures([Entry("0.npy:1", path, 1)], 32, lambda _: None))
+        list(images([Entry("0.npy:1", path, 1)], 32, lambda _: None))
     with pytest.raises(DataError, match=r"sample_0.png: unreadable image"):
         open_image(path)
 

@@ -262,7 +262,8 @@ AUTO = [
     (SoftmaxAttention, {}, True, 1023, "native", "reference"),
     (SoftmaxAttention, {}, True, 64, "native", "reference"),
     (MGKAttention, {}, False, 4096, "native", "sdpa"),
-    (MGKAttention, {}, False, 127, "sdpa", "sdpa"),
+    (MGKAttention, {}, False, 96, "native", "sdpa"),
+    (MGKAttention, {}, False, 95, "sdpa", "sdpa"),
     (MGKAttention, {}, True, 4096, "native", "blockwise"),
     (MGKAttention, MGK_HARD, False, 4096, "native", "blockwise"),
     (MGKAttention, MGK_HARD, False, 256, "native", "reference"),
@@ -272,10 +273,11 @@ AUTO = [
     (MGKAttention, SMGK | {"head_dim": 8}, False, 4096, "native", "sdpa"),
     (MGKAttention, SMGK | {"head_dim": 8}, True, 4096, "native", "blockwise"),
     (FiSHAttention, FISH, False, 4096, "native", "blockwise"),
-    (FiSHAttention, FISH, False, 256, "native", "reference"),
-    (FiSHAttention, FISH, False, 255, "reference", "reference"),
+    (FiSHAttention, FISH, False, 96, "native", "reference"),
+    (FiSHAttention, FISH, False, 95, "reference", "reference"),
     (FiSHAttention, FISH, True, 4096, "native", "blockwise"),
-    (FiSHAttention, FISH, True, 64, "reference", "reference"),
+    (FiSHAttention, FISH, True, 96, "native", "reference"),
+    (FiSHAttention, FISH, True, 95, "reference", "reference"),
 ]
 
 
