@@ -66,17 +66,18 @@ def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:
 # `auto` selects the first from the left that the variant has and that supports the call.
 # `name>n` requires n or more queries and keys. `store` is the reference, up to STORE_UP_TO scores.
 #
-# CPU, forward and backward of a layer, one thread, head sizes 8 to 64, N from 32 to 1024: the C
-# library took 0.5 to 0.95 of the time of PyTorch's fused attention for soft MGK from 96 tokens, in
+# CPU, forward and backward of a layer, one thread, head sizes 8 to 64, N from 128 to 1024: the C
+# library took 0.5 to 0.9 of the time of PyTorch's fused attention for soft MGK from 128 tokens, in
 # float32 and bfloat16, and 0.6 to 0.95 for softmax from 512 (up to 1.1 in bfloat16, heads of 64);
 # it was slower for one query with a cache, and the fastest for everything else that it supports.
 # For calls that neither supports, the reference was the fastest up to about 4 million scores, and
 # two to three times slower than blocks from 16 million. If all components share one product
 # (shifted), the library needs fewer products than the fused reduction over K·N keys. Concatenated
-# heads (maps, by sdpa) cost G times the products of the global maps; the library took 0.4 to 0.95
-# of the time of the reference from 96 tokens, for 1 to 16 samples, with and without dropout and
-# noise, 0.7 to 1.1 at 64 tokens and 1.0 to 1.2 at 32. Maps of windows need memory linear in the
-# image size, so blocks are not needed, and the position bias needs a gradient in training.
+# heads (maps, by sdpa) cost G times the products of the global maps; the library took 0.25 to 1.03
+# of the time of the reference from 96 to 192 tokens, for 1 to 16 samples, with and without dropout
+# and noise, in float32 and bfloat16, and up to 1.1 and 1.2 at 64 and 32 tokens. Maps of windows
+# need memory linear in the image size, so blocks are not needed, and the position bias needs a
+# gradient in training.
 # CUDA: not measured. Kernels come first: by count of products and exponentials they beat the
 # reductions (kernels/README.md); softmax prefers PyTorch's fused attention if that supports the
 # call. The reference is last also for short calls, because of its memory.
@@ -88,7 +89,7 @@ AUTO: dict[str, tuple[str, str, str]] = {
         "sdpa triton blockwise reference",
     ),
     "mixture": (
-        "native>96 sdpa native store blockwise reference",
+        "native>128 sdpa native store blockwise reference",
         "native store blockwise reference",
         "triton sdpa blockwise reference",
     ),

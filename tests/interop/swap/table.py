@@ -499,7 +499,7 @@ def compiled(host: Host) -> str:
                 out = host.output(call)
             except Exception:
                 if model is original:
-                    return "the host is no graph"
+                    return "the host is not one graph"
                 raise
             out.sin().sum().backward()
             # Parameters that do not reach the output: no gradient in eager calls, zeros in a graph.
