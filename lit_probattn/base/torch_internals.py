@@ -61,9 +61,24 @@ outside_graphs = torch._disable_dynamo
 outside_functions = torch._C.DisableTorchFunction
 
 
+def _check_padding(mask: Tensor, length: int, batch: int) -> None:
+    """Check the size of a key-padding mask.
+
+    PyTorch's own check has a message that contains the mask, which the compiler cannot trace.
+    """
+    if mask.shape != (batch, length):
+        raise AssertionError(
+            f"key_padding_mask has shape {tuple(mask.shape)}, expected {(batch, length)}"
+        )
+
+
 def _opened(function: Any) -> Any:
-    """Return a copy of a torch function that does not dispatch to modes itself."""
-    known = {**function.__globals__, "has_torch_function": lambda _: False}
+    """Return a copy of a torch function that does not dispatch to modes, and compiles."""
+    known = {
+        **function.__globals__,
+        "has_torch_function": lambda _: False,
+        "_check_key_padding_mask": _check_padding,
+    }
     made = types.FunctionType(
         function.__code__, known, function.__name__, function.__defaults__, function.__closure__
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import lit_probattn
-from tests.interop.swap.table import HOSTS, gradient, host_of, identity
+from tests.interop.swap.table import HOSTS, compiled, gradient, host_of, identity
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -42,6 +43,17 @@ def test_the_softmax_computes_what_the_host_did(name):
     host = host_of(name)
     assert identity(host) < 1e-6
     assert gradient(host) < 1e-5
+
+
+def test_padding_masks_of_multi_head_attention_compile():
+    """PyTorch's own check of the mask cannot be traced, and a wrong mask is still an error."""
+    host = host_of("nn.Transformer")
+    assert compiled(host) == "ok"
+    x = torch.randn(2, 5, 8)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    model, _ = lit_probattn.swap(layer, "smgk", example=(x, x, x))
+    with pytest.raises(AssertionError, match="key_padding_mask"):
+        model(x, x, x, key_padding_mask=torch.zeros(2, 4, dtype=torch.bool))
 
 
 def test_masks_that_nobody_makes_are_an_error():
