@@ -76,10 +76,10 @@ def softmax_work(heads: int, head_dim: int, pairs: int, *, train: bool) -> Work:
 
 
 def work(call: HeadCall, scores: Scores, *, train: bool) -> Work:
-    """Return the work of a call whose scores are in normal form.
+    """Return the work of a call whose scores are in normal form; logarithms of powers are free.
 
     Raises:
-        NotImplementedError: the scores are a function of the maps other than two layers.
+        NotImplementedError: the scores are a function of the maps other than layers and powers.
     """
     pairs = call.query.shape[0] * visible_pairs(call.masks)
     size, value_size = scores.query.shape[-1], call.value.shape[-1]
@@ -92,10 +92,11 @@ def work(call: HeadCall, scores: Scores, *, train: bool) -> Work:
         maps, softmaxes = heads * scores.key.shape[2], heads
     exponentials = softmaxes
     if isinstance(scores.reduce, MapFunction):
-        layers = scores.reduce.layers
-        if layers is None:
+        form = scores.reduce.form
+        if form is None:
             raise NotImplementedError("no work count for this function of the score maps")
-        noise, mixing = layers.noise, _layer_mixing(layers)
+        if isinstance(form, Layers):
+            noise, mixing = form.noise, _layer_mixing(form)
     elif scores.reduce == "soft" and components > 1:
         if scores.key.shape[2] == 1 and scores.coef is None:  # factors of one exponential
             mixing = components * heads
