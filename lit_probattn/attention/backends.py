@@ -75,7 +75,8 @@ def engines_of(variant: Variant | type[Variant]) -> Mapping[str, Engine]:
 # (shifted), the library needs fewer products than the fused reduction over K·N keys. Concatenated
 # heads (maps, by sdpa) cost G times the products of the global maps; the library took 0.25 to 1.03
 # of the time of the reference from 96 to 192 tokens, for 1 to 16 samples, with and without dropout
-# and noise, in float32 and bfloat16, and up to 1.1 and 1.2 at 64 and 32 tokens. Maps of windows
+# and noise, in float32 and bfloat16, and up to 1.1 and 1.2 at 64 and 32 tokens; for noise before
+# layers and for powers 0.6 to 1.02 from 96 to 256 tokens, 0.14 to 0.19 at 1024. Maps of windows
 # need memory linear in the image size, so blocks are not needed, and the position bias needs a
 # gradient in training.
 # CUDA: not measured. Kernels come first: by count of products and exponentials they beat the

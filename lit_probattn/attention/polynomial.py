@@ -18,7 +18,7 @@ from lit_probattn.attention.cost.mgk import softmax_like
 from lit_probattn.attention.layer import Attention, LayerOptions
 from lit_probattn.attention.masks import Block
 from lit_probattn.attention.numerics import repeat_heads
-from lit_probattn.attention.variant import MapFunction, Scores, Variant
+from lit_probattn.attention.variant import MapFunction, Power, Scores, Variant
 from lit_probattn.base.arguments import by_name
 
 # Added to the square of every dot product: rows whose products are all zero get equal weights.
@@ -54,7 +54,6 @@ class Polynomial(Variant):
     """Attention with the kernel (query · key)^degree; any scale cancels."""
 
     name = "polynomial"
-    # PyTorch computes the logarithm: the C library is faster only with dropout.
     kind = "maps"
 
     degree: int = 2
@@ -68,7 +67,7 @@ class Polynomial(Variant):
 
     def needs(self) -> dict[str, str]:
         """Return the features that a function of products requires."""
-        return dict.fromkeys(("function", "function without layers"), f"degree={self.degree}")
+        return dict.fromkeys(("function", "power"), f"degree={self.degree}")
 
     def scores(self, call: HeadCall) -> Tensor:
         """Return `polynomial_scores`."""
@@ -80,7 +79,8 @@ class Polynomial(Variant):
         def power(products: Tensor, _: Block) -> Tensor:
             return log_power(products, self.degree)
 
-        return Scores(call.query, call.key[:, :, None], reduce=MapFunction(power))
+        form = MapFunction(power, form=Power(self.degree))
+        return Scores(call.query, call.key[:, :, None], reduce=form)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,10 +132,10 @@ class Variant:
     def needs(self) -> dict[str, str]:
         """Return the needed features that not all engines have, with the option that requires each.
 
-        Names are keys of `Engine.lacks`: `maximum`, `function` and `function without layers` of
-        several maps, `map noise`, `head noise`, `row_eps`, `normaliser`, `own scores`,
-        `own weights`; `positions`, if the scores depend on positions of keys; and the keys of
-        `engines.table.LACKS_OF_CROSS_ATTENTION`.
+        Names are keys of `Engine.lacks`: `maximum`; `function` of maps, with `power` for powers and
+        `function without layers` for all others but layers; `map noise`, `head noise`, `row_eps`,
+        `normaliser`, `own scores`, `own weights`; `positions`, if the scores depend on positions of
+        keys; and the keys of `engines.table.LACKS_OF_CROSS_ATTENTION`.
         """
         return {}
 
@@ -224,22 +224,31 @@ class MapFunction:
     Args:
         function: (maps (B, R, n, l), block, *tensors) -> (B, H or 1, n, l).
         tensors: other inputs of the function.
-        layers: the same function as two layers with a ReLU between them, for kernels. None means
-            that it has another form.
+        form: the same function for kernels, as two layers with a ReLU between them or as a power.
+            None means that it has another form.
     """
 
     function: Callable[..., Tensor]
     tensors: tuple[Tensor, ...] = ()
-    layers: Layers | None = None
+    form: Layers | Power | None = None
 
 
 class Layers(NamedTuple):
-    """W₂ ReLU(W₁ maps + noise + bias): first (U, R), bias (U,) or None, second (H, U) or None."""
+    """W₂ ReLU(W₁ maps + bias): first (U, R), bias (U,) or None, second (H, U) or None.
+
+    Noise is added to the maps, or if it is `per_head` to the units W₁ maps.
+    """
 
     first: Tensor
     bias: Tensor | None
     second: Tensor | None
     noise: Noise | None = None
+
+
+class Power(NamedTuple):
+    """log (map² + 1e-12)^(degree / 2) of the map of a head, for an even degree."""
+
+    degree: int
 
 
 @dataclass(frozen=True)
@@ -289,7 +298,9 @@ class Scores:
     @property
     def shares_maps(self) -> bool:
         """Whether all heads use the same R maps."""
-        return self.reduce not in ("soft", "hard")
+        if isinstance(self.reduce, MapFunction):
+            return not isinstance(self.reduce.form, Power)
+        return self.reduce == "sum"
 
     @property
     def heads_are_alike(self) -> bool:

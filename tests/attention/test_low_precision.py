@@ -103,12 +103,10 @@ def plain_code(core, call, dtype, cotangent):
 def has_tiles(name):
     """Whether the form of a layer's scores is one that tiles compute, on any processor.
 
-    The others are linear attention, which forms no pairs, other functions than the softmax, and
-    functions of maps that tiles lack. Their engines are held to `OURS` above, which allows less
-    than the rule of plain code.
+    The others are linear attention, which forms no pairs, and other functions than the softmax.
+    Their engines are held to `OURS` above, which allows less than the rule of plain code.
     """
-    core = LAYERS[name]().core
-    return "native" in core.backends and not {"function", "map noise"} <= core.needs().keys()
+    return "native" in LAYERS[name]().core.backends
 
 
 TILED = [name for name in LAYERS if has_tiles(name)]
@@ -118,7 +116,7 @@ TILED = [name for name in LAYERS if has_tiles(name)]
 def test_layers_without_tiles_are_refused_for_their_form(name):
     """And for nothing that another processor or compiler would change."""
     core = LAYERS[name](backend="native").core
-    forms = "no backend 'native'|other than softmax|this function of|before a function of"
+    forms = "no backend 'native'|other than softmax"
     with pytest.raises(NotImplementedError, match=forms):
         core.pick(heads_of(LAYERS[name](), torch.randn(B, N, EMBED)))
 

@@ -39,7 +39,7 @@ def oracle(query, key, value, *, masks, dropout, degree):
     return combine(density, value, masks, dropout)
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
 @pytest.mark.parametrize("masks", ["none", "causal", "key", "pairs"])
 @pytest.mark.parametrize("degree", [2, 4])
 def test_layer_equals_the_sums(backend, masks, degree):

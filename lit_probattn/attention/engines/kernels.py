@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import philox_words
-from lit_probattn.attention.variant import MapFunction, Scores, Variant
+from lit_probattn.attention.variant import Layers, MapFunction, Scores, Variant
 from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
 
@@ -94,10 +94,11 @@ def _by_map_kernels(call: HeadCall, scores: Scores) -> Tensor:
             f"{tuple(bias.shape)}, broadcast over queries or keys: expected (…, {pairs[0]}, "
             f"{pairs[1]}); expand it, or use backend 'blockwise'"
         )
-    heads, noise, layers = call.value.shape[1], scores.noise, None
+    heads, noise = call.value.shape[1], scores.noise
+    layers: Layers | None = None
     if isinstance(scores.reduce, MapFunction):
-        layers = scores.reduce.layers
-        assert layers is not None
+        assert isinstance(scores.reduce.form, Layers)
+        layers = scores.reduce.form
         noise = layers.noise
     first = scores.coef if layers is None else layers.first
     assert first is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_probattn.attention.call import HeadCall
 from lit_probattn.attention.draws import philox_words
 from lit_probattn.attention.numerics import compute_dtype, repeat_heads
-from lit_probattn.attention.variant import Layers, MapFunction, Scores, Variant
+from lit_probattn.attention.variant import Layers, MapFunction, Power, Scores, Variant
 from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT
 
@@ -23,7 +23,10 @@ def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
     from lit_probattn.kernels.cpu.tiles import KINDS, Inputs, attend
 
     query, masks, dropout = scores.query, call.masks, call.dropout
-    layers, coef = _layers(scores, call.value.shape[1]), scores.coef
+    form, coef = _form(scores, call.value.shape[1]), scores.coef
+    layers = form if isinstance(form, Layers) else None
+    power = form if isinstance(form, Power) else None
+    kind = "layers" if layers else "power" if power else scores.reduce
     noise = scores.noise if layers is None else layers.noise
     key, heads = scores.key, query.shape[1]
     if scores.shares_maps:
@@ -50,9 +53,11 @@ def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
             pair_mask=masks.attn_mask,
             draw=draw,
             noise=None if noise is None else noise.draws.words(query),
-            kind=KINDS.index("layers" if layers is not None else scores.reduce),
+            kind=KINDS.index(kind),
             heads=heads,
             components=1 if layers is not None else scores.num_components,
+            unit_noise=layers is not None and noise is not None and noise.per_head,
+            degree=0 if power is None else power.degree,
             is_causal=masks.is_causal,
             threshold=0 if dropout is None else dropout.threshold,
             first_row=0 if noise is None else noise.draws.first_row,
@@ -61,13 +66,13 @@ def by_tiles(call: HeadCall, scores: Scores) -> Tensor:
     )
 
 
-def _layers(scores: Scores, num_heads: int) -> Layers | None:
-    """Return the mixing of tiles through units: two layers, or one whose units have noise.
+def _form(scores: Scores, num_heads: int) -> Layers | Power | None:
+    """Return the function of maps: a power, two layers, or one layer whose units have noise.
 
     Each of these units is a head: weights and a scale that all heads share are repeated.
     """
     if isinstance(scores.reduce, MapFunction):
-        return scores.reduce.layers
+        return scores.reduce.form
     noise = scores.noise
     if scores.coef is None or noise is None or not noise.per_head:
         return None
@@ -109,9 +114,7 @@ def missing_library(call: HeadCall, variant: Variant) -> str | None:
     drawn = next((needs[n] for n in ("map noise", "head noise") if n in needs), None)
     if drawn is None and "function" not in needs:
         return None
-    if "function" in needs and "map noise" in needs:
-        return f"cannot add noise to maps before a function of them ({drawn})"
-    per_head = "function" in needs or "head noise" in needs
+    per_head = ("function" in needs and "power" not in needs) or "head noise" in needs
     if per_head and call.value.shape[1] > MOST_HEADS:
         return f"supports at most {MOST_HEADS} heads here, received {call.value.shape[1]}"
     if drawn is None:

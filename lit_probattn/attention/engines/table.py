@@ -94,6 +94,7 @@ NORMAL_FORM: Mapping[str, Engine] = {
         lacks={
             **LACKS_OF_OPERATORS,
             "function without layers": _NO_LAYERS,
+            "power": _NO_LAYERS,
             "row_eps": _ROW_EPS,
             "normaliser": _NORMALISER,
             **_HOOKS,

@@ -6,7 +6,7 @@ INLINE void WIDTHS(first_layer)(const Room *m, const Call *f, int at, const vec 
     DECLARE_WIDTHS(f);
     EACH for (int u = 0; u < U; u++) {
         z[u] = all(f->first_bias ? f->first_bias[u] : 0);
-        if (f->noise) z[u] += all(f->noise_scale[u]) * load(m->noise + u * TALL * STRIDE + at);
+        if (f->unit_noise) z[u] += all(f->noise_scale[u]) * load(m->noise + u * TALL * STRIDE + at);
         EACH for (int g = 0; g < G; g++) z[u] += all(f->first[u * G + g]) * s[g];
     }
 }
@@ -67,7 +67,7 @@ static void WIDTHS(unmix)(Room *m, const Call *f, int count, int64_t owner) {
             }
         for (int h = 0; h < H; h++) heads[h] = m->units[h] + n * STRIDE;
         for (int g = 0; g < G; g++) maps[g] = m->maps[g] + n * STRIDE;
-        for (int u = 0; u < U && f->noise; u++) noise[u] = m->noise + (u * TALL + n) * STRIDE;
+        for (int u = 0; u < U && f->unit_noise; u++) noise[u] = m->noise + (u * TALL + n) * STRIDE;
         if (f->grad_first) outer(places, U, maps, G, rows, f->grad_first + owner * U * G);
         if (f->grad_second) outer(heads, H, places + MOST, U, rows, f->grad_second + owner * H * U);
         for (int u = 0; u < U; u++) {
@@ -75,7 +75,7 @@ static void WIDTHS(unmix)(Room *m, const Call *f, int count, int64_t owner) {
             for (int x = 0; x < rows && f->grad_first_bias; x++)
                 for (int c = 0; c < WIDE; c += VL) plain += load(room[u] + x * STRIDE + c);
             if (f->grad_first_bias) f->grad_first_bias[owner * U + u] += (double)added(plain);
-            if (f->grad_scale) outer(places + u, 1, noise + u, 1, rows, f->grad_scale + owner * U + u);
+            if (f->grad_scale && f->unit_noise) outer(places + u, 1, noise + u, 1, rows, f->grad_scale + owner * U + u);
         }
     }
 }

@@ -1,16 +1,16 @@
-/* Scores of heads from the maps of a sample: noise, one or two layers, their gradients.  Part of tiles.c. */
+/* Functions of maps and their gradients: noise, one or two layers, powers.  Part of tiles.c. */
 
 static void add_noise(Room *m, const Call *f, int64_t b, int64_t i, int64_t j, int count, int cols) {
     (void)m, (void)f, (void)b, (void)i, (void)j, (void)count, (void)cols;
 #ifndef DOUBLE
-    const int many = (int)(f->kind == LAYERS ? f->hidden : f->maps);
+    const int many = (int)(f->unit_noise ? f->hidden : f->maps);
     noise_tile(m->noise, TALL * STRIDE, STRIDE, many, f->first_row + i, count, j, cols, (uint32_t)f->noise[2 + b], (uint32_t)f->noise[0],
                (uint32_t)f->noise[1]);
     for (int g = 0; g < many; g++)
         for (int n = 0; n < count; n++) {
-            real *restrict x = m->noise + (g * TALL + n) * STRIDE, *restrict to = m->maps[g] + n * STRIDE;
+            real *restrict x = m->noise + (g * TALL + n) * STRIDE, *restrict to = f->unit_noise ? 0 : m->maps[g] + n * STRIDE;
             for (int c = cols; c < WIDE; c++) x[c] = 0;
-            for (int c = 0; f->kind != LAYERS && c < WIDE; c++) to[c] += f->noise_scale[g] * x[c];
+            for (int c = 0; !f->unit_noise && c < WIDE; c++) to[c] += f->noise_scale[g] * x[c];
         }
 #endif
 }
@@ -82,4 +82,22 @@ static void unmix(Room *m, const Call *f, int count, int64_t owner) {
     }
 #endif
     unmix_any(m, f, count, owner);
+}
+
+/* The logarithm of a power of the map of a head, in m->units[0]. */
+static void raise_map(Room *m, const Call *f, int count) {
+    const vec half = all((real)f->degree / 2);
+    for (int at = 0; at < count * STRIDE; at += VL) {
+        const vec s = load(m->maps[0] + at);
+        store(m->units[0] + at, half * natural_log(s * s + all(FLOOR)));
+    }
+}
+
+/* The gradient of a map from the gradient of its logarithm. */
+static void lower_map(Room *m, const Call *f, int count) {
+    const vec degree = all((real)f->degree);
+    for (int at = 0; at < count * STRIDE; at += VL) {
+        const vec s = load(m->maps[0] + at);
+        store(m->maps[0] + at, load(m->units[0] + at) * degree * s / (s * s + all(FLOOR)));
+    }
 }

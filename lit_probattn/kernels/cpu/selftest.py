@@ -108,21 +108,24 @@ def _tiles_error(kind: int, dtype: torch.dtype) -> float:
         drawn = torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
         return drawn.requires_grad_()
 
-    heads, rows, cols, size, common = 3, 50, 130, 5, kind >= 2
+    name = tiles.KINDS[kind]
+    heads, rows, cols, size, common = 3, 50, 130, 5, name in ("sum", "layers")
     names = dict.fromkeys(tiles.Inputs._fields)
     given: dict[str, Any] = {
         "query": draw(1, 2 if common else heads, rows, size),
-        "key": draw(1, 1 if common else heads, 2, cols, size),
+        "key": draw(1, 1 if common else heads, 1 if name == "power" else 2, cols, size),
         "value": draw(1, heads, cols, size),
     }
-    if tiles.KINDS[kind] == "layers":
+    if name == "layers":
         given |= {"first": draw(4, 2), "first_bias": draw(4), "second": draw(heads, 4)}
-    else:
+    elif name != "power":
         given["coef"] = draw(heads, 2)
     switches: dict[str, Any] = {
         "kind": kind,
         "heads": heads,
-        "components": 1 if "first" in given else 2,
+        "components": 2 if "coef" in given else 1,
+        "unit_noise": False,
+        "degree": 4,
     }
     switches |= {"is_causal": True, "threshold": 0, "first_row": 0, "scale": 0.5}
     given |= {n: given[n].detach().to(dtype).requires_grad_() for n in ("query", "key", "value")}
@@ -133,11 +136,13 @@ def _tiles_error(kind: int, dtype: torch.dtype) -> float:
         units = torch.einsum("ug,bgnl->bunl", exact["first"], maps)
         units = (units + exact["first_bias"][:, None, None]).relu()
         scores = torch.einsum("hu,bunl->bhnl", exact["second"], units)
+    elif name == "power":
+        scores = 2 * torch.log(maps[:, :, 0].square() + 1e-12)
     elif common:
         scores = torch.einsum("hg,bgnl->bhnl", exact["coef"], maps)
     else:
         parts = maps * exact["coef"][:, :, None, None]
-        scores = parts.amax(2) if tiles.KINDS[kind] == "hard" else parts.logsumexp(2)
+        scores = parts.amax(2) if name == "hard" else parts.logsumexp(2)
     hidden = torch.ones(rows, cols, dtype=torch.bool, device="cpu").triu(cols - rows + 1)
     expected = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ exact["value"]
     out = tiles.attend(tiles.Inputs(**{**names, **given, **switches}))

@@ -5,8 +5,11 @@
 
        SOFT    l = log sum_r exp t_r     t_r = c_r S_r + a_ir + b_jr + pair term
        HARD    l = max_r t_r, the first maximum if there are several
-       SUM     l = sum_r c_r S_r + pair term, of maps that all heads of a sample share, plus noise of the maps
-       LAYERS  l = W_2 ReLU(W_1 S + b_1 + s noise) + pair term, or W_1 S + s noise without W_2
+       SUM     l = sum_r c_r S_r + pair term, of maps that all heads of a sample share
+       LAYERS  l = W_2 ReLU(W_1 S + b_1) + pair term, or W_1 S without W_2
+       POWER   l = log (S^2 + FLOOR)^(degree / 2) + b_j + pair term
+
+   and SUM and LAYERS add s noise to the maps S, or LAYERS to the units W_1 S (`unit_noise`),
 
    and the output is dropout(softmax_j l) value.  Forward: online softmax, whose maximum changes only if a score exceeds it
    by SLACK.  Backward: from each row's maximum and inverse sum, which are stored separately because the logarithm of the sum
@@ -38,7 +41,8 @@
 #define PANEL (ACROSS * VL)
 #define SLACK ((real)8)
 #define FAR ((real)40) /* largest difference of components for one exponential */
-enum { SOFT, HARD, SUM, LAYERS };
+#define FLOOR ((real)1e-12) /* added to squares before their logarithm */
+enum { SOFT, HARD, SUM, LAYERS, POWER };
 
 /* `_Call` in tiles.py mirrors it.  Strides count elements; the last dimension is dense. */
 typedef struct {
@@ -57,7 +61,7 @@ typedef struct {
     const int64_t *draw; /* two words of the key, then one per sample */
     int64_t threshold;
     const int64_t *noise;
-    int64_t first_row, hidden;
+    int64_t first_row, hidden, unit_noise, degree;
     const real *noise_scale, *first, *first_bias, *second;
     real *out, *top, *inverse;
     int64_t out_strides[3];
@@ -293,11 +297,11 @@ static int room_make(Room *m, const Call *f, int backward, size_t heads) {
             if (f->kind == SOFT && K > 1 && R == 1) ROOM(m->parts[r], real, tile);
             else m->parts[r] = m->maps[r < R ? r : 0];
         for (size_t r = 0; r < R && f->common && backward; r++) ROOM(m->sums[r], real, tile);
-        for (size_t h = 0; h < (size_t)f->heads && f->kind == LAYERS; h++) ROOM(m->units[h], real, tile);
+        for (size_t h = 0; h < (f->kind == LAYERS ? (size_t)f->heads : f->kind == POWER); h++) ROOM(m->units[h], real, tile);
         ROOM(m->w, real, tile);
         ROOM(m->pairs, real, tile);
         ROOM(m->dl, real, backward && f->grad_bias ? tile : 0);
-        ROOM(m->noise, real, f->noise ? tile * (f->kind == LAYERS ? U : R) : 0);
+        ROOM(m->noise, real, f->noise ? tile * (f->unit_noise ? U : R) : 0);
         for (size_t r = 0; r < queries; r++) ROOM(m->query[r], real, long_query);
         ROOM(m->here, real, backward ? long_value : 0);
         for (size_t r = 0; r < queries; r++)
@@ -434,10 +438,11 @@ typedef struct {
 
 static Form form_of(const Room *m, const Call *f, int64_t h, int pairs) {
     Form form = {.K = (int)f->components, .shared = f->maps == 1, .terms = f->row != 0, .pairs = pairs, .dropped = f->draw != 0, .low = low(f)};
-    form.scale = low(f) && !f->common ? (real)f->scale : 1;
+    form.scale = low(f) && !f->common && f->kind != POWER ? (real)f->scale : 1;
     form.coef = f->coef ? f->coef + h * f->components : 0;
     for (int r = 0; r < form.K; r++) form.maps[r] = m->maps[form.shared ? 0 : r];
     if (f->kind == LAYERS) form.maps[0] = m->units[h];
+    if (f->kind == POWER) form.maps[0] = m->units[0];
     if (f->kind == SUM) form.kind = SUMMED;
     else if (f->kind == LAYERS) form.kind = ONE, form.K = 1;
     else if (form.K == 1) form.kind = ONE;
@@ -654,10 +659,11 @@ static void spread(Room *m, const Form *g, const Sums *s, int64_t j, int count) 
 static void make_maps(Room *m, const Call *f, int64_t b, int64_t i, int64_t j, int count, int cols, int height, int64_t tile) {
     for (int r = 0; r < f->maps; r++) {
         scores(f, m->query[f->common ? r : 0], m->panels[r] + tile * WIDE * entries(f, f->size), f->size, m->maps[r], height);
-        for (int at = 0; low(f) && f->common && at < count * STRIDE; at += VL) store(m->maps[r] + at, load(m->maps[r] + at) * all((real)f->scale));
+        for (int at = 0; low(f) && (f->common || f->kind == POWER) && at < count * STRIDE; at += VL) store(m->maps[r] + at, load(m->maps[r] + at) * all((real)f->scale));
     }
     if (f->noise) add_noise(m, f, b, i, j, count, cols);
     if (f->kind == LAYERS) mix(m, f, count);
+    if (f->kind == POWER) raise_map(m, f, count);
 }
 
 static void fill_queries(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, int count) {
@@ -836,7 +842,8 @@ int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, 
                     if (f->grad_value) scatter(f, down(m, f, m->w, count), m->there, V, m->grad_values + v * WIDE * V, count);
                 }
                 if (f->kind == LAYERS) unmix(m, f, count, slots + b);
-                if (f->grad_scale && f->kind != LAYERS) noise_gradient(m, f, count, cols, f->grad_scale + (slots + b) * R);
+                if (f->kind == POWER) lower_map(m, f, count);
+                if (f->grad_scale && !f->unit_noise) noise_gradient(m, f, count, cols, f->grad_scale + (slots + b) * R);
                 real *const *maps = f->common ? m->sums : m->maps;
                 for (int64_t r = 0; r < R && f->grad_key; r++)
                     scatter(f, down(m, f, maps[r], count), m->queries[f->common ? r : 0], full, m->grad_keys[r], count);

@@ -19,8 +19,8 @@ from lit_probattn.kernels.cpu.jobs import run_jobs
 from lit_probattn.kernels.cpu.library import load
 from lit_probattn.kernels.operator import define_operators, new_gradients
 
-Reduction = Literal["soft", "hard", "sum", "layers"]
-KINDS = ("soft", "hard", "sum", "layers")
+Reduction = Literal["soft", "hard", "sum", "layers", "power"]
+KINDS = ("soft", "hard", "sum", "layers", "power")
 # Components, maps, hidden units, and heads with layers: a constant in tiles.c.
 MOST = 16
 _TALL, _WIDE = 48, 128
@@ -43,13 +43,15 @@ class Inputs(NamedTuple):
         coef: c, (H, K); for `sum` (H, R).
         row: a, (B, H, N, K). col: β, (B, H_col, K, L).
         bias: (1 or B, 1 or H, 1 or N, 1 or L).
-        noise_scale: standard deviation of the noise of every map, or unit of the first layer.
+        noise_scale: standard deviation of the noise of every map, or unit (`unit_noise`).
         first, first_bias, second: layers, (U, R), (U,) and (H, U); (H, R) only for a single layer.
         key_mask: (B, L) bool. pair_mask: like the bias, bool.
         draw, noise: `draws.philox_words` for dropout and for noise, (2 + B,).
         kind: index in `Reduction`.
         heads: H.
         components: K.
+        unit_noise: whether the noise is that of the units of the first layer.
+        degree: the even power, for `power`.
         threshold: threshold of the dropout.
         first_row: position of query 0 among all tokens, for the noise.
         scale: factor on products of queries and keys.
@@ -73,6 +75,8 @@ class Inputs(NamedTuple):
     kind: int
     heads: int
     components: int
+    unit_noise: bool
+    degree: int
     is_causal: bool
     threshold: int
     first_row: int
@@ -81,7 +85,7 @@ class Inputs(NamedTuple):
     @property
     def common(self) -> bool:
         """Whether all heads of a sample share the same maps."""
-        return self.kind >= 2
+        return KINDS[self.kind] in ("sum", "layers")
 
     @property
     def low(self) -> bool:
@@ -134,7 +138,7 @@ class _Call(ctypes.Structure):
         *_pointers("draw"),
         *_numbers("threshold"),
         *_pointers("noise"),
-        *_numbers("first_row hidden"),
+        *_numbers("first_row hidden unit_noise degree"),
         *_pointers("noise_scale first first_bias second out top inverse"),
         *_strides("out:3"),
         *_pointers("grad_out"),
@@ -187,6 +191,7 @@ def _describe(call: Inputs, out: Tensor, sums: Tensor) -> tuple[_Call, list[Tens
     block.col_heads = 1 if call.col is None else call.col.shape[1]
     block.scale, block.causal = call.scale, call.is_causal
     block.threshold, block.first_row = call.threshold, call.first_row
+    block.unit_noise, block.degree = call.unit_noise, call.degree
     block.hidden = 0 if call.first is None else call.first.shape[0]
     alive: list[Tensor | None] = [out, sums]
     for name in ("query", "key", "value"):

@@ -153,6 +153,25 @@ INLINE vec exponential(vec x) {
     return x;
 }
 
+/* log x for x > 0, but for denormal numbers; NaN for infinity and NaN. */
+INLINE vec natural_log(vec x) {
+#ifdef DOUBLE
+    enum { BITS = 52, TERMS = 11 };
+    const double high = 6.93147180369123816490e-01, rest = 1.90821492927058770002e-10;
+    const whole root = 0x3FE6A09E667F3BCD; /* bits of the root of 1/2 */
+#else
+    enum { BITS = 23, TERMS = 5 };
+    const float high = 0.693359375f, rest = -2.12194440e-4f;
+    const whole root = 0x3F3504F3;
+#endif
+    const vint power = ((vint)x - root) >> BITS; /* x = 2^power y, y between the roots of 1/2 and 2 */
+    const vec y = (vec)((vint)x - (power << BITS)), times = __builtin_convertvector(power, vec);
+    const vec ratio = (y - 1) / (y + 1), square = ratio * ratio; /* log y = 2 artanh ratio */
+    vec sum = all((real)1 / (2 * TERMS + 1));
+    UNROLL for (int k = TERMS - 1; k > 0; k--) sum = sum * square + all((real)1 / (real)(2 * k + 1));
+    return (x - x) + (times * all(rest) + (ratio + ratio) * (square * sum)) + (ratio + ratio) + times * all(high);
+}
+
 /* Products of bfloat16: a vector contains two numbers per element, whose products are added in float. */
 #if BYTES == 64 && defined(__AVX512BF16__) && !defined(DOUBLE)
 #define PAIRS 1

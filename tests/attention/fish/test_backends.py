@@ -139,14 +139,9 @@ def test_backend_equals_the_sums(options, noise, backend, share):
 @pytest.mark.parametrize("noise", NOISES[1:])
 @pytest.mark.parametrize("name", ["fish", "fish, simplex", "mish", "gfish", "gfish, scale before"])
 def test_tiles_draw_the_noise_of_the_equation(name, noise, p):
-    """In float32, the only precision that they draw it in; or they refuse it."""
+    """In float32, the only precision that they draw it in."""
     layer = make_layer(VARIANTS[name], noise=noise, dropout=p).float()
     x = torch.randn(2, 37, EMBED)
-    if noise == "global" and "gfish" in name:
-        layer.backend = "native"
-        with pytest.raises(NotImplementedError, match="noise to maps before a function"):
-            layer(x)
-        return
     results = {}
     for backend in ("reference", "native"):
         layer.backend = backend

@@ -43,17 +43,21 @@ def equation(call, masks, dropout, key):
             positions = range(call.first_row, call.first_row + rows)
             drawn = normal_noise(key, BATCH, count, positions, range(cols), CPU)
             noise = call.noise_scale[:, None, None] * drawn.to(call.noise_scale.dtype)
+        if not call.unit_noise:
+            maps = maps + noise
         if KINDS[call.kind] == "sum":
-            scores = torch.einsum("hr,brnl->bhnl", call.coef, maps + noise)
+            scores = torch.einsum("hr,brnl->bhnl", call.coef, maps)
         else:
             units = torch.einsum("ur,brnl->bunl", call.first, maps)
             bias = 0.0 if call.first_bias is None else call.first_bias[:, None, None]
-            scores = units + bias + noise
+            scores = units + bias + (noise if call.unit_noise else 0.0)
             if call.second is not None:
                 scores = torch.einsum("hu,bunl->bhnl", call.second, scores.relu())
         parts = scores[:, :, None]
     else:
         parts = call.scale * (call.query[:, :, None] @ every(call.key, heads).mT)
+        if KINDS[call.kind] == "power":
+            parts = 0.5 * call.degree * torch.log(parts.square() + 1e-12)
         parts = parts.expand(-1, -1, call.components, -1, -1)
         if call.coef is not None:
             parts = parts * call.coef[:, :, None, None]
@@ -87,8 +91,9 @@ def made(form, rows, cols, seed, dtype, **options):
 
     heads, groups = options["heads"], options["groups"]
     size, wide, many = options["size"], options["wide"], options["many"]
-    common, none = form in ("sum", "layers", "one layer"), None
+    common, none = form == "sum" or "layer" in form, None
     fields = dict.fromkeys(Inputs._fields)
+    many = 1 if form == "power" else many
     shared = options["shared"] and not common
     fields["query"] = draw(BATCH, many if common else heads, rows, size)
     fields["key"] = draw(BATCH, 1 if common else groups, 1 if shared else many, cols, size)
@@ -97,18 +102,21 @@ def made(form, rows, cols, seed, dtype, **options):
     fields["components"] = 1 if "layer" in form else many
     if form == "sum":
         fields["coef"] = draw(heads, many)
+    elif form == "power":
+        fields["col"] = draw(BATCH, groups, 1, cols) if options["terms"] else none
     elif not common:
         fields["coef"] = draw(heads, many) if options["coef"] else none
         fields["row"] = draw(BATCH, heads, rows, many) if options["terms"] else none
         fields["col"] = draw(BATCH, groups, many, cols) if options["terms"] else none
-    elif form == "layers":
+    elif "layers" in form:
         units = options.get("units", 5)
         fields |= {"first": draw(units, many), "first_bias": draw(units)}
         fields["second"] = draw(heads, units)
     else:
         fields["first"] = draw(heads, many)
     if options["noise"] and common and dtype == torch.float32:
-        count = many if form == "sum" else fields["first"].shape[0]
+        fields["unit_noise"] = form in ("layers", "one layer")
+        count = fields["first"].shape[0] if fields["unit_noise"] else many
         fields["noise"] = philox_words(KEY, STREAM_NOISE, BATCH, CPU)
         fields["noise_scale"] = draw(count)
     if options["pairs"]:
@@ -125,6 +133,7 @@ def made(form, rows, cols, seed, dtype, **options):
         fields["threshold"] = dropout.threshold
     fields |= {"is_causal": options["causal"], "scale": 0.7}
     fields["first_row"] = options.get("first_row", 0)
+    fields |= {"degree": 2 + 2 * (seed % 3), "unit_noise": bool(fields["unit_noise"])}
     fields["threshold"] = fields["threshold"] or 0
     call = Inputs(**fields)
     masks = Masks(rows, cols, call.key_mask, call.pair_mask, call.is_causal)
@@ -165,7 +174,7 @@ def test_the_self_test_passes():
 
 EDGES = [1, 2, 12, 13, 47, 48, 49, 100]
 KEYS = [1, 3, 16, 17, 127, 128, 129, 140, 260]
-FORMS = ["soft", "hard", "sum", "layers", "one layer"]
+FORMS = ["soft", "hard", "sum", "layers", "layers of noisy maps", "one layer", "power"]
 OPTIONS = st.fixed_dictionaries(
     {
         "heads": st.sampled_from([2, 4]),
@@ -241,7 +250,7 @@ def test_forms_of_the_papers_are_within_twice_eager(form):
 
 
 @pytest.mark.parametrize("first_row", [0, 19, 2**31 + 5])
-@pytest.mark.parametrize("form", ["sum", "layers", "one layer"])
+@pytest.mark.parametrize("form", ["sum", "layers", "layers of noisy maps", "one layer"])
 def test_noise_of_a_continued_sequence_is_that_of_its_positions(form, first_row):
     """Of queries that follow `first_row` others, in the output and in every gradient."""
     options = dict.fromkeys(("shared", "coef", "terms", "pairs", "dropped"), False)
