@@ -90,6 +90,22 @@ def test_cache_equals_the_full_pass():
     torch.testing.assert_close(torch.cat(parts, 1), layer(x, is_causal=True), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), 1e25])
+def test_products_that_are_not_finite_give_nan_in_the_library_too(bad):
+    skip_without_library("native")
+    layer = PolynomialAttention(C, H, head_dim=E)
+    query, key, value = (torch.randn(1, H, N, E) for _ in range(3))
+    query[0, 1, 4] = bad
+    found = {}
+    for backend in ("reference", "native"):
+        layer.core.backend = backend
+        found[backend] = layer.core(HeadCall(query, key, value, make_masks(1, H, N, N)))
+    expected = torch.zeros(1, H, N, E, dtype=torch.bool)
+    expected[0, 1, 4] = True
+    assert torch.equal(found["reference"].isnan(), expected)
+    assert torch.equal(found["native"].isnan(), expected)
+
+
 def test_cost_is_softmax_plus_the_power():
     layer = PolynomialAttention(C, H, head_dim=E)
     layer.backend = "reference"
