@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.arguments import OneLineParser
 from lit_probattn.base.config_files import output_folder
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.cli.shards import add_shard_flags, shard_of
 from profiling.kernels.command import add_arguments as add_kernels_arguments
-from profiling.study import OneLineParser
 
 REPORT_FILES = ("report.md", "report.json", "rows.csv", "ratios.csv", "report.html")
 REPORTS = ("reports", "runs")  # committed reports, new results

@@ -1,4 +1,4 @@
-"""Shared code of all studies: flags, timing of all sides in one run, table, figure, report.
+"""Shared code of all studies: options, timing of all sides in one run, table, figure, report.
 
 A study is a module of `examples/studies/`. Its `run` measures and returns a `Report`, and
 `main = command(...)` prints it and, with `--out`, writes it.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pandas as pd
 import torch
@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from lit_probattn.analysis.drawing import CHEAPER
 from lit_probattn.attention import recorded_choices
 from lit_probattn.base import provenance
-from lit_probattn.base.arguments import Flag, Parser
+from lit_probattn.base.arguments import DefaultsFormatter, OneLineParser, at_least
 from lit_probattn.base.errors import ChildError, ConfigError, DataError
 from lit_probattn.base.files import refuse_to_replace
 from lit_probattn.experiments.page import Made, Page, as_csv, image
@@ -32,23 +32,27 @@ from lit_probattn.records.figures import ReportFigure, palette_of, panels
 from lit_probattn.records.tables import markdown_lines
 
 
-class OneLineParser(Parser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the message and exit with status 2."""
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+def add_seed(parser: argparse.ArgumentParser) -> None:
+    """Add the seed of a study without timing."""
+    parser.add_argument("--seed", type=int, default=0, help="seed of PyTorch's generator")
 
 
-SEED = (Flag("seed", "seed of PyTorch's generator", 0),)
-TIMED = (
-    *SEED,
-    Flag("device", "torch device", "cpu"),
-    Flag("threads", "CPU threads; 0: PyTorch's default; use 1 on a shared machine", 0),
-    Flag("warmup", "untimed rounds", 1, least=0),
-    Flag("repeats", "timed rounds", 5, least=1),
-    Flag("max_seconds", "start no new round after this time; at least 3 rounds run", math.inf),
-)
+def add_rounds(parser: argparse.ArgumentParser) -> None:
+    """Add the number of threads and of timed rounds."""
+    add = parser.add_argument
+    text = "CPU threads; 0: PyTorch's default; use 1 on a shared machine"
+    add("--threads", type=int, default=0, help=text)
+    add("--warmup", type=at_least(0), default=1, help="untimed rounds")
+    add("--repeats", type=at_least(1), default=5, help="timed rounds")
+    text = "start no new round after this time; at least 3 rounds run"
+    add("--max_seconds", type=float, default=math.inf, help=text)
+
+
+def add_timing(parser: argparse.ArgumentParser) -> None:
+    """Add the seed, the device and the options of `add_rounds`."""
+    add_seed(parser)
+    parser.add_argument("--device", default="cpu", help="torch device")
+    add_rounds(parser)
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,7 @@ def command(
     module: str,
     description: str | None,
     run: Run,
-    flags: Sequence[Flag],
+    add_options: Callable[[argparse.ArgumentParser], None],
 ) -> Callable[..., int]:
     """Return the `main` of a study, which accepts arguments and returns the exit status.
 
@@ -193,7 +197,7 @@ def command(
         module: `__name__` of the study; if it is `__main__`, `main` runs now.
         description: description in its help text.
         run: function that returns the report.
-        flags: flags of the study; a later flag overrides an earlier one of the same name.
+        add_options: function that adds the options of the study to its parser.
     """
     is_program = module == "__main__"
     name = Path(sys.argv[0]).stem if is_program else module.rpartition(".")[2]
@@ -201,14 +205,10 @@ def command(
 
     def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if arguments is None else list(arguments)
-        parser = OneLineParser(" ".join(start), description)
-        named = {flag.name: flag for flag in flags}
-        for flag in named.values():
-            flag.add_to(parser)
+        parser = OneLineParser(" ".join(start), description, formatter_class=DefaultsFormatter)
+        add_options(parser)
         parser.add_argument("--out", type=Path, help="report folder (default: print the report)")
         options = parser.parse_args(arguments)
-        for flag in named.values():
-            flag.check(options, parser)
         device = getattr(options, "device", "cpu")
         if getattr(options, "threads", 0):
             torch.set_num_threads(options.threads)
@@ -247,7 +247,7 @@ def measure_sides(
     set, and the others are NaN, as are ratios to it.
 
     Args:
-        options: values of the flags `TIMED`.
+        options: values of the options of `add_rounds`, and `device`.
         over: returns the baselines of a side by label.
 
     Returns:

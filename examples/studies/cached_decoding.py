@@ -25,8 +25,8 @@ from lit_probattn.attention import (
     MLKAttention,
     SoftmaxAttention,
 )
-from lit_probattn.base.arguments import Flag
-from profiling.study import TIMED, Report, command, measure_sides
+from lit_probattn.base.arguments import at_least
+from profiling.study import Report, add_timing, command, measure_sides
 
 BASELINE = "softmax"
 # Class, share of the heads, further options.
@@ -112,16 +112,14 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-main = command(
-    __name__,
-    __doc__,
-    run,
-    (
-        *TIMED,
-        Flag("embed_dim", "width", 256, least=1),
-        Flag("num_heads", "heads of softmax attention", 8, least=2),
-        Flag("batch", "sequences", 1, least=1),
-        Flag("tokens", "new tokens", 32, least=1),
-        Flag("lengths", "cached tokens", [128, 512, 2048], least=1),
-    ),
-)
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser)
+    add = parser.add_argument
+    add("--embed_dim", type=at_least(1), default=256, help="width")
+    add("--num_heads", type=at_least(2), default=8, help="heads of softmax attention")
+    add("--batch", type=at_least(1), default=1, help="sequences")
+    add("--tokens", type=at_least(1), default=32, help="new tokens")
+    add("--lengths", type=at_least(1), nargs="+", default=[128, 512, 2048], help="cached tokens")
+
+
+main = command(__name__, __doc__, run, _add_options)

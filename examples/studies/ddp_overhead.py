@@ -23,7 +23,7 @@ import pandas as pd
 import torch
 
 from examples.studies.layouts import Recorder, fit_command, train_in_ranks
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.measure.timing import round_ratios, spread
 from lit_probattn.tasks.distributed import sum_over_ranks
 from profiling.study import Report, command, shown
@@ -128,13 +128,12 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-main = command(
-    __name__,
-    __doc__,
-    run,
-    (
-        Flag("variants", "files of configs/attention", ["softmax", "mgk_soft_e"]),
-        Flag("rounds", "rounds of all sides", 7, least=1),
-        Flag("steps", "optimiser steps of one round", 15, least=WARMUP + 2),
-    ),
-)
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "files of configs/attention"
+    add("--variants", nargs="+", default=["softmax", "mgk_soft_e"], help=text)
+    add("--rounds", type=at_least(1), default=7, help="rounds of all sides")
+    add("--steps", type=at_least(WARMUP + 2), default=15, help="optimiser steps of one round")
+
+
+main = command(__name__, __doc__, run, _add_options)

@@ -31,14 +31,14 @@ from lit_probattn.attention import (
     MLKAttention,
     SoftmaxAttention,
 )
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.encoder_decoder import EOS, PAD, EncoderDecoder
 from lit_probattn.models.search import Beam, Hypothesis, beam_search, greedy
 from lit_probattn.randomness import RandomKey
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import counted
-from profiling.study import TIMED, Report, command, heading, measure_sides, shown
+from profiling.study import Report, add_timing, command, heading, measure_sides, shown
 
 _FISH = partial(FiSHAttention, num_heads=4, num_global_heads=2, scale_position="before")
 VARIANTS: Mapping[str, Callable[..., Attention]] = {
@@ -261,24 +261,21 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-main = command(
-    __name__,
-    __doc__,
-    run,
-    (
-        *TIMED,
-        Flag("lengths", "tokens of a translation, with and without caches", [16, 32, 64, 128]),
-        Flag("tokens", "tokens of beam search and of a side of the training step", 64, least=2),
-        Flag("source", "tokens of a source sentence", 32, least=2),
-        Flag("batch", "sentences per batch", 16, least=1),
-        Flag("train_batch", "pairs of a training step", 16, least=1),
-        Flag("embed_dim", "width, 4 times the head size", 256, least=4),
-        Flag("layers", "blocks of encoder and of decoder", 3, least=1),
-        Flag("vocab", "words of each side", 8000, least=6),
-        Flag(
-            "variants",
-            "variants",
-            ["softmax 4", "sMGK 2", "Hard GFiSH 2/4", "linear 4"],
-        ),
-    ),
-)
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser)
+    add = parser.add_argument
+    text = "tokens of a translation, with and without caches"
+    add("--lengths", type=int, nargs="+", default=[16, 32, 64, 128], help=text)
+    text = "tokens of beam search and of a side of the training step"
+    add("--tokens", type=at_least(2), default=64, help=text)
+    add("--source", type=at_least(2), default=32, help="tokens of a source sentence")
+    add("--batch", type=at_least(1), default=16, help="sentences per batch")
+    add("--train_batch", type=at_least(1), default=16, help="pairs of a training step")
+    add("--embed_dim", type=at_least(4), default=256, help="width, 4 times the head size")
+    add("--layers", type=at_least(1), default=3, help="blocks of encoder and of decoder")
+    add("--vocab", type=at_least(6), default=8000, help="words of each side")
+    variants = ["softmax 4", "sMGK 2", "Hard GFiSH 2/4", "linear 4"]
+    add("--variants", nargs="+", default=variants, help="variants")
+
+
+main = command(__name__, __doc__, run, _add_options)

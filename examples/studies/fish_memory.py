@@ -17,11 +17,11 @@ import warnings
 import pandas as pd
 import torch
 
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.configs import attention_entry, build_attention
 from lit_probattn.measure.memory import cpu_peak_bytes
 from lit_probattn.randomness import RandomKey
-from profiling.study import SEED, Report, command, shown
+from profiling.study import Report, add_seed, command, shown
 
 VARIANTS = ("fish", "hard_fish", "gfish", "hard_gfish", "mish", "hard_mish")
 
@@ -53,15 +53,15 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-main = command(
-    __name__,
-    __doc__,
-    run,
-    (
-        *SEED,
-        Flag("seq_len", "N", 4096, least=1),
-        Flag("num_global_heads", "G, of 8 local heads", 2, least=1),
-        Flag("variants", "files of configs/attention", ["fish", "gfish"], choices=VARIANTS),
-        Flag("max_ratio", "largest ratio of blockwise to reference that passes", 0.1),
-    ),
-)
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_seed(parser)
+    add = parser.add_argument
+    add("--seq_len", type=at_least(1), default=4096, help="N")
+    add("--num_global_heads", type=at_least(1), default=2, help="G, of 8 local heads")
+    text = "files of configs/attention"
+    add("--variants", nargs="+", default=["fish", "gfish"], choices=VARIANTS, help=text)
+    text = "largest ratio of blockwise to reference that passes"
+    add("--max_ratio", type=float, default=0.1, help=text)
+
+
+main = command(__name__, __doc__, run, _add_options)

@@ -27,7 +27,7 @@ import pandas as pd
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.base.config_files import named_files
 from lit_probattn.base.errors import ChildError
 from lit_probattn.cli.app import main as train
@@ -178,13 +178,13 @@ def run(options: argparse.Namespace) -> Report:
     return Report("One global batch, several layouts", rows, {caption: table}, figure=figure)
 
 
-main = command(
-    __name__,
-    __doc__,
-    run,
-    (
-        Flag("steps", "optimiser steps", 50, least=LEAST_STEPS),
-        Flag("precision", "precision of the trainer", "32-true", choices=("32-true", "64-true")),
-        Flag("variants", "files of configs/attention without .yaml, or `all`", list(REQUIRED)),
-    ),
-)
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--steps", type=at_least(LEAST_STEPS), default=50, help="optimiser steps")
+    text = "precision of the trainer"
+    add("--precision", default="32-true", choices=("32-true", "64-true"), help=text)
+    text = "files of configs/attention without .yaml, or `all`"
+    add("--variants", nargs="+", default=list(REQUIRED), help=text)
+
+
+main = command(__name__, __doc__, run, _add_options)

@@ -19,10 +19,10 @@ from torch import Tensor
 from lit_probattn import create
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.packing import Packing
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.transformer import Transformer
-from profiling.study import TIMED, Report, backend_of, command, measure_sides, shown
+from profiling.study import Report, add_timing, backend_of, command, measure_sides, shown
 
 PADDED, PACKED = "padded", "packed"
 
@@ -109,19 +109,21 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-main = command(
-    __name__,
-    __doc__,
-    run,
-    (
-        *TIMED,
-        Flag("cases", "documents x longest", ["16x256", "512x8", "1x4096", "8x2000"]),
-        Flag("shortest", "shortest length, as a fraction of the longest", 0.25),
-        Flag("variants", "names of attention", ["softmax", "smgk", "hard_fish", "linear"]),
-        Flag("embed_dim", "width", 64, least=1),
-        Flag("head_dim", "size of a head", 32, least=1),
-        Flag("num_heads", "heads", 2, least=1),
-        Flag("num_layers", "blocks", 2, least=1),
-        Flag("mlp_dim", "width of the MLPs", 128, least=1),
-    ),
-)
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser)
+    add = parser.add_argument
+    text = "documents x longest"
+    add("--cases", nargs="+", default=["16x256", "512x8", "1x4096", "8x2000"], help=text)
+    add(
+        "--shortest", type=float, default=0.25, help="shortest length, as a fraction of the longest"
+    )
+    text = "names of attention"
+    add("--variants", nargs="+", default=["softmax", "smgk", "hard_fish", "linear"], help=text)
+    add("--embed_dim", type=at_least(1), default=64, help="width")
+    add("--head_dim", type=at_least(1), default=32, help="size of a head")
+    add("--num_heads", type=at_least(1), default=2, help="heads")
+    add("--num_layers", type=at_least(1), default=2, help="blocks")
+    add("--mlp_dim", type=at_least(1), default=128, help="width of the MLPs")
+
+
+main = command(__name__, __doc__, run, _add_options)

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.layer import split_heads
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
 from lit_probattn.records.tables import counted
-from profiling.study import TIMED, Report, backend_of, command, measure_sides, shown
+from profiling.study import Report, add_timing, backend_of, command, measure_sides, shown
 
 VARIANTS = {
     "softmax, 8 heads": ("softmax", 8),
@@ -240,16 +240,14 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-main = command(
-    __name__,
-    __doc__,
-    run,
-    (
-        *TIMED,
-        Flag("length", "tokens of a sequence", 2000, least=1),
-        Flag("batch", "sequences of a step", 2, least=1),
-        Flag("dropout", "rates of attention dropout", [0.1, 0.0]),
-        Flag("mode", "train: a step; eval: inference", "train", choices=["train", "eval"]),
-        Flag("repeats", "timed rounds", 7, least=1),
-    ),
-)
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser)
+    add = parser.add_argument
+    add("--length", type=at_least(1), default=2000, help="tokens of a sequence")
+    add("--batch", type=at_least(1), default=2, help="sequences of a step")
+    add("--dropout", type=float, nargs="+", default=[0.1, 0.0], help="rates of attention dropout")
+    add("--mode", default="train", choices=["train", "eval"], help="train: a step; eval: inference")
+    parser.set_defaults(repeats=7)
+
+
+main = command(__name__, __doc__, run, _add_options)

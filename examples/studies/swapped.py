@@ -34,11 +34,11 @@ from datamodules.expressions import (
 )
 from datamodules.lra.listops_generator import TOKENS
 from lit_probattn.analysis.drawing import BLUE, spread_curve
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.interop.swap import swap
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import counted, with_deviation
-from profiling.study import TIMED, Report, command, measure_sides, shown
+from profiling.study import Report, add_rounds, command, measure_sides, shown
 
 HEADS, WIDTH, LAYERS, BATCH, WARMUP = 4, 64, 2, 64, 50
 UNSWAPPED = "softmax, 4 heads"
@@ -241,17 +241,19 @@ def run(options: argparse.Namespace) -> Report:
     )  # fmt: skip
 
 
-main = command(
-    __name__,
-    __doc__,
-    run,
-    (
-        *(flag for flag in TIMED if flag.name not in ("seed", "device")),
-        Flag("seeds", "seeds of weights, data and batches", [0, 1, 2], least=0),
-        Flag("steps", "training steps before the swap", 1500, least=1),
-        Flag("tune_steps", "training steps after the swap, and from scratch", 400, least=1),
-        Flag("at", "further steps at which accuracy is measured", [0, 25, 50, 100, 200], least=0),
-        Flag("lr", "learning rate of the trained model", 3e-3),
-        Flag("tune_lr", "learning rate after the swap, and from scratch", 1e-3),
-    ),
-)
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_rounds(parser)
+    add = parser.add_argument
+    text = "seeds of weights, data and batches"
+    add("--seeds", type=at_least(0), nargs="+", default=[0, 1, 2], help=text)
+    add("--steps", type=at_least(1), default=1500, help="training steps before the swap")
+    text = "training steps after the swap, and from scratch"
+    add("--tune_steps", type=at_least(1), default=400, help=text)
+    text = "further steps at which accuracy is measured"
+    add("--at", type=at_least(0), nargs="+", default=[0, 25, 50, 100, 200], help=text)
+    add("--lr", type=float, default=3e-3, help="learning rate of the trained model")
+    text = "learning rate after the swap, and from scratch"
+    add("--tune_lr", type=float, default=1e-3, help=text)
+
+
+main = command(__name__, __doc__, run, _add_options)

@@ -22,8 +22,8 @@ from torch import Tensor
 from lit_probattn.attention import Attention, FiSHAttention, SoftmaxAttention
 from lit_probattn.attention.layer import LayerOptions
 from lit_probattn.attention.numerics import map_heads
-from lit_probattn.base.arguments import Flag
-from profiling.study import TIMED, Report, backend_of, command, measure_sides, shown
+from lit_probattn.base.arguments import at_least
+from profiling.study import Report, add_timing, backend_of, command, measure_sides, shown
 
 STORED, FUSED, SOFTMAX = "stored maps", "FiSH", "softmax"
 
@@ -93,15 +93,13 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-main = command(
-    __name__,
-    __doc__,
-    run,
-    (
-        *TIMED,
-        Flag("embed_dim", "width", 256, least=1),
-        Flag("num_heads", "heads", 4, least=1),
-        Flag("batch", "sequences", 1, least=1),
-        Flag("lengths", "tokens of a sequence", [256, 1024], least=1),
-    ),
-)
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_timing(parser)
+    add = parser.add_argument
+    add("--embed_dim", type=at_least(1), default=256, help="width")
+    add("--num_heads", type=at_least(1), default=4, help="heads")
+    add("--batch", type=at_least(1), default=1, help="sequences")
+    add("--lengths", type=at_least(1), nargs="+", default=[256, 1024], help="tokens of a sequence")
+
+
+main = command(__name__, __doc__, run, _add_options)

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from examples.studies.layouts import Recorder, fit_command, train_in_ranks
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.measure.timing import round_ratios, spread
 from lit_probattn.randomness import RandomKey
 from profiling.study import Report, command, shown
@@ -97,14 +97,13 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-main = command(
-    __name__,
-    __doc__,
-    run,
-    (
-        Flag("variants", "files of configs/attention", ["softmax", "smgk"]),
-        Flag("lengths", "tokens of a sequence", [128, 1000], least=16),
-        Flag("batch", "sequences of a step", 8, least=1),
-        Flag("steps", "training steps", 30, least=WARMUP + 3),
-    ),
-)
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--variants", nargs="+", default=["softmax", "smgk"], help="files of configs/attention")
+    text = "tokens of a sequence"
+    add("--lengths", type=at_least(16), nargs="+", default=[128, 1000], help=text)
+    add("--batch", type=at_least(1), default=8, help="sequences of a step")
+    add("--steps", type=at_least(WARMUP + 3), default=30, help="training steps")
+
+
+main = command(__name__, __doc__, run, _add_options)

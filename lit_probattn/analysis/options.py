@@ -1,39 +1,44 @@
-"""Common flags of studies: model, data, output folder."""
+"""Common options of studies: model, data, output folder."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
-from lit_probattn.base.arguments import DataFlag, Flag
+from lit_probattn.base.arguments import add_data, at_least
 
-OUT = Flag("out", "folder of the results", type=Path, required=True)
 SPLITS = ("val", "test")
 
-MODEL = (
-    Flag(
-        "checkpoint",
-        "checkpoint file, or run folder runs/NAME/VERSION",
-        type=Path,
-        required=True,
-    ),
-    Flag(
-        "config",
-        "configuration; default: config.yaml of the run folder. Later files override earlier ones",
-        type=Path,
-        action="append",
-    ),
-    DataFlag(),
-    Flag("device", "auto, cpu, cuda, cuda:1 …", "auto"),
-    OUT,
-)
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """Add the output folder."""
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
 
 
-def samples(num_samples: int, max_len: int) -> tuple[Flag, ...]:
-    """Return the flags that select sequences, with the defaults of a study."""
-    return (
-        Flag("split", "split of the data", "val", choices=SPLITS),
-        Flag("num_samples", "samples", num_samples, least=1),
-        Flag("batch_size", "samples per batch; default: that of the run", type=int, least=1),
-        Flag("max_len", "truncate sequences to this length, 0 for no limit", max_len, least=0),
-        Flag("seed", "seed of the drawn samples", 0, least=0),
-    )
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `training.trained.open_trained`, and the output folder."""
+    add = parser.add_argument
+    text = "checkpoint file, or run folder runs/NAME/VERSION"
+    add("--checkpoint", type=Path, required=True, help=text)
+    text = "configuration; default: config.yaml of the run folder. Later files override earlier"
+    add("--config", type=Path, action="append", help=f"{text} ones")
+    add_data(parser)
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
+    add_out(parser)
+
+
+def add_samples(parser: argparse.ArgumentParser, num_samples: int, max_len: int) -> None:
+    """Add the options that select sequences, with the defaults of a study."""
+    add = parser.add_argument
+    add("--split", default="val", choices=SPLITS, help="split of the data")
+    add("--num_samples", type=at_least(1), default=num_samples, help="samples")
+    add("--batch_size", type=at_least(1), help="samples per batch; default: from the run")
+    text = "truncate sequences to this length, 0 for no limit"
+    add("--max_len", type=at_least(0), default=max_len, help=text)
+    add("--seed", type=at_least(0), default=0, help="seed of the drawn samples")
+
+
+def add_maps(parser: argparse.ArgumentParser) -> None:
+    """Add the kind of maps."""
+    text = "weights after the softmax, or scores before it"
+    parser.add_argument("--maps", default="probs", choices=("probs", "logits"), help=text)

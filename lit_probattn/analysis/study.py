@@ -12,7 +12,7 @@ from lit_probattn.analysis.recording import in_double
 from lit_probattn.analysis.results import Results, describe
 from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
 from lit_probattn.attention import Attention
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import DefaultsFormatter
 from lit_probattn.base.rows import RowStore
 from lit_probattn.training.trained import identity, open_trained
 
@@ -20,13 +20,12 @@ from lit_probattn.training.trained import identity, open_trained
 class Study(ABC):
     """A study writes `<name>.csv`, `<name>.png` and `<name>.md`.
 
-    A subclass declares `name`, `title` (heading of its text) and `flags`, and implements
+    A subclass declares `name` and `title` (heading of its text), and implements `_add_options` and
     `_compute`. The docstring of its module is the help text.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
-    flags: ClassVar[tuple[Flag, ...]]
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -34,9 +33,14 @@ class Study(ABC):
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the study's flags to a parser."""
-        for flag in cls.flags:
-            flag.add_to(parser)
+        """Add the study's options to a parser, whose help then shows their defaults."""
+        parser.formatter_class = DefaultsFormatter
+        cls._add_options(parser)
+
+    @staticmethod
+    @abstractmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        """Add options by `parser.add_argument` and the functions of `options`."""
 
     @classmethod
     def run(cls, options: argparse.Namespace) -> None:
@@ -45,8 +49,6 @@ class Study(ABC):
         Raises:
             ValueError: a user error, for example a ConfigError.
         """
-        for flag in cls.flags:
-            flag.check(options)
         study = cls(options)
         body = study._compute()
         study.results.text(cls.title, study._facts(), body, study._appendix())
@@ -65,7 +67,7 @@ class Study(ABC):
 
 
 class ModelStudy(Study):
-    """A study of one checkpoint, whose flags include `options.MODEL`."""
+    """A study of one checkpoint, whose options include `add_model`."""
 
     with_data: ClassVar[bool] = True
 

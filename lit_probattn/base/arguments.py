@@ -30,10 +30,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from itertools import takewhile
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast, get_type_hints
 
 from lit_probattn.base.config_files import nearest
-from lit_probattn.base.errors import ConfigError
 
 Constructor = Callable[..., None]
 _Fields = ParamSpec("_Fields")
@@ -272,6 +271,25 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(_data_words(words) if has_data else words, namespace)
 
 
+class OneLineParser(Parser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit with status 2."""
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+
+class DefaultsFormatter(argparse.RawDescriptionHelpFormatter):
+    """Formatter of help texts that adds the default to the text of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        default = action.default
+        values = default if isinstance(default, list) else [default]
+        if action.nargs == 0 or not values or default in (None, argparse.SUPPRESS):
+            return action.help or ""
+        return f"{action.help}; default: {' '.join(map(str, values))}"
+
+
 DATA = "--data.KEY"
 
 
@@ -303,55 +321,14 @@ def _data_words(words: Sequence[str]) -> list[str]:
     return found
 
 
-class Flag:
-    """A flag of a command.
+def at_least(least: int) -> Callable[[str], int]:
+    """Return an argument type: whole numbers that are not below a bound."""
 
-    Args:
-        name: name without dashes.
-        text: help text, to which the default is added.
-        default: default, which also sets the type. False means a switch, a list several values.
-        least: the smallest accepted number.
-        more: further arguments of `ArgumentParser.add_argument`.
-    """
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, received {value}")
+        return value
 
-    def __init__(
-        self, name: str, text: str, default: Any = None, *, least: float | None = None, **more: Any
-    ) -> None:
-        self.name, self.least, self.arguments = name, least, more
-        if default is False:
-            more["action"] = "store_true"
-        elif default is not None:
-            values = default if isinstance(default, list) else [default]
-            kind = type(values[0]) if values else str
-            nargs = {"nargs": "+"} if isinstance(default, list) else {}
-            self.arguments = {"type": kind, "default": default, **nargs, **more}
-            shown = " ".join(map(str, values))
-            text += f"; default: {shown}" if shown else ""
-        self.arguments["help"] = text
-
-    def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flag to a parser."""
-        parser.add_argument(f"--{self.name}", **self.arguments)
-
-    def check(self, options: argparse.Namespace, parser: Parser | None = None) -> None:
-        """Reject numbers below `least` by exiting like the parser, or by a ConfigError."""
-        given = getattr(options, self.name)
-        if self.least is None or given is None:
-            return
-        smallest = min(given) if isinstance(given, list) else given
-        if smallest < self.least:
-            text = f"--{self.name} must be at least {self.least}, received {smallest}"
-            if parser is None:
-                raise ConfigError(text)
-            parser.error(text)
-
-
-class DataFlag(Flag):
-    """The flag `--data.KEY VALUE` (see `add_data`)."""
-
-    def __init__(self) -> None:
-        super().__init__("data", "arguments of the data")
-
-    def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flag to a parser."""
-        add_data(parser)
+    number.__name__ = int.__name__  # argparse's name of the type in its messages
+    return number

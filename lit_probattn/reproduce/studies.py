@@ -14,6 +14,7 @@ rows (`rank`, `query_likelihood`).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,7 @@ import pandas as pd
 
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.results import shown_command
+from lit_probattn.base.arguments import Parser
 from lit_probattn.base.errors import ChildError, ConfigError, nearest
 from lit_probattn.base.files import digest
 from lit_probattn.compare.runs import Run
@@ -52,7 +54,9 @@ class RunStudy:
         names = {entry.name: entry for entry in STUDIES}
         if self.name not in names:
             raise ConfigError(f"unknown study {self.name!r}{nearest(self.name, names)}")
-        known = {flag.name for flag in names[self.name].load().flags}
+        parser = Parser()
+        names[self.name].load().add_arguments(parser)
+        known = re.findall(r"(?<![\w-])--(\w+)", parser.format_usage())
         for flag in self.flags:
             if flag not in known:
                 raise ConfigError(f"study {self.name}: unknown flag {flag!r}{nearest(flag, known)}")

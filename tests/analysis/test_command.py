@@ -18,8 +18,7 @@ from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.studies import curves
-from lit_probattn.base.arguments import Flag
-from lit_probattn.base.errors import ConfigError
+from lit_probattn.base.arguments import DefaultsFormatter, at_least
 from lit_probattn.experiments.page import read
 from lit_probattn.records.figures import MAX_BYTES
 from tests.analysis.made import checkpoint
@@ -181,6 +180,15 @@ def error(capsys, arguments: list[str]) -> str:
     return line
 
 
+def refused(capsys, arguments: list[str]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: argument --")
+    return line
+
+
 def test_wrong_use_is_one_line(tmp_path, capsys):
     path = checkpoint(tmp_path, "sequence", "LinearFiSHAttention", num_global_heads=2)
     given = flags(path, tmp_path / "out")
@@ -188,13 +196,13 @@ def test_wrong_use_is_one_line(tmp_path, capsys):
     assert "linear FiSH mixes states" in error(capsys, ["rank", *given])
     assert "expected MGKAttention" in error(capsys, ["responsibilities", *given])
     assert "needs MGKAttention" in error(capsys, ["query_likelihood", *given])
-    assert "--num_samples must be at least 1, received 0" in error(
+    assert "--num_samples: must be at least 1, received 0" in refused(
         capsys, ["rank", *given, "--num_samples", "0"]
     )
     assert "--data.seed: expected a value" in error(capsys, ["rank", *given, "--data.seed"])
     line = error(capsys, ["rank", *given, "--data.min_length", "[1"])
     assert "--data.min_length [1: not valid YAML: expected ',' or ']'" in line
-    assert "--seed must be at least 0, received -1" in error(
+    assert "--seed: must be at least 0, received -1" in refused(
         capsys, ["rank", *given, "--seed", "-1"]
     )
     assert "num_trian" in error(capsys, ["rank", *given, "--data.num_trian", "3"])
@@ -251,33 +259,43 @@ def test_list_and_studies_agree(entry):
     assert entry.load().name == entry.name
 
 
-def test_flags_have_the_type_of_their_default_and_check_their_numbers():
-    flags = (
-        Flag("rate", "of it", 0.5),
-        Flag("sizes", "of it", [1, 2], least=1),
-        Flag("count", "of it", type=int, least=2),
-        Flag("all", "of it", False),
-        Flag("words", "of it", []),
-    )
+def test_numbers_below_their_bound_are_refused(capsys):
     parser = argparse.ArgumentParser()
-    for flag in flags:
-        parser.add_argument(f"--{flag.name}", **flag.arguments)
-    options = parser.parse_args([])
-    assert vars(options) == {
-        **{"rate": 0.5, "sizes": [1, 2], "count": None, "all": False, "words": []},
+    parser.add_argument("--sizes", type=at_least(1), nargs="+", default=[1, 2])
+    parser.add_argument("--count", type=at_least(2))
+    assert vars(parser.parse_args([])) == {"sizes": [1, 2], "count": None}
+    options = parser.parse_args(["--sizes", "3", "1", "--count", "2"])
+    assert vars(options) == {"sizes": [3, 1], "count": 2}
+    for words, expected in (
+        (["--sizes", "3", "0"], "argument --sizes: must be at least 1, received 0"),
+        (["--count", "1"], "argument --count: must be at least 2, received 1"),
+        (["--count", "2.5"], "argument --count: invalid int value: '2.5'"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            parser.parse_args(words)
+        assert stop.value.code == 2
+        assert expected in capsys.readouterr().err
+
+
+def test_help_shows_defaults():
+    parser = argparse.ArgumentParser(formatter_class=DefaultsFormatter, add_help=False)
+    parser.add_argument("--rate", type=float, default=0.5, help="of it")
+    parser.add_argument("--none", type=int, default=0, help="of it")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2], help="of it")
+    parser.add_argument("--changed", type=int, default=1, help="of it")
+    parser.add_argument("--count", type=int, help="of it")
+    parser.add_argument("--all", action="store_true", help="of it")
+    parser.add_argument("--words", nargs="+", default=[], help="of it")
+    parser.add_argument("--absent", default=argparse.SUPPRESS, help="of it")
+    parser.set_defaults(changed=7)
+    _, *parts = parser.format_help().partition("options:")[2].split("--")
+    assert {part.split()[0]: part.partition("of it")[2].strip() for part in parts} == {
+        "rate": "; default: 0.5",
+        "none": "; default: 0",
+        "sizes": "; default: 1 2",
+        "changed": "; default: 7",
+        **dict.fromkeys(("count", "all", "words", "absent"), ""),
     }
-    for flag in flags:
-        flag.check(options)
-    given = ["--rate", "2", "--sizes", "3", "0", "--count", "1", "--all", "--words", "a", "b"]
-    options = parser.parse_args(given)
-    assert (options.rate, options.all, options.words) == (2.0, True, ["a", "b"])
-    with pytest.raises(ConfigError, match="--sizes must be at least 1, received 0"):
-        flags[1].check(options)
-    with pytest.raises(ConfigError, match="--count must be at least 2, received 1"):
-        flags[2].check(options)
-    shown = parser.format_help()
-    assert "of it; default: 0.5" in shown
-    assert "of it; default: 1 2" in shown
 
 
 def test_commands_are_shown_without_absolute_paths():

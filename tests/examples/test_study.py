@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from examples.studies import ddp_overhead, fish_memory, layouts, step_ratio
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
 from profiling import study
-from profiling.study import TIMED, Report, command, measure_sides, shown
+from profiling.study import Report, add_timing, command, measure_sides, shown
 from tests.support.paths import CONFIGS, ROOT
 
 # Modules of `examples/studies` that print no report.
@@ -55,24 +55,40 @@ def test_the_schedule_of_the_recipe_fits_into_the_least_steps(capsys):
     for measurement in (layouts, ddp_overhead):
         with pytest.raises(SystemExit):
             measurement.main(["--steps", str(recipe["warmup_steps"])])
-        assert f"--steps must be at least {recipe['warmup_steps'] + 1}" in capsys.readouterr().err
+        assert f"--steps: must be at least {recipe['warmup_steps'] + 1}" in capsys.readouterr().err
 
 
-def test_flags_take_the_type_of_their_default():
+def test_a_study_runs_with_its_options(capsys):
     seen = []
-    flags = (Flag("rates", "rates", [0.5]), Flag("count", "count", 3, least=2), *TIMED)
+
+    def add_options(parser):
+        add_timing(parser)
+        parser.add_argument("--count", type=at_least(2), default=3, help="of it")
+        parser.set_defaults(repeats=7)
+
     made = Report("A", pd.DataFrame({"x": [1]}), {})
-    main = command("a", "text", lambda options: seen.append(options) or made, flags)
-    assert main(["--rates", "1", "2", "--count", "2"]) == 0
-    (options,) = seen
-    assert (options.rates, options.count, options.repeats) == ([1.0, 2.0], 2, 5)
+    main = command("a", "text", lambda options: seen.append(options) or made, add_options)
+    assert main(["--count", "2"]) == 0
+    assert main([]) == 0
+    assert [(options.count, options.repeats) for options in seen] == [(2, 7), (3, 7)]
+    for words in (["--count", "1"], ["--repeats", "0"], ["--warmup", "-1"]):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"argument {words[0]}: must be at least {int(words[1]) + 1}" in line
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "of it; default: 3" in shown
+    assert "timed rounds; default: 7" in shown
 
 
 def test_what_cannot_be_measured_is_one_line(monkeypatch, capsys):
     def fail(options):
         raise ConfigError("no such file")
 
-    main = command("a", "text", fail, TIMED)
+    main = command("a", "text", fail, add_timing)
     assert main([]) == 1
     assert capsys.readouterr().err == "error: no such file\n"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -8,6 +8,7 @@ attention approaches full attention for more or less skewed kernels. Pass output
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pandas as pd
@@ -17,11 +18,10 @@ from lit_probattn.analysis.approximation.figures import WORDS, keys_claim
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.approximation.study import Approximate, cell
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
-from lit_probattn.analysis.options import OUT
+from lit_probattn.analysis.options import add_out
 from lit_probattn.analysis.studies.curves import claim_of, read_run
 from lit_probattn.analysis.studies.curves import draw as draw_curves
 from lit_probattn.analysis.study import Study
-from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import markdown_table
@@ -33,18 +33,16 @@ class Compare(Study):
     """Metric, spread of the weights, and errors of layers, with a column or line per model."""
 
     name, title = "approximate_compare", "Approximate attention compared between models"
-    flags = (
-        Flag(
-            "results",
-            "output folders of `approximate`",
-            nargs="+",
-            required=True,
-            metavar="LABEL=FOLDER",
-        ),
-        Flag("runs", "run folders for training curves", [], metavar="[LABEL=]FOLDER"),
-        Flag("metric", "column of metrics.csv", "train/loss"),
-        OUT,
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        text = "output folders of `approximate`"
+        add("--results", nargs="+", required=True, metavar="LABEL=FOLDER", help=text)
+        text = "run folders for training curves"
+        add("--runs", nargs="+", default=[], metavar="[LABEL=]FOLDER", help=text)
+        add("--metric", default="train/loss", help="column of metrics.csv")
+        add_out(parser)
 
     def _compute(self) -> str:
         options, results = self.options, self.results

@@ -23,6 +23,7 @@ of values. Rerun an interrupted study to resume it.
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -54,42 +55,46 @@ from lit_probattn.analysis.approximation.methods import (
 )
 from lit_probattn.analysis.approximation.oracles import Window
 from lit_probattn.analysis.approximation.random_features import Rows
-from lit_probattn.analysis.options import MODEL, SPLITS
+from lit_probattn.analysis.options import SPLITS, add_model
 from lit_probattn.analysis.study import ModelStudy
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import UnsupportedError
 from lit_probattn.records.tables import markdown_table
 
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256, 512)
 _KEY = ("scope", "method", "num_kept", "rounds", "detail", "draw")
 _DUPLICATES = ("count", "union")
-_NUMBERS: Any = {"type": int, "nargs": "+", "least": 1}
 
 
 class Approximate(ModelStudy):
     """The metric with each approximation, and the errors of each layer."""
 
     name, title = "approximate", "Approximations in a trained model"
-    flags = (
-        *MODEL,
-        Flag("split", "split of the data", "test", choices=SPLITS),
-        Flag("num_samples", "samples for perplexity or error", 64, least=1),
-        Flag("solver_samples", "samples for ova with 1 < r ≤ value size", 8, least=1),
-        Flag("local_samples", "samples for the errors of layers, 0 for none", 8),
-        Flag("batch_size", "samples per batch", 8, least=1),
-        Flag("seed", "seed of samples and draws", 0, least=0),
-        Flag(
-            "methods", "methods; default: all that apply", nargs="+", choices=get_args(MethodName)
-        ),
-        Flag("ranks", "values of r; default: up to the length", **_NUMBERS),
-        Flag("window", "keys that r counts", "exact_r", choices=get_args(Window)),
-        Flag("rounds", "rounds of lsh", [1, 4, 16], least=1),
-        Flag("duplicates", "how lsh counts pairs", list(_DUPLICATES), choices=_DUPLICATES),
-        Flag("features", "F of orf", [64, 256, 1024], least=1),
-        Flag("rows", "rows of orf", ["performer", "literal"], choices=get_args(Rows)),
-        Flag("draws", "draws of orf", 5, least=1),
-        Flag("scope", "approximated parts", "all", choices=("all", "layers", "heads")),
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add_model(parser)
+        add = parser.add_argument
+        add("--split", default="test", choices=SPLITS, help="split of the data")
+        add("--num_samples", type=at_least(1), default=64, help="samples for perplexity or error")
+        text = "samples for ova with 1 < r ≤ value size"
+        add("--solver_samples", type=at_least(1), default=8, help=text)
+        text = "samples for the errors of layers, 0 for none"
+        add("--local_samples", type=int, default=8, help=text)
+        add("--batch_size", type=at_least(1), default=8, help="samples per batch")
+        add("--seed", type=at_least(0), default=0, help="seed of samples and draws")
+        text = "methods; default: all that apply"
+        add("--methods", nargs="+", choices=get_args(MethodName), help=text)
+        add("--ranks", type=at_least(1), nargs="+", help="values of r; default: up to the length")
+        add("--window", default="exact_r", choices=get_args(Window), help="keys that r counts")
+        add("--rounds", type=at_least(1), nargs="+", default=[1, 4, 16], help="rounds of lsh")
+        text = "how lsh counts pairs"
+        add("--duplicates", nargs="+", default=list(_DUPLICATES), choices=_DUPLICATES, help=text)
+        add("--features", type=at_least(1), nargs="+", default=[64, 256, 1024], help="F of orf")
+        rows = ["performer", "literal"]
+        add("--rows", nargs="+", default=rows, choices=get_args(Rows), help="rows of orf")
+        add("--draws", type=at_least(1), default=5, help="draws of orf")
+        add("--scope", default="all", choices=("all", "layers", "heads"), help="approximated parts")
 
     def _compute(self) -> str:
         self.value_dim = next(iter(self.layers.values())).value_head_dim

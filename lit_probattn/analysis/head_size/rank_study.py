@@ -10,6 +10,7 @@ no measure of the bottleneck. Supported are variants whose maps are a softmax of
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -24,13 +25,13 @@ from lit_probattn.analysis.approximation.layers import Opened, replaced_cores
 from lit_probattn.analysis.approximation.measure import score
 from lit_probattn.analysis.drawing import label, powers_of_two
 from lit_probattn.analysis.head_size.ranks import diagnose, map_rank, recovered_rank, truncate
-from lit_probattn.analysis.options import MODEL, samples
+from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.recording import visible
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import HeadCall
 from lit_probattn.attention.numerics import masked_softmax
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import markdown_table
@@ -40,18 +41,16 @@ class LogitRanks(ModelStudy):
     """Ranks of the logits of all maps, and the demand curve."""
 
     name, title = "logit_ranks", "Ranks of logits"
-    flags = (
-        *MODEL,
-        *samples(20, 512),
-        Flag("demand_samples", "samples of the demand curve, 0 for none", 32, least=0),
-        Flag(
-            "ranks",
-            "r of the demand curve; default: powers of 2 up to E",
-            type=int,
-            nargs="+",
-            least=1,
-        ),
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add_model(parser)
+        add_samples(parser, 20, 512)
+        add = parser.add_argument
+        text = "samples of the demand curve, 0 for none"
+        add("--demand_samples", type=at_least(0), default=32, help=text)
+        text = "r of the demand curve; default: powers of 2 up to E"
+        add("--ranks", type=at_least(1), nargs="+", help=text)
 
     def _compute(self) -> str:
         options, results = self.options, self.results

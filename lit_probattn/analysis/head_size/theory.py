@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,9 +22,8 @@ from lit_probattn.analysis.head_size.theorem import (
     tolerance,
     unreachable,
 )
-from lit_probattn.analysis.options import OUT
+from lit_probattn.analysis.options import add_out
 from lit_probattn.analysis.study import Study
-from lit_probattn.base.arguments import Flag
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import markdown_table
 
@@ -155,11 +155,13 @@ class Theory(Study):
     """Theorem 1, its sharper bounds and its counter-example; theorem 2 by fitting."""
 
     name, title = "theory", "Fixed head size: what a head can represent"
-    flags = (
-        OUT,
-        Flag("strictness", "also fit students for theorem 2 (minutes)", False),
-        Flag("steps", "steps of the fits", 4000),
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add_out(parser)
+        add = parser.add_argument
+        add("--strictness", action="store_true", help="also fit students for theorem 2 (minutes)")
+        add("--steps", type=int, default=4000, help="steps of the fits")
 
     def _compute(self) -> str:
         results, steps = self.results, self.options.steps

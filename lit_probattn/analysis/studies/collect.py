@@ -17,7 +17,6 @@ import pandas as pd
 
 from lit_probattn.analysis.results import shown_command
 from lit_probattn.analysis.study import Study
-from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.base.files import refuse_to_replace
 from lit_probattn.experiments.page import Made, Page, as_csv
@@ -36,10 +35,16 @@ class Report(Study):
     """Comparison of all studies of a folder; the only study that writes to that folder."""
 
     name = "report"
-    flags = (
-        Flag("folder", "folder with one folder of results per model", type=Path, required=True),
-        Flag("runs", "run folders for the training commands", [], type=Path, nargs="*"),
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add(
+            "--folder", type=Path, required=True, help="folder with one folder of results per model"
+        )
+        add(
+            "--runs", type=Path, nargs="*", default=[], help="run folders for the training commands"
+        )
 
     @classmethod
     def run(cls, options: argparse.Namespace) -> None:

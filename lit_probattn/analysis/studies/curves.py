@@ -6,6 +6,7 @@ metric. Runs are folders (runs/NAME/VERSION) or `label=folder`.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import tiles
-from lit_probattn.analysis.options import OUT
+from lit_probattn.analysis.options import add_out
 from lit_probattn.analysis.study import Study
-from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.logs import FILE_NAME
@@ -32,11 +32,13 @@ class Curves(Study):
     """All logged values, and the best value of each run."""
 
     name, title = "learning_curves", "Learning curves"
-    flags = (
-        Flag("runs", "run folders", nargs="+", required=True, metavar="[LABEL=]FOLDER"),
-        Flag("metrics", f"columns of metrics.csv; default: {', '.join(_DEFAULT)}", nargs="+"),
-        OUT,
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--runs", nargs="+", required=True, metavar="[LABEL=]FOLDER", help="run folders")
+        add("--metrics", nargs="+", help=f"columns of metrics.csv; default: {', '.join(_DEFAULT)}")
+        add_out(parser)
 
     def _compute(self) -> str:
         options = self.options

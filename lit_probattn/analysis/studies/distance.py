@@ -10,6 +10,7 @@ masked).
 
 from __future__ import annotations
 
+import argparse
 from itertools import combinations
 from typing import Any
 
@@ -20,34 +21,30 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import tiles
-from lit_probattn.analysis.options import MODEL, samples
+from lit_probattn.analysis.options import add_maps, add_model, add_samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
-from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table
-
-MAPS = Flag(
-    "maps", "weights after the softmax, or scores before it", "probs", choices=("probs", "logits")
-)
 
 
 class Distance(ModelStudy):
     """Distances of all pairs of heads, and their means per layer."""
 
     name, title = "head_distance", "Distances between heads"
-    flags = (
-        *MODEL,
-        *samples(20, 1024),
-        MAPS,
-        Flag(
-            "reduce",
-            "norm of the difference, or mean norm of its rows",
-            "frobenius",
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add_model(parser)
+        add_samples(parser, 20, 1024)
+        add_maps(parser)
+        parser.add_argument(
+            "--reduce",
+            default="frobenius",
             choices=("frobenius", "row_mean"),
-        ),
-    )
+            help="norm of the difference, or mean norm of its rows",
+        )
 
     def _compute(self) -> str:
         options = self.options

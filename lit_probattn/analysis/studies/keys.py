@@ -9,6 +9,7 @@ mean norm of the keys and their mean distance from those of the first component.
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import pandas as pd
@@ -18,13 +19,13 @@ from torch import Tensor
 
 from lit_probattn.analysis.drawing import each_head
 from lit_probattn.analysis.head_size.ranks import effective_rank
-from lit_probattn.analysis.options import MODEL, samples
+from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
 from lit_probattn.attention.layer import split_heads
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import markdown_table
 
@@ -35,11 +36,12 @@ class Keys(ModelStudy):
     """Key weights of all layers, and keys of the longest sample."""
 
     name, title = "keys", "Key weights and keys"
-    flags = (
-        *MODEL,
-        *samples(8, 1024),
-        Flag("tokens", "keys to draw", 100, least=1),
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add_model(parser)
+        add_samples(parser, 8, 1024)
+        parser.add_argument("--tokens", type=at_least(1), default=100, help="keys to draw")
 
     def _compute(self) -> str:
         options, results = self.options, self.results

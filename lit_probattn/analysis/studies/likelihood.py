@@ -10,6 +10,7 @@ attention is treated as one Gaussian per key with σ² = √E, MGK's baseline.
 
 from __future__ import annotations
 
+import argparse
 import math
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import BLUE
-from lit_probattn.analysis.options import MODEL, samples
+from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
@@ -36,7 +37,11 @@ class Likelihood(ModelStudy):
     """Likelihoods of queries, with means per layer and head."""
 
     name, title = "query_likelihood", "Likelihood of queries"
-    flags = (*MODEL, *samples(64, 1024))
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add_model(parser)
+        add_samples(parser, 64, 1024)
 
     def _compute(self) -> str:
         if not any(layer.core.has_gaussians for layer in self.layers.values()):

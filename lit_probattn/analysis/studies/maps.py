@@ -7,6 +7,7 @@ attended key in positions.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,12 +21,11 @@ from matplotlib.image import AxesImage
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import each_head
-from lit_probattn.analysis.options import MODEL, samples
+from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
-from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import counted, markdown_table
@@ -40,13 +40,15 @@ class Maps(ModelStudy):
     """Maps of the longest sample, and statistics of all."""
 
     name, title = "attention_maps", "Attention maps"
-    flags = (
-        *MODEL,
-        *samples(8, 1024),
-        Flag("layers", "layers to draw, from 1; default: all", type=int, nargs="+"),
-        Flag("padded", "also show padding", False),
-        Flag("save_maps", "write the maps to an .npz file", False),
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add_model(parser)
+        add_samples(parser, 8, 1024)
+        add = parser.add_argument
+        add("--layers", type=int, nargs="+", help="layers to draw, from 1; default: all")
+        add("--padded", action="store_true", help="also show padding")
+        add("--save_maps", action="store_true", help="write the maps to an .npz file")
 
     def _compute(self) -> str:
         options, numbers = self.options, self.numbers

@@ -7,6 +7,7 @@ NeurIPS 2022, Eq. (8) (mixing weights p_kj and noise scales s_k). A core returns
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
-from lit_probattn.analysis.options import MODEL
+from lit_probattn.analysis.options import add_model
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention.core import ParameterTable
@@ -29,8 +30,11 @@ class Priors(ModelStudy):
     """Learned quantities, with a row per layer, quantity, head and component."""
 
     name, title = "priors", "Learned priors and mixing weights"
-    flags = MODEL
     with_data = False
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add_model(parser)
 
     def _compute(self) -> str:
         table = self.rows()

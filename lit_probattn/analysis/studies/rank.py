@@ -9,17 +9,18 @@ interrupted study to resume it.
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import BLUE, tiles
 from lit_probattn.analysis.head_size.ranks import map_rank
-from lit_probattn.analysis.options import MODEL, samples
+from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.sampling import generator
 from lit_probattn.analysis.study import ModelStudy
-from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.tables import markdown_table
 
@@ -28,13 +29,15 @@ class Rank(ModelStudy):
     """Ranks of random maps, with means per layer."""
 
     name, title = "rank", "Rank distribution of attention maps"
-    flags = (
-        *MODEL,
-        *samples(20, 1024),
-        Flag("threshold", "smallest singular value that counts", 1e-6),
-        Flag("padded", "keep padding to the longest length", False),
-        Flag("full", "1000 maps per layer, whole sequences", False),
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add_model(parser)
+        add_samples(parser, 20, 1024)
+        add = parser.add_argument
+        add("--threshold", type=float, default=1e-6, help="smallest singular value that counts")
+        add("--padded", action="store_true", help="keep padding to the longest length")
+        add("--full", action="store_true", help="1000 maps per layer, whole sequences")
 
     def _compute(self) -> str:
         options = self.options

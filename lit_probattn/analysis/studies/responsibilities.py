@@ -11,6 +11,7 @@ Source: MGK, ICML 2022, Eq. (8). With γ_ijr the responsibility of component r o
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,12 +22,11 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import each_head
-from lit_probattn.analysis.options import MODEL, samples
+from lit_probattn.analysis.options import add_model, add_samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import span
 from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
-from lit_probattn.base.arguments import Flag
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import markdown_table
@@ -38,11 +38,12 @@ class Responsibilities(ModelStudy):
     """Usage of components per layer and head, and shares of the tokens of the longest sample."""
 
     name, title = "responsibilities", "Responsibilities of components"
-    flags = (
-        *MODEL,
-        *samples(16, 1024),
-        Flag("tokens", "tokens to draw", 32),
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add_model(parser)
+        add_samples(parser, 16, 1024)
+        parser.add_argument("--tokens", type=int, default=32, help="tokens to draw")
 
     def _compute(self) -> str:
         options, results = self.options, self.results

@@ -15,6 +15,7 @@ Source: Decision Transformer (Chen et al., 2021), figure 4. Scores: D4RL (Fu et 
 
 from __future__ import annotations
 
+import argparse
 import copy
 import time
 from collections.abc import Sequence
@@ -24,9 +25,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import BLUE, label
-from lit_probattn.analysis.options import MODEL
+from lit_probattn.analysis.options import add_model
 from lit_probattn.analysis.study import ModelStudy
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.models.decision_transformer import DecisionTransformer
 from lit_probattn.records.figures import panels
@@ -55,20 +56,20 @@ class Returns(ModelStudy):
 
     name, title = "returns", "Returns against target returns"
     with_data = False
-    flags = (
-        *MODEL,
-        Flag(
-            "targets",
-            "target returns; default: six up to the larger one of the data",
-            type=float,
-            nargs="+",
-        ),
-        Flag("episodes", "episodes of each target", 10, least=1),
-        Flag("seed", "seed of the first episode; the others increase", 100, least=0),
-        Flag("behaviour", "mean return of the data, drawn as a line", type=float),
-        Flag("one_by_one", "compare parallel episodes with single ones", False),
-        Flag("video", "draw one episode of the largest target as a GIF file", False),
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add_model(parser)
+        add = parser.add_argument
+        text = "target returns; default: six up to the larger one of the data"
+        add("--targets", type=float, nargs="+", help=text)
+        add("--episodes", type=at_least(1), default=10, help="episodes of each target")
+        text = "seed of the first episode; the others increase"
+        add("--seed", type=at_least(0), default=100, help=text)
+        add("--behaviour", type=float, help="mean return of the data, drawn as a line")
+        add("--one_by_one", action="store_true", help="compare parallel episodes with single ones")
+        text = "draw one episode of the largest target as a GIF file"
+        add("--video", action="store_true", help=text)
 
     def _compute(self) -> str:
         self.policy, self.facts = self._policy(), self._known()

@@ -12,6 +12,7 @@ the model runs on the sequences several times, for a group of layers each time.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Container
 
 import numpy as np
@@ -22,12 +23,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import BLUE
-from lit_probattn.analysis.options import MODEL, samples
+from lit_probattn.analysis.options import add_maps, add_model, add_samples
 from lit_probattn.analysis.results import span
-from lit_probattn.analysis.studies.distance import MAPS, attention_maps
+from lit_probattn.analysis.studies.distance import attention_maps
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
-from lit_probattn.base.arguments import Flag
+from lit_probattn.base.arguments import at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.records.figures import panels
 from lit_probattn.records.tables import markdown_table
@@ -43,14 +44,17 @@ class Spectrum(ModelStudy):
     """Spectra of the maps of each layer, and of their mean over layers."""
 
     name, title = "spectrum", "Spectrum of attention maps"
-    flags = (
-        *MODEL,
-        *samples(64, 0),
-        Flag("length", "positions n of every sequence", 128, least=2),
-        Flag("full", "1000 sequences", False),
-        Flag("max_gigabytes", "memory limit of maps and their spectrum", 4.0),
-        MAPS,
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add_model(parser)
+        add_samples(parser, 64, 0)
+        add = parser.add_argument
+        add("--length", type=at_least(2), default=128, help="positions n of every sequence")
+        add("--full", action="store_true", help="1000 sequences")
+        text = "memory limit of maps and their spectrum"
+        add("--max_gigabytes", type=float, default=4.0, help=text)
+        add_maps(parser)
 
     def _compute(self) -> str:
         options = self.options

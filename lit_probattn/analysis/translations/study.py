@@ -22,20 +22,21 @@ sentence in the report, and `remark`; the report prints them below the sentences
 
 from __future__ import annotations
 
+import argparse
 import csv
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from lit_probattn.analysis.options import OUT, SPLITS
+from lit_probattn.analysis.options import SPLITS, add_out
 from lit_probattn.analysis.studies.curves import claim_of
 from lit_probattn.analysis.studies.curves import draw as draw_curves
 from lit_probattn.analysis.study import Study
 from lit_probattn.analysis.translations.decoded import common_pairs, decode, open_runs
 from lit_probattn.analysis.translations.report import Report, Row
 from lit_probattn.analysis.translations.scores import Bootstrap
-from lit_probattn.base.arguments import DataFlag, Flag
+from lit_probattn.base.arguments import add_data, at_least
 from lit_probattn.base.errors import ConfigError
 from lit_probattn.tasks.bleu import check_installed
 
@@ -48,23 +49,24 @@ class Translations(Study):
     """Comparison of several translation runs."""
 
     name, title = "translations", "Comparison of translation models"
-    flags = (
-        Flag(
-            "runs",
-            "run folders; the first is the baseline",
-            nargs="+",
-            required=True,
-            metavar="[LABEL=]FOLDER",
-        ),
-        DataFlag(),
-        Flag("device", "auto, cpu, cuda, cuda:1 …", "auto"),
-        Flag("split", "split of the data", "test", choices=SPLITS),
-        Flag("resamples", "resampled test sets for the intervals", 1000, least=1),
-        Flag("num_shown", "translations to read", 20, least=0),
-        Flag("seed", "seed of the resamples and of the shown translations", 0, least=0),
-        Flag("remarks", "CSV file with the columns sentence,remark", type=Path, metavar="FILE"),
-        OUT,
-    )
+
+    @staticmethod
+    def _add_options(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        text = "run folders; the first is the baseline"
+        add("--runs", nargs="+", required=True, metavar="[LABEL=]FOLDER", help=text)
+        add_data(parser)
+        add("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
+        add("--split", default="test", choices=SPLITS, help="split of the data")
+        text = "resampled test sets for the intervals"
+        add("--resamples", type=at_least(1), default=1000, help=text)
+        add("--num_shown", type=at_least(0), default=20, help="translations to read")
+        text = "seed of the resamples and of the shown translations"
+        add("--seed", type=at_least(0), default=0, help=text)
+        add(
+            "--remarks", type=Path, metavar="FILE", help="CSV file with the columns sentence,remark"
+        )
+        add_out(parser)
 
     def _compute(self) -> str:
         options = self.options

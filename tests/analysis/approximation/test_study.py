@@ -126,8 +126,11 @@ def test_scopes_and_comparison(trained_run, tmp_path):
 
 
 def test_wrong_flags_are_one_line(trained_run, tmp_path, capsys):
-    assert command(trained_run, tmp_path, "--draws", "0") == 2
-    assert "--draws must be at least 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        command(trained_run, tmp_path, "--draws", "0")
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--draws: must be at least 1, received 0" in line
     missing = ["--results", f"a={tmp_path}", "--out", str(tmp_path)]
     assert main(["approximate_compare", *missing]) == 2
     assert "no approximate.csv" in capsys.readouterr().err

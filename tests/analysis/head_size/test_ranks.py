@@ -126,8 +126,10 @@ def test_study_of_a_checkpoint(tmp_path, capsys):
     assert whole["value"].tolist() == pytest.approx(whole["exact"].tolist(), rel=1e-4)
     assert (out / "logit_ranks.png").is_file()
     assert (out / "logit_ranks_demand.png").is_file()
-    assert analysis(["logit_ranks", *options, "--ranks", "0"]) == 2
-    assert "--ranks must be at least 1, received 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        analysis(["logit_ranks", *options, "--ranks", "0"])
+    assert stop.value.code == 2
+    assert "--ranks: must be at least 1, received 0" in capsys.readouterr().err
 
 
 # ---- the experiment ----------------------------------------------------------------------------
