@@ -106,14 +106,16 @@ def test_torchs_encoder_with_our_layers_is_one_graph():
 def test_the_choice_in_a_graph(monkeypatch):
     """Passes over rows that are operators are chosen as outside a graph; others give way."""
     core = lit_probattn.create("softmax", 8, 2, dropout=0.4).core
-    power = lit_probattn.create("polynomial", 8, 2).core
+    other = lit_probattn.create(
+        "fish", 8, 2, num_global_heads=1, mixer="relu_sum", noise="none"
+    ).core
     long = int((TRACE_UP_TO / 2) ** 0.5) + 1
     small, large = (outline(core.layout, 1, n, n, dropout=True) for n in (300, long))
     outside = core.pick(small)
     assert outside != "reference"
     monkeypatch.setattr(HeadCall, "graph", "compiled")
     assert core.pick(small) == outside
-    assert power.pick(small) == "reference"
-    assert power.pick(large) == "blockwise"
+    assert other.pick(small) == "reference"
+    assert other.pick(large) == "blockwise"
     monkeypatch.setattr(HeadCall, "graph", "exported")
     assert core.pick(small) == "reference"

@@ -117,6 +117,7 @@ VARIANTS = {
     "Hard MiSH, 8 heads from 2 score maps": ("hard_mish", {}),
     "Hard GFiSH, 8 heads from 2 score maps": ("hard_gfish", {}),
     "FiSH (with noise), 8 heads from 2 score maps": ("fish", {}),
+    "GFiSH (with noise), 8 heads from 2 score maps": ("gfish", {}),
 }
 
 
