@@ -14,14 +14,13 @@ from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.figures import low_rank
 from tests.support.paths import ROOT
 
-# Sweeps also have rows and ratios; `lit-probattn report` makes them again.
+# Rows of sweeps have no run folder; `lit-probattn report` makes their reports again.
 REPORTS = sorted(
     path.parent
     for path in (ROOT / "reports").rglob("rows.csv")
-    if re.search(
-        r"lit_probattn\.(reproduce|uea_benchmark) ", (path.parent / "report.md").read_text()
-    )
+    if "run_folder" in path.read_text().partition("\n")[0]
 )
+assert len(REPORTS) == 7
 PLACES = ("--out", "--runs", "--data_dir", "--cache_dir")
 
 
