@@ -61,7 +61,8 @@ checkpoint_of() { printf "%s/%s/*/*/checkpoints/step-%08d.ckpt" "$WORK" "$1" "$2
 echo "undisturbed run"
 start_node "$A" 0 quiet && first=$!
 start_node "$B" 1 quiet && second=$!
-wait "$first" && wait "$second"
+wait "$first"
+wait "$second"
 
 echo "disturbed run"
 start_node "$A" 0 disturbed && first=$!
@@ -80,7 +81,8 @@ fi
 sleep 5
 echo "node 1 started again"
 start_node "$B" 1 disturbed && second=$!
-wait "$first" && wait "$second"
+wait "$first"
+wait "$second"
 
 grep -h "^error" "$WORK"/disturbed-node0.log | head -3 || true
 grep -h "corrupt" "$WORK"/disturbed-node*.log | sed "s#$WORK/##g" | cut -c1-160 | head -2 || true
