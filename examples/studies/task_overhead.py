@@ -2,9 +2,9 @@
 
 After each step of the Trainer, a copy of the model is trained on the same batch by a plain loop:
 forward, cross-entropy, backward, a step of the same optimizer. The sides alternate, so other load
-affects both; their first losses must be equal. The Trainer's time includes loading the batch, the
-task, Lightning and its hooks; there is no validation, checkpoint or logger. Ratios are medians over
-the steps, with 20 % and 80 % quantiles.
+affects both; their first losses must be equal. The Trainer's time includes the data loader, the
+task and the hooks of Lightning, without validation, checkpoints and loggers. Ratios are medians
+over the steps, with 20 % and 80 % quantiles.
 """
 
 from __future__ import annotations

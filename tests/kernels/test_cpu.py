@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import lit_probattn
 from lit_probattn.attention import (
     FiSHAttention,
     MGKAttention,
@@ -17,6 +18,7 @@ from lit_probattn.attention.variant import Scores
 from lit_probattn.kernels.cpu import draws, library, selftest
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from lit_probattn.randomness import normal_noise as torch_noise
+from tests.support.slow import mostly_slow
 
 CPU = torch.device("cpu")
 KEY = RandomKey(5, 3, torch.tensor([5, 2**40 + 9])).fold(1)
@@ -338,3 +340,21 @@ def test_the_library_is_for_the_cpu():
     layer = SoftmaxAttention(12, 2, backend="native").to("meta")
     with pytest.raises(NotImplementedError, match="cannot run on meta"):
         layer(torch.empty(2, 7, 12, device="meta"))
+
+
+@needs_library
+@pytest.mark.parametrize("name", mostly_slow(["polynomial", "gfish"], ["polynomial"]))
+def test_compiled_functions_of_maps_equal_eager_ones(name):
+    """Powers, and noise before two layers: draws, output and every gradient."""
+    layer = lit_probattn.create(name, 32, 8, head_dim=4, dropout=0.2, backend="native").train()
+    x = torch.randn(2, 130, 32)
+    found = []
+    for call in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        layer.zero_grad()
+        torch.manual_seed(4)
+        out = call(x, is_causal=True)
+        out.sin().sum().backward()
+        grads = {n: p.grad.clone() for n, p in layer.named_parameters() if p.grad is not None}
+        found.append({"out": out.detach(), **grads})
+    assert len(found[0]) > 4
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-7)

@@ -85,7 +85,7 @@ static void unmix(Room *m, const Call *f, int count, int64_t owner) {
 }
 
 /* The logarithm of a power of the map of a head, in m->units[0]. */
-static void raise_map(Room *m, const Call *f, int count) {
+static void power_of_map(Room *m, const Call *f, int count) {
     const vec half = all((real)f->degree / 2);
     for (int at = 0; at < count * STRIDE; at += VL) {
         const vec s = load(m->maps[0] + at);
@@ -94,7 +94,7 @@ static void raise_map(Room *m, const Call *f, int count) {
 }
 
 /* The gradient of a map from the gradient of its logarithm. */
-static void lower_map(Room *m, const Call *f, int count) {
+static void power_gradient(Room *m, const Call *f, int count) {
     const vec degree = all((real)f->degree);
     for (int at = 0; at < count * STRIDE; at += VL) {
         const vec s = load(m->maps[0] + at);

@@ -663,7 +663,7 @@ static void make_maps(Room *m, const Call *f, int64_t b, int64_t i, int64_t j, i
     }
     if (f->noise) add_noise(m, f, b, i, j, count, cols);
     if (f->kind == LAYERS) mix(m, f, count);
-    if (f->kind == POWER) raise_map(m, f, count);
+    if (f->kind == POWER) power_of_map(m, f, count);
 }
 
 static void fill_queries(Room *m, const Call *f, int64_t b, int64_t h, int64_t i, int count) {
@@ -842,7 +842,7 @@ int BACKWARD(const Call *f, int64_t b, int64_t from, int64_t to, int64_t first, 
                     if (f->grad_value) scatter(f, down(m, f, m->w, count), m->there, V, m->grad_values + v * WIDE * V, count);
                 }
                 if (f->kind == LAYERS) unmix(m, f, count, slots + b);
-                if (f->kind == POWER) lower_map(m, f, count);
+                if (f->kind == POWER) power_gradient(m, f, count);
                 if (f->grad_scale && !f->unit_noise) noise_gradient(m, f, count, cols, f->grad_scale + (slots + b) * R);
                 real *const *maps = f->common ? m->sums : m->maps;
                 for (int64_t r = 0; r < R && f->grad_key; r++)

@@ -1,4 +1,4 @@
-"""Figures of few points: every point is visible, and settings of a method are told apart."""
+"""Figures of few points: every point is visible, and a method's settings differ in colour."""
 
 from __future__ import annotations
 
