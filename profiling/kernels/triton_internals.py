@@ -34,13 +34,14 @@ def once_per_launch(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return `patch` restricted to modules that no running launch has patched."""
     patched: set[str] = set()
 
+    @functools.cache
+    def languages(function: Any) -> frozenset[str]:
+        values = (x for x in function.__globals__.values() if isinstance(x, ModuleType))
+        return frozenset(x.__name__ for x in values if x.__name__.startswith("triton.language"))
+
     @functools.wraps(patch)
     def once(function: Any) -> Any:
-        modules = {
-            value.__name__
-            for value in function.__globals__.values()
-            if isinstance(value, ModuleType) and value.__name__.startswith("triton.language")
-        }
+        modules = languages(function)
         if patched and modules <= patched:
             return None  # the result is unused in a device function
         scope = patch(function)

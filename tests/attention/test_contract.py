@@ -23,7 +23,8 @@ from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.numerics import repeat_heads
 from lit_probattn.attention.own.contract import CHECKS
 from lit_probattn.randomness import RandomKey
-from tests.attention.variants import EMBED, HEAD, examples, layers, shipped_variants
+from tests.attention.variants import EMBED, HEAD, examples, in_turn, layers, shipped_variants
+from tests.support.slow import mostly_slow
 
 B, N, C, E, H = 2, 13, EMBED, HEAD, 3
 LAYERS = layers()
@@ -53,8 +54,9 @@ def test_every_public_variant_has_a_shipped_file_or_is_a_released_one():
     assert without == {name for name in variants() if name.startswith("Released")}
 
 
-@EVERY
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(
+    ("name", "check"), mostly_slow(itertools.product(LAYERS, CHECKS), in_turn(LAYERS, list(CHECKS)))
+)
 def test_every_layer_keeps_its_promises(name, check):
     CHECKS[check].run(LAYERS[name])
 

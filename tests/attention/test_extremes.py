@@ -15,9 +15,9 @@ from lit_probattn.attention.backends import GPU_BACKENDS
 from lit_probattn.randomness import RandomKey
 from tests.attention.mgk.oracles import visible_pairs
 from tests.attention.variants import EMBED as VARIANT_EMBED
-from tests.attention.variants import examples, layers
+from tests.attention.variants import examples, in_turn, layers
 from tests.support.helpers import cpu_backends, use_oracle
-from tests.support.slow import every_nth
+from tests.support.slow import every_nth, mostly_slow
 
 EMBED, HEAD, HEADS = 7, 5, 2
 VARIANTS = {
@@ -85,7 +85,7 @@ def run(layer, x, key_mask, is_causal):
     return out.detach(), gradients
 
 
-@pytest.mark.parametrize(("name", "backend"), every_nth(2, CASES))
+@pytest.mark.parametrize(("name", "backend"), every_nth(3, CASES))
 @settings(derandomize=True, max_examples=25, deadline=None, database=None)
 @given(
     size=SIZES,
@@ -130,7 +130,9 @@ def test_nothing_is_nan_and_outputs_are_right(
     assert (found - expected).abs().max() <= bound
 
 
-WALKED = {**layers(), **examples()}
+LAYERS = layers()
+WALKED = {**LAYERS, **examples()}
+DTYPES = [torch.float16, torch.float32, torch.bfloat16]
 # Gradients of larger inputs may lie beyond the largest number of float16.
 MOST_IN_FLOAT16 = 30
 # The float64 results exceed 65504: outputs of DCMHA (3e6 at size 300), gradients of Parallax
@@ -140,8 +142,10 @@ OUTPUTS_IN_FLOAT16, GRADIENTS_IN_FLOAT16 = {"dcmha": 30}, {"parallax": 3}
 REAL = torch.tensor([[1] * 9, [1] * 6 + [0] * 3, [0] * 9]).bool()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", WALKED)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    mostly_slow(itertools.product(WALKED, DTYPES), in_turn(WALKED, DTYPES, nth=3)),
+)
 def test_no_variant_gives_nan(name, dtype):
     """Outputs and gradients of every variant and backend, from inputs of size 30 to 300."""
     torch.manual_seed(0)
@@ -176,11 +180,13 @@ def test_no_variant_gives_nan(name, dtype):
 EMPTY = {"samples": (0, 5, 4), "queries": (2, 0, 4), "keys": (2, 5, 0), "both": (2, 0, 0)}
 
 
-@pytest.mark.parametrize("empty", EMPTY)
-@pytest.mark.parametrize("name", layers())
+@pytest.mark.parametrize(
+    ("name", "empty"),
+    mostly_slow(itertools.product(LAYERS, EMPTY), in_turn(LAYERS, list(EMPTY))),
+)
 def test_zero_sizes_give_zeros_and_finite_gradients(name, empty):
     batch, num_queries, num_keys = EMPTY[empty]
-    layer = layers()[name](bias=False).double()
+    layer = LAYERS[name](bias=False).double()
     for backend in cpu_backends(layer):
         layer.backend = backend
         layer.zero_grad()
@@ -202,9 +208,9 @@ def test_zero_sizes_give_zeros_and_finite_gradients(name, empty):
             assert keys.grad is not None
 
 
-@pytest.mark.parametrize("name", layers())
+@pytest.mark.parametrize("name", LAYERS)
 def test_a_batch_of_no_samples_decodes(name):
-    layer = layers()[name]().double().eval()
+    layer = LAYERS[name]().double().eval()
     cache, x = layer.new_cache(), torch.randn(0, 5, VARIANT_EMBED, dtype=torch.float64)
     with torch.no_grad():
         parts = [layer(part, cache=cache, is_causal=True) for part in (x[:, :3], x[:, 3:])]

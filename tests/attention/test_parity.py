@@ -21,7 +21,7 @@ from tests.support.helpers import (
     use_backend,
     use_oracle,
 )
-from tests.support.slow import SHARES, every_nth, some_of
+from tests.support.slow import FEWER, every_nth, some_of
 
 BATCH, EMBED, HEAD = 2, 11, 5
 SHAPES = [(13, 13), (7, 17), (17, 7), (1, 19), (3, 1)]
@@ -136,7 +136,7 @@ def make_call(layer, num_queries, num_keys, masks, is_causal, rng=None):
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", FEWER)
 @pytest.mark.parametrize(("cls", "oracle", "name", "options", "backend"), PAIRS)
 def test_backend_equals_the_sums(cls, oracle, name, options, backend, share):
     layer = make_layer(cls, options)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import signature
-from typing import Any
+from itertools import product
+from typing import Any, TypeVar
 from unittest import mock
 
 from lit_probattn.attention import Attention, variants
@@ -17,6 +19,8 @@ from lit_probattn.attention.own.contract import backends_for as backends_for
 from lit_probattn.configs import attention_entry, class_of
 from profiling.kernels.cases import CASES
 from tests.support.paths import shipped
+
+T = TypeVar("T")
 
 
 def shipped_variants() -> dict[str, tuple[type[Attention], dict[str, Any]]]:
@@ -60,6 +64,22 @@ def examples() -> dict[str, Callable[..., Attention]]:
         )
         for case in CASES
     }
+
+
+def in_turn(
+    makes: Mapping[str, Callable[..., Attention]], cases: Sequence[T], nth: int = 2
+) -> Iterator[tuple[str, T]]:
+    """Yield names and cases: each of several presets of a class takes every nth case in turn.
+
+    A class with fewer presets takes all cases with each of them.
+    """
+    presets = defaultdict(list)
+    for name, make in makes.items():
+        presets[type(make())].append(name)
+    for names in presets.values():
+        for (turn, name), (number, case) in product(enumerate(names), enumerate(cases)):
+            if len(names) < nth or (turn + number) % nth == 0:
+                yield name, case
 
 
 def keep_in_blocks(check: str, make: Callable[..., Attention]) -> None:

@@ -37,10 +37,10 @@ CELLS += left((form, "ast", 160) for form in ("export", "compile"))  # some bloc
 CELLS += [(form, name, 512) for form, name in product(FORMS, PRESETS)]
 # Every form, and every kind of variant in two of them; ONNX takes seconds.
 FAST_CELLS = [
-    *(("export", name, 512) for name in ("smgk", "fish", "polynomial", "as_released/lm/mgk")),
-    *(("compile", name, 512) for name in ("smgk", "mgk_hard_e", "as_released/fish/lm_fish")),
-    *(("export_dynamic", name, 32) for name in ("fish", "mgk_hard_e", "polynomial")),
-    *((form, "ast", 160) for form in ("export", "compile")),
+    *(("export", name, 512) for name in ("fish", "polynomial", "as_released/lm/mgk")),
+    *(("compile", name, 512) for name in ("smgk", "mgk_hard_e")),
+    ("export_dynamic", "fish", 32),
+    ("export", "ast", 160),
     ("onnx", "smgk", 32),
 ]
 FAST_CELLS = left(FAST_CELLS)
@@ -110,18 +110,19 @@ def test_traces(trace):
         torch.testing.assert_close(graph(inputs(64, 1)), layer(inputs(64, 1)), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", mostly_slow(PUBLIC, left(["ast", "favor"])))
+@pytest.mark.parametrize("name", mostly_slow(PUBLIC, left(["ast", "favor", "smgk"])))
 def test_training_with_dropout_in_one_graph(name):
-    """Draws and gradients are those of the layer."""
+    """Draws and gradients are those of the layer, and a draw is not a constant of the graph."""
     layer, x = layer_of(name, dropout=0.3).train(), inputs(48, 1)
-    found = []
-    for run in (layer, compile_whole(layer, 48)):
-        torch.manual_seed(5)
+    compiled, found = compile_whole(layer, 48), []
+    for run, seed in ((layer, 5), (compiled, 5), (compiled, 6)):
+        torch.manual_seed(seed)
         given = x.clone().requires_grad_()
         out = run(given)
         found.append([out, *torch.autograd.grad(out.square().sum(), given)])
-    for compiled, eager in zip(found[1], found[0], strict=True):
-        torch.testing.assert_close(compiled, eager, rtol=0, atol=1e-4)
+    for graph, eager in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(graph, eager, rtol=0, atol=1e-4)
+    assert (found[2][0] - found[0][0]).abs().max() > 1e-3
 
 
 def test_a_backend_that_is_no_operation_of_pytorch_is_refused():

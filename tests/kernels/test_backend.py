@@ -206,16 +206,20 @@ def test_a_kernel_that_fails_its_self_test_is_left_out_with_one_warning(pretend_
         choice(layer, "triton")
 
 
+@pytest.mark.usefixtures("one_sample")
 @pytest.mark.parametrize(
     "family", mostly_slow(["dense/softmax", "dense/mgk", "dense/smgk"], ["dense/softmax"])
 )
 def test_self_tests_pass_here_and_see_a_wrong_kernel(family, monkeypatch):
+    """In inference mode, as in Lightning's sanity check: the first call decides for the process."""
     from lit_probattn.kernels.dense import selftest as dense_selftest
 
     by_terms = family == "dense/softmax"
     compared = dense_selftest.compare if by_terms else dense_selftest.compare_points
     monkeypatch.setattr(compared, "__defaults__", ((21, 35), *compared.__defaults__[1:]))
-    assert selftest.run(family, DEVICE, torch.float32, (8, 8)) is None
+    with torch.inference_mode():
+        assert selftest.run(family, DEVICE, torch.float32, (8, 8)) is None
+        assert torch.is_inference_mode_enabled()
     plain = "plain_attention" if by_terms else "plain_points"
     monkeypatch.setattr(dense_selftest, plain, _scaled(getattr(dense_selftest, plain)))
     assert "relative error" in selftest.run(family, DEVICE, torch.float32, (8, 8))
@@ -230,6 +234,7 @@ WITHOUT = {
 }
 
 
+@pytest.mark.usefixtures("one_sample")
 @pytest.mark.parametrize("lost", mostly_slow(WITHOUT, ["the mask of pairs"]))
 def test_self_tests_see_what_a_kernel_ignores(lost, monkeypatch):
     from lit_probattn.kernels.dense import selftest as dense_selftest
@@ -244,6 +249,7 @@ def test_self_tests_see_what_a_kernel_ignores(lost, monkeypatch):
     assert "with heads of 8 and 5: relative error" in message
 
 
+@pytest.mark.usefixtures("one_sample")
 @pytest.mark.parametrize(
     ("name", "lost"),
     mostly_slow(
@@ -267,16 +273,6 @@ def test_self_tests_are_kept_per_size_of_query_and_value_heads(pretend_gpu):
     choice(MGKAttention(C, 2, head_dim=E), "auto")
     choice(MGKAttention(C, 2, head_dim=E, value_head_dim=5), "auto")
     assert [sizes for *_, sizes in pretend_gpu.calls] == [(E, E), (E, 5)]
-
-
-def test_self_tests_pass_in_inference_mode(monkeypatch):
-    """As in Lightning's sanity check: the first call of a family decides for the whole process."""
-    from lit_probattn.kernels.dense import selftest as dense_selftest
-
-    monkeypatch.setattr(dense_selftest.compare, "__defaults__", ((21, 35),))
-    with torch.inference_mode():
-        assert selftest.run("dense/softmax", DEVICE, torch.float32, (8, 8)) is None
-        assert torch.is_inference_mode_enabled()
 
 
 def _scaled(function):

@@ -46,6 +46,7 @@ def attend(query, key, value, **options):
         [("softmax", (64, 64), "causal"), ("mgk", (16, 16), "masked"), ("smgk", (32, 16), "all")],
     ),
 )
+@pytest.mark.usefixtures("one_sample")
 def test_tile_sizes_change_nothing_but_rounding(family, blocks, selection):
     form = FORMS[family][0]
     with forced(Launch(*blocks)):
@@ -54,7 +55,7 @@ def test_tile_sizes_change_nothing_but_rounding(family, blocks, selection):
         torch.testing.assert_close(found.double(), exact, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.usefixtures("nan_filled_empties", "one_sample")
 @pytest.mark.parametrize("form", FORMS["mgk"], ids=["soft", "hard"])
 def test_wide_components_have_a_pass_for_keys_and_one_for_values(form):
     """Their sums do not fit into one program's registers together."""
@@ -150,7 +151,7 @@ def test_tiles_of_padding_are_not_looked_at():
 
 
 def test_bias_of_minus_infinity_hides_like_a_mask():
-    query, key, value = (draw(B, H, n, E).requires_grad_() for n in (N, L, L))
+    query, key, value = (draw(1, H, n, E).requires_grad_() for n in (N, L, L))
     hidden = torch.rand(1, H, N, L).to(DEVICE) < 0.5
     bias = torch.zeros(1, H, N, L, device=DEVICE).masked_fill(hidden, float("-inf"))
     bias[:, :, 3] = float("-inf")
@@ -166,17 +167,17 @@ def test_bias_of_minus_infinity_hides_like_a_mask():
 def test_keys_whose_prior_is_zero_have_no_weight(family):
     """Of all components: as if the keys were not there, even where a whole tile of them begins."""
     form, first = FORMS[family][0], 35
-    query, key = draw(B, H, N, E), draw(B, H, form.products, L, E)
-    leaves = [x.requires_grad_() for x in (query, key, draw(B, H, L, E))]
-    terms = draw(B, H, form.components, L)
-    row = draw(B, H, form.components, N) if form.terms else None
+    query, key = draw(1, H, N, E), draw(1, H, form.products, L, E)
+    leaves = [x.requires_grad_() for x in (query, key, draw(1, H, L, E))]
+    terms = draw(1, H, form.components, L)
+    row = draw(1, H, form.components, N) if form.terms else None
     terms[..., :first] = float("-inf")
     found = attend(*leaves, key_bias=terms, row_bias=row)
     query, key, value = leaves
     part = (key[..., first:, :], value[..., first:, :])
     expected = attend(query, *part, key_bias=terms[..., first:], row_bias=row)
     torch.testing.assert_close(found, expected)
-    cotangent = draw(B, H, N, E)
+    cotangent = draw(1, H, N, E)
     pairs = zip(
         *(torch.autograd.grad(x, leaves, cotangent) for x in (found, expected)), strict=True
     )
@@ -238,14 +239,14 @@ def test_dropped_pairs_are_those_of_the_reference(family):
 )
 def test_one_exponential_stays_right_when_components_are_far_apart(far, dtype):
     """Row and key terms of opposite sign: F would underflow; such heads take the general sum."""
-    query, key, value = draw(B, H, N, E), draw(B, H, 1, L, E), draw(B, H, L, E)
+    query, key, value = draw(1, H, N, E), draw(1, H, 1, L, E), draw(1, H, L, E)
     query, key, value = (x.to(dtype).requires_grad_() for x in (query, key, value))
-    row, col = draw(B, H, 2, N), draw(B, H, 2, L)
+    row, col = draw(1, H, 2, N), draw(1, H, 2, L)
     row[:, :, 0] += far
     col[:, :, 1, ::2] += far  # half of the keys favour the component that queries do not
     row[:, 0], col[:, 0] = row[:, 0] / far, col[:, 0] / far  # one head stays narrow
     row, col = row.requires_grad_(), col.requires_grad_()
-    cotangent = draw(B, H, N, E)
+    cotangent = draw(1, H, N, E)
     found = attend(query, key, value, row_bias=row, key_bias=col)
     leaves = (query, key, value, row, col)
     grads = torch.autograd.grad(found, leaves, cotangent.to(dtype))
@@ -280,8 +281,8 @@ def test_strides_of_any_kind_are_read_right():
 @pytest.mark.usefixtures("nan_filled_empties")
 def test_gradients_of_inputs_with_strided_columns():
     """Kernels store rows of numbers: room with the input's strides is too small."""
-    inputs = [draw(B, H, n, E) for n in (9, 13, 13)]
-    cotangent, grads = draw(B, H, 9, E), []
+    inputs = [draw(1, 2, n, E) for n in (9, 13, 13)]
+    cotangent, grads = draw(1, 2, 9, E), []
     for transposed in (None, 0, 1, 2):
         strided = [x.mT.contiguous().mT if i == transposed else x for i, x in enumerate(inputs)]
         query, key, value = leaves = [x.detach().requires_grad_() for x in strided]
@@ -340,7 +341,7 @@ POINT_FORMS = {
 }
 
 
-@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.usefixtures("nan_filled_empties", "one_sample")
 @pytest.mark.parametrize(
     ("name", "gaussian"),
     mostly_slow(

@@ -35,7 +35,7 @@ SHAPES = [(11 + 2 * i, 14 + 7 * i % 18) for i in range(6)]
     ("case", "dtype"),
     mostly_slow(
         itertools.product(OURS, [torch.float32, torch.float16]),
-        [("fish, noise per head", torch.float16), ("gfish", torch.float16)],
+        [("fish, noise per head", torch.float16)],
     ),
 )
 def test_error_is_within_twice_that_of_eager_code(case, dtype):
@@ -46,7 +46,7 @@ def test_error_is_within_twice_that_of_eager_code(case, dtype):
     check_budget(rows)
 
 
-@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.usefixtures("nan_filled_empties", "one_sample")
 @pytest.mark.parametrize(
     ("family", "blocks", "heads"),
     mostly_slow(
@@ -60,9 +60,9 @@ def test_error_is_within_twice_that_of_eager_code(case, dtype):
 )
 def test_tiles_and_head_groups_change_nothing_but_rounding(family, blocks, heads, monkeypatch):
     monkeypatch.setattr(fish_call, "MOST_HEADS", heads)
-    monkeypatch.setattr(fish_selftest, "_BATCH", 1)
+    monkeypatch.setattr(fish_selftest, "_HEADS", 3)
     with forced(Launch(*blocks)):
-        pairs = self_test(family, DEVICE, torch.float32, (11, 7), (21, 37))
+        pairs = self_test(family, DEVICE, torch.float32, (11, 7), (21, 29))
     for found, exact in pairs:
         torch.testing.assert_close(found.double(), exact, atol=3e-5, rtol=3e-5)
 
@@ -152,7 +152,9 @@ def test_layer_equals_independent_sums(name):
     assert found[1]["input0"][1].abs().max() == 0
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (1, 3), (2, 1), (1, 1)])
+@pytest.mark.parametrize(
+    "shape", mostly_slow([((2, 3),), ((1, 3),), ((2, 1),), ((1, 1),)], [((1, 3),), ((2, 1),)])
+)
 def test_bias_gradient_is_summed_over_what_the_bias_is_broadcast_over(shape):
     query, key, value = torch.randn(2, 2, 9, 5), torch.randn(2, 2, 11, 5), torch.randn(2, 3, 11, 5)
     first, bias = torch.randn(3, 2), torch.randn(*shape, 9, 11)
@@ -177,11 +179,10 @@ def test_pairs_may_be_hidden_per_head():
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.usefixtures("nan_filled_empties", "one_sample")
 @pytest.mark.parametrize("family", mostly_slow(["fish", "gfish"], ["fish"]))
 def test_keys_and_values_may_have_a_pass_each(family, monkeypatch):
     monkeypatch.setattr(fish_call.FishCall, "key_passes", lambda call: ("grad_key", "grad_value"))
-    monkeypatch.setattr(fish_selftest, "_BATCH", 1)
     for found, exact in self_test(family, DEVICE, torch.float32, (8, 8), (17, 35)):
         torch.testing.assert_close(found.double(), exact.double(), atol=2e-5, rtol=2e-5)
 
@@ -235,7 +236,7 @@ def test_keys_after_the_last_real_one_are_not_read():
     torch.manual_seed(0)
     lengths = torch.tensor([20, 0, 70], device=DEVICE)
     key_mask = torch.arange(97, device=DEVICE) < lengths[:, None]
-    shapes = [(3, 2, 40, 5), (3, 2, 97, 5), (3, 3, 97, 5), (3, 2)]
+    shapes = [(3, 2, 20, 5), (3, 2, 97, 5), (3, 3, 97, 5), (3, 2)]
     query, key, value, first = (torch.randn(*shape, device=DEVICE) for shape in shapes)
     found = []
     for first_hole, hole in ((lengths, 0.0), (-(-lengths // 32) * 32, float("nan"))):
@@ -343,11 +344,11 @@ def watch_tiles(monkeypatch, fault=None):
 
 
 @inside_kernels
+@pytest.mark.usefixtures("one_sample")
 @pytest.mark.parametrize("head_dim", mostly_slow([32, 64, 128], [64]))
 def test_the_self_test_reaches_whole_and_edge_tiles_of_every_pass(head_dim, monkeypatch):
     """Each in the loop made for it, where a pass has two: in 16 bits, with the tiles of a GPU."""
     reached = watch_tiles(monkeypatch)
-    monkeypatch.setattr(fish_selftest, "_BATCH", 1)
     sizes = _ROWS, _KEYS  # of its causal call; the other one draws, and has one loop everywhere
     compare(causal(*sizes, DEVICE), False, False, DEVICE, torch.float16, (head_dim,) * 2, sizes)
     two_loops = {(True, False), (False, True)}
@@ -365,6 +366,7 @@ FAULTS = itertools.product(["fish_forward", "fish_key_gradient_KEYS"], [False, T
 
 @pytest.mark.slow
 @inside_kernels
+@pytest.mark.usefixtures("one_sample")
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_the_self_test_sees_a_fault_in_either_loop(fault, monkeypatch):
     """By its causal call alone, of one sample: its verdict is on the largest error of both."""
@@ -372,7 +374,6 @@ def test_the_self_test_sees_a_fault_in_either_loop(fault, monkeypatch):
     def causal_only(selected, noisy, *rest):
         return [] if noisy else compare(selected, noisy, *rest)
 
-    monkeypatch.setattr(fish_selftest, "_BATCH", 1)
     monkeypatch.setattr(fish_selftest, "compare", causal_only)
     watch_tiles(monkeypatch, fault)
     verdict = selftest.run("fish/fish", DEVICE, torch.float16, (32, 32))

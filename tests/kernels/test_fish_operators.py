@@ -16,7 +16,7 @@ from lit_probattn.randomness import RandomKey
 from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-B, G, H, N, L, E, D, U = 2, 2, 3, 9, 11, 5, 7, 4
+B, G, H, N, L, E, D, U = 1, 2, 3, 9, 11, 5, 7, 4
 CHECKS = (
     *("test_schema", "test_autograd_registration", "test_faketensor"),
     "test_aot_dispatch_dynamic",
@@ -104,10 +104,10 @@ def test_linear_counts_the_products_of_the_formula(name):
 def test_activation_checkpoints_give_the_same_gradients(name):
     layer = LAYERS[name]().to(DEVICE)
     layer.backend, layer.dropout = "triton", 0.2
-    rng = RandomKey(1, sample_ids=torch.tensor([3, 4]))
+    rng = RandomKey(1, sample_ids=torch.tensor([3]))
     grads = []
     for use in (False, True):
-        x = torch.randn(2, 13, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+        x = torch.randn(1, 13, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
         x.requires_grad_()
         out = checkpoint(layer, x, rng=rng, use_reentrant=False) if use else layer(x, rng=rng)
         out.square().sum().backward()

@@ -41,7 +41,7 @@ def assert_gradients_agree(outputs, leaves, size=100.0):
 def test_softmax_sees_real_keys_beyond_the_1024th():
     query, key, value = leaves = draw(2, 1, ROWS, E), draw(2, 1, KEYS, E), draw(2, 1, KEYS, E)
     mask = late_mask()
-    with forced(Launch(16, 64)):
+    with forced(Launch(16, 128)):
         found = mixture_attention(
             *(query, key[:, :, None], value, None, None, None, None, mask, None, None, 0.3),
             *(False, False, 0),
@@ -56,7 +56,7 @@ def test_fish_sees_real_keys_beyond_the_1024th():
     leaves = draw(2, 1, ROWS, E), draw(2, 1, KEYS, E), draw(2, 2, KEYS, E), draw(2, 1)
     query, key, value, first = leaves
     mask = late_mask()
-    with forced(Launch(16, 128)):
+    with forced(Launch(16, 256)):
         found = fish_attention(query * 0.3, key, value, first=first, key_mask=mask)
     q, k, v, p = (x.double() for x in leaves)
     scores = torch.einsum("hg,bgij->bhij", p, 0.3 * q @ k.mT)

@@ -18,7 +18,7 @@ from profiling.cost.exact import backend_macs
 from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-B, H, N, L, E, K = 2, 4, 19, 23, 8, 2
+B, H, N, L, E, K = 1, 4, 19, 23, 8, 2
 
 
 def arguments(products, terms, *, kind="soft", masked=False, grad=True):
@@ -98,14 +98,14 @@ def test_shifted_keys_cost_one_product_and_the_others_what_the_reference_costs()
         assert plain - found == saved, name
 
 
-@pytest.mark.parametrize("name", ["softmax", "smgk"])
+@pytest.mark.parametrize("name", mostly_slow(["softmax", "smgk"], ["smgk"]))
 def test_activation_checkpoints_give_the_same_gradients(name):
     layer = LAYERS[name]().to(DEVICE)
     layer.backend, layer.dropout = "triton", 0.2
-    rng = RandomKey(1, sample_ids=torch.tensor([3, 4]))
+    rng = RandomKey(1, sample_ids=torch.tensor([3]))
     grads = []
     for use in (False, True):
-        x = torch.randn(2, 21, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+        x = torch.randn(1, 21, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
         x.requires_grad_()
         out = checkpoint(layer, x, rng=rng, use_reentrant=False) if use else layer(x, rng=rng)
         out.square().sum().backward()

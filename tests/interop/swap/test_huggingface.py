@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import itertools
 import json
 import os
 import subprocess
@@ -108,8 +109,13 @@ def case(name):
     return model, lambda m: m(input_ids=ids, attention_mask=mask).logits[mask.bool()]
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("variant", ["softmax", "mgk"])
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    mostly_slow(
+        itertools.product(["softmax", "mgk"], MODELS),
+        [("softmax", "GPT-2"), ("softmax", "T5"), *(("mgk", name) for name in MODELS)],
+    ),
+)
 def test_the_model_stays_the_same_function(name, variant):
     """Padding, causality and windows too: a lost mask would change the real tokens."""
     model, call = case(name)
@@ -122,7 +128,13 @@ def test_the_model_stays_the_same_function(name, variant):
     assert_same_model(model, new, call, tolerance, report)
 
 
-@pytest.mark.parametrize("name", [n for n in MODELS if n not in NORMED])
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(
+        [n for n in MODELS if n not in NORMED],
+        ["BERT", "ViT", "GPT-2, scale by layer", "Mistral", "T5"],
+    ),
+)
 def test_joining_equal_heads_loses_nothing(name):
     """Half the heads, with rotary positions and grouped queries too."""
     model, call = case(name)
@@ -145,8 +157,14 @@ CACHES = {
 }
 
 
-@pytest.mark.parametrize("heads", [1.0, 0.5])
-@pytest.mark.parametrize("name", WRITERS)
+# Every family of masks and caches once, heads kept or joined.
+WRITING = {"GPT-2": 1.0, "Qwen 3": 0.5, "Mistral": 1.0, "Gemma 3": 0.5, "T5": 0.5}
+WRITING |= {"BERT with memory": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"), mostly_slow(itertools.product(WRITERS, [1.0, 0.5]), WRITING.items())
+)
 def test_generate_with_a_cache_is_generate_without(name, heads):
     model, _ = case(name)
     ids, mask = words()
@@ -213,9 +231,14 @@ def test_maps_are_returned_where_they_are_asked_for():
 PACKED = (5, 1, 8, 4)  # lengths of the documents of one row
 
 
-@pytest.mark.parametrize("layers", [None, ["*layers.0.*", "*layer.0.*"]])
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma 3", "BERT"])
-def test_packed_documents_do_not_see_each_other(name, layers):
+@pytest.mark.parametrize(
+    ("name", "which"),
+    mostly_slow(
+        itertools.product(["Llama", "Mistral", "Gemma 3", "BERT"], ["all", "first"]),
+        [("Llama", "all"), ("Mistral", "first"), ("Gemma 3", "all"), ("BERT", "first")],
+    ),
+)
+def test_packed_documents_do_not_see_each_other(name, which):
     """Bounds without positions: every document as alone, in swapped layers and in kept ones.
 
     Positions are without effect, as the host counts them by the row and rotates in float32.
@@ -225,7 +248,8 @@ def test_packed_documents_do_not_see_each_other(name, layers):
         if "inv_freq" in position or "position_embeddings" in position:
             tensor.detach().zero_()
     names = [n for n, _ in model.named_modules()]
-    layers = layers and [p for p in layers if fnmatch.filter(names, p)]
+    first = [p for p in ("*layers.0.*", "*layer.0.*") if fnmatch.filter(names, p)]
+    layers = first if which == "first" else None
     new, _ = swapped(model, "mgk", layers=layers)
     ids = torch.randint(3, 53, (1, sum(PACKED)))
     bounds = torch.tensor([0, *PACKED], dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -308,7 +332,7 @@ def test_what_would_be_lost_is_refused_by_name():
     assert capped.config._attn_implementation != NAME
 
 
-@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama", "T5"])
+@pytest.mark.parametrize("name", mostly_slow(["BERT", "GPT-2", "Llama", "T5"], ["BERT", "GPT-2"]))
 def test_a_saved_model_loads_again(name, tmp_path):
     model, call = case(name)
     model, report = lit_probattn.swap(model, "mgk", heads=0.5, seed=3)
@@ -321,7 +345,20 @@ def test_a_saved_model_loads_again(name, tmp_path):
     assert torch.equal(call(copy.deepcopy(model)), call(model))
 
 
-@pytest.mark.parametrize("variant", mostly_slow(["softmax", "mgk"], ["mgk"]))
+def test_reading_a_pickled_model_registers_our_functions(tmp_path, monkeypatch):
+    model, _ = case("GPT-2")
+    model, _ = lit_probattn.swap(model, "mgk")
+    ids, _ = words()
+    expected = model(ids).logits
+    torch.save(model, tmp_path / "model.pt")
+    for kind in (T.AttentionInterface, T.AttentionMaskInterface):
+        monkeypatch.delitem(kind._global_mapping, NAME)
+    read = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert torch.equal(read(ids).logits, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["softmax", "mgk"])
 def test_another_process_can_read_a_pickled_model(variant, tmp_path):
     """As those of DDP's spawn do: our function is registered there by what is read. The process has
     its own number of threads, so sums may be rounded otherwise.

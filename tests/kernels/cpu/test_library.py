@@ -336,19 +336,17 @@ def test_what_a_killed_compilation_leaves_is_cleared_later(place):
     assert left == {".lock", path.name, running.name}
 
 
-def test_four_first_starts_at_once_build_one_library(place, tmp_path, monkeypatch):
-    """With the real compiler, in a hurry: the file that all of them load has every function."""
-    hurried = {made: (*how, "-O0") for made, how in library._SOURCES.items()}
-    monkeypatch.setattr(library, "_SOURCES", hurried)
-    environment = {**os.environ, **place.environment, "CC": str(CC)}
+def test_four_first_starts_at_once_build_one_library(place, tmp_path):
+    slow = FAKE.replace("while", "sleep 0.2\nwhile", 1)
+    script(Path(place.compiler), slow.format(log=place.log, made=place.made))
 
     def load() -> int:
-        library.load.cache_clear()
-        print(library.load().path)
+        print(place.load())
         return 0
 
     logs = [tmp_path / f"{number}.log" for number in range(4)]
-    starts = [Forked(load, environment, log) for log in logs]
+    starts = [Forked(load, dict(os.environ), log) for log in logs]
     assert [start.wait() for start in starts] == [0] * 4
     names = {log.read_text().strip() for log in logs}
     assert [str(p) for p in place.cache.glob("*.so")] == list(names)
+    assert place.links() == 1

@@ -70,6 +70,7 @@ def check(rows):
     assert rows[(rows.capability == 90) & products].wgmma.all()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_forward_kernels_do_not_spill_at_the_papers_head_size(tmp_path):
     flags = ("--cases", "smgk hard with dropout", "--head-dims", "32", "--passes", "forward")

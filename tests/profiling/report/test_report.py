@@ -97,6 +97,7 @@ def test_what_rows_of_others_say_stays_text(results, tmp_path):
     assert {path.parent for path in images} == {tmp_path / "out/figures"}
 
 
+@pytest.mark.usefixtures("sketches")
 def test_names_of_variants_stay_text(tmp_path, results):
     """In the lines on what costs more, and on what has no values."""
     config, folder = results

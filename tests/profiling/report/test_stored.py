@@ -21,7 +21,7 @@ CHANGES = {
         "softmax": attention(),
         "mgk": attention(MGK, num_heads=1),
     },
-    "grid": {"embed_dim": [8], "seq_len": [8, 16], "mode": ["train"]},
+    "grid": {"embed_dim": [8], "seq_len": [8, 16], "mode": ["eval"]},
     "measure": ["cost", "memory"],
 }
 

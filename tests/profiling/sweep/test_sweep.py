@@ -52,7 +52,10 @@ def test_every_point_once_and_again_nothing(tmp_path):
     assert (tmp_path / "rows.parquet").exists()
 
 
-def test_memory_and_time_come_from_a_worker(tmp_path):
+@pytest.mark.parametrize("start", ["forked", pytest.param("new", marks=pytest.mark.slow)])
+def test_memory_and_time_come_from_a_worker(start, tmp_path, monkeypatch):
+    if start == "forked":
+        fork_workers(monkeypatch)
     config = sweep(
         measure=["memory", "time"],
         grid={"embed_dim": [8], "seq_len": [16], "mode": ["train"]},
