@@ -114,15 +114,15 @@ def test_unreadable_files_are_one_line(capsys, tmp_path, text):
 
 @pytest.mark.usefixtures("sketches")
 def test_sweep_and_report_by_command(capsys, tmp_path):
-    path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(sweep().model_dump(mode="json", exclude_none=True)))
+    path, grid = tmp_path / "small.yaml", {"embed_dim": [8], "seq_len": [8, 16]}
+    path.write_text(yaml.safe_dump(sweep(grid=grid).model_dump(mode="json", exclude_none=True)))
     dry = run(capsys, "sweep", "--config", str(path), "--dry-run")
-    assert "8 points" in dry[1]
+    assert "4 points" in dry[1]
     assert not list(tmp_path.glob("results*"))
     results, out = str(tmp_path / "results"), str(tmp_path / "out")
     status, text, _ = run(capsys, "sweep", "--config", str(path), "--out", results)
     assert status == 0
-    assert "8 ok" in text
+    assert "4 ok" in text
     status, text, _ = run(
         capsys, "report", "--config", str(path), "--results", results, "--out", out
     )

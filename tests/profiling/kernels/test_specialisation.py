@@ -17,14 +17,15 @@ from tests.profiling.kernels.test_compile_table import MOST_SPILLED
 from tests.support.paths import ROOT
 
 # In a process of its own, where kernels are not interpreted: the keys under which Triton's launcher
-# keeps what it compiled, by kernel, for a call of one size and for others. One of them is compiled.
+# keeps what it compiled, by kernel, for a call of one size and for others; and a compiled kernel.
 CODE = """
 import json, sys, torch
+from dataclasses import asdict
 from itertools import product
 from lit_probattn.attention import FiSHAttention, LinearAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.kernels.runtime import recording
 from profiling.kernels.cases import Case
-from profiling.kernels.compile import compile_launch, resources, specialisation
+from profiling.kernels.compile import compile_rows, specialisation
 from profiling.kernels.parity import heads_and_gradients, make_inputs
 
 LAYERS = {
@@ -44,9 +45,9 @@ for (name, case), (heads, length) in product(LAYERS.items(), json.loads(sys.argv
         key = specialisation(launched, 90)
         kernel = f"{name}: {launched.kernel.__name__}"
         found.setdefault(kernel, {}).setdefault(key, (heads, length))
-    if (name, heads, length) == ("smgk", 8, 256):
-        (forward,) = (x for x in launches if x.kernel.__name__ == "forward_kernel")
-        print(json.dumps(resources(compile_launch(forward, 90), 90)))
+rows = compile_rows([LAYERS["smgk"]], [16], [90], forward_only=True)
+(compiled,) = (asdict(row) for row in rows if row.kernel == "forward_kernel")
+print(json.dumps(compiled))
 print(json.dumps({kernel: list(keys.values()) for kernel, keys in found.items()}))
 """
 
