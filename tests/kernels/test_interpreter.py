@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -22,9 +22,10 @@ class Scope:
         self.log.append(f"restore {self.name}")
 
 
-def function(name, *modules):
-    named = {module: ModuleType(f"triton.language{module}") for module in modules}
-    return SimpleNamespace(name=name, __globals__={**named, "torch": ModuleType("torch"), "one": 1})
+class Function:
+    def __init__(self, name, *modules):
+        named = {module: ModuleType(f"triton.language{module}") for module in modules}
+        self.name, self.__globals__ = name, {**named, "torch": ModuleType("torch"), "one": 1}
 
 
 def test_modules_are_prepared_once_per_launch_and_again_in_the_next():
@@ -36,10 +37,10 @@ def test_modules_are_prepared_once_per_launch_and_again_in_the_next():
 
     once = once_per_launch(patch)
     for launch in ("first", "second"):
-        scope = once(function(launch, ""))
-        assert once(function("same module", "")) is None
-        once(function("another module", ".core"))
-        assert once(function("both", "", ".core")) is None
+        scope = once(Function(launch, ""))
+        assert once(Function("same module", "")) is None
+        once(Function("another module", ".core"))
+        assert once(Function("both", "", ".core")) is None
         scope.restore()
     expected = [
         [f"patch {launch}", "patch another module", f"restore {launch}"]

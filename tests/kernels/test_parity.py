@@ -30,7 +30,7 @@ DENSE = [case for case in CASES if case.name.startswith(("softmax", "gaussian", 
 @pytest.mark.parametrize(("case", "dtype"), mostly_slow(itertools.product(DENSE, DTYPES), FAST))
 def test_error_is_within_twice_that_of_eager_code(case, dtype):
     # Priors have a few numbers only: float32 draws more, so that a ratio is no accident.
-    shapes = SHAPES if dtype == torch.float32 else SHAPES[:1]
+    shapes = SHAPES if dtype == torch.float32 else SHAPES[1:2]
     rows = parity_rows(case, dtype, device=DEVICE, head_dim=13, shapes=shapes)
     assert {row.tensor for row in rows} >= {"out", "query", "key", "value"}
     for row in rows:

@@ -14,3 +14,9 @@ def uncounted(monkeypatch) -> None:
         "profiling.sweep.run.measure_point",
         lambda point: failed_rows(point, "made up", status="ok"),
     )
+
+
+@pytest.fixture
+def sketches(sketches, monkeypatch) -> None:
+    """Spare the drawing of heat maps, too, by which Seaborn asks whether labels overlap."""
+    monkeypatch.setattr("seaborn.matrix._draw_figure", lambda figure: None)

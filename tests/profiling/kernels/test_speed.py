@@ -32,6 +32,7 @@ from profiling.kernels.speed import (
 )
 from tests.profiling.helpers import MGK
 from tests.support.paths import ROOT
+from tests.support.slow import mostly_slow
 
 
 def config(tests, **changes):
@@ -76,7 +77,7 @@ def test_green_tests_give_ratios_and_verdicts(tmp_path):
     assert verdicts == ["yes", "NO"]
 
 
-@pytest.mark.parametrize("tests", ["red", "absent", "none"])
+@pytest.mark.parametrize("tests", mostly_slow(["red", "absent", "none"], ["red", "none"]))
 def test_red_tests_give_no_ratio(tmp_path, tests):
     names = {"red": parity_file(tmp_path, False), "absent": ["gone.py"], "none": []}[tests]
     page, passed = run_kernels(config(names), tmp_path)
@@ -304,6 +305,7 @@ def test_peak_memory_is_exact():
     assert cpu_peak_bytes(function) == 8000
 
 
+@pytest.mark.usefixtures("sketches")
 def test_measured_points_are_kept_and_not_measured_again(tmp_path, monkeypatch, parity_passes):
     grid = {"tokens": 64, "seq_lens": [32, 64], "head_dims": [8], "num_threads": [1, 2]}
     some = config(["test_parity.py"], grid=grid, repeats=1)
@@ -377,6 +379,7 @@ def test_the_figure_shows_the_comparisons_that_are_named(tmp_path, parity_passes
         config([], figure={"MGK": {"reference": "aa"}})
 
 
+@pytest.mark.usefixtures("sketches")
 def test_the_finding_and_the_figure_have_the_mode_of_the_file(tmp_path, parity_passes):
     grid = {"tokens": 16, "seq_lens": [8, 16], "head_dims": [4], "modes": ["eval", "train"]}
     made = config(["test_parity.py"], figure={"MGK": {"reference": "a"}}, grid=grid)

@@ -30,7 +30,7 @@ def results(tmp_path_factory):
             "mgk": attention(MGK, num_heads=1),
             "mgk_full": attention(MGK),
         },
-        grid={"embed_dim": [8, 16], "seq_len": [8, 16, 32]},
+        grid={"embed_dim": [8, 16], "seq_len": [8, 32]},
     )
     run_sweep(config, folder, ROOT, stream=lambda _: None)
     return config, folder
@@ -157,7 +157,7 @@ def test_ratios_join_the_same_place(results):
     frame = to_frame(read_rows(folder / "rows.jsonl"))
     ratios = ratio_table(frame)
     macs = ratios[(ratios["metric"] == "macs") & (ratios["variant"] == "mgk")]
-    assert len(macs) == 6
+    assert len(macs) == 4
     for _, row in macs.iterrows():
         place = (frame["embed_dim"] == row["embed_dim"]) & (frame["seq_len"] == row["seq_len"])
         here = frame[place & (frame["source"] == "measured")].set_index("variant")["macs"]
@@ -187,7 +187,7 @@ def test_crossover_is_interpolated_in_log_length():
 
 
 def test_errors_are_relative_to_what_was_measured(results):
-    """A closed form that is a quarter too large at one place of eighteen."""
+    """A closed form that is a quarter too large at one place of twelve."""
     _, folder = results
     rows = read_rows(folder / "rows.jsonl")
     index = next(
@@ -198,7 +198,7 @@ def test_errors_are_relative_to_what_was_measured(results):
     errors = errors[errors["error"] != 0]
     assert errors[["variant", "metric"]].to_numpy().tolist() == [["mgk", "macs"]]
     assert errors["error"].item() == pytest.approx(0.25, rel=1e-3)
-    assert "| multiply-adds | counted | closed form | 18 | 17 | 2.50e-01 |" in agreement(
+    assert "| multiply-adds | counted | closed form | 12 | 11 | 2.50e-01 |" in agreement(
         to_frame(rows)
     )
 
