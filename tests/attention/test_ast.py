@@ -40,7 +40,7 @@ from tests.support.helpers import (
     use_backend,
     use_oracle,
 )
-from tests.support.slow import SHARES, some_of
+from tests.support.slow import FEWER, some_of
 
 TOLERANCE = 1e-12
 OPTIONS = {
@@ -103,7 +103,7 @@ def ast_oracle(query, key, value, *, masks, dropout, alpha):
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", FEWER)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_backends_equal_the_sums(name, share):
     layer = make_layer(ASTAttention, OPTIONS[name])

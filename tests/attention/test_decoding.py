@@ -12,6 +12,7 @@ from lit_probattn.attention import KVCache
 from lit_probattn.attention.engines.cached import merge_partials, partial_attention
 from tests.attention.decoding_layers import CACHED, LAYERS, B, C, E, N, make
 from tests.support.helpers import cache_bytes_per_token, cpu_backends
+from tests.support.slow import mostly_slow
 
 
 def left_padded_mask(pads=(0, 3)):
@@ -34,9 +35,24 @@ def decode(layer, x, mask, cache, first, step):
         )
 
 
+def every_other(names, cases):
+    """Yield the names, each with every other case in turn."""
+    for (turn, name), (number, case) in itertools.product(enumerate(names), enumerate(cases)):
+        if (turn + number) % 2 == 0:
+            yield name, case
+
+
 # ---------------------------------------------------------------------- a step equals the full pass
-@pytest.mark.parametrize(("first", "step"), [(1, 1), (5, 1), (3, 2), (4, 3)])
-@pytest.mark.parametrize("name", LAYERS)
+STEPS = [(1, 1), (5, 1), (3, 2), (4, 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "step"),
+    mostly_slow(
+        [(name, *steps) for name in LAYERS for steps in STEPS],
+        [(name, *steps) for name, steps in every_other(LAYERS, STEPS)],
+    ),
+)
 def test_step_equals_the_full_causal_pass(name, first, step):
     layer, x, mask = make(name), torch.randn(B, N, C, dtype=torch.float64), left_padded_mask()
     layer.backend = "reference"
@@ -46,8 +62,9 @@ def test_step_equals_the_full_causal_pass(name, first, step):
     torch.testing.assert_close(out, full, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize("first", [0, 5])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "first"), mostly_slow(itertools.product(LAYERS, [0, 5]), every_other(LAYERS, [0, 5]))
+)
 def test_a_step_of_no_tokens_changes_nothing(name, first):
     layer, x, mask = make(name), torch.randn(B, N, C, dtype=torch.float64), left_padded_mask()
     full = decode(layer, x, mask, layer.new_cache(), 6, 2)
@@ -61,8 +78,10 @@ def test_a_step_of_no_tokens_changes_nothing(name, first):
     torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize("part_len", [1, 4, 13])
-@pytest.mark.parametrize("name", CACHED)
+@pytest.mark.parametrize(
+    ("name", "part_len"),
+    mostly_slow(itertools.product(CACHED, [1, 4, 13]), every_other(CACHED, [1, 4, 13])),
+)
 def test_reading_the_cache_in_parts_changes_nothing(name, part_len):
     layer, x, mask = make(name), torch.randn(B, N, C, dtype=torch.float64), left_padded_mask()
     layer.backend = "reference"

@@ -85,7 +85,7 @@ def run(layer, x, key_mask, is_causal):
     return out.detach(), gradients
 
 
-@pytest.mark.parametrize(("name", "backend"), every_nth(3, CASES))
+@pytest.mark.parametrize(("name", "backend"), every_nth(4, CASES))
 @settings(derandomize=True, max_examples=25, deadline=None, database=None)
 @given(
     size=SIZES,

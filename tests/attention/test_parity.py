@@ -211,7 +211,7 @@ def test_blocks_of_any_size_agree(cls, options, backend, budget, monkeypatch):
         assert grad < TOLERANCE * 10
 
 
-FAST_PAIRS = every_nth(4, [p for p in PAIRS if p.values[-1] != "reference"])
+FAST_PAIRS = every_nth(6, [p for p in PAIRS if p.values[-1] != "reference"])
 
 
 @pytest.mark.parametrize(("cls", "oracle", "name", "options", "backend"), FAST_PAIRS)

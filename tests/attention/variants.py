@@ -35,7 +35,8 @@ def shipped_variants() -> dict[str, tuple[type[Attention], dict[str, Any]]]:
 def layers() -> dict[str, Callable[..., Attention]]:
     """Return what makes each variant on small sizes: every shipped file, and other plain classes.
 
-    A class whose defaults a file has, the number of heads aside, is that file's variant.
+    All have four heads. A class whose defaults a file has, the number of heads aside, is that
+    file's variant.
     """
     shipped = shipped_variants()
     named = [(cls, _own(cls, options)) for cls, options in shipped.values()]
@@ -45,7 +46,7 @@ def layers() -> dict[str, Callable[..., Attention]]:
         if (cls, {}) not in named
     }
     for name, (cls, options) in shipped.items():
-        made[name] = partial(cls, EMBED, head_dim=HEAD, **options)
+        made[name] = partial(cls, EMBED, head_dim=HEAD, **{**options, "num_heads": 4})
     return made
 
 

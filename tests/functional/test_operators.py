@@ -30,7 +30,6 @@ CASES = [
 FAST = left(
     [
         ("tiles", "smgk", "auto", True),
-        ("tiles", "fish", "native", False),
         ("entmax", "ast", "auto", False),
         ("keep_pairs", "ast", "auto", False),
         ("normal_noise", "fish", "auto", False),

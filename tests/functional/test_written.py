@@ -38,9 +38,8 @@ CELLS += [(form, name, 512) for form, name in product(FORMS, PRESETS)]
 # Every form, and every kind of variant in two of them; ONNX takes seconds.
 FAST_CELLS = [
     *(("export", name, 512) for name in ("fish", "polynomial", "as_released/lm/mgk")),
-    *(("compile", name, 512) for name in ("smgk", "mgk_hard_e")),
+    ("compile", "mgk_hard_e", 512),
     ("export_dynamic", "fish", 32),
-    ("export", "ast", 160),
     ("onnx", "smgk", 32),
 ]
 FAST_CELLS = left(FAST_CELLS)
@@ -67,7 +66,9 @@ def own_operators(program):
         left([("mgk_hard_e", True), ("ast", True), ("favor", False)]),
     ),
 )
-def test_an_exported_program_holds_pytorchs_operators_only(name, train):
+def test_an_exported_program_holds_pytorchs_operators_only(name, train, monkeypatch):
+    if name == "ast":  # whose operators are the same in every bisection
+        monkeypatch.setattr("lit_probattn.attention.ast._BISECTIONS", 2)
     layer = layer_of(name, dropout=0.2 if train else 0.0).train(train)
     if name == "favor" and train:
         pytest.skip("random features are drawn by operators of their own")
@@ -110,7 +111,7 @@ def test_traces(trace):
         torch.testing.assert_close(graph(inputs(64, 1)), layer(inputs(64, 1)), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", mostly_slow(PUBLIC, left(["ast", "favor", "smgk"])))
+@pytest.mark.parametrize("name", mostly_slow(PUBLIC, ["favor", "smgk"]))
 def test_training_with_dropout_in_one_graph(name):
     """Draws and gradients are those of the layer, and a draw is not a constant of the graph."""
     layer, x = layer_of(name, dropout=0.3).train(), inputs(48, 1)

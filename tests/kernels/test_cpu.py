@@ -320,11 +320,10 @@ def test_the_self_test_runs_outside_modes(fresh):
         assert selftest.draws_noise() in (True, False)
 
 
+@pytest.mark.slow
 @needs_library
 @pytest.mark.parametrize(
-    "options",
-    [pytest.param({"e_step": "hard"}, marks=pytest.mark.slow), {"shifted_keys": True}],
-    ids=["hard", "shifted keys"],
+    "options", [{"e_step": "hard"}, {"shifted_keys": True}], ids=["hard", "shifted keys"]
 )
 def test_a_compiled_layer_computes_the_same(options):
     layer = MGKAttention(12, 2, head_dim=5, dropout=0.3, backend="native", **options)

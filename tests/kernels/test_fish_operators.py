@@ -115,7 +115,7 @@ def test_activation_checkpoints_give_the_same_gradients(name):
     assert torch.equal(*grads)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", mostly_slow(LAYERS, ["gfish", "mlk"]))
 def test_nothing_of_size_n_by_n_is_saved(name):
     layer = LAYERS[name]().to(DEVICE)
     layer.backend, length = "triton", 41
@@ -125,7 +125,7 @@ def test_nothing_of_size_n_by_n_is_saved(name):
     assert max(t.numel() for t in saved) < length * length
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", mostly_slow(LAYERS, ["fish", "linear"]))
 def test_a_batch_without_samples_or_with_one_token_runs(name):
     layer, rng = LAYERS[name]().to(DEVICE), RandomKey(3, 5)
     for batch, length in ((1, 1), (0, 3)):

@@ -64,8 +64,12 @@ KINDS = {
         ),
         [
             ("shifted", True, (16, 48), (1, 5)),
-            ("mixed, prior per position, normed", True, (16, 48), (21, 40)),
-            ("weighted", True, (16, 48), (21, 40)),  # states carried within a segment
+            (
+                "mixed, prior per position, normed",
+                True,
+                (16, 48),
+                (21, 40),
+            ),
             ("relu, normed", False, (64, 64), (40, 21)),
         ],
     ),

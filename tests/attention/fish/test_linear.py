@@ -17,7 +17,7 @@ from tests.support.helpers import (
     use_backend,
     use_oracle,
 )
-from tests.support.slow import SHARES, some_of
+from tests.support.slow import FEWER, some_of
 
 BATCH, EMBED, HEAD, VALUE = 2, 11, 5, 3
 H, G = 7, 3
@@ -119,7 +119,7 @@ def make_call(layer, num_queries, num_keys, masked, is_causal, rng):
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", FEWER)
 @pytest.mark.parametrize(("name", "noise", "backend"), CASES)
 def test_backend_equals_the_sums(name, noise, backend, share):
     layer = make_layer(VARIANTS[name], noise=noise)

@@ -130,7 +130,7 @@ def test_memory_grows_no_faster_than_length():
     from torch.distributed._tools.mem_tracker import MemTracker
 
     peaks = []
-    for length in (512, 1024):
+    for length in (256, 512):
         with FakeTensorMode():
             layer = MLKAttention(16, 2, head_dim=8, backend="blockwise")
             x = torch.randn(1, length, 16)
@@ -141,4 +141,4 @@ def test_memory_grows_no_faster_than_length():
             peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
             peaks.append(peak)
     assert peaks[1] < 2.1 * peaks[0]
-    assert peaks[1] < 1024 * 1024 * 4  # one map of one head
+    assert peaks[1] < 512 * 512 * 4  # one map of one head

@@ -28,7 +28,7 @@ from tests.support.helpers import (
     use_backend,
     use_oracle,
 )
-from tests.support.slow import SHARES, mostly_slow, some_of
+from tests.support.slow import FEWER, mostly_slow, some_of
 
 BATCH, EMBED, HEAD = 2, 11, 3
 MASKS = ["none", "key", "key+pairs"]
@@ -106,7 +106,7 @@ FAST = [
 ]
 
 
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", FEWER)
 @pytest.mark.parametrize(
     ("name", "masks", "is_causal"),
     mostly_slow(itertools.product(KINDS, MASKS, [False, True]), FAST),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import runpy
 from functools import partial
 
@@ -92,6 +93,14 @@ class LowPrecision(Dots):
         return torch.einsum("oh,bhnl->bonl", self.after, weights)
 
 
+def in_turns(kinds):
+    """Return kinds and checks as parameters, every other check of a kind marked slow."""
+    return [
+        pytest.param(kind, check, marks=[pytest.mark.slow] * ((turn + number) % 2))
+        for (turn, kind), (number, check) in itertools.product(enumerate(kinds), enumerate(CHECKS))
+    ]
+
+
 def broken(cls):
     names = []
     for name in CHECKS:
@@ -103,8 +112,7 @@ def broken(cls):
     return names
 
 
-@pytest.mark.parametrize("cls", [Tempered, GatedMGK])
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(("cls", "check"), in_turns([Tempered, GatedMGK]))
 def test_layers_with_hooks_keep_every_promise(cls, check):
     torch.manual_seed(0)
     keep_in_blocks(check, partial(cls, EMBED, H, head_dim=HEAD))
@@ -140,8 +148,7 @@ def of_example(name):
     return runpy.run_path(str(ROOT / "examples/studies/after_the_scores.py"))[name]
 
 
-@pytest.mark.parametrize("name", ["MultiToken", "Interleaved"])
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(("name", "check"), in_turns(["MultiToken", "Interleaved"]))
 def test_examples_keep_every_promise(name, check):
     torch.manual_seed(0)
     keep_in_blocks(check, partial(of_example(name), EMBED, H, head_dim=HEAD))

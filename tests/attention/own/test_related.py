@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import pytest
@@ -160,8 +161,18 @@ def test_output_and_gradients_are_those_of_the_sums(cls, backend):
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
 
 
-@EVERY
-@pytest.mark.parametrize("check", CHECKS)
+# Checks of what depends on the values of parameters; `test_contract.py` has all of them at a start.
+OF_VALUES = ["causality", "padding", "masks of pairs", "masks of heads", "gradients", "backends"]
+OF_VALUES += ["cross-attention", "cache", "documents"]
+
+
+@pytest.mark.parametrize(
+    ("cls", "check"),
+    [
+        pytest.param(cls, check, marks=[pytest.mark.slow] * (check not in OF_VALUES))
+        for cls, check in itertools.product(CLASSES, CHECKS)
+    ],
+)
 def test_moved_layers_keep_every_promise(cls, check):
     torch.manual_seed(0)
     given = {"head_dim": E} if check != "arguments" else {}

@@ -56,17 +56,23 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(params=VARIANTS)
-def swapped(request, tmp_path):
+@pytest.fixture(scope="module", params=VARIANTS)
+def made(request, tmp_path_factory):
     variant, options = VARIANTS[request.param]
     if request.param == "a file":
-        path = tmp_path / "cosine.yaml"
+        path = tmp_path_factory.mktemp("variant") / "cosine.yaml"
         path.write_text(FILE.format(f"{__name__}.Cosine"))
         variant = str(path)
     host = host_of("Llama")
     model = copy.deepcopy(host.model)
     model, report = lit_probattn.swap(model, variant, example=host.example, **options)
     return host, model, report
+
+
+@pytest.fixture
+def swapped(made):
+    host, model, report = made
+    return host, copy.deepcopy(model), report
 
 
 def test_ten_steps_of_training_and_writing(swapped):

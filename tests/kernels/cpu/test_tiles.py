@@ -1,5 +1,6 @@
 """Attention by tiles: every form, mask and edge of a tile against its equation in float64."""
 
+import itertools
 import os
 import platform
 import random
@@ -207,8 +208,15 @@ def test_double_precision_is_exact(form, rows, cols, seed, options):
         assert error <= 1e-13 * (1.0 + largest)
 
 
-@pytest.mark.parametrize("size", [5, 32, 130])
-@pytest.mark.parametrize("form", FORMS)
+SIZES = [5, 32, 130]
+
+
+@pytest.mark.parametrize(
+    ("form", "size"),
+    mostly_slow(
+        itertools.product(FORMS, SIZES), [(form, SIZES[i % 3]) for i, form in enumerate(FORMS)]
+    ),
+)
 def test_single_precision_error_is_within_twice_eager(form, size):
     """Root mean square error to float64, of the output and of all gradients together.
 
