@@ -115,7 +115,9 @@ def make_layer(options, dtype=torch.float32):
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("name", mostly_slow(LAYERS, ["gfish, noise per unit"]))
+@pytest.mark.parametrize(
+    "name", mostly_slow(LAYERS, ["gfish, noise per unit", "more heads than a group"])
+)
 def test_layer_equals_independent_sums(name):
     """The whole layer, with every mask, a sample that sees nothing and a bias with a gradient."""
     layer, exact = make_layer(LAYERS[name]), make_layer(LAYERS[name], torch.float64)

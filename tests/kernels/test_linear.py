@@ -64,12 +64,8 @@ KINDS = {
         ),
         [
             ("shifted", True, (16, 48), (1, 5)),
-            (
-                "mixed, prior per position, normed",
-                True,
-                (16, 48),
-                (21, 40),
-            ),
+            ("mixed, prior per position, normed", True, (16, 48), (21, 40)),
+            ("weighted", True, (16, 48), (21, 40)),  # states carried within a segment
             ("relu, normed", False, (64, 64), (40, 21)),
         ],
     ),
