@@ -12,7 +12,7 @@ from lit_probattn.attention import KVCache
 from lit_probattn.attention.engines.cached import merge_partials, partial_attention
 from tests.attention.decoding_layers import CACHED, LAYERS, B, C, E, N, make
 from tests.support.helpers import cache_bytes_per_token, cpu_backends
-from tests.support.slow import mostly_slow
+from tests.support.slow import taking_turns
 
 
 def left_padded_mask(pads=(0, 3)):
@@ -35,36 +35,21 @@ def decode(layer, x, mask, cache, first, step):
         )
 
 
-def every_other(names, cases):
-    """Yield the names, each with every other case in turn."""
-    for (turn, name), (number, case) in itertools.product(enumerate(names), enumerate(cases)):
-        if (turn + number) % 2 == 0:
-            yield name, case
-
-
 # ---------------------------------------------------------------------- a step equals the full pass
 STEPS = [(1, 1), (5, 1), (3, 2), (4, 3)]
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "step"),
-    mostly_slow(
-        [(name, *steps) for name in LAYERS for steps in STEPS],
-        [(name, *steps) for name, steps in every_other(LAYERS, STEPS)],
-    ),
-)
-def test_step_equals_the_full_causal_pass(name, first, step):
+@pytest.mark.parametrize(("name", "steps"), taking_turns(LAYERS, STEPS))
+def test_step_equals_the_full_causal_pass(name, steps):
     layer, x, mask = make(name), torch.randn(B, N, C, dtype=torch.float64), left_padded_mask()
     layer.backend = "reference"
     full = layer(x, key_mask=mask, is_causal=True)
     layer.backend = "auto"
-    out = decode(layer, x, mask, layer.new_cache(capacity=7), first, step)
+    out = decode(layer, x, mask, layer.new_cache(capacity=7), *steps)
     torch.testing.assert_close(out, full, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "first"), mostly_slow(itertools.product(LAYERS, [0, 5]), every_other(LAYERS, [0, 5]))
-)
+@pytest.mark.parametrize(("name", "first"), taking_turns(LAYERS, [0, 5]))
 def test_a_step_of_no_tokens_changes_nothing(name, first):
     layer, x, mask = make(name), torch.randn(B, N, C, dtype=torch.float64), left_padded_mask()
     full = decode(layer, x, mask, layer.new_cache(), 6, 2)
@@ -78,10 +63,7 @@ def test_a_step_of_no_tokens_changes_nothing(name, first):
     torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "part_len"),
-    mostly_slow(itertools.product(CACHED, [1, 4, 13]), every_other(CACHED, [1, 4, 13])),
-)
+@pytest.mark.parametrize(("name", "part_len"), taking_turns(CACHED, [1, 4, 13]))
 def test_reading_the_cache_in_parts_changes_nothing(name, part_len):
     layer, x, mask = make(name), torch.randn(B, N, C, dtype=torch.float64), left_padded_mask()
     layer.backend = "reference"

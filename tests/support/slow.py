@@ -50,6 +50,16 @@ def every_nth(n: int, parameters: Sequence[Any]) -> list[Any]:
     ]
 
 
+def taking_turns(kinds: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
+    """Return all pairs as parameters of a test; of each kind every other case, in turn, is slow."""
+    cases = list(cases)
+    return [
+        pytest.param(kind, case, marks=[pytest.mark.slow] * ((turn + number) % 2))
+        for turn, kind in enumerate(kinds)
+        for number, case in enumerate(cases)
+    ]
+
+
 def some_of(combinations: Sequence[T], share: str, *case: object) -> list[T]:
     """Return all combinations, or a share of them, chosen by the case.
 

@@ -20,7 +20,7 @@ from tests.support.helpers import (
     use_backend,
     use_oracle,
 )
-from tests.support.slow import SHARES, some_of
+from tests.support.slow import FEWER, some_of, taking_turns
 
 BATCH, EMBED, HEAD = 2, 11, 5
 SIZES = {"num_heads": 7, "num_global_heads": 3, "noise": "none"}
@@ -88,7 +88,7 @@ def oracle(
 @ON
 @EVERY
 @pytest.mark.parametrize("backend", cpu_backends(FiSHAttention(4, 2, noise="none", mix_on="key")))
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", FEWER)
 def test_every_backend_equals_the_sums(mix_on, name, backend, share):
     layer = mixed(mix_on, name)
     for (queries, keys), masks, is_causal in some_of(CALLS, share, mix_on, name, backend):
@@ -145,8 +145,7 @@ def test_a_linear_mixing_is_a_softmax_layer_with_merged_projections(mix_on):
     torch.testing.assert_close(layer(x), plain(x), rtol=0, atol=1e-12)
 
 
-@ON
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(("mix_on", "check"), taking_turns(["query", "key"], CHECKS))
 def test_it_keeps_the_promises_of_every_layer(mix_on, check):
     def make(**more):
         options = {**SIZES, "mixer": "mlp", "mixing_bias": "all", **more}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import runpy
 from functools import partial
 
@@ -21,6 +20,7 @@ from lit_probattn.convert.layer_names import load_layer
 from lit_probattn.convert.wider_heads import embed_into_head_size
 from tests.attention.variants import keep_in_blocks
 from tests.support.paths import ROOT
+from tests.support.slow import taking_turns
 
 B, N, H = 2, 13, 4
 
@@ -93,14 +93,6 @@ class LowPrecision(Dots):
         return torch.einsum("oh,bhnl->bonl", self.after, weights)
 
 
-def in_turns(kinds):
-    """Return kinds and checks as parameters, every other check of a kind marked slow."""
-    return [
-        pytest.param(kind, check, marks=[pytest.mark.slow] * ((turn + number) % 2))
-        for (turn, kind), (number, check) in itertools.product(enumerate(kinds), enumerate(CHECKS))
-    ]
-
-
 def broken(cls):
     names = []
     for name in CHECKS:
@@ -112,7 +104,7 @@ def broken(cls):
     return names
 
 
-@pytest.mark.parametrize(("cls", "check"), in_turns([Tempered, GatedMGK]))
+@pytest.mark.parametrize(("cls", "check"), taking_turns([Tempered, GatedMGK], CHECKS))
 def test_layers_with_hooks_keep_every_promise(cls, check):
     torch.manual_seed(0)
     keep_in_blocks(check, partial(cls, EMBED, H, head_dim=HEAD))
@@ -148,7 +140,7 @@ def of_example(name):
     return runpy.run_path(str(ROOT / "examples/studies/after_the_scores.py"))[name]
 
 
-@pytest.mark.parametrize(("name", "check"), in_turns(["MultiToken", "Interleaved"]))
+@pytest.mark.parametrize(("name", "check"), taking_turns(["MultiToken", "Interleaved"], CHECKS))
 def test_examples_keep_every_promise(name, check):
     torch.manual_seed(0)
     keep_in_blocks(check, partial(of_example(name), EMBED, H, head_dim=HEAD))
