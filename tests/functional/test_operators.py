@@ -26,7 +26,7 @@ CASES = [
     *((*holder, False) for holder in HOLDERS),
     *((*holder, True) for holder in HOLDERS if holder[0] in ("tiles", "philox_words")),
 ]
-# Tensors that may be missing are there once, and missing once.
+# With the tensors that may be missing; the slow cases are without.
 FAST = left(
     [
         ("tiles", "smgk", "auto", True),

@@ -33,9 +33,9 @@ from tests.support.slow import mostly_slow
 
 CELLS = [(form, name, size) for form, name, size in product(FORMS, PUBLIC, SIZES)]
 CELLS = [cell for cell in CELLS if cell[2] <= LARGEST.get(cell[:2], cell[2])]
-CELLS += left((form, "ast", 160) for form in ("export", "compile"))  # some blocks, for fast tests
+CELLS += left((form, "ast", 160) for form in ("export", "compile"))  # some blocks
 CELLS += [(form, name, 512) for form, name in product(FORMS, PRESETS)]
-# Every form, and every kind of variant in two of them; ONNX takes seconds.
+# Every form; ONNX takes seconds.
 FAST_CELLS = [
     *(("export", name, 512) for name in ("fish", "polynomial", "as_released/lm/mgk")),
     ("compile", "mgk_hard_e", 512),
