@@ -12,6 +12,7 @@ from lit_probattn.attention.linear.average import causal_average
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import LinearForm, finish
 from lit_probattn.attention.masks import make_masks
+from tests.support.slow import taking_turns
 
 EPS, FACTOR = 1e-3, 0.7
 MAPS = {"none": lambda x: x, "elu": lambda x: nn.functional.elu(x) + 1.0, "relu": torch.relu}
@@ -34,18 +35,18 @@ def draw(batch, heads, kv_heads, length, features, size, maps):
     return [x.requires_grad_() for x in drawn]
 
 
-@pytest.mark.parametrize("maps", list(product(MAPS, repeat=2)), ids="-".join)
-@pytest.mark.parametrize(
-    ("sizes", "chunk", "span"),
-    [
-        ((2, 6, 3, 45, 5, 7), 4, 32),  # spans of some heads, groups, a shorter chunk at the end
-        ((2, 6, 3, 45, 5, 7), 8, 2000),  # all heads of a sample at once
-        ((1, 4, 4, 64, 8, 8), None, None),
-        ((3, 2, 1, 7, 4, 3), 3, 9),  # one matrix at a time
-        ((2, 2, 2, 67, 3, 5), 2, 1 << 17),  # more chunks than a span may have
-    ],
-)
-def test_output_and_gradients_equal_the_maps_written_out(sizes, chunk, span, maps):
+CHUNKS = [
+    ((2, 6, 3, 45, 5, 7), 4, 32),  # spans of some heads, groups, a shorter chunk at the end
+    ((2, 6, 3, 45, 5, 7), 8, 2000),  # all heads of a sample at once
+    ((1, 4, 4, 64, 8, 8), None, None),
+    ((3, 2, 1, 7, 4, 3), 3, 9),  # one matrix at a time
+    ((2, 2, 2, 67, 3, 5), 2, 1 << 17),  # more chunks than a span may have
+]
+
+
+@pytest.mark.parametrize(("maps", "chunks"), taking_turns(product(MAPS, repeat=2), CHUNKS))
+def test_output_and_gradients_equal_the_maps_written_out(maps, chunks):
+    sizes, chunk, span = chunks
     inputs = draw(*sizes, maps)
     form = {"row_map": maps[0], "col_map": maps[1], "eps": EPS, "factor": FACTOR}
     found = causal_average(*inputs, **form, chunk=chunk, span=span)

@@ -308,7 +308,7 @@ def test_dtypes_that_do_not_go_together_are_refused():
         attend(call._replace(coef=call.coef.to(torch.bfloat16)))
 
 
-@pytest.mark.parametrize("threads", [2, 3, 5])
+@pytest.mark.parametrize("threads", mostly_slow([2, 3, 5], [3]))
 def test_threads_cut_the_keys_of_one_owner(threads):
     options = dict.fromkeys(("coef", "noise", "pairs"), False)
     options |= {"heads": 2, "groups": 1, "size": 5, "wide": 7, "many": 2, "padded": "some"}
