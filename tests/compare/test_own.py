@@ -12,7 +12,8 @@ import yaml
 
 from lit_probattn.__main__ import main
 from lit_probattn.compare.own import differing, make_table, read_row
-from tests.compare.tiny import program
+from tests.compare.tiny import program, run_here
+from tests.support.drawing import draw_once
 
 TASK = "tiny/lra_listops"
 
@@ -128,6 +129,8 @@ def test_settings_beside_the_attention_are_told_apart():
 
 def test_variants_run_over_seeds_and_are_reported(tmp_path, monkeypatch, capsys):
     """With a program that stands in for training; its accuracy is 25 + seed, mixtures + 10."""
+    draw_once(monkeypatch)
+    run_here(monkeypatch)
     monkeypatch.chdir(tmp_path)
     launch = shlex.join(program(tmp_path))
     (tmp_path / "own.yaml").write_text(

@@ -13,9 +13,10 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import run_all
 from tests.compare.test_runner import COUNTED
-from tests.compare.tiny import finished, program, tiny_runs, write_result
+from tests.compare.tiny import finished, program, run_here, tiny_runs, write_result
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.usefixtures("sketches")
 ROWS = "text,label\n" + "".join(f"word{n % 7} text {n},{'ab'[n % 2]}\n" for n in range(60))
 
 
@@ -23,6 +24,7 @@ ROWS = "text,label\n" + "".join(f"word{n % 7} text {n},{'ab'[n % 2]}\n" for n in
 def compare(tmp_path, monkeypatch, capsys):
     """A comparison on a CSV file, trained by a stand-in; returns status, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
+    run_here(monkeypatch)
     (tmp_path / "mine.csv").write_text(ROWS)
     launch = shlex.join(program(tmp_path))
 
@@ -179,6 +181,7 @@ def test_a_time_that_nobody_took_is_unknown(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     table, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
     lines = []
+    run_here(monkeypatch)
     run_all(runs[:1], lambda run: COUNTED, say=lines.append)
     assert runs[0].result()["fit_seconds_of_last_start"] > 0
     runs[0].result_path.unlink()
