@@ -17,6 +17,12 @@ from lit_probattn.analysis.studies import distance, maps, rank, spectrum
 from lit_probattn.attention import LinearAttention, SoftmaxAttention
 from lit_probattn.base.errors import ConfigError
 from tests.analysis.made import change, checkpoint, layer_call
+from tests.support.drawing import draw_once
+
+
+@pytest.fixture(autouse=True)
+def _draw_once(monkeypatch):
+    draw_once(monkeypatch)
 
 
 def study(name: str, path: Path, out: Path, *more: str) -> pd.DataFrame:
