@@ -28,7 +28,7 @@ from tests.support.slow import mostly_slow
 MAPS = ("attention_maps", "rank", "head_distance", "spectrum")
 MIXTURES = ("query_likelihood", "responsibilities", "priors")
 CASES = {
-    "sequence": ("MGKAttention", {"shifted_keys": True}, (*MIXTURES, "keys")),
+    "sequence": ("MGKAttention", {"shifted_keys": True, "num_heads": 2}, (*MIXTURES, "keys")),
     "pair": ("MGKAttention", {"e_step": "hard"}, ("responsibilities", "keys", "spectrum")),
     "picture": ("FiSHAttention", {"num_global_heads": None}, (*MAPS, "keys", "priors")),
     "text": ("LinearAttention", {}, (*MAPS, "keys")),
