@@ -42,7 +42,9 @@ def flags(path: Path, out: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("task", "drawn"),
-    mostly_slow([(t, drawn) for t in CASES for drawn in ("once", "whole")], [("sequence", "once")]),
+    mostly_slow(
+        [("sequence", "once"), *((task, "whole") for task in CASES)], [("sequence", "once")]
+    ),
 )
 def test_studies_write_table_picture_and_text(task, drawn, tmp_path, monkeypatch):
     cls, options, studies = CASES[task]

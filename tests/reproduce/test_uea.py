@@ -122,7 +122,7 @@ def test_dry_run_names_what_is_missing(options, capsys):
     assert printed.count("python -m lit_probattn fit --config configs/tasks/tiny/uea.yaml") == 2
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "sketches")
 def test_runs_run_once_and_the_report_has_mean_and_deviation(options, tmp_path, capsys):
     assert main(bundled(options, "--jobs", "2")) == 0
     printed = capsys.readouterr().out
