@@ -539,6 +539,10 @@ class AttentionFactory(Protocol):
         """Return a layer; `overrides` may set `num_heads` if stages have different heads."""
 
 
+# As a type, not as text: jsonargparse parses this module whenever it evaluates the text.
+AttentionFactory.__call__.__annotations__["return"] = Attention
+
+
 def _given(size: int | None, otherwise: int) -> int:
     return otherwise if size is None else size
 

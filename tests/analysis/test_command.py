@@ -22,12 +22,13 @@ from lit_probattn.base.arguments import DefaultsFormatter, at_least
 from lit_probattn.experiments.page import read
 from lit_probattn.records.figures import MAX_BYTES
 from tests.analysis.made import checkpoint
+from tests.support.drawing import draw_once
 from tests.support.slow import mostly_slow
 
 MAPS = ("attention_maps", "rank", "head_distance", "spectrum")
 MIXTURES = ("query_likelihood", "responsibilities", "priors")
 CASES = {
-    "sequence": ("MGKAttention", {"shifted_keys": True}, (*MIXTURES, "keys")),
+    "sequence": ("MGKAttention", {"shifted_keys": True, "num_heads": 2}, (*MIXTURES, "keys")),
     "pair": ("MGKAttention", {"e_step": "hard"}, ("responsibilities", "keys", "spectrum")),
     "picture": ("FiSHAttention", {"num_global_heads": None}, (*MAPS, "keys", "priors")),
     "text": ("LinearAttention", {}, (*MAPS, "keys")),
@@ -39,9 +40,16 @@ def flags(path: Path, out: Path) -> list[str]:
     return ["--checkpoint", str(path), "--out", str(out), "--device", "cpu"]
 
 
-@pytest.mark.parametrize("task", mostly_slow(CASES, ["sequence"]))
-def test_studies_write_table_picture_and_text(task, tmp_path):
+@pytest.mark.parametrize(
+    ("task", "drawn"),
+    mostly_slow(
+        [("sequence", "once"), *((task, "whole") for task in CASES)], [("sequence", "once")]
+    ),
+)
+def test_studies_write_table_picture_and_text(task, drawn, tmp_path, monkeypatch):
     cls, options, studies = CASES[task]
+    if drawn == "once":
+        draw_once(monkeypatch)
     path = checkpoint(tmp_path, task, cls, **options)
     before = torch.load(path, weights_only=True)["state_dict"]
     for study in studies:
@@ -66,6 +74,7 @@ def test_studies_write_table_picture_and_text(task, tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.usefixtures("sketches")
 def test_series_of_the_archive(tmp_path):
     pytest.importorskip("aeon")
     path = checkpoint(tmp_path, "series", "SoftmaxAttention")
@@ -97,6 +106,7 @@ def test_report_puts_models_side_by_side(tmp_path, capsys):
     assert "expected MODEL/STUDY.md" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("sketches")
 def test_cells_say_what_was_asked_for(tmp_path):
     """Samples, split and length reach the study."""
     path = checkpoint(tmp_path, "sequence", "SoftmaxAttention")
@@ -124,7 +134,8 @@ def write_run(folder: Path, **columns: list) -> Path:
     return folder
 
 
-def test_curves_of_several_runs(tmp_path):
+def test_curves_of_several_runs(tmp_path, monkeypatch):
+    draw_once(monkeypatch)
     first = write_run(
         tmp_path / "a/0",
         train_loss=[3.0, 2.0, 2.5],
@@ -146,6 +157,7 @@ def test_curves_of_several_runs(tmp_path):
     assert (out / "learning_curves.png").stat().st_size > 0
 
 
+@pytest.mark.usefixtures("sketches")
 def test_no_best_value_is_chosen_of_the_test_split(tmp_path):
     columns = {"val_accuracy": [0.5, 0.4], "test_accuracy": [0.6, 0.3]}
     folder, out = write_run(tmp_path / "a/0", **columns), tmp_path / "out"
@@ -229,6 +241,7 @@ def test_cuda_that_is_not_there(tmp_path, capsys):
     assert "use --device cpu" in error(capsys, ["rank", *flags(path, tmp_path), "--device", "cuda"])
 
 
+@pytest.mark.usefixtures("sketches")
 def test_task_and_attention_files_stand_in_for_a_run_config(tmp_path):
     path = checkpoint(tmp_path, "sequence", "SoftmaxAttention")
     config = yaml.safe_load((path.parent.parent / "config.yaml").read_text())

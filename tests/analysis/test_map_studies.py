@@ -17,6 +17,12 @@ from lit_probattn.analysis.studies import distance, maps, rank, spectrum
 from lit_probattn.attention import LinearAttention, SoftmaxAttention
 from lit_probattn.base.errors import ConfigError
 from tests.analysis.made import change, checkpoint, layer_call
+from tests.support.drawing import draw_once
+
+
+@pytest.fixture(autouse=True)
+def _draw_once(monkeypatch):
+    draw_once(monkeypatch)
 
 
 def study(name: str, path: Path, out: Path, *more: str) -> pd.DataFrame:
@@ -52,6 +58,7 @@ def test_uniform_maps_have_rank_one_and_causal_uniform_maps_full_rank(tmp_path):
         np.testing.assert_allclose(table["relative_rank"], shares, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("sketches")
 def test_padded_maps_keep_the_rows_of_padding(tmp_path):
     path = checkpoint(tmp_path, "sequence", "SoftmaxAttention")
     cut = study("rank", path, tmp_path / "cut", "--num_samples", "4")
@@ -61,6 +68,7 @@ def test_padded_maps_keep_the_rows_of_padding(tmp_path):
     assert (padded["rank"] <= cut["num_tokens"]).all()  # hidden columns are zero
 
 
+@pytest.mark.usefixtures("sketches")
 def test_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
     path = checkpoint(tmp_path, "sequence", "MGKAttention")
     whole = study("rank", path, tmp_path / "whole", "--num_samples", "4")
@@ -84,6 +92,7 @@ def test_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(resumed, whole)
 
 
+@pytest.mark.usefixtures("sketches")
 def test_rows_of_other_settings_are_not_taken_over(tmp_path):
     path = checkpoint(tmp_path, "sequence", "MGKAttention")
     out = tmp_path / "out"
@@ -108,6 +117,7 @@ def test_distance_of_identity_and_uniform_map():
     torch.testing.assert_close(rows[2].item(), (1 - 1 / n) ** 0.5, rtol=1e-6, atol=0)
 
 
+@pytest.mark.usefixtures("sketches")
 def test_identical_heads_of_a_model_are_at_distance_zero(tmp_path):
     path = checkpoint(tmp_path, "pair", "SoftmaxAttention", num_heads=2)
     for name in ("query_proj.weight", "key_proj.weight", "query_proj.bias", "key_proj.bias"):
@@ -182,6 +192,7 @@ def test_components_for_a_share():
     assert spectrum.num_components(values, 1.0) == 4
 
 
+@pytest.mark.usefixtures("sketches")
 def test_maps_that_are_all_alike_need_one_component(tmp_path):
     path = checkpoint(tmp_path, "text", "SoftmaxAttention")
     change(path, "query_proj.weight", 0.0)

@@ -13,6 +13,7 @@ from lit_probattn.rollouts.episodes import Episode
 from lit_probattn.rollouts.facts import EvaluationFacts
 from lit_probattn.rollouts.video import Filmed
 from tests.rollouts.toy import Pendulum, facts
+from tests.support.drawing import draw_once
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
 
@@ -27,6 +28,11 @@ def trained(tmp_path_factory):
     short = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "0"]
     run(["fit", *files, *place, *short, "--trainer.enable_progress_bar", "false"])
     return only_version(folder)
+
+
+@pytest.fixture(autouse=True)
+def _draw_once(monkeypatch):
+    draw_once(monkeypatch)
 
 
 def study(trained, out, *more):

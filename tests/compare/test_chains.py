@@ -21,10 +21,11 @@ from lit_probattn.compare.tables import read_table, read_tasks
 from lit_probattn.reproduce.__main__ import main
 from tests.compare.test_report import keep
 from tests.compare.test_runner import commands_run, runner
-from tests.compare.tiny import TABLE, TASKS, program, write_tables
+from tests.compare.tiny import TABLE, TASKS, program, run_here, write_tables
 from tests.support.paths import ROOT
 from tests.support.runs import in_child
 
+pytestmark = pytest.mark.usefixtures("sketches")
 LISTOPS = TASKS["listops"]
 CHAIN = {
     "first": LISTOPS,
@@ -67,7 +68,9 @@ def given(run):
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_starts_run_first_once_and_for_all(tmp_path, jobs):
+def test_starts_run_first_once_and_for_all(tmp_path, jobs, monkeypatch):
+    if jobs == 1:
+        run_here(monkeypatch)
     _, runs = chained(tmp_path, ["tuned", "other", "softmax_2"], (3, 4))
     tasks = ("first", "second", "tuned", "other")
     assert sorted(named(runs)) == sorted((t, "softmax_2", s) for s in (3, 4) for t in tasks)
@@ -152,7 +155,8 @@ def test_a_killed_chain_goes_on_where_it_was(tmp_path):
     assert commands_run(runs[2]) == ["fit", "test"]
 
 
-def test_what_begins_with_a_failure_is_skipped_in_a_line(tmp_path):
+def test_what_begins_with_a_failure_is_skipped_in_a_line(tmp_path, monkeypatch):
+    run_here(monkeypatch)
     _, runs = chained(tmp_path)
     (tmp_path / "FAIL").write_text("second-mgk")
     lines = []
@@ -168,7 +172,8 @@ def test_what_begins_with_a_failure_is_skipped_in_a_line(tmp_path):
     assert (again.ran, again.skipped) == (3, {})
 
 
-def test_a_start_that_fails_once_is_waited_for(tmp_path):
+def test_a_start_that_fails_once_is_waited_for(tmp_path, monkeypatch):
+    run_here(monkeypatch)
     _, runs = chained(tmp_path, ["softmax_2"])
     (tmp_path / "FAIL_ONCE").touch()
     outcome = runner(2)(runs)
@@ -219,7 +224,8 @@ def test_the_report_has_the_starts_too(tmp_path):
     assert all(f"\n{name}:\n" in written for name in CHAIN)  # differences of protocol
 
 
-def test_the_command_runs_chains(tmp_path, capsys):
+def test_the_command_runs_chains(tmp_path, capsys, monkeypatch):
+    run_here(monkeypatch)
     write_tables(tmp_path / "tables", CHAINED, CHAIN)
     places = ["--runs", str(tmp_path / "runs"), "--launch", shlex.join(program(tmp_path))]
     words = ["tiny", "--tables", str(tmp_path / "tables"), *places, "--data_dir", str(tmp_path)]

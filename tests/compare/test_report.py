@@ -29,6 +29,7 @@ from tests.compare.tiny import TABLE, finished, tiny_runs, write_tables
 from tests.support.pages import Page
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.usefixtures("sketches")
 COUNTS = {"softmax_2": (1000, 4000), "mgk_1": (600, 3000), "fish_1": (500, 2000)}
 
 

@@ -13,9 +13,10 @@ from lit_probattn.base.errors import ConfigError
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import run_all
 from tests.compare.test_runner import COUNTED
-from tests.compare.tiny import finished, program, tiny_runs, write_result
+from tests.compare.tiny import finished, program, run_here, tiny_runs, write_result
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.usefixtures("sketches")
 ROWS = "text,label\n" + "".join(f"word{n % 7} text {n},{'ab'[n % 2]}\n" for n in range(60))
 
 
@@ -23,6 +24,7 @@ ROWS = "text,label\n" + "".join(f"word{n % 7} text {n},{'ab'[n % 2]}\n" for n in
 def compare(tmp_path, monkeypatch, capsys):
     """A comparison on a CSV file, trained by a stand-in; returns status, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
+    run_here(monkeypatch)
     (tmp_path / "mine.csv").write_text(ROWS)
     launch = shlex.join(program(tmp_path))
 
@@ -53,6 +55,7 @@ def test_a_run_of_changed_data_is_run_anew_and_the_file_is_named(compare, tmp_pa
     write_metrics(tmp_path)
     status, out, err = compare()
     assert status == 0, err
+    (tmp_path / "mine.csv").touch()  # equal data are the same
     assert compare()[1].count("already finished") == 2
     (tmp_path / "mine.csv").write_text(ROWS.replace("word3", "other"))
     status, out, err = compare("--report")
@@ -68,13 +71,6 @@ def test_a_run_of_changed_data_is_run_anew_and_the_file_is_named(compare, tmp_pa
     assert "1 of 2 runs are finished" in report
     assert "mine.csv" in report
     assert len(list((tmp_path / "runs").glob("own_texts-*seed0*"))) == 2
-
-
-def test_equal_data_in_another_folder_are_the_same(compare, tmp_path):
-    write_metrics(tmp_path)
-    compare()
-    (tmp_path / "mine.csv").touch()
-    assert compare()[1].count("already finished") == 2
 
 
 def test_results_of_two_data_are_not_averaged_where_the_data_are_gone(compare, tmp_path):
@@ -179,6 +175,7 @@ def test_a_time_that_nobody_took_is_unknown(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     table, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
     lines = []
+    run_here(monkeypatch)
     run_all(runs[:1], lambda run: COUNTED, say=lines.append)
     assert runs[0].result()["fit_seconds_of_last_start"] > 0
     runs[0].result_path.unlink()

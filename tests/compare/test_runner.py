@@ -24,11 +24,12 @@ from lit_probattn.experiments.launch import child_environment
 from lit_probattn.experiments.runner import Pace, Slot
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.training.run_record import read_starts
-from tests.compare.tiny import program, tiny_runs, write_tables
+from tests.compare.tiny import program, run_here, tiny_runs, write_tables
 from tests.support.forks import Forked
 from tests.support.paths import ROOT
 from tests.support.runs import in_child
 
+pytestmark = pytest.mark.usefixtures("sketches")
 COUNTED = {"parameters": 1, "macs": 2, "macs_published_length": 2, "num_test": 42}
 
 
@@ -49,7 +50,9 @@ def commands_run(run):
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_every_run_runs_once(tmp_path, jobs):
+def test_every_run_runs_once(tmp_path, jobs, monkeypatch):
+    if jobs == 1:
+        run_here(monkeypatch)
     _, runs = tiny_runs(tmp_path)
     reports = []
     outcome = runner(jobs)(runs, after=lambda: reports.append(1))
@@ -100,7 +103,8 @@ def test_run_killed_after_its_last_step_is_tested_only(tmp_path):
     assert commands_run(runs[0]) == ["fit", "test"]
 
 
-def test_half_a_result_counts_as_none(tmp_path):
+def test_half_a_result_counts_as_none(tmp_path, monkeypatch):
+    run_here(monkeypatch)
     _, runs = tiny_runs(tmp_path, ["listops", "mgk_1"])
     runner()(runs[:1])
     text = runs[0].result_path.read_text()
@@ -121,7 +125,8 @@ def test_run_of_another_process_is_left_to_it(tmp_path, monkeypatch):
     assert outcome.finished == runs[1:]
 
 
-def test_failed_run_stops_no_other_and_is_tried_again(tmp_path):
+def test_failed_run_stops_no_other_and_is_tried_again(tmp_path, monkeypatch):
+    run_here(monkeypatch)
     _, runs = tiny_runs(tmp_path)
     (tmp_path / "FAIL").touch()
     outcome = runner(2)(runs, attempts=1)
@@ -131,7 +136,8 @@ def test_failed_run_stops_no_other_and_is_tried_again(tmp_path):
     assert runner(2)(runs).ran == 4
 
 
-def test_failed_run_is_tried_again_after_the_others(tmp_path):
+def test_failed_run_is_tried_again_after_the_others(tmp_path, monkeypatch):
+    run_here(monkeypatch)
     _, runs = tiny_runs(tmp_path)
     (tmp_path / "FAIL_ONCE").touch()
     lines = []
@@ -208,7 +214,8 @@ def test_times_are_said_as_people_do(seconds, text):
     assert duration(seconds) == text
 
 
-def test_progress_counts_all_runs(tmp_path):
+def test_progress_counts_all_runs(tmp_path, monkeypatch):
+    run_here(monkeypatch)
     _, runs = tiny_runs(tmp_path)
     lines = []
     runner(2, lines)(runs)
@@ -253,6 +260,7 @@ def arguments(tmp_path, *more):
 
 
 def test_shards_are_a_partition_and_the_whole_command_reports(tmp_path, capsys, monkeypatch):
+    run_here(monkeypatch)
     done = tmp_path / "runs/reproduce/results"
     found = []
     for index in range(3):
@@ -274,7 +282,8 @@ def test_shards_are_a_partition_and_the_whole_command_reports(tmp_path, capsys, 
     assert "2 of 2 runs finished" in capsys.readouterr().out
 
 
-def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, capsys):
+def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, capsys, monkeypatch):
+    run_here(monkeypatch)
     assert main(arguments(tmp_path, "--seeds", "3")) == 1
     printed = capsys.readouterr()
     (line,) = [text for text in printed.err.splitlines() if text.startswith("skipped: retrieval")]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 import yaml
 
 from lit_probattn.compare.command import make_runs
@@ -134,6 +137,43 @@ def program(folder: Path) -> tuple[str, str]:
     path = folder / "program.py"
     path.write_text(PROGRAM)
     return (sys.executable, str(path))
+
+
+class Ended:
+    """What the runner uses of a process that has ended."""
+
+    def __init__(self, returncode: int) -> None:
+        self.returncode = returncode
+
+    def poll(self) -> int:
+        """Return the exit status."""
+        return self.returncode
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the program in this process, for tests whose subject is not processes."""
+
+    def start(
+        launch: Sequence[str],
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        lock: int,
+        module: str = "lit_probattn",
+    ) -> Ended:
+        path = Path(launch[1])
+        assert not {"KILL", "SLOW"} & {file.name for file in path.parent.iterdir()}
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as out:
+            out.write(f"$ {shlex.join(['python', '-m', module, *arguments])}\n")
+        with patch.object(sys, "argv", [str(path), "-m", module, *arguments]):
+            try:
+                exec(compile(path.read_text(), path, "exec"), {"__file__": str(path)})
+            except SystemExit as stop:
+                return Ended(int(str(stop)))
+        return Ended(0)
+
+    monkeypatch.setattr("lit_probattn.experiments.runner.start", start)
 
 
 def finished(run: Run, **more: Any) -> dict[str, Any]:

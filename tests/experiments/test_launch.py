@@ -16,6 +16,7 @@ from lit_probattn.base.processes import end_with_parent
 from lit_probattn.experiments.launch import Shard, submit
 from lit_probattn.reproduce.__main__ import main
 from tests.compare.test_runner import arguments
+from tests.compare.tiny import run_here
 from tests.support.forks import fork_module
 from tests.support.paths import ROOT
 
@@ -34,7 +35,7 @@ def forked(monkeypatch):
     fork_module(monkeypatch, "lit_probattn.reproduce", main)
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "sketches")
 @pytest.mark.parametrize("executor", [pytest.param("local", marks=pytest.mark.slow), "debug"])
 def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, executor):
     words = arguments(tmp_path, "--only", "listops", "--seeds", "3")
@@ -52,8 +53,9 @@ def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, executor
         assert text.count("1 of 1 runs finished (1 new)") == 2
 
 
-@pytest.mark.usefixtures("forked")
-def test_failed_shard_shows_in_the_exit_status(tmp_path, capsys):
+@pytest.mark.usefixtures("forked", "sketches")
+def test_failed_shard_shows_in_the_exit_status(tmp_path, capsys, monkeypatch):
+    run_here(monkeypatch)
     words = arguments(tmp_path, "--only", "listops", "--attempts", "1", "--seeds", "3")
     assert main([*words, "--shard", "0/2"]) == 0
     (tmp_path / "FAIL").touch()

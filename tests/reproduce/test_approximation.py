@@ -15,6 +15,7 @@ from lit_probattn.reproduce.analyses.approximation import ApproximationTable
 from tests.reproduce.small_tables import write_small
 from tests.reproduce.test_analyses import trained
 from tests.support import forks
+from tests.support.drawing import draw_once
 from tests.support.paths import ROOT
 
 NAME = "value_aware_table2"
@@ -30,8 +31,9 @@ def _root(monkeypatch):
 
 @pytest.fixture
 def _forked(monkeypatch):
-    """Comparisons need not import anything; that of the slow test is started as ever."""
+    """Comparisons import nothing and draw once; that of the slow test is a new process."""
     monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
+    draw_once(monkeypatch)
 
 
 def studied(study, run, gap):
@@ -76,7 +78,7 @@ def test_its_studies_are_those_of_the_figure():
         assert part[key] == figure[key]
 
 
-@pytest.mark.usefixtures("_forked")
+@pytest.mark.usefixtures("_forked", "sketches")
 def test_a_seed_is_compared_once_when_all_its_rows_are_studied(tmp_path, capsys):
     report = report_of(tmp_path, ["exponential_8", "elu_8"])
     assert report.complete([], 1, ()) == {}
@@ -124,6 +126,7 @@ def test_a_kernel_that_is_nearer_than_the_exponential_differs(tmp_path, monkeypa
     assert sentence.startswith("With the largest weights alone the elu kernel")
 
 
+@pytest.mark.usefixtures("sketches")
 def test_without_studies_the_models_are_compared_and_nothing_is_told(tmp_path):
     report = report_of(tmp_path, [])
     report.write(tmp_path / "out")

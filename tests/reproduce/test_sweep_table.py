@@ -16,6 +16,7 @@ from lit_probattn.reproduce.sweep_table import Ours, ratio_verdict, table_of
 from profiling.measure.rows import read_rows
 from profiling.sweep.config import load_sweep
 from tests.profiling.helpers import fork_workers
+from tests.support.drawing import draw_once
 from tests.support.paths import ROOT
 
 SWEEPS = ("mgk_table7", "mgk_table7_cuda")
@@ -78,6 +79,7 @@ def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         fork_workers(patch)
+        draw_once(patch)
         entry, words = write(folder)
         assert main(words) == 0
     return folder, entry, words
@@ -93,6 +95,7 @@ def rewritten(folder, **change):
     return table
 
 
+@pytest.mark.usefixtures("sketches")
 def test_each_printed_number_has_a_line_and_a_verdict(measured):
     folder, _, words = measured
     out = folder / "runs/reproduce/reports/tiny_table7"

@@ -42,7 +42,7 @@ from lit_probattn.tasks.base import Task
 from lit_probattn.training.run_folder import flatten
 from tests.compare.tiny import TABLE, write_tables
 from tests.support.paths import ROOT, shipped
-from tests.support.slow import every_nth
+from tests.support.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("root")
 FITS = sorted(path.stem for path in shipped("table") if read_yaml(path).get("kind") == "fits")
@@ -242,12 +242,19 @@ def test_published_file_is_tidy():
 
 
 BUILT: set[str] = set()  # models of all tables: what several have is built once
+FEW = [(name, "options") for name in FITS[::4]]
 TRAINING = set(inspect.signature(Task.__init__).parameters)
 
 
-@pytest.mark.parametrize("name", every_nth(4, [pytest.param(name, id=name) for name in FITS]))
-def test_runs_can_be_built(name):
-    """Models on meta tensors, with the attention of the paper and that of the released code."""
+@pytest.mark.parametrize(
+    ("name", "differ_by"),
+    mostly_slow([*FEW, *((name, "values") for name in FITS)], FEW),
+)
+def test_runs_can_be_built(name, differ_by):
+    """Models on meta tensors, with the attention of the paper and that of the released code.
+
+    By options: of the models of a task that differ by numbers alone, the first is built.
+    """
     table, rows = read_table(name), set()
     assert table.seeds
     assert len(set(table.seeds)) == len(table.seeds)
@@ -257,6 +264,10 @@ def test_runs_can_be_built(name):
             run = Run(task, row, 0, options)
             model = run.config["model"]
             sizes = {k: v for k, v in model["init_args"].items() if k not in TRAINING}
+            if differ_by == "options":
+                sizes = {
+                    k: v if isinstance(v, str | bool) else 0 for k, v in flatten(sizes).items()
+                }
             key = json.dumps([task.name, model["class_path"], sizes], sort_keys=True)
             if key not in BUILT:
                 BUILT.add(key)

@@ -17,6 +17,7 @@ from lit_probattn.compare.flags import Place
 from lit_probattn.compare.runs import Run
 from lit_probattn.reproduce.uea import TABLE, main, make_parser, make_table
 from tests.support import forks
+from tests.support.drawing import draw_once
 from tests.support.paths import ROOT
 
 TINY = {
@@ -62,8 +63,9 @@ def options(tmp_path, monkeypatch):
 
 @pytest.fixture
 def forked(monkeypatch):
-    """Commands of runs run in forked processes."""
+    """Commands of runs run in forked processes; figures are drawn once."""
     monkeypatch.setattr("lit_probattn.experiments.runner.start", forks.start)
+    draw_once(monkeypatch)
 
 
 def bundled(options, *more):
@@ -120,7 +122,7 @@ def test_dry_run_names_what_is_missing(options, capsys):
     assert printed.count("python -m lit_probattn fit --config configs/tasks/tiny/uea.yaml") == 2
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "sketches")
 def test_runs_run_once_and_the_report_has_mean_and_deviation(options, tmp_path, capsys):
     assert main(bundled(options, "--jobs", "2")) == 0
     printed = capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import importlib
 import inspect
 import types
@@ -41,6 +42,7 @@ class CheckedMonkeyPatch(pytest.MonkeyPatch):
         super().setattr(target, *arguments, **options)
 
 
+@functools.cache
 def names_read(module: types.ModuleType) -> set[str]:
     """Return the global names that the functions of a module look up when they run."""
     top = compile(inspect.getsource(module), "module", "exec")

@@ -12,6 +12,7 @@ from lit_probattn.analysis.approximation import figures
 from lit_probattn.analysis.approximation.methods import ESTIMATE, EXACT
 from lit_probattn.base.rows import RowStore
 from tests.datamodules.text import made as made_text
+from tests.support.drawing import draw_once
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
 
@@ -56,7 +57,10 @@ def test_claims_name_the_fewest_keys_from_which_the_metric_is_near():
     assert figures.error_claim(errors).endswith("with 1 key: b 0.1, a 0.13, c 0.2")
 
 
-def test_study_writes_tables_pictures_and_resumes(trained_run, tmp_path, capsys):
+def test_study_writes_tables_pictures_and_resumes(
+    trained_run, tmp_path, capsys, monkeypatch, request
+):
+    draw_once(monkeypatch)
     assert command(trained_run, tmp_path) == 0
     first = pd.read_csv(tmp_path / "approximate.csv")
     assert set(first["method"]) == {"ovo", "ovo_reopt", "ova", "norm", "window", "orf"}
@@ -71,6 +75,7 @@ def test_study_writes_tables_pictures_and_resumes(trained_run, tmp_path, capsys)
     for name in ("approximate", "approximate_local", "approximate_local_mean"):
         assert 1000 < (tmp_path / f"{name}.png").stat().st_size < 300_000
     assert not (tmp_path / "approximate.partial.jsonl").exists()
+    request.getfixturevalue("sketches")
     # An interrupted study: one of the rows is there, with a mark that must survive.
     keep = json.loads(first.iloc[0].to_json()) | {"value": 12345.0}
     out = tmp_path / "again"

@@ -28,6 +28,7 @@ from lit_probattn.reproduce.head_size.grid import Grid, perplexity_of
 from lit_probattn.reproduce.head_size.parameters import Sizes, model_parameters
 from tests.datamodules.text import made as made_text
 from tests.support import forks
+from tests.support.drawing import draw_once
 from tests.support.paths import ROOT, shipped
 from tests.support.runs import only_version, run, write_attention
 
@@ -99,7 +100,8 @@ def test_other_variants_leave_the_bound():
 # ---- the study ---------------------------------------------------------------------------------
 
 
-def test_study_of_a_checkpoint(tmp_path, capsys):
+def test_study_of_a_checkpoint(tmp_path, capsys, monkeypatch):
+    draw_once(monkeypatch)
     text = made_text.write(tmp_path / "text")
     run(
         [

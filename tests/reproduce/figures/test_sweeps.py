@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from lit_probattn.reproduce.__main__ import main
+from tests.support.drawing import draw_once
 from tests.support.paths import ROOT
 
 SWEEP = {
@@ -37,8 +38,9 @@ def write(folder, claim):
 
 
 @pytest.mark.parametrize(("bound", "verdict"), [(1, "agrees"), (0.5, "differs")])
-def test_a_sweep_is_run_drawn_and_judged(bound, verdict, tmp_path, monkeypatch, capsys):
+def test_a_sweep_is_run_drawn_and_judged(bound, verdict, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(ROOT)
+    draw_once(monkeypatch)
     words = write(tmp_path, {"metric": "macs", "scope": "attention", "below": bound})
     assert main([*words, "--dry-run"]) == 0
     assert "4 points on cpu" in capsys.readouterr().out
@@ -50,6 +52,7 @@ def test_a_sweep_is_run_drawn_and_judged(bound, verdict, tmp_path, monkeypatch, 
     text = (out / "report.md").read_text()
     for part in ("Command: ", "It needs fewer.", "A remark.", "Hardware: meta tensors"):
         assert part in text
+    request.getfixturevalue("sketches")
     elsewhere = tmp_path / "elsewhere"
     assert main([*words, "--report", "--out", str(elsewhere)]) == 0
     assert (elsewhere / "report.md").is_file()
