@@ -33,6 +33,8 @@ from tests.support.runs import (
 )
 from tests.support.slow import every_nth
 
+SHORT = ("--trainer.max_steps", "4", "--trainer.val_check_interval", "4")
+SHORT += ("--run.checkpoint_every", "2")
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 
 

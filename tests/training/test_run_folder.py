@@ -83,6 +83,12 @@ def test_last_starts_from_the_newest_of_this_seed_and_never_from_another_seed(tm
         plan(tmp_path, config(seed=2), "last")
 
 
+def test_auto_takes_no_weights_of_another_configuration(tmp_path):
+    version(tmp_path, 0, config())
+    found = plan(tmp_path, config(seed=1), "auto")
+    assert (found.folder.name, found.checkpoint, found.created) == ("1", None, True)
+
+
 @pytest.mark.parametrize("request_", ["last", "auto"])
 def test_other_data_are_another_configuration(tmp_path, request_):
     folder = version(tmp_path, 0, config(), sources={"train.tsv": "aa", "test.tsv": "cc"})
