@@ -33,9 +33,9 @@ def train_losses(folder: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("task", "write", "attention", "steps", "more"),
     [
-        ("tiny/lra_retrieval", write_pairs, "softmax", 100, ()),
+        ("tiny/lra_retrieval", write_pairs, "softmax", 40, ()),
         pytest.param(
-            *("tiny/lra_retrieval", write_pairs, "mgk_soft_e", 100, ()), marks=pytest.mark.slow
+            *("tiny/lra_retrieval", write_pairs, "mgk_soft_e", 40, ()), marks=pytest.mark.slow
         ),
         pytest.param("tiny/lra_image", write_cifar, "linear", 40, (), marks=pytest.mark.slow),
         (
@@ -50,7 +50,7 @@ def train_losses(folder: Path) -> list[float]:
 def test_fit_lowers_the_loss_on_files_of_the_release(tmp_path, task, write, attention, steps, more):
     write(tmp_path)
     learn = ("--trainer.max_steps", str(steps), "--model.init_args.schedule_steps", str(steps))
-    fast = ("--model.init_args.lr", "0.01", "--model.init_args.attention.init_args.num_heads", "2")
+    fast = ("--model.init_args.lr", "0.02", "--model.init_args.attention.init_args.num_heads", "2")
     assert main(options(tmp_path, task, attention, *learn, *fast, *more)) == 0
     losses = train_losses(tmp_path)
     assert len(losses) == steps

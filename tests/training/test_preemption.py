@@ -184,7 +184,7 @@ def test_slurm_requeues_into_the_same_run_folder(
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
     with monkeypatch.context() as context:
-        signal_in_training(context, signal.SIGUSR1, 11)
+        signal_in_training(context, signal.SIGUSR1, 5)
         assert in_child(lambda: main(command(tmp_path))) == 128 + signal.SIGUSR1
     assert scontrol.read_text().splitlines() == ["requeue 4711"]
     assert "requeued job 4711" in capfd.readouterr().out
@@ -194,7 +194,7 @@ def test_slurm_requeues_into_the_same_run_folder(
     assert_equal_runs(version, uninterrupted)
     first, second = json.loads((version / "versions.json").read_text())["starts"]
     assert first["job"] == second["job"] == "slurm 4711"
-    assert second["checkpoint"].endswith("step-00000006.ckpt")
+    assert second["checkpoint"].endswith("step-00000003.ckpt")
     assert not list(Path.cwd().glob("hpc_ckpt*"))
 
 

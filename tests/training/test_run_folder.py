@@ -335,7 +335,7 @@ def pictures(command: str, place: Path, path: str, *more: str) -> list[str]:
     task = str(ROOT / "configs/tasks/own_images.yaml")
     files = ["--config", task, "--config", write_attention(place)]
     sizes = {"data": {"image_size": 32, "batch_size": 4, "eval_batch_size": 4, "path": path}}
-    sizes["model"] = {"image_size": 32}
+    sizes["model"] = {"image_size": 32, "model_options.embed_dim": 8}
     words = [
         f"--{part}.init_args.{key}={value}" for part in sizes for key, value in sizes[part].items()
     ]
