@@ -29,6 +29,7 @@ from lit_probattn.training.checkpoints import (
     step_of,
 )
 from tests.support.runs import arguments, error_of, in_child, newest_state, only_version, run
+from tests.support.slow import mostly_slow
 
 
 def export(words: list[str]) -> int:
@@ -180,7 +181,9 @@ def test_a_crafted_checkpoint_runs_no_code(trained, tmp_path, monkeypatch, key):
     assert "crafted_code" not in sys.modules
 
 
-@pytest.mark.parametrize("command", ["fit", "test", "validate", "predict"])
+@pytest.mark.parametrize(
+    "command", mostly_slow(["fit", "test", "validate", "predict"], ["fit", "predict"])
+)
 def test_weights_that_are_nan_are_refused(trained, tmp_path, capsys, command):
     source = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
     broken = load_checkpoint(source)

@@ -18,6 +18,7 @@ from tests.support.runs import (
     run,
     write_attention,
 )
+from tests.support.slow import mostly_slow
 
 # Validated after the second of two steps.
 SHORT = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
@@ -103,7 +104,7 @@ def test_what_decides_no_score_gives_the_runs_own_file(trained, capsys):
     assert "test-step-00000002.json" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["test", "validate", "predict"])
+@pytest.mark.parametrize("name", mostly_slow(["test", "validate", "predict"], ["test"]))
 def test_another_attention_is_refused(trained, tmp_path, capsys, name):
     attention = write_attention(tmp_path, score="gaussian")
     more = ("--ckpt_path", "best")
@@ -129,7 +130,7 @@ def test_an_edited_configuration_does_not_replace_the_runs_result(trained, tmp_p
     assert (folder / "test-step-00000002.json").read_text() == before
 
 
-@pytest.mark.parametrize("name", ["test", "validate", "predict"])
+@pytest.mark.parametrize("name", mostly_slow(["test", "validate", "predict"], ["validate"]))
 def test_a_limit_that_leaves_nothing_is_refused(trained, capsys, name):
     key = {"test": "test", "validate": "val", "predict": "predict"}[name]
     more = ("--ckpt_path", "best", f"--trainer.limit_{key}_batches", "0")
