@@ -210,6 +210,7 @@ def command(name: str, folder: Path, *more: str) -> list[str]:
     if "--trainer.devices" not in more:
         hardware += ["--trainer.devices", "1"]
     short = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "2"]
+    short += ["--run.checkpoint_every", "2"]
     every = ["--trainer.log_every_n_steps", "1"]
     # torch's dropout differs by rank; attention dropout and noise are drawn by sample
     return [

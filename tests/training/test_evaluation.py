@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
-from lit_probattn.training.evaluation import SampleCount, differences
+from lit_probattn.training.callbacks import PredictionWriter, predictions_frame
+from lit_probattn.training.evaluation import SampleCount, differences, limit_of
 from tests.support.runs import (
     arguments,
     error_of,
@@ -130,12 +133,16 @@ def test_an_edited_configuration_does_not_replace_the_runs_result(trained, tmp_p
     assert (folder / "test-step-00000002.json").read_text() == before
 
 
-@pytest.mark.parametrize("name", mostly_slow(["test", "validate", "predict"], ["validate"]))
-def test_a_limit_that_leaves_nothing_is_refused(trained, capsys, name):
-    key = {"test": "test", "validate": "val", "predict": "predict"}[name]
-    more = ("--ckpt_path", "best", f"--trainer.limit_{key}_batches", "0")
-    line = error_of(command(name, trained, *more), capsys)
-    assert f"trainer.limit_{key}_batches must be positive, received 0" in line
+def test_a_limit_that_leaves_nothing_is_refused(trained, capsys):
+    more = ("--ckpt_path", "best", "--trainer.limit_val_batches", "0")
+    line = error_of(command("validate", trained, *more), capsys)
+    assert "trainer.limit_val_batches must be positive, received 0" in line
+    for name, key in (("test", "test"), ("validate", "val"), ("predict", "predict")):
+        limits = {f"limit_{other}_batches": 1.0 for other in ("test", "val", "predict")}
+        assert limit_of(SimpleNamespace(**limits, fast_dev_run=0), name) is None
+        limits[f"limit_{key}_batches"] = 0
+        with pytest.raises(ConfigError, match=f"limit_{key}_batches must be positive, received 0"):
+            limit_of(SimpleNamespace(**limits, fast_dev_run=0), name)
 
 
 def test_predictions_of_a_part_have_a_name_of_their_own(trained):
@@ -143,6 +150,21 @@ def test_predictions_of_a_part_have_a_name_of_their_own(trained):
         run(command("predict", trained, "--ckpt_path", "last", *more))
     paths = sorted(only_version(trained).glob("predictions-*"), key=lambda path: len(path.name))
     assert [len(pd.read_parquet(path)) for path in paths] == [21, 8]
+
+
+def test_predictions_of_all_ranks_are_one_table_in_the_order_of_samples(tmp_path, monkeypatch):
+    def rows(*ids):
+        return {"sample_id": torch.tensor(ids), "target": torch.tensor(ids) * 10}
+
+    other = predictions_frame([rows(1), rows(3)])
+    monkeypatch.setattr("lit_probattn.training.callbacks.gather_objects", lambda own: [own, other])
+    writer = PredictionWriter(tmp_path / "predictions.parquet")
+    for outputs in (rows(0, 2), rows(4)):
+        writer.on_predict_batch_end(None, None, outputs)
+    writer.on_predict_end(SimpleNamespace(is_global_zero=True), None)
+    table = pd.read_parquet(tmp_path / "predictions.parquet")
+    assert table["sample_id"].tolist() == [0, 1, 2, 3, 4]
+    assert table["target"].tolist() == [0, 10, 20, 30, 40]
 
 
 def test_an_option_that_the_runs_version_did_not_have_is_no_difference(trained):

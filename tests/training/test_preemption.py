@@ -92,7 +92,8 @@ def assert_equal_runs(resumed, expected):
             id="validation-next",
             marks=pytest.mark.slow,
         ),
-        pytest.param(signal_in_validation, 4, id="in-validation"),
+        # Within the test split of a validation: curves/test_test_scores.py
+        pytest.param(signal_in_validation, 4, id="in-validation", marks=pytest.mark.slow),
     ],
 )
 def test_sigterm_saves_this_step_and_ends(

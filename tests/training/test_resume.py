@@ -107,7 +107,7 @@ def kill_in_the_middle_of_a_write(monkeypatch):
 @pytest.mark.parametrize(
     "patch",
     [
-        pytest.param(kill_before_micro_batch(17), id="mid-accumulation"),
+        pytest.param(kill_before_micro_batch(17), id="mid-accumulation", marks=pytest.mark.slow),
         pytest.param(kill_before_micro_batch(16), id="after-a-checkpoint", marks=pytest.mark.slow),
         pytest.param(kill_in_validation, id="in-validation", marks=pytest.mark.slow),
         pytest.param(kill_after_best, id="between-best-and-step", marks=pytest.mark.slow),

@@ -74,6 +74,7 @@ def assert_same_training(one, two):
         torch.testing.assert_close(after[name], before[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow  # started by Lightning: below
 def test_two_processes_train_like_one(one_process, two_processes):
     assert_same_training(one_process, two_processes)
 
@@ -147,7 +148,7 @@ def test_evaluation_is_exact_for_two_processes(one_process, split):
     )
 
 
-@pytest.mark.slow  # of questions: test_layouts.py
+@pytest.mark.slow  # of questions: test_layouts.py; the order of rows: tests/training
 def test_predictions_of_two_processes_are_those_of_one(one_process):
     tables = []
     for more in ((), TWO):

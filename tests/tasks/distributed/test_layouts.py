@@ -90,9 +90,9 @@ LAYOUTS = {
     "processes": TWO_PROCESSES,
     "both": (*two_parts(4), *TWO_PROCESSES),
 }
-# Losses over tokens and over pairs of sentences. Losses over steps of an episode are compared in
-# `tests/tasks/decision/test_task.py`; means over samples, and their metrics, in `test_ddp.py`.
-FAST = [(name, "both") for name in ("lm1b packed", "translation")]
+# Each kind of weighted loss: over steps of episodes, tokens, pairs of sentences. Means over samples
+# are compared in `test_ddp.py`, answers to questions below.
+FAST = [(name, "both") for name in ("d4rl", "lm1b packed", "translation")]
 # What must be compared, so that a task cannot pass by logging nothing.
 LOGGED = {
     "bert_pretraining": {"val/mlm_loss", "val/nsp_loss", "val/nsp_error"},

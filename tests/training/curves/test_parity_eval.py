@@ -177,6 +177,7 @@ def test_the_rotation_goes_on_after_a_kill(whole, tmp_path, monkeypatch, step):
     assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(whole))
 
 
+@pytest.mark.slow  # the data: tests/datamodules/lra/test_parity_eval.py
 def test_two_processes_see_what_one_sees(tmp_path):
     """In double precision, where rounding changes no prediction; a validation after each step."""
     more = (
