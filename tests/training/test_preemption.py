@@ -92,7 +92,7 @@ def assert_equal_runs(resumed, expected):
             id="validation-next",
             marks=pytest.mark.slow,
         ),
-        # Within the test split of a validation: curves/test_test_scores.py
+        # Resuming after a stop in a validation's test split: curves/test_test_scores.py
         pytest.param(signal_in_validation, 4, id="in-validation", marks=pytest.mark.slow),
     ],
 )
@@ -108,6 +108,16 @@ def test_sigterm_saves_this_step_and_ends(
     assert newest.name == f"step-{step:08d}.ckpt"
     run(command(tmp_path, "--ckpt_path", "last"))
     assert_equal_runs(only_version(tmp_path), uninterrupted)
+
+
+def test_sigterm_in_a_validation_saves_its_step_and_ends(tmp_path, monkeypatch, capfd):
+    signal_in_validation(monkeypatch)
+    assert in_child(lambda: main(command(tmp_path))) == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM after step 4; saved" in capfd.readouterr().out
+    version = only_version(tmp_path)
+    newest = list_checkpoints(version / "checkpoints", "step")[0]
+    assert load_checkpoint(newest)["global_step"] == 4
+    assert not any(row.get("val/accuracy") for row in metrics(version)), "it ends there"
 
 
 def test_ctrl_c_saves_this_step_and_ends(tmp_path, monkeypatch, capfd):
