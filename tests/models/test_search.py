@@ -125,7 +125,7 @@ def test_beam_search_follows_the_rule(beginnings, size):
     """Batched, cached and reordered, against one sentence by full passes."""
     source, mask = sentences()
     ended = set()
-    for seed in range(2):
+    for seed in range(4):
         model = toy(7, 2.0, seed)
         beam = Beam(size, length_penalty=0.7, max_length_a=1.0, max_length_b=2, n_best=size)
         found = beam_search(model, source, mask, beam)

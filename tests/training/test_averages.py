@@ -66,7 +66,7 @@ def test_an_average_is_scored_and_not_trained_on(tmp_path, capsys):
     version = only_version(tmp_path)
     report = json.loads((version / "test-average-2-00000004.json").read_text())
     assert report["num_samples"] == 21
-    told = error_of(arguments("fit", tmp_path, "--ckpt_path", "average-2"), capsys)
+    told = error_of(arguments("fit", tmp_path, *short, "--ckpt_path", "average-2"), capsys)
     assert "an average has no optimiser state" in told
-    told = error_of(arguments("test", tmp_path, "--ckpt_path", "average-9"), capsys)
+    told = error_of(arguments("test", tmp_path, *short, "--ckpt_path", "average-9"), capsys)
     assert "average-9 requires 9 step checkpoints" in told
