@@ -164,16 +164,15 @@ def test_sigterm_on_one_rank_ends_both_at_the_same_step(tmp_path, monkeypatch, w
     quiet, interrupted = tmp_path / "quiet", tmp_path / "interrupted"
     for folder in (quiet, interrupted):
         folder.mkdir()
-    two = (*TWO, "--trainer.max_steps", "4")
-    assert in_ranks(lambda: main(command(quiet, *two))) == [0, 0]
+    assert in_ranks(lambda: main(command(quiet, *TWO))) == [0, 0]
     with monkeypatch.context() as context:
         if where == "training":
             signal_in_training(context, signal.SIGTERM, 4, rank=1)
         else:
             signal_in_validation(context, rank=1)
-        codes = in_ranks(lambda: main(command(interrupted, *two)), timeout=60)
+        codes = in_ranks(lambda: main(command(interrupted, *TWO)), timeout=60)
     assert codes == [128 + signal.SIGTERM] * 2
-    resume = command(interrupted, *two, "--ckpt_path", "auto")
+    resume = command(interrupted, *TWO, "--ckpt_path", "auto")
     assert in_ranks(lambda: main(resume)) == [0, 0]
     assert_equal_runs(only_version(interrupted), only_version(quiet))
 
