@@ -15,6 +15,7 @@ import pytest
 from datamodules.__main__ import main
 from tests.datamodules.images.made import picture
 from tests.datamodules.text.translation import made as made_translation
+from tests.support.forks import Forked
 from tests.support.paths import ROOT
 
 SIZES = {"num_train": 64, "num_val": 8, "num_test": 8, "min_length": 4, "max_length": 30}
@@ -114,24 +115,22 @@ def test_it_does_not_import_the_models() -> None:
 
 
 def test_interrupting_keeps_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "datamodules", "prepare", "listops", "--num_processes", "2"]
-    with subprocess.Popen(
-        [*command, "--data_dir", str(tmp_path)],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    command = ["prepare", "listops", "--num_processes", "2", "--data_dir", str(tmp_path)]
+
+    def work() -> int:
         # A background job inherits an ignored SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        for _ in range(600):
-            if list(tmp_path.glob(".cache/.listops-*.tmp-new")):
-                break
-            time.sleep(0.1)
-        time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return main(command)
+
+    process = Forked(work, dict(os.environ), tmp_path / "log")
+    for _ in range(600):
+        if list(tmp_path.glob(".cache/.listops-*.tmp-new")):
+            break
+        time.sleep(0.1)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    error = (tmp_path / "log").read_text()
     assert "interrupted; no cache was written" in error
     assert "Traceback" not in error
     assert [path.suffix for path in (tmp_path / ".cache").iterdir()] == [".lock"]

@@ -380,6 +380,7 @@ def unread(name: str, folder: Path) -> dict[str, str]:
     data.write(folder)
     build = partial(given_by, CLASSES[name])
     common = {"cache_dir": "@/cache", **data.given}
+    known: dict[str, Any] = {}  # by the options without the one that is looked at
     for option, entry in data.options.items():
         without = placed(folder, {**common, **entry.others})
         if option in ("data_dir", "cache_dir"):
@@ -387,7 +388,12 @@ def unread(name: str, folder: Path) -> dict[str, str]:
         value = placed(folder, {option: entry.value})
         if entry.call:
             shutil.rmtree(folder / "cache", ignore_errors=True)
-        before = build(without, entry.call)
+        if entry.call:
+            before = build(without, entry.call)
+        else:
+            if repr(without) not in known:
+                known[repr(without)] = build(without, None)
+            before = known[repr(without)]
         if entry.call:  # nothing is called where the cache is there
             shutil.rmtree(folder / "cache", ignore_errors=True)
         after = build({**without, **value}, entry.call)

@@ -12,10 +12,14 @@ from lit_probattn.attention import LinearAttention, MGKAttention, SoftmaxAttenti
 from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.decision_transformer import DecisionTransformer
 from lit_probattn.randomness import RandomKey
+from tests.attention.variants import shipped_variants
 from tests.support.paths import CONFIGS, shipped
+from tests.support.slow import mostly_slow
 
 OBS, ACT, STEPS, LAYERS, WIDTH, HEADS = 5, 3, 7, 2, 12, 2
 VARIANTS = sorted(p.stem for p in shipped("attention") if p.parent.name == "attention")
+# One of each class; `test_language_model.py` trains a causal model of every file.
+QUICK = {cls: name for name, (cls, _) in reversed(shipped_variants().items())}.values()
 
 
 def softmax(c, head_dim, **more):
@@ -222,7 +226,7 @@ def test_the_last_action_may_be_left_out():
     torch.testing.assert_close(model(**shorter), model(**data), rtol=0.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", mostly_slow(VARIANTS, QUICK))
 def test_every_variant_runs_and_its_cache_continues(name):
     """Step by step from the caches equals the whole segment, noise and dropout off or by place."""
     entry = attention_entry(CONFIGS / "attention" / f"{name}.yaml")

@@ -32,11 +32,13 @@ def test_row(row):
     known = inspect.signature(LanguageModel).parameters
     sizes = {k: v for k, v in config["model"]["init_args"].items() if k in known}
     data = config["data"]["init_args"]
-    with torch.device("meta"):
-        model = LanguageModel(
-            factory, vocab_size=data["vocab_size"], max_seq_len=data["segment_len"], **sizes
-        )
-    assert sum(p.numel() for p in model.encoder.parameters()) == int(layers)
+    sizes |= {"vocab_size": data["vocab_size"], "max_seq_len": data["segment_len"]}
+    depth, found = sizes.pop("num_layers"), []
+    for num_layers in (1, 2):  # all layers are alike
+        with torch.device("meta"):
+            model = LanguageModel(factory, num_layers=num_layers, **sizes)
+        found.append(sum(p.numel() for p in model.encoder.parameters()))
+    assert found[0] + (depth - 1) * (found[1] - found[0]) == int(layers)
 
 
 def test_every_row_of_the_tables_is_there():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 
 import pytest
 import torch
@@ -44,30 +45,38 @@ def log_probs(model, source, tokens):
     return found
 
 
-def every_translation(model, source, beam, longest):
-    """All translations of up to `longest` tokens, best first: (score, tokens)."""
+def every_translation(model, source, longest):
+    """All translations of up to `longest` tokens: (tokens, log-probability of each and of EOS)."""
     words = [word for word in range(model.vocab_size) if word not in (EOS, PAD)]
     found = []
-    for length in range(beam.min_length, longest + 1):
+    for length in range(longest + 1):
         for tokens in itertools.product(words, repeat=length):
             rows = log_probs(model, source, tokens)
             chosen = zip(rows, (*tokens, EOS), strict=True)
-            scores = [float(row[word]) for row, word in chosen]
-            found.append((sum(scores) / len(scores) ** beam.length_penalty, list(tokens)))
-    return sorted(found, reverse=True)
+            found.append((list(tokens), [float(row[word]) for row, word in chosen]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def exhaustive():
+    """A model and all its translations of up to three tokens of each sentence."""
+    model, (source, mask) = toy(), sentences()
+    rows = [every_translation(model, source[row, mask[row]], 3) for row in range(SOURCES)]
+    return model, rows
 
 
 @pytest.mark.parametrize("min_length", [0, 1])
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
-def test_wide_beam_finds_all_that_an_exhaustive_search_finds(penalty, min_length):
+def test_wide_beam_finds_all_that_an_exhaustive_search_finds(exhaustive, penalty, min_length):
     """5 words, at most 4 tokens with EOS: 40 translations, in the order of their scores."""
-    model, (source, mask) = toy(), sentences()
+    (model, every), (source, mask) = exhaustive, sentences()
     number = sum(3**n for n in range(min_length, 4))
     rule = {"length_penalty": penalty, "min_length": min_length}
     beam = Beam(40, max_length_a=0.0, max_length_b=3, n_best=40, **rule)
     found = beam_search(model, source, mask, beam)
     for row, translations in enumerate(found):
-        expected = every_translation(model, source[row, mask[row]], beam, 3)
+        scored = [(sum(s) / len(s) ** penalty, t) for t, s in every[row] if len(t) >= min_length]
+        expected = sorted(scored, reverse=True)
         assert len(expected) == len(translations) == number
         assert [one.tokens for one in translations] == [tokens for _, tokens in expected]
         for one, (score, _) in zip(translations, expected, strict=True):
@@ -76,14 +85,20 @@ def test_wide_beam_finds_all_that_an_exhaustive_search_finds(penalty, min_length
             assert sum(one.token_scores) / len(one.token_scores) ** penalty == pytest.approx(score)
 
 
-def written_out(model, source, beam, longest):
-    """The rule of the search for one sentence, by lists and full passes."""
+def written_out(model, source, beam, longest, known=None):
+    """The rule of the search for one sentence, by lists and full passes.
+
+    `known` keeps the log-probabilities after each beginning, for other beams.
+    """
+    known = {} if known is None else known
     alive, done = [([], [])], []
     for step in range(longest + 1):
         candidates = []
         for rank, (tokens, scores) in enumerate(alive):
-            row = log_probs(model, source, tokens)[-1]
-            for word, value in enumerate(row.tolist()):
+            if tuple(tokens) not in known:
+                known[tuple(tokens)] = log_probs(model, source, tokens)[-1].tolist()
+            row = known[tuple(tokens)]
+            for word, value in enumerate(row):
                 barred = value == NEVER or (word == EOS and step < beam.min_length)
                 if not barred and (word == EOS or step < longest):
                     new = ([*tokens, word], [*scores, value])
@@ -99,8 +114,14 @@ def written_out(model, source, beam, longest):
     return sorted(done, key=lambda one: -one[0])
 
 
+@pytest.fixture(scope="module")
+def beginnings():
+    """Log-probabilities after the beginnings of translations, by seed and sentence."""
+    return defaultdict(dict)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_beam_search_follows_the_rule(size):
+def test_beam_search_follows_the_rule(beginnings, size):
     """Batched, cached and reordered, against one sentence by full passes."""
     source, mask = sentences()
     ended = set()
@@ -110,7 +131,7 @@ def test_beam_search_follows_the_rule(size):
         found = beam_search(model, source, mask, beam)
         for row, translations in enumerate(found):
             own = source[row, mask[row]]
-            expected = written_out(model, own, beam, len(own) + 2)
+            expected = written_out(model, own, beam, len(own) + 2, beginnings[seed, row])
             assert [one.tokens for one in translations] == [tokens for _, tokens in expected]
             for one, (score, _) in zip(translations, expected, strict=True):
                 assert one.score == pytest.approx(score, rel=1e-12)

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -18,8 +19,12 @@ from typing import Any
 import torch
 
 from lit_probattn.cli.app import main
-from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint
+from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint, step_of
 from tests.support.paths import ROOT
+
+# The first backward pass of a process starts autograd's threads. On fake tensors it would start
+# threads for devices, and no process forked later could compute gradients.
+torch.ones((), requires_grad=True).backward()
 
 TASK = str(ROOT / "configs/tasks/tiny/lra_text.yaml")
 
@@ -127,6 +132,22 @@ def error_of(command: list[str], capsys: Any) -> str:
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(lines) == 1
     return lines[0]
+
+
+def rewound(version: Path, step: int, folder: Path) -> Path:
+    """Copy a run to `folder`/runs as a kill after the checkpoint of `step` leaves it.
+
+    Raises:
+        FileNotFoundError: no checkpoint of that step is kept.
+    """
+    name = version.parent.name
+    copy = Path(shutil.copytree(version, folder / "runs" / name / version.name))
+    if not (copy / "checkpoints" / f"step-{step:08d}.ckpt").exists():
+        raise FileNotFoundError(f"{version} has no checkpoint of step {step}")
+    for path in (copy / "checkpoints").iterdir():
+        if step_of(path) > step:
+            path.unlink()
+    return copy
 
 
 def only_version(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from lit_probattn.tasks import ImageClassifier
 from lit_probattn.tasks.image_classifier import read_weights
 from tests.datamodules.images.made import write_images
 from tests.support.paths import ROOT
-from tests.support.runs import in_ranks, newest_state, only_version, write_attention
+from tests.support.runs import in_ranks, newest_state, only_version, rewound, write_attention
 from tests.tasks.tiny import loss_scaling, overflow_at, trainer
 
 CONFIG = str(ROOT / "configs/tasks/tiny/imagenet_swin_tiny.yaml")
@@ -193,7 +193,9 @@ def test_a_skipped_step_is_not_averaged(root):
 
 
 def test_it_learns_the_pictures(root):
-    module = task(label_smoothing=0.0, lr=2e-2, weight_decay=0.0, warmup_steps=5)
+    small = {**SWIN, "depths": [1, 1]}
+    options = {"label_smoothing": 0.0, "lr": 2e-2, "weight_decay": 0.0, "warmup_steps": 5}
+    module = task(**options, model_options=small)
     run = trainer(40)
     plain = {"augmentation": "none", "mixup": 0.0, "cutmix": 0.0, "batch_size": 21}
     run.fit(module, data(root, **plain))
@@ -204,7 +206,13 @@ VIT = {"patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3}
 VIT_TASK = {"model_name": "vit_tiny_patch16_224", "model_options": VIT, "stages": None}
 
 
-@pytest.mark.parametrize("options", [{}, {**VIT_TASK, "blocks": [0, 2]}], ids=["swin", "vit"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="swin"),
+        pytest.param({**VIT_TASK, "blocks": [0, 2]}, id="vit", marks=pytest.mark.slow),
+    ],
+)
 def test_mixed_precision_trains_like_single(root, options):
     """Four steps of the recipe with recomputation; bfloat16 has three digits."""
     losses = []
@@ -305,7 +313,7 @@ def test_evaluation_and_predictions_are_exact_for_two_processes(root, one_proces
 
 
 def test_a_resumed_run_is_the_whole_run(root, one_process, tmp_path):
-    assert main(command("fit", tmp_path, root, "--trainer.max_steps", "4")) == 0
+    rewound(only_version(one_process), 4, tmp_path)
     more = ("--trainer.max_steps", "8", "--ckpt_path", "last")
     assert main(command("fit", tmp_path, root, *more)) == 0
     whole, resumed = newest_state(only_version(one_process)), newest_state(only_version(tmp_path))

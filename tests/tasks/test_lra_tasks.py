@@ -12,6 +12,7 @@ from lit_probattn.cli.app import main
 from lit_probattn.configs import read_yaml
 from tests.datamodules.lra.files import write_cifar, write_pairs, write_pathfinder
 from tests.support.paths import CONFIGS
+from tests.support.slow import mostly_slow
 
 
 def options(folder: Path, task: str, attention: str, *more: str) -> list[str]:
@@ -33,9 +34,9 @@ def train_losses(folder: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("task", "write", "attention", "steps", "more"),
     [
-        ("tiny/lra_retrieval", write_pairs, "softmax", 100, ()),
+        ("tiny/lra_retrieval", write_pairs, "softmax", 60, ()),
         pytest.param(
-            *("tiny/lra_retrieval", write_pairs, "mgk_soft_e", 100, ()), marks=pytest.mark.slow
+            *("tiny/lra_retrieval", write_pairs, "mgk_soft_e", 60, ()), marks=pytest.mark.slow
         ),
         pytest.param("tiny/lra_image", write_cifar, "linear", 40, (), marks=pytest.mark.slow),
         (
@@ -59,10 +60,10 @@ def test_fit_lowers_the_loss_on_files_of_the_release(tmp_path, task, write, atte
     assert last < 0.8 * first
 
 
-@pytest.mark.parametrize("task", ["tiny/lra_pathfinder32", "tiny/lra_pathfinderx"])
-def test_tiny_pathfinder_needs_no_files(tmp_path, task):
+@pytest.mark.parametrize("size", mostly_slow(["32", "x"], ["32"]))
+def test_tiny_pathfinder_needs_no_files(tmp_path, size):
     fewer = ("--data.init_args.num_images", "10", "--trainer.fast_dev_run", "1")
-    assert main(options(tmp_path, task, "linear", *fewer)) == 0
+    assert main(options(tmp_path, f"tiny/lra_pathfinder{size}", "linear", *fewer)) == 0
 
 
 def recipe(task: str) -> dict[str, int]:

@@ -308,6 +308,7 @@ def test_fit_and_test_from_the_command_line_and_repetition(tmp_path):
                 *("--config", attention, "--run.root", str(tmp_path / name / "runs")),
                 *("--data.init_args.data_dir", str(folder), "--trainer.accelerator", "cpu"),
                 *("--trainer.devices", "1", "--trainer.enable_progress_bar", "false"),
+                *("--trainer.max_steps", "4", "--trainer.val_check_interval", "4"),
             ]
         )
         return only_version(tmp_path / name)

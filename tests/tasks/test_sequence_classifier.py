@@ -58,8 +58,8 @@ def test_training_loss_is_logged_over_the_whole_step():
 
 
 def test_it_learns():
-    run = trainer(150)
-    run.fit(task(lr=5e-3), data())
+    run = trainer(60)
+    run.fit(task(lr=1e-2), data())
     assert float(run.callback_metrics["train/loss"]) < 1.0 < torch.tensor(CLASSES).log()
 
 

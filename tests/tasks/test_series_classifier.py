@@ -21,7 +21,7 @@ from lit_probattn.models.series.encoder import (
 from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import SeriesClassifier
 from tests.support.paths import ROOT
-from tests.support.runs import fingerprint, in_ranks, metrics, newest_state, only_version
+from tests.support.runs import fingerprint, in_ranks, metrics, newest_state, only_version, rewound
 from tests.tasks.tiny import trainer
 
 FEATURES, CLASSES, LENGTH = 3, 5, 13
@@ -181,7 +181,7 @@ def task(attention=softmax, **options) -> SeriesClassifier:
     [gfish, *(pytest.param(other, marks=pytest.mark.slow) for other in (softmax, soft_mgk))],
 )
 def test_any_attention_learns_four_series_by_heart(attention):
-    run = fit(task(attention), steps=150)
+    run = fit(task(attention, lr=2e-2), steps=60)
     assert float(run.callback_metrics["train/loss"]) < 0.1
     assert isinstance(run.optimizers[0], torch.optim.RAdam)
 
@@ -210,6 +210,7 @@ def command(name: str, folder: Path, *more: str) -> list[str]:
     if "--trainer.devices" not in more:
         hardware += ["--trainer.devices", "1"]
     short = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "2"]
+    short += ["--run.checkpoint_every", "2"]
     every = ["--trainer.log_every_n_steps", "1"]
     # torch's dropout differs by rank; attention dropout and noise are drawn by sample
     return [
@@ -260,7 +261,7 @@ def test_two_processes_train_like_one(trained, tmp_path):
 
 
 def test_resumed_run_has_the_weights_and_averages_of_an_uninterrupted_one(trained, tmp_path):
-    assert main(command("fit", tmp_path, "--trainer.max_steps", "2")) == 0
+    rewound(only_version(trained), 2, tmp_path)
     assert main(command("fit", tmp_path, "--ckpt_path", "last")) == 0
     assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(trained))
 

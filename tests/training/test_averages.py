@@ -60,12 +60,13 @@ def test_too_few_checkpoints_and_other_models_are_refused(tmp_path):
 
 
 def test_an_average_is_scored_and_not_trained_on(tmp_path, capsys):
-    run(arguments("fit", tmp_path, "--run.checkpoint_every", "4"))
-    run(arguments("test", tmp_path, "--ckpt_path", "average-2"))
+    short = ("--trainer.max_steps", "4", "--run.checkpoint_every", "2")
+    run(arguments("fit", tmp_path, *short))
+    run(arguments("test", tmp_path, *short, "--ckpt_path", "average-2"))
     version = only_version(tmp_path)
-    report = json.loads((version / "test-average-2-00000016.json").read_text())
+    report = json.loads((version / "test-average-2-00000004.json").read_text())
     assert report["num_samples"] == 21
-    told = error_of(arguments("fit", tmp_path, "--ckpt_path", "average-2"), capsys)
+    told = error_of(arguments("fit", tmp_path, *short, "--ckpt_path", "average-2"), capsys)
     assert "an average has no optimiser state" in told
-    told = error_of(arguments("test", tmp_path, "--ckpt_path", "average-9"), capsys)
+    told = error_of(arguments("test", tmp_path, *short, "--ckpt_path", "average-9"), capsys)
     assert "average-9 requires 9 step checkpoints" in told

@@ -11,10 +11,11 @@ from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import list_checkpoints, step_of
 from tests.support.runs import arguments, fingerprint, metrics, only_version, run, write_attention
 
-# A step is two micro-batches; validation after steps 8 and 16; no checkpoint falls due before.
+# A step is two micro-batches; validation after steps 4 and 8; no checkpoint falls due before.
 OPTIONS = (
-    *("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "16"),
+    *("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "8"),
     *("--trainer.log_every_n_steps", "1", "--run.checkpoint_every", "1000"),
+    *("--trainer.max_steps", "8"),
 )
 
 
@@ -58,22 +59,20 @@ def at(micro_batch):
 @pytest.mark.parametrize(
     ("hook", "where", "step", "more"),
     [
-        pytest.param("training_step", at(10), 6, (), id="first half of a step"),
-        pytest.param(
-            "training_step", lambda _, i: i == 11, 6, (), id="second half", marks=pytest.mark.slow
-        ),
+        pytest.param("training_step", at(4), 3, (), id="first half of a step"),
+        pytest.param("training_step", at(5), 3, (), id="second half", marks=pytest.mark.slow),
         pytest.param(
             "training_step",
-            lambda _, i: i == 10,
-            6,
+            at(4),
+            3,
             NO_VALIDATION,
             id="no validation",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "validation_step",
-            lambda t, _: t.trainer.global_step == 8,
-            8,
+            lambda t, _: t.trainer.global_step == 4,
+            4,
             (),
             id="in a validation",
             marks=pytest.mark.slow,

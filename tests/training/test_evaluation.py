@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 
+from lit_probattn.base.errors import ConfigError
 from lit_probattn.configs import read_yaml
-from lit_probattn.training.evaluation import SampleCount, differences
-from tests.support.runs import arguments, error_of, only_version, run, write_attention
+from lit_probattn.training.callbacks import PredictionWriter, predictions_frame
+from lit_probattn.training.evaluation import SampleCount, differences, limit_of
+from tests.support.runs import (
+    arguments,
+    error_of,
+    only_version,
+    rewound,
+    run,
+    write_attention,
+)
+from tests.support.slow import mostly_slow
+
+# Validated after the second of two steps.
+SHORT = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
+
+
+def command(name, folder, *more, attention=None):
+    return arguments(name, folder, *SHORT, *more, attention=attention)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    run(arguments("fit", folder))
-    run(arguments("test", folder, "--ckpt_path", "last"))
+    run(command("fit", folder))
+    run(command("test", folder, "--ckpt_path", "last"))
     return folder
 
 
@@ -52,7 +70,7 @@ def results(trained) -> dict[str, dict]:
 
 
 def test_a_result_says_what_it_is_about(trained):
-    own = results(trained)["test-step-00000016.json"]
+    own = results(trained)["test-step-00000002.json"]
     assert own["num_samples"] == 21
     assert own["limit_batches"] is None
     assert own["attention"] == "lit_probattn.attention.SoftmaxAttention"
@@ -70,12 +88,12 @@ def test_a_result_says_what_it_is_about(trained):
 )
 def test_other_numbers_do_not_replace_the_runs_own(trained, capsys, more, differs, limit, count):
     before = results(trained)
-    run(arguments("test", trained, "--ckpt_path", "last", *more))
+    run(command("test", trained, "--ckpt_path", "last", *more))
     told = capsys.readouterr().out
     after = results(trained)
     path = next(line for line in told.splitlines() if line.startswith("results: ")).split("/")[-1]
-    assert path != "test-step-00000016.json"
-    assert after["test-step-00000016.json"] == before["test-step-00000016.json"]
+    assert path != "test-step-00000002.json"
+    assert after["test-step-00000002.json"] == before["test-step-00000002.json"]
     assert (after[path]["differs_from_run"], after[path]["limit_batches"]) == (differs, limit)
     assert after[path]["num_samples"] == count
     for key in differs:
@@ -85,68 +103,84 @@ def test_other_numbers_do_not_replace_the_runs_own(trained, capsys, more, differ
 def test_what_decides_no_score_gives_the_runs_own_file(trained, capsys):
     quiet = ("--model.init_args.lr", "0.5", "--data.init_args.eval_batch_size", "3")
     backend = ("--model.init_args.attention.init_args.backend", "reference")
-    run(arguments("test", trained, "--ckpt_path", "last", *quiet, *backend))
-    assert "test-step-00000016.json" in capsys.readouterr().out
+    run(command("test", trained, "--ckpt_path", "last", *quiet, *backend))
+    assert "test-step-00000002.json" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["test", "validate", "predict"])
-def test_another_attention_is_refused(trained, tmp_path, capsys, command):
+@pytest.mark.parametrize("name", mostly_slow(["test", "validate", "predict"], ["test"]))
+def test_another_attention_is_refused(trained, tmp_path, capsys, name):
     attention = write_attention(tmp_path, score="gaussian")
     more = ("--ckpt_path", "best")
-    line = error_of(arguments(command, trained, *more, attention=attention), capsys)
+    line = error_of(command(name, trained, *more, attention=attention), capsys)
     assert "different: model.init_args.attention.init_args.score): pass --config " in line
     assert line.endswith(str(only_version(trained) / "config.yaml"))
 
 
-def test_an_edited_configuration_does_not_replace_the_runs_result(tmp_path, capsys):
-    run(arguments("fit", tmp_path, "--trainer.max_steps", "2"))
-    folder = only_version(tmp_path)
+def test_an_edited_configuration_does_not_replace_the_runs_result(trained, tmp_path, capsys):
+    folder = rewound(only_version(trained), 2, tmp_path)
     own = folder / "config.yaml"
-    command = ["test", "--config", str(own), "--ckpt_path", "last"]
-    run(command)
+    words = ["test", "--config", str(own), "--run.root", str(tmp_path / "runs")]
+    words += ["--ckpt_path", "last"]
     before, text = (folder / "test-step-00000002.json").read_text(), own.read_text()
     own.write_text(text.replace("score: dot", "score: gaussian"))
     assert own.read_text() != text
-    capsys.readouterr()
-    line = error_of(command, capsys)
+    line = error_of(words, capsys)
     assert "different: model.init_args.attention.init_args.score" in line
     assert f"{own} was edited since; restore it" in line
     own.write_text(text.replace("seed_everything: ", "seed_everything: 1"))
-    run(command)
+    run(words)
     assert "differs from" in capsys.readouterr().out
     assert (folder / "test-step-00000002.json").read_text() == before
 
 
-@pytest.mark.parametrize("command", ["test", "validate", "predict"])
-def test_a_limit_that_leaves_nothing_is_refused(trained, capsys, command):
-    key = {"test": "test", "validate": "val", "predict": "predict"}[command]
-    more = ("--ckpt_path", "best", f"--trainer.limit_{key}_batches", "0")
-    line = error_of(arguments(command, trained, *more), capsys)
-    assert f"trainer.limit_{key}_batches must be positive, received 0" in line
+def test_a_limit_that_leaves_nothing_is_refused(trained, capsys):
+    more = ("--ckpt_path", "best", "--trainer.limit_val_batches", "0")
+    line = error_of(command("validate", trained, *more), capsys)
+    assert "trainer.limit_val_batches must be positive, received 0" in line
+    for name, key in (("test", "test"), ("validate", "val"), ("predict", "predict")):
+        limits = {f"limit_{other}_batches": 1.0 for other in ("test", "val", "predict")}
+        assert limit_of(SimpleNamespace(**limits, fast_dev_run=0), name) is None
+        limits[f"limit_{key}_batches"] = 0
+        with pytest.raises(ConfigError, match=f"limit_{key}_batches must be positive, received 0"):
+            limit_of(SimpleNamespace(**limits, fast_dev_run=0), name)
 
 
 def test_predictions_of_a_part_have_a_name_of_their_own(trained):
     for more in ((), ("--trainer.limit_predict_batches", "1")):
-        run(arguments("predict", trained, "--ckpt_path", "last", *more))
+        run(command("predict", trained, "--ckpt_path", "last", *more))
     paths = sorted(only_version(trained).glob("predictions-*"), key=lambda path: len(path.name))
     assert [len(pd.read_parquet(path)) for path in paths] == [21, 8]
+
+
+def test_predictions_of_all_ranks_are_one_table_in_the_order_of_samples(tmp_path, monkeypatch):
+    def rows(*ids):
+        return {"sample_id": torch.tensor(ids), "target": torch.tensor(ids) * 10}
+
+    other = predictions_frame([rows(1), rows(3)])
+    monkeypatch.setattr("lit_probattn.training.callbacks.gather_objects", lambda own: [own, other])
+    writer = PredictionWriter(tmp_path / "predictions.parquet")
+    for outputs in (rows(0, 2), rows(4)):
+        writer.on_predict_batch_end(None, None, outputs)
+    writer.on_predict_end(SimpleNamespace(is_global_zero=True), None)
+    table = pd.read_parquet(tmp_path / "predictions.parquet")
+    assert table["sample_id"].tolist() == [0, 1, 2, 3, 4]
+    assert table["target"].tolist() == [0, 10, 20, 30, 40]
 
 
 def test_an_option_that_the_runs_version_did_not_have_is_no_difference(trained):
     folder = only_version(trained)
     now = read_yaml(folder / "config.yaml")
     now["model"]["init_args"]["attention"]["init_args"]["brand_new"] = 3
-    checkpoint = folder / "checkpoints/step-00000016.ckpt"
+    checkpoint = folder / "checkpoints/step-00000002.ckpt"
     assert differences(checkpoint, now, dict) == {}
     now["seed_everything"] = 7
     assert differences(checkpoint, now, dict) == {"seed_everything": 7}
     assert differences(folder / "checkpoints/converted.ckpt", now, dict) == {}
 
 
-def test_the_version_with_this_configuration_is_scored(tmp_path, capsys):
+def test_the_version_with_this_configuration_is_scored(trained, tmp_path, capsys):
     """Seeds share a name: a test of one does not take the weights of another."""
-    for seed in ("0", "1"):
-        run(arguments("fit", tmp_path, "--trainer.max_steps", "1", "--seed_everything", seed))
-    quick = ("--trainer.max_steps", "1", "--ckpt_path", "last", "--seed_everything", "0")
-    run(arguments("test", tmp_path, *quick))
-    assert "lra_text_tiny-variant/0/test-step-00000001.json" in capsys.readouterr().out
+    rewound(only_version(trained), 2, tmp_path)
+    run(command("fit", tmp_path, "--seed_everything", "1"))
+    run(command("test", tmp_path, "--ckpt_path", "last", "--seed_everything", "0"))
+    assert "lra_text_tiny-variant/0/test-step-00000002.json" in capsys.readouterr().out

@@ -27,7 +27,7 @@ from tests.support.runs import (
 OPTIONS = (
     *("--trainer.accumulate_grad_batches", "2"),
     *("--trainer.log_every_n_steps", "1"),
-    *("--run.checkpoint_every", "2"),
+    *("--run.checkpoint_every", "2", "--trainer.max_steps", "10"),
 )
 
 
@@ -107,8 +107,8 @@ def kill_in_the_middle_of_a_write(monkeypatch):
 @pytest.mark.parametrize(
     "patch",
     [
-        pytest.param(kill_before_micro_batch(17), id="mid-accumulation"),
-        pytest.param(kill_before_micro_batch(24), id="after-a-checkpoint", marks=pytest.mark.slow),
+        pytest.param(kill_before_micro_batch(17), id="mid-accumulation", marks=pytest.mark.slow),
+        pytest.param(kill_before_micro_batch(16), id="after-a-checkpoint", marks=pytest.mark.slow),
         pytest.param(kill_in_validation, id="in-validation", marks=pytest.mark.slow),
         pytest.param(kill_after_best, id="between-best-and-step", marks=pytest.mark.slow),
         pytest.param(kill_after_a_step_checkpoint, id="between-step-and-its-row"),
@@ -137,19 +137,13 @@ def test_the_fingerprint_sees_one_changed_bit(uninterrupted, tmp_path):
     assert fingerprint(tmp_path) != fingerprint(uninterrupted)
 
 
-def test_resume_depends_on_the_position_in_the_data(uninterrupted, tmp_path):
-    """Another seed gives other weights: the comparison above can fail."""
-    run(command(tmp_path, "--seed_everything", "1"))
-    assert fingerprint(only_version(tmp_path)) != fingerprint(uninterrupted)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_five_times_at_random(uninterrupted, tmp_path, monkeypatch, seed):
     generator = random.Random(seed)
     for _ in range(5):
         with monkeypatch.context() as context:
-            kill_before_micro_batch(generator.randrange(9, 32))(context)
+            kill_before_micro_batch(generator.randrange(5, 20))(context)
             in_child(lambda: main(command(tmp_path, "--ckpt_path", "auto")))
     run(command(tmp_path, "--ckpt_path", "auto"))
     assert fingerprint(only_version(tmp_path)) == fingerprint(uninterrupted)
@@ -162,9 +156,8 @@ def test_a_longer_run_goes_on_where_a_shorter_one_ended(uninterrupted, tmp_path)
     assert fingerprint(only_version(tmp_path)) == fingerprint(uninterrupted)
 
 
-def test_another_accumulation_is_refused(tmp_path, capsys):
-    run(arguments("fit", tmp_path, "--trainer.max_steps", "4"))
-    path = checkpoints.list_checkpoints(only_version(tmp_path) / "checkpoints", "step")[0]
-    more = ("--ckpt_path", str(path), "--trainer.accumulate_grad_batches", "2")
-    assert main(arguments("fit", tmp_path, *more)) == 2
-    assert "accumulate_grad_batches 1, received 2" in capsys.readouterr().err
+def test_another_accumulation_is_refused(uninterrupted, tmp_path, capsys):
+    path = checkpoints.list_checkpoints(uninterrupted / "checkpoints", "step")[0]
+    more = ("--ckpt_path", str(path), "--trainer.accumulate_grad_batches", "1")
+    assert main(command(tmp_path, *more, "--trainer.max_steps", "12")) == 2
+    assert "accumulate_grad_batches 2, received 1" in capsys.readouterr().err

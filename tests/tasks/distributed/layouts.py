@@ -1,8 +1,7 @@
-"""One small task trained in several layouts: processes, accumulation steps, pieces after a kill."""
+"""One small task trained in several layouts: processes, accumulation steps, resumed runs."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from lit_probattn.cli.app import main
 from tests.support.paths import ROOT
-from tests.support.runs import in_child, in_ranks, kill_me, only_version, run, write_attention
+from tests.support.runs import in_ranks, rewound, run, write_attention
 
 DOUBLE = ("--trainer.precision", "64-true")
 NO_DROPOUT = ("--model.init_args.dropout", "0.0")  # torch's dropout differs by rank
@@ -63,19 +62,8 @@ class Trial:
             run(work)
         return folder
 
-    def trained_in_two_pieces(
-        self, kind: Any, at: int, folder: Path, monkeypatch: Any, *more: str
-    ) -> Path:
-        """Kill a training in `kind`'s micro-batch `at`, go on, and return the run's folder."""
-        train = kind.training_step
-
-        def step(task: Any, batch: Any, batch_idx: int) -> Any:
-            if batch_idx == at:
-                kill_me()
-            return train(task, batch, batch_idx)
-
-        with monkeypatch.context() as context:
-            context.setattr(kind, "training_step", step)
-            assert in_child(lambda: main(self.command(folder, *more))) == -signal.SIGKILL
+    def resumed(self, version: Path, step: int, folder: Path, *more: str) -> Path:
+        """Resume a copy of a run from its checkpoint of `step`; return the copy's run folder."""
+        copy = rewound(version, step, folder)
         run(self.command(folder, *more, "--ckpt_path", "last"))
-        return only_version(folder)
+        return copy

@@ -30,10 +30,13 @@ from tests.support.runs import (
     run,
     write_attention,
 )
-from tests.support.slow import mostly_slow
 
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
-EVERY_STEP = ("--trainer.log_every_n_steps", "1")
+# Validations after steps 4 and 8.
+EVERY_STEP = (
+    *("--trainer.log_every_n_steps", "1"),
+    *("--trainer.max_steps", "8", "--trainer.val_check_interval", "4"),
+)
 NO_DROPOUT = ("--model.init_args.dropout", "0.0")  # torch's dropout differs by rank
 
 
@@ -59,7 +62,7 @@ def two_processes(tmp_path_factory):
 
 def assert_same_training(one, two):
     rows_one, rows_two = metrics(only_version(one)), metrics(only_version(two))
-    assert len(rows_one) == len(rows_two) == 16
+    assert len(rows_one) == len(rows_two) == 8
     for first, second in zip(rows_one, rows_two, strict=True):
         assert float(second["train/loss"]) == pytest.approx(float(first["train/loss"]), rel=2e-5)
         assert second["val/accuracy"] == first["val/accuracy"]
@@ -71,11 +74,12 @@ def assert_same_training(one, two):
         torch.testing.assert_close(after[name], before[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow  # started by Lightning: below
 def test_two_processes_train_like_one(one_process, two_processes):
     assert_same_training(one_process, two_processes)
 
 
-ACCUMULATED = ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "16")
+ACCUMULATED = ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "8")
 
 
 def test_accumulation_trains_like_one_batch(one_process, tmp_path):
@@ -124,14 +128,15 @@ def test_two_processes_started_by_the_command_line(one_process, tmp_path):
     assert_same_training(one_process, tmp_path)
 
 
-@pytest.mark.parametrize("split", mostly_slow(["validate", "test"], ["test"]))
+@pytest.mark.slow  # also for three processes: test_exact_metrics.py
+@pytest.mark.parametrize("split", ["validate", "test"])
 def test_evaluation_is_exact_for_two_processes(one_process, split):
     """21 samples, the same weights: the accuracy is equal, not only close."""
     values = []
     for more in ((), TWO):
         work = command(one_process, "--ckpt_path", "last", *more, name=split)
         assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
-        path = only_version(one_process) / f"{split}-step-00000016.json"
+        path = only_version(one_process) / f"{split}-step-00000008.json"
         values.append(json.loads(path.read_text()))
         path.unlink()
     assert [value["num_samples"] for value in values] == [21, 21]
@@ -143,12 +148,13 @@ def test_evaluation_is_exact_for_two_processes(one_process, split):
     )
 
 
+@pytest.mark.slow  # of questions: test_layouts.py; the order of rows: tests/training
 def test_predictions_of_two_processes_are_those_of_one(one_process):
     tables = []
     for more in ((), TWO):
         work = command(one_process, "--ckpt_path", "last", *more, name="predict")
         assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
-        path = only_version(one_process) / "predictions-step-00000016.parquet"
+        path = only_version(one_process) / "predictions-step-00000008.parquet"
         tables.append(pd.read_parquet(path))
         path.unlink()
     assert tables[0]["sample_id"].tolist() == list(range(21))
@@ -173,6 +179,7 @@ def test_nan_on_one_rank_stops_both(tmp_path, monkeypatch, capfd):
     assert last.name == "step-00000002.ckpt"
 
 
+@pytest.mark.slow  # the kill: tests/training/test_peers.py; resuming: test_preemption.py there
 def test_killed_rank_and_resume_with_two_processes(two_processes, tmp_path, monkeypatch):
     train = SequenceClassifier.training_step
 

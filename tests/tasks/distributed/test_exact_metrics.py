@@ -7,12 +7,17 @@ import pytest
 from tests.support.exact_metrics import NUM_TEST, TASKS, WORLD_SIZES, scores, table
 from tests.support.slow import mostly_slow
 
+FAST = ("classifier", (1, 3))
 
-@pytest.mark.parametrize("task", mostly_slow(TASKS, ["classifier"]))
-def test_metrics_are_exact_for_every_number_of_processes(task, tmp_path):
-    found = scores(task, tmp_path, "64-true")
+
+@pytest.mark.parametrize(
+    ("task", "world_sizes"),
+    mostly_slow([FAST, *((t, WORLD_SIZES) for t in TASKS)], [FAST]),
+)
+def test_metrics_are_exact_for_every_number_of_processes(task, world_sizes, tmp_path):
+    found = scores(task, tmp_path, "64-true", world_sizes)
     print(table(found))
-    assert [score.world_size for score in found] == list(WORLD_SIZES)
+    assert [score.world_size for score in found] == list(world_sizes)
     alone, *others = found
     assert all(alone.num_samples % score.world_size for score in others)
     for score in others:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from datamodules.core.order import RotatingOrder
@@ -27,6 +28,7 @@ from tests.support.runs import (
 
 # 40 validation and 42 test samples, batches of 8: a validation of 3 batches moves on by 24.
 BATCH, BATCHES, NUM_VAL, SEED = 8, 3, 40, 0
+TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 PARITY = ("--data.init_args.parity_eval", str(BATCHES))
 # Validations after steps 4, 8, 12 and, out of turn, 14.
 LENGTH = ("--trainer.max_steps", "14", "--trainer.val_check_interval", "4")
@@ -102,13 +104,16 @@ def test_validations_see_the_samples_of_the_oracle_and_say_its_number(tmp_path, 
     assert sorted(seen["val", 4] + seen["val", 8])[0] != sorted(seen["val", 8])  # it moves on
 
 
+SHORT = ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
+
+
 def test_the_incomplete_last_batch_of_the_test_split_is_left_out(tmp_path, seen):
     """42 samples: 5 batches of 8, during training, and at the end."""
-    run(command(tmp_path, "--run.test_during_training", "all"))
-    run(command(tmp_path, "--ckpt_path", "last", name="test"))
+    run(command(tmp_path, *SHORT, "--run.test_during_training", "all"))
+    run(command(tmp_path, *SHORT, "--ckpt_path", "last", name="test"))
     (path,) = only_version(tmp_path).glob("test-*.json")
     told = json.loads(path.read_text())
-    during, found = seen["test", 14], seen["test", 0]  # the command counts no steps
+    during, found = seen["test", 2], seen["test", 0]  # the command counts no steps
     assert during == found
     assert [sample for sample, _ in found] == list(range(40))
     assert told["num_samples"] == 40
@@ -117,33 +122,40 @@ def test_the_incomplete_last_batch_of_the_test_split_is_left_out(tmp_path, seen)
 
 
 def test_without_it_whole_splits_are_scored_and_nothing_is_said(tmp_path, seen):
-    run(command(tmp_path, "--data.init_args.parity_eval", "null"))
-    run(
-        command(
-            tmp_path, "--data.init_args.parity_eval", "null", "--ckpt_path", "last", name="test"
-        )
-    )
-    assert [sample for sample, _ in seen["val", 8]] == list(range(40))
+    whole = (*SHORT, "--data.init_args.parity_eval", "null")
+    run(command(tmp_path, *whole))
+    run(command(tmp_path, *whole, "--ckpt_path", "last", name="test"))
+    assert [sample for sample, _ in seen["val", 2]] == list(range(40))
     (path,) = only_version(tmp_path).glob("test-*.json")
     told = json.loads(path.read_text())
     assert told["num_samples"] == 42
     assert "parity_eval" not in told
 
 
-def test_validate_and_predict_read_whole_splits(tmp_path):
-    run(command(tmp_path))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    run(command(folder))
+    return folder
+
+
+def test_validate_and_predict_read_whole_splits(whole):
     for name in ("validate", "predict"):
-        run(command(tmp_path, "--ckpt_path", "last", name=name))
-    (path,) = only_version(tmp_path).glob("validate-*.json")
+        run(command(whole, "--ckpt_path", "last", name=name))
+    (path,) = only_version(whole).glob("validate-*.json")
     assert json.loads(path.read_text())["num_samples"] == NUM_VAL
+    (path,) = only_version(whole).glob("predictions-*.parquet")
+    assert len(pd.read_parquet(path)) == 42
 
 
-@pytest.mark.parametrize("step", [5, 12], ids=["between validations", "in a validation"])
-def test_the_rotation_goes_on_after_a_kill(tmp_path, monkeypatch, step):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
-        folder.mkdir()
-    run(command(whole))
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(5, id="between validations", marks=pytest.mark.slow),
+        pytest.param(12, id="in a validation"),
+    ],
+)
+def test_the_rotation_goes_on_after_a_kill(whole, tmp_path, monkeypatch, step):
     train, validate = SequenceClassifier.training_step, SequenceClassifier.validation_step
 
     def training_step(self, batch, batch_idx):
@@ -159,18 +171,26 @@ def test_the_rotation_goes_on_after_a_kill(tmp_path, monkeypatch, step):
     with monkeypatch.context() as context:
         context.setattr(SequenceClassifier, "training_step", training_step)
         context.setattr(SequenceClassifier, "validation_step", validation_step)
-        assert in_child(lambda: main(command(killed))) == -signal.SIGKILL
-    run(command(killed, "--ckpt_path", "last"))
-    assert metrics(only_version(killed)) == metrics(only_version(whole))
-    assert fingerprint(only_version(killed)) == fingerprint(only_version(whole))
+        assert in_child(lambda: main(command(tmp_path))) == -signal.SIGKILL
+    run(command(tmp_path, "--ckpt_path", "last"))
+    assert metrics(only_version(tmp_path)) == metrics(only_version(whole))
+    assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(whole))
 
 
+@pytest.mark.slow  # the data: tests/datamodules/lra/test_parity_eval.py
 def test_two_processes_see_what_one_sees(tmp_path):
-    """In double precision, where rounding changes no prediction."""
-    more = ("--model.init_args.dropout", "0.0", "--trainer.precision", "64-true")
+    """In double precision, where rounding changes no prediction; a validation after each step."""
+    more = (
+        "--trainer.max_steps",
+        "4",
+        "--model.init_args.dropout",
+        "0.0",
+        "--trainer.precision",
+        "64-true",
+    )
     for name, layout in (
-        ("one", ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "8")),
-        ("two", ("--trainer.devices", "2", "--trainer.strategy", "ddp")),
+        ("one", ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "2")),
+        ("two", (*TWO, "--trainer.val_check_interval", "1")),
     ):
         folder = tmp_path / name
         folder.mkdir()
