@@ -19,6 +19,9 @@ from tests.support.helpers import PARITY_ROWS, parity_table
 from tests.support.patching import CheckedMonkeyPatch
 
 torch.set_num_threads(1)
+# The first backward pass of a process starts autograd's threads. On fake tensors it would start
+# threads for devices, and no process forked later could compute gradients.
+torch.ones((), requires_grad=True).backward()
 keep_out_of_the_users_cache()
 os.environ.pop("LIT_PROBATTN_CONFIGS", None)  # a user's own folders
 os.environ.setdefault("LIT_PROBATTN_ALLOW_CODE", "tests")  # workers of sweeps make classes of ours

@@ -22,10 +22,6 @@ from lit_probattn.cli.app import main
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint, step_of
 from tests.support.paths import ROOT
 
-# The first backward pass of a process starts autograd's threads. On fake tensors it would start
-# threads for devices, and no process forked later could compute gradients.
-torch.ones((), requires_grad=True).backward()
-
 TASK = str(ROOT / "configs/tasks/tiny/lra_text.yaml")
 
 ATTENTION = """

@@ -92,7 +92,7 @@ def real(batch):
     return {k: v[keep] if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
 
 
-@pytest.mark.parametrize("rows", [10, 64])
+@pytest.mark.parametrize("rows", mostly_slow([1, 10, 64], [10, 64]))
 def test_perplexity_counts_each_token_once(folder, rows):
     module = task()
     (values,) = trainer().test(module, made_text.data(folder, eval_batch_size=rows), verbose=False)

@@ -86,12 +86,7 @@ def assert_equal_runs(resumed, expected):
     ("interrupt", "step"),
     [
         pytest.param(lambda m: signal_in_training(m, signal.SIGTERM, 4), 3, id="mid-accumulation"),
-        pytest.param(
-            lambda m: signal_in_training(m, signal.SIGTERM, 6),
-            4,
-            id="validation-next",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(lambda m: signal_in_training(m, signal.SIGTERM, 6), 4, id="validation-next"),
         # Resuming after a stop in a validation's test split: curves/test_test_scores.py
         pytest.param(signal_in_validation, 4, id="in-validation", marks=pytest.mark.slow),
     ],
