@@ -22,7 +22,7 @@ from lit_probattn.base.arguments import DefaultsFormatter, at_least
 from lit_probattn.experiments.page import read
 from lit_probattn.records.figures import MAX_BYTES
 from tests.analysis.made import checkpoint
-from tests.support.drawing import draw_once
+from tests.support.patching import draw_once
 from tests.support.slow import mostly_slow
 
 MAPS = ("attention_maps", "rank", "head_distance", "spectrum")

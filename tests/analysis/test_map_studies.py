@@ -17,7 +17,7 @@ from lit_probattn.analysis.studies import distance, maps, rank, spectrum
 from lit_probattn.attention import LinearAttention, SoftmaxAttention
 from lit_probattn.base.errors import ConfigError
 from tests.analysis.made import change, checkpoint, layer_call
-from tests.support.drawing import draw_once
+from tests.support.patching import draw_once
 
 
 @pytest.fixture(autouse=True)

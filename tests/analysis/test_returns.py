@@ -13,7 +13,7 @@ from lit_probattn.rollouts.episodes import Episode
 from lit_probattn.rollouts.facts import EvaluationFacts
 from lit_probattn.rollouts.video import Filmed
 from tests.rollouts.toy import Pendulum, facts
-from tests.support.drawing import draw_once
+from tests.support.patching import draw_once
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
 

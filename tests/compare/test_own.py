@@ -13,7 +13,7 @@ import yaml
 from lit_probattn.__main__ import main
 from lit_probattn.compare.own import differing, make_table, read_row
 from tests.compare.tiny import program, run_here
-from tests.support.drawing import draw_once
+from tests.support.patching import draw_once
 
 TASK = "tiny/lra_listops"
 

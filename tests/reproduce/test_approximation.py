@@ -15,7 +15,7 @@ from lit_probattn.reproduce.analyses.approximation import ApproximationTable
 from tests.reproduce.small_tables import write_small
 from tests.reproduce.test_analyses import trained
 from tests.support import forks
-from tests.support.drawing import draw_once
+from tests.support.patching import draw_once
 from tests.support.paths import ROOT
 
 NAME = "value_aware_table2"

@@ -16,7 +16,7 @@ from lit_probattn.reproduce.sweep_table import Ours, ratio_verdict, table_of
 from profiling.measure.rows import read_rows
 from profiling.sweep.config import load_sweep
 from tests.profiling.helpers import fork_workers
-from tests.support.drawing import draw_once
+from tests.support.patching import draw_once
 from tests.support.paths import ROOT
 
 SWEEPS = ("mgk_table7", "mgk_table7_cuda")

@@ -17,7 +17,7 @@ from lit_probattn.compare.flags import Place
 from lit_probattn.compare.runs import Run
 from lit_probattn.reproduce.uea import TABLE, main, make_parser, make_table
 from tests.support import forks
-from tests.support.drawing import draw_once
+from tests.support.patching import draw_once
 from tests.support.paths import ROOT
 
 TINY = {

@@ -12,7 +12,7 @@ from lit_probattn.analysis.approximation import figures
 from lit_probattn.analysis.approximation.methods import ESTIMATE, EXACT
 from lit_probattn.base.rows import RowStore
 from tests.datamodules.text import made as made_text
-from tests.support.drawing import draw_once
+from tests.support.patching import draw_once
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
 

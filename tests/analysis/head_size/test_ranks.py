@@ -28,7 +28,7 @@ from lit_probattn.reproduce.head_size.grid import Grid, perplexity_of
 from lit_probattn.reproduce.head_size.parameters import Sizes, model_parameters
 from tests.datamodules.text import made as made_text
 from tests.support import forks
-from tests.support.drawing import draw_once
+from tests.support.patching import draw_once
 from tests.support.paths import ROOT, shipped
 from tests.support.runs import only_version, run, write_attention
 

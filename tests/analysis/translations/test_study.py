@@ -13,7 +13,7 @@ from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.translations import decoded
 from lit_probattn.analysis.translations.study import drawn
 from lit_probattn.tasks.bleu import FORMS
-from tests.support.drawing import draw_once
+from tests.support.patching import draw_once
 from tests.support.paths import ROOT
 from tests.support.runs import arguments, only_version, run, write_attention
 

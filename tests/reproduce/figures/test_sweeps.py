@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lit_probattn.reproduce.__main__ import main
-from tests.support.drawing import draw_once
+from tests.support.patching import draw_once
 from tests.support.paths import ROOT
 
 SWEEP = {
