@@ -41,6 +41,12 @@ def first_run(folder, task):
     return folder / "runs/softmax/0"
 
 
+@pytest.fixture(scope="module")
+def converted(trained, tmp_path_factory):
+    """What `annealed` returns for the run of each task."""
+    return functools.cache(lambda task: annealed(trained(task), tmp_path_factory.mktemp(task)))
+
+
 def annealed(before, folder):
     """Convert a run; return the checkpoint and the files to train on with."""
     out = folder / "smgk.ckpt"
@@ -54,10 +60,9 @@ STARTS = list(itertools.product(("mnli", "masked_lm"), ("--init_from", "--ckpt_p
 
 @pytest.mark.parametrize(("task", "start"), mostly_slow(STARTS, [STARTS[0], STARTS[3]]))
 def test_a_converted_run_is_annealed_by_either_way_of_starting(
-    task, start, trained, tmp_path, capsys
+    task, start, converted, tmp_path, capsys
 ):
-    before = trained(task)
-    out, files = annealed(before, tmp_path)
+    out, files = converted(task)
     short = ["--trainer.max_steps", "3", "--trainer.log_every_n_steps", "1"]
     place = ["--run.root", str(tmp_path), "--run.name", "on", start, str(out)]
     run(["fit", *files, *short, *place, *QUIET])
@@ -73,10 +78,9 @@ def test_a_converted_run_is_annealed_by_either_way_of_starting(
     assert "newly initialised" not in told
 
 
-def test_after_the_annealing_it_is_a_plain_layer(trained, tmp_path, capsys):
+def test_after_the_annealing_it_is_a_plain_layer(converted, tmp_path, capsys):
     """The same model without key_norm_weight, for studies and to start from; half-way it is not."""
-    before = trained("mnli")
-    out, files = annealed(before, tmp_path)
+    out, files = converted("mnli")
     short = ["--trainer.max_steps", "2", "--run.checkpoint_every", "1", "--run.keep_checkpoints"]
     root = ["--run.root", str(tmp_path), *QUIET]
     run(["fit", *files, *short, "9", "--run.name", "annealed", "--init_from", str(out), *root])
