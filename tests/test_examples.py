@@ -39,6 +39,13 @@ def run(script: str, folder, prepare=lambda: None) -> str:
     return shown
 
 
+def test_a_forked_process_has_the_environment_it_is_given(tmp_path):
+    log = tmp_path / "log"
+    for environment in (os.environ, {"GIVEN": "1"}):
+        expected = dict(environment)
+        assert Forked(lambda: int(dict(os.environ) != expected), environment, log).wait() == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_examples_import_what_they_need(script, tmp_path):

@@ -84,8 +84,9 @@ def _become(work: Callable[[], int], environment: Mapping[str, str], log: Path |
     try:
         end_with_parent()
         os.setsid()
+        given = dict(environment)  # it may be os.environ itself
         os.environ.clear()
-        os.environ.update(environment)
+        os.environ.update(given)
         if log is not None:
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(descriptor, 1)
