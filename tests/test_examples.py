@@ -43,7 +43,8 @@ def test_a_forked_process_has_the_environment_it_is_given(tmp_path):
     log = tmp_path / "log"
     for environment in (os.environ, {"GIVEN": "1"}):
         expected = dict(environment)
-        assert Forked(lambda: int(dict(os.environ) != expected), environment, log).wait() == 0
+        work = lambda expected=expected: int(dict(os.environ) != expected)  # noqa: E731
+        assert Forked(work, environment, log).wait() == 0
 
 
 @pytest.mark.slow
