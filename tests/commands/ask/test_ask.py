@@ -148,7 +148,7 @@ def test_a_prediction_computes_no_more_blocks_for_longer_sequences(name, monkeyp
         count = lambda *a, original=original: computed.append(1) or original(*a)  # noqa: E731
         monkeypatch.setattr(module, "grouped_values", count)
     numbers: list[int] = []
-    for seq_len in (256, 640):
+    for seq_len in (256, 1024):
         question = Question(32, seq_len, num_heads=4)
         found = answer(name, question)
         computed.clear()
@@ -165,7 +165,7 @@ def test_memory_of_causal_chunks_is_what_is_allocated(name, monkeypatch):
     """Spans and chunks are made small, so that most of them are not made in the prediction."""
     monkeypatch.setitem(chunkwise.SPAN_PAIRS, "cpu", 1 << 12)
     monkeypatch.setitem(fish_linear.CHUNK_STATES, "cpu", 1 << 12)
-    question = Question(32, 203, num_heads=4, batch_size=2, is_causal=True)
+    question = Question(64, 331, num_heads=4, batch_size=3, is_causal=True)
     for train in (True, False):
         _, found, measured = made(name, question, train, measured=True)
         assert found == pytest.approx(measured, abs=1024), train
