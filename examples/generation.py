@@ -16,13 +16,13 @@ ids = torch.tensor([letters.index(letter) for letter in TEXT])
 attention = partial(MGKAttention, num_heads=2, num_components=2)
 sizes = {"embed_dim": 64, "head_dim": 16, "num_layers": 2, "mlp_dim": 128, "max_seq_len": 48}
 model = LanguageModel(attention, vocab_size=len(letters), output="full", dropout=0.0, **sizes)
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-for step in range(121):
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(61):
     starts = torch.randint(len(ids) - 49, (16,))
     inputs = torch.stack([ids[start : start + 48] for start in starts])
     targets = torch.stack([ids[start + 1 : start + 49] for start in starts])
     loss = model.token_losses(model(inputs), targets).mean()
-    if step % 40 == 0:
+    if step % 20 == 0:
         print(f"step {step}: loss {loss.item():.3f}")
     optimizer.zero_grad()
     loss.backward()

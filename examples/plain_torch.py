@@ -23,13 +23,13 @@ thing, colour = nn.Embedding(NUM_THINGS, WIDTH), nn.Embedding(NUM_COLOURS + 1, W
 attention = lit_probattn.create("smgk", embed_dim=WIDTH, num_heads=2, dropout=0.0)
 head = nn.Linear(WIDTH, NUM_COLOURS)
 modules = nn.ModuleList([thing, colour, attention, head])
-optimizer = torch.optim.AdamW(modules.parameters(), lr=3e-3)
-for step in range(401):
+optimizer = torch.optim.AdamW(modules.parameters(), lr=1e-2)
+for step in range(101):
     asked, shown, target = batch()
     x = thing(asked) + colour(shown)  # (B, 16, C)
     logits = head(x + attention(x))[:, NUM_THINGS:]  # (B, 8, colours)
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
-    if step % 100 == 0:
+    if step % 25 == 0:
         right = (logits.argmax(-1) == target).float().mean()
         print(f"step {step}: loss {loss.item():.3f}, {100 * right.item():.0f} % right")
     optimizer.zero_grad()

@@ -18,7 +18,7 @@ teacher = copy.deepcopy(model)
 model, report = lit_probattn.swap(model, "mgk", heads=0.5)
 print(report)
 
-pictures = torch.randn(32, 3, 64, 64)
+pictures = torch.randn(8, 3, 64, 64)
 with torch.no_grad():
     target = teacher(pictures)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-5)  # created after the swap

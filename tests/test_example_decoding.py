@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ import torch
 from examples.studies import decoding
 from lit_probattn.models.search import Hypothesis, greedy
 from profiling import study
+from tests.support.forks import program
 from tests.support.paths import ROOT
 
 SMALL = ["--lengths", "2", "5", "--tokens", "4", "--source", "6", "--batch", "2"]
@@ -89,6 +88,6 @@ def test_every_translation_is_as_long_as_asked():
 
 
 def test_the_script_is_a_program():
-    words = [sys.executable, str(ROOT / "examples/studies/decoding.py"), "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "usage: python -m examples.studies.decoding" in done.stdout
+    path = str(ROOT / "examples/studies/decoding.py")
+    told = program(f"import runpy; runpy.run_path({path!r}, run_name='__main__')", ROOT, "--help")
+    assert "usage: python -m examples.studies.decoding" in told[0]

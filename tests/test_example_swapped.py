@@ -10,7 +10,7 @@ import torch
 from datamodules.expressions import batches, draw
 from examples.studies import swapped
 
-SMALL = ["--seeds", "0", "1", "--steps", "25", "--tune_steps", "4", "--at", "0", "2"]
+SMALL = ["--seeds", "0", "1", "--steps", "9", "--tune_steps", "4", "--at", "0", "2"]
 NAME = "MGK, 2 heads"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import runpy
@@ -9,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+import timm
 
 from tests.support.forks import Forked
 from tests.support.paths import ROOT
@@ -17,10 +19,14 @@ SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 MOST_LINES = 40
 
 
-def run(script: str, folder) -> str:
-    """Run a script in an empty folder, in a forked process; return what it prints."""
+def run(script: str, folder, prepare=lambda: None) -> str:
+    """Run a script in an empty folder, in a forked process; return what it prints.
+
+    `prepare` is called there before.
+    """
 
     def work() -> int:
+        prepare()
         os.chdir(folder)
         sys.argv = [script]
         runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
@@ -37,7 +43,8 @@ def test_a_forked_process_has_the_environment_it_is_given(tmp_path):
     log = tmp_path / "log"
     for environment in (os.environ, {"GIVEN": "1"}):
         expected = dict(environment)
-        assert Forked(lambda: int(dict(os.environ) != expected), environment, log).wait() == 0
+        work = lambda expected=expected: int(dict(os.environ) != expected)  # noqa: E731
+        assert Forked(work, environment, log).wait() == 0
 
 
 @pytest.mark.slow
@@ -57,9 +64,15 @@ def test_examples_are_short_and_tested(script):
     assert f"test_{script.stem}" in globals()
 
 
-def test_swap_timm(tmp_path):
-    shown = run("swap_timm.py", tmp_path)
-    assert "12 of 12 attention layers are now mgk" in shown
+@pytest.mark.parametrize("depth", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_swap_timm(depth, tmp_path):
+    """With as many layers as the model has by its name, or with fewer."""
+
+    def prepare():
+        timm.create_model = functools.partial(timm.create_model, depth=depth)
+
+    shown = run("swap_timm.py", tmp_path, prepare)
+    assert f"{depth} of {depth} attention layers are now mgk" in shown
     errors = [float(found) for found in re.findall(r"squared error ([0-9.]+)", shown)]
     assert len(errors) == 3
     assert errors[2] < errors[0] / 2

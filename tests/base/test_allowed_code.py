@@ -52,11 +52,11 @@ def test_a_module_in_the_working_folder_is_not_imported(folder, door):
     "more",
     [
         ("--data", "strange.X"),
-        ("--model", "strange.X"),
+        pytest.param(("--model", "strange.X"), marks=pytest.mark.slow),  # as --data
         ("--model.init_args.attention", "strange.X"),
         ("--trainer.callbacks", "strange.X"),
-        ("--trainer.logger", "strange.X"),
-        ("--trainer.strategy", "{class_path: strange.X}"),
+        pytest.param(("--trainer.logger", "strange.X"), marks=pytest.mark.slow),
+        pytest.param(("--trainer.strategy", "{class_path: strange.X}"), marks=pytest.mark.slow),
         ("--trainer.plugins+=strange.X",),
         ("--config", "own.yaml"),
     ],

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import subprocess
-import sys
 
 import pytest
 
+from tests.support.forks import program
 from tests.support.paths import ROOT
 
 PACKAGES = ("lit_probattn.attention", "lit_probattn.tasks")
@@ -53,10 +52,8 @@ print(json.dumps(told))
 
 
 def test_classes_are_found_by_their_names_alone():
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout) == {
+    (told,) = program(CODE, ROOT)
+    assert json.loads(told) == {
         "before": [False, False],
         "after": [True, True],
         "rest": False,

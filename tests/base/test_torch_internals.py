@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import subprocess
-import sys
 
 import lightning.pytorch as pl
 import pytest
@@ -23,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from lit_probattn.base import torch_internals
 from tests.support.helpers import LOOPBACK, listening_on
 from tests.support.paths import ROOT
-from tests.support.private_members import members_of, own_names, private_uses
+from tests.support.private_members import members_of, nodes_of, own_names, private_uses
 
 PACKAGES = ("lit_probattn", "datamodules", "profiling")
 HOMES = {
@@ -41,23 +39,23 @@ BASES = (
 )
 
 
-def trees() -> dict[str, ast.Module]:
+def files() -> dict[str, list[ast.AST]]:
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     return {
-        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        path.relative_to(ROOT).as_posix(): nodes_of(path.read_text(encoding="utf-8"))
         for path in paths
     }
 
 
 def test_private_members_of_libraries_stay_in_their_homes():
-    parsed = trees()
+    parsed = files()
     inherited = members_of(iter(BASES))
-    own = own_names(parsed, inherited)
+    own = own_names(list(parsed.values()), inherited)
     outside = [
         f"{path}:{line} {name}"
-        for path, tree in parsed.items()
+        for path, nodes in parsed.items()
         if path not in HOMES
-        for line, name in private_uses(tree, own, inherited)
+        for line, name in private_uses(nodes, own, inherited)
     ]
     assert outside == []
     for home in (home for home in HOMES if home.endswith("_internals.py")):
@@ -77,13 +75,13 @@ def test_private_members_of_libraries_stay_in_their_homes():
     ],
 )
 def test_a_private_member_is_found(source):
-    uses = private_uses(ast.parse(source), {"_own"}, members_of(iter(BASES)))
+    uses = private_uses(nodes_of(source), {"_own"}, members_of(iter(BASES)))
     assert [name for _, name in uses]
 
 
 def test_what_is_ours_or_documented_is_left_alone():
     source = "self._own\nvalues._replace(a=1)\nos._exit(0)\nfrom ours import _own\nx.__dict__"
-    assert list(private_uses(ast.parse(source), {"_own"}, set())) == []
+    assert list(private_uses(nodes_of(source), {"_own"}, set())) == []
 
 
 # ---- the members ------------------------------------------------------------------------------
@@ -262,17 +260,6 @@ def test_the_store_on_loopback_works_with_a_process_group_of_the_same_port(monke
         assert listening_on(store.port) == [LOOPBACK]
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_a_layer_is_imported_without_the_compiler():
-    """It takes as long as PyTorch itself, and no layer needs it before it is compiled."""
-    code = (
-        "import sys, torch, lit_probattn.attention, lit_probattn.functional\n"
-        "late = 'torch._dynamo torch._inductor sympy triton lightning pandas timm'.split()\n"
-        "print(*(name for name in late if name in sys.modules))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == []
 
 
 def test_functions_outside_of_graphs_run_as_they_are():

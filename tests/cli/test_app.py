@@ -67,16 +67,6 @@ def test_task_files_hold_the_recipe(name, tmp_path, capsys):
     assert trainer["gradient_clip_val"] is None
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/trainer").glob("*.yaml")), ids=str)
-def test_trainer_files_set_hardware_only(path, tmp_path, capsys):
-    config = printed_config(arguments("fit", tmp_path, "--config", str(path)), capsys)
-    assert config["model"]["class_path"] == "lit_probattn.tasks.SequenceClassifier"
-    content = yaml.safe_load(path.read_text())
-    assert content.keys() == {"trainer"}
-    hardware = {"accelerator", "devices", "num_nodes", "precision", "strategy"}
-    assert content["trainer"].keys() <= hardware | {"log_every_n_steps"}
-
-
 def test_tiny_listops_trains(tmp_path, monkeypatch):
     monkeypatch.setenv("LIT_PROBATTN_CACHE", str(tmp_path / "cache"))
     task = str(ROOT / "configs/tasks/tiny/lra_listops.yaml")
@@ -141,20 +131,16 @@ def test_versions_increase_and_differing_configurations_are_kept_apart(tmp_path,
     assert list_checkpoints(base / "2/checkpoints", "step")[0].name == "step-00000004.ckpt"
 
 
-def test_continuing_adds_a_start_to_the_same_folder(tmp_path):
+def test_continuing_adds_a_start_to_the_same_folder(tmp_path, capsys):
+    """Unless nothing is left to train."""
     run(arguments("fit", tmp_path, *QUICK))
+    run(arguments("fit", tmp_path, *QUICK, "--ckpt_path", "last"))
+    assert "nothing to train" in capsys.readouterr().out
     run(arguments("fit", tmp_path, "--ckpt_path", "auto", "--trainer.max_steps", "4"))
     version = only_version(tmp_path)
     first, second = json.loads((version / "versions.json").read_text())["starts"]
     assert first["checkpoint"] is None
     assert second["checkpoint"].endswith("step-00000002.ckpt")
-
-
-def test_nothing_left_to_train(tmp_path, capsys):
-    run(arguments("fit", tmp_path, *QUICK))
-    run(arguments("fit", tmp_path, *QUICK, "--ckpt_path", "last"))
-    assert "nothing to train" in capsys.readouterr().out
-    only_version(tmp_path)
 
 
 def test_an_existing_version_is_not_overwritten(tmp_path, capsys):

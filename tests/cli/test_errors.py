@@ -10,10 +10,11 @@ import pytest
 
 import lit_probattn.__main__
 from lit_probattn.__main__ import stored_help
-from lit_probattn.base.errors import DEBUG_VARIABLE
+from lit_probattn.base.errors import DEBUG_VARIABLE, ConfigError
 from lit_probattn.cli.app import RunCLI, main
 from lit_probattn.cli.files import check_early
 from lit_probattn.cli.jsonargparse_internals import option_names
+from lit_probattn.training.run_folder import RunSettings
 from tests.support.paths import ROOT
 from tests.support.runs import TASK, arguments, error_of, write_attention
 
@@ -21,14 +22,10 @@ ATTENTION = "model.init_args.attention"
 WRONG = [
     # flags are not matched by prefix
     (["--trainer.max_step", "4"], "'trainer.max_step'; did you mean 'trainer.max_steps'"),
-    (["--model.init_args.num_layer", "4"], "num_layer' .*did you mean 'num_layers'"),
     (["--model.num_layer", "4"], "num_layer' .*did you mean 'num_layers'"),
-    ([f"--{ATTENTION}.init_args.num_head", "4"], "num_head' .*did you mean 'num_heads'"),
     ([f"--{ATTENTION}.num_head", "4"], "num_head' .*did you mean 'num_heads'"),
     (["--data.init_args.batch", "4"], "batch' for datamodules.Synthetic; did you mean"),
-    (["--seed_everythin", "4"], "did you mean 'seed_everything'"),
     (["--conf", "x"], "did you mean 'config'"),
-    (["--run.nme", "x"], "did you mean 'run.name'"),
     # unknown classes
     (
         [f"--{ATTENTION}", "lit_probattn.attention.MGKAtention"],
@@ -41,9 +38,7 @@ WRONG = [
     ),
     ([f"--{ATTENTION}.class_path", "nowhere.Attention"], "no module named 'nowhere' .available: "),
     (["--model", "lit_probattn.tasks.SequenceClasifier"], "did you mean .*SequenceClassifier"),
-    (["--data", "datamodules.Listops"], "did you mean 'datamodules.ListOps'"),
     ([f"--{ATTENTION}.dict_kwargs", "{foo: 1}"], "for lit_prob.* backend, bias, dropout, "),
-    (["--data.dict_kwargs", "{batch_sizes: 1}"], "batch_sizes' for .*did you mean 'batch_size'"),
     # wrong types and values
     (["--run", "null"], "^error: run: expected a mapping, received 'null'$"),
     (
@@ -53,18 +48,11 @@ WRONG = [
     (["--model.init_args.num_layers", "four"], "num_layers: expected int, received 'four'"),
     (["--model.init_args.schedule", "onecycle"], "schedule: expected one of 'one_cycle'"),
     (["--trainer.precision", "17"], "trainer.precision: expected"),
-    (["--seed_everything", "x"], "seed_everything: expected int"),
     # refused by a constructor
     ([f"--{ATTENTION}.init_args.num_heads", "0"], f"{ATTENTION}.init_args: num_heads must be"),
-    ([f"--{ATTENTION}.init_args.num_kv_heads", "3"], "num_kv_heads must divide num_heads"),
     (["--data.init_args.batch_size", "0"], "data.init_args: batch_size must be at least 1"),
-    (["--model.init_args.num_layers", "100000000"], "num_layers must be from 1 to 10000"),
     (["--model.init_args.lr", "-1"], "model.init_args: lr must be positive, received -1"),
-    (["--model.init_args.dropout", "1.5"], "model.init_args: dropout .* got 1.5"),
     (["--run.name", "../../escape"], r"run.name must be .* one folder .* '../../escape'"),
-    (["--run.name", "/absolute"], "run.name must be the name of one folder"),
-    (["--run.name", "two\nlines"], r"run.name must be .* 'two\\nlines'"),
-    (["--run.version", ".."], r"run.version must be .* received '..'"),
     (["--run.keep_checkpoints", "1"], "run.keep_checkpoints must be at least 2, received 1"),
     # refused when training begins
     (["--trainer.max_steps", "-1"], "trainer.max_steps must be set"),
@@ -76,17 +64,43 @@ WRONG = [
     (["--ckpt_path", "last"], "nothing to continue: .*auto"),
     (["--ckpt_path", ""], "--ckpt_path is empty: "),
     (["--config", "configs"], "configs is a folder; expected a YAML file"),
-    (["--config", "/dev/null"], "/dev/null is not a regular file; expected a YAML file"),
     (["--ckpt_path", "nowhere.ckpt"], "checkpoint not found: nowhere.ckpt"),
-    (["--ckpt_path", ""], "--ckpt_path is empty: "),
 ]
+# As one above: another key or class, another check of a constructor.
+MORE = [
+    (["--model.init_args.num_layer", "4"], "num_layer' .*did you mean 'num_layers'"),
+    ([f"--{ATTENTION}.init_args.num_head", "4"], "num_head' .*did you mean 'num_heads'"),
+    (["--seed_everythin", "4"], "did you mean 'seed_everything'"),
+    (["--run.nme", "x"], "did you mean 'run.name'"),
+    (["--data", "datamodules.Listops"], "did you mean 'datamodules.ListOps'"),
+    (["--data.dict_kwargs", "{batch_sizes: 1}"], "batch_sizes' for .*did you mean 'batch_size'"),
+    (["--seed_everything", "x"], "seed_everything: expected int"),
+    ([f"--{ATTENTION}.init_args.num_kv_heads", "3"], "num_kv_heads must divide num_heads"),
+    (["--model.init_args.num_layers", "100000000"], "num_layers must be from 1 to 10000"),
+    (["--model.init_args.dropout", "1.5"], "model.init_args: dropout .* got 1.5"),
+    (["--config", "/dev/null"], "/dev/null is not a regular file; expected a YAML file"),
+]
+CASES = [*WRONG, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)]
 
 
-@pytest.mark.parametrize(("more", "expected"), WRONG, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("more", "expected"), CASES, ids=lambda value: str(value)[:60])
 def test_wrong_input_is_one_line(tmp_path, capsys, more, expected):
     line = error_of(arguments("fit", tmp_path, *more), capsys)
     assert re.search(expected, line), line
     assert not list((tmp_path / "runs").glob("*/*"))  # no folder is left behind
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("name", "/absolute", "/absolute"),
+        ("name", "two\nlines", r"two\\nlines"),
+        ("version", "..", r"\.\."),
+    ],
+)
+def test_a_name_or_version_is_one_folder(key, value, shown):
+    with pytest.raises(ConfigError, match=rf"run.{key} must be the name of one folder.*'{shown}'"):
+        RunSettings(**{key: value})
 
 
 WRONG_FILES = [

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
+from tests.support.forks import program
 from tests.support.paths import ROOT
 
 # What Windows lacks, gone before anything of ours is imported;
@@ -54,14 +53,7 @@ def test_without_posix_everything_imports_and_a_model_trains(tmp_path):
     words = ["fit", "--task", "tiny/lra_listops", "--attention", "smgk", "--trainer.max_steps", "2"]
     words += ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
     words += ["--data.init_args.cache_dir", str(tmp_path / "cache")]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "all of it"
-    assert "this command forks processes" in done.stdout
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # for the command that it starts
+    told = program(PROGRAM, tmp_path, *words, environment=environment)
+    assert told[-1] == "all of it"
+    assert "this command forks processes" in "\n".join(told)

@@ -18,6 +18,7 @@ from lit_probattn.commands.bounded_cache import (
 from lit_probattn.models.decoding import generate
 from tests.attention.decoding_layers import CACHED, B, C, N, make
 from tests.models.test_decoding import tiny
+from tests.support.slow import mostly_slow
 
 RULES = ("movement", "weight", "age")
 REFUSED = (
@@ -26,6 +27,8 @@ REFUSED = (
     "fish, noise at evaluation",
 )
 BOUNDED = [name for name in CACHED if name not in REFUSED]
+PAIRS = list(itertools.product(BOUNDED, RULES))
+ONE_RULE_EACH = list(zip(BOUNDED, itertools.cycle(RULES), strict=False))
 
 
 def read(layer, x, cache, mask=None):
@@ -63,8 +66,7 @@ def test_a_key_that_has_all_the_weight_stays():
 
 
 # ---------------------------------------------------------------------- what stays
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize(("name", "rule"), mostly_slow(PAIRS, ONE_RULE_EACH))
 def test_a_bounded_cache_stays_bounded_and_attends_to_what_it_kept(name, rule):
     """Each step against the full call in which all that was dropped is hidden."""
     layer, x = make(name), torch.randn(B, N, C, dtype=torch.float64)

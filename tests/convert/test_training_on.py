@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 
 import pytest
 import yaml
@@ -14,12 +16,18 @@ from tests.datamodules.text import made as made_text
 from tests.datamodules.text.fine_tuning import made
 from tests.support.paths import ROOT
 from tests.support.runs import error_of, metrics, newest_state, run, write_attention
+from tests.support.slow import mostly_slow
 
 QUIET = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a tiny softmax model of each task, trained for a few steps."""
+    return functools.cache(lambda task: first_run(tmp_path_factory.mktemp(task), task))
+
+
 def first_run(folder, task):
-    """Train a tiny softmax model for a few steps; return its folder."""
     text = folder / "text"
     text.mkdir()
     made.write_mnli(text) if task == "mnli" else made_text.write(text)
@@ -33,6 +41,12 @@ def first_run(folder, task):
     return folder / "runs/softmax/0"
 
 
+@pytest.fixture(scope="module")
+def converted(trained, tmp_path_factory):
+    """What `annealed` returns for the run of each task."""
+    return functools.cache(lambda task: annealed(trained(task), tmp_path_factory.mktemp(task)))
+
+
 def annealed(before, folder):
     """Convert a run; return the checkpoint and the files to train on with."""
     out = folder / "smgk.ckpt"
@@ -41,37 +55,36 @@ def annealed(before, folder):
     return out, ["--config", str(before / "config.yaml"), "--config", str(out.with_suffix(".yaml"))]
 
 
-@pytest.mark.parametrize("task", ["mnli", "masked_lm"])
-def test_a_converted_run_is_annealed_by_either_way_of_starting(task, tmp_path, capsys):
-    before = first_run(tmp_path, task)
-    out = tmp_path / "smgk.ckpt"
-    assert (
-        convert([str(before), str(out), "--to", "smgk", "--anneal", "2", "--num_batches", "1"]) == 0
-    )
-    files = ["--config", str(before / "config.yaml"), "--config", str(out.with_suffix(".yaml"))]
+STARTS = list(itertools.product(("mnli", "masked_lm"), ("--init_from", "--ckpt_path")))
+
+
+@pytest.mark.parametrize(("task", "start"), mostly_slow(STARTS, [STARTS[0], STARTS[3]]))
+def test_a_converted_run_is_annealed_by_either_way_of_starting(
+    task, start, converted, tmp_path, capsys
+):
+    out, files = converted(task)
     short = ["--trainer.max_steps", "3", "--trainer.log_every_n_steps", "1"]
-    for name, start in (("init", "--init_from"), ("ckpt", "--ckpt_path")):
-        place = ["--run.name", name, start, str(out)]
-        run(["fit", *files, *short, *place, *QUIET])
-        version = tmp_path / "runs" / name / "0"
-        weights = [float(row["norm_weight"]) for row in metrics(version) if row["norm_weight"]]
-        assert weights == [0.5, 0.0, 0.0]
-        state = newest_state(version)["state_dict"]
-        found = [x for key, x in state.items() if key.endswith("key_norm_weight")]
-        assert len(found) == 2
-        assert not any(map(bool, found))
+    place = ["--run.root", str(tmp_path), "--run.name", "on", start, str(out)]
+    run(["fit", *files, *short, *place, *QUIET])
+    version = tmp_path / "on/0"
+    weights = [float(row["norm_weight"]) for row in metrics(version) if row["norm_weight"]]
+    assert weights == [0.5, 0.0, 0.0]
+    state = newest_state(version)["state_dict"]
+    found = [x for key, x in state.items() if key.endswith("key_norm_weight")]
+    assert len(found) == 2
+    assert not any(map(bool, found))
     told = capsys.readouterr().out
-    assert "initial weights from" in told
+    assert ("initial weights from" in told) == (start == "--init_from")
     assert "newly initialised" not in told
 
 
-def test_after_the_annealing_it_is_a_plain_layer(tmp_path, capsys):
+def test_after_the_annealing_it_is_a_plain_layer(converted, tmp_path, capsys):
     """The same model without key_norm_weight, for studies and to start from; half-way it is not."""
-    before = first_run(tmp_path, "mnli")
-    out, files = annealed(before, tmp_path)
+    out, files = converted("mnli")
     short = ["--trainer.max_steps", "2", "--run.checkpoint_every", "1", "--run.keep_checkpoints"]
-    run(["fit", *files, *short, "9", "--run.name", "annealed", "--init_from", str(out), *QUIET])
-    version = tmp_path / "runs/annealed/0"
+    root = ["--run.root", str(tmp_path), *QUIET]
+    run(["fit", *files, *short, "9", "--run.name", "annealed", "--init_from", str(out), *root])
+    version = tmp_path / "annealed/0"
     config = yaml.safe_load((version / "config.yaml").read_text())
     arguments = config["model"]["init_args"]
     arguments["norm_annealing_steps"] = None
@@ -86,15 +99,15 @@ def test_after_the_annealing_it_is_a_plain_layer(tmp_path, capsys):
         batch = next(iter(trained.data.val_dataloader()))
         losses.append(float(trained.task.batch_loss(batch)))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    start = ["fit", "--config", str(plain), "--run.name", "plain", *QUIET, "--init_from"]
+    start = ["fit", "--config", str(plain), "--run.name", "plain", *root, "--init_from"]
     assert "these weights are not of a plain Gaussian layer" in error_of(
         [*start, str(half)], capsys
     )
     run([*start, str(end), "--trainer.max_steps", "1"])
 
 
-def test_a_conversion_of_the_converted_says_why_not(tmp_path, capsys):
-    before = first_run(tmp_path, "mnli")
+def test_a_conversion_of_the_converted_says_why_not(trained, tmp_path, capsys):
+    before = trained("mnli")
     out = tmp_path / "smgk.ckpt"
     assert convert([str(before), str(out), "--to", "smgk", "--weights_only"]) == 0
     checkpoint = load_checkpoint(out)

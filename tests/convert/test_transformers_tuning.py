@@ -20,6 +20,7 @@ from tests.bad_inputs.cases import command_error
 from tests.datamodules.text.fine_tuning import made
 from tests.datamodules.text.made import encoder
 from tests.support.runs import error_of, only_version, run
+from tests.support.slow import mostly_slow
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -110,7 +111,10 @@ def losses_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
     return torch.stack(losses).mean(0)[real]
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(CLASSES, ["BertForQuestionAnswering", "RobertaForSequenceClassification"]),
+)
 def test_it_is_tested_and_predicts_as_it_was_imported(name, tmp_path):
     model, task = imported(name, tmp_path), CLASSES[name]
     words = ["--ckpt_path", str(tmp_path / "bert.ckpt")]
@@ -134,7 +138,10 @@ def test_it_is_tested_and_predicts_as_it_was_imported(name, tmp_path):
     assert report["test/loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(CLASSES, ["RobertaForQuestionAnswering", "BertForSequenceClassification"]),
+)
 def test_a_training_begins_with_all_its_weights(name, tmp_path):
     imported(name, tmp_path)
     words = ["--init_from", str(tmp_path / "bert.ckpt"), "--model.init_args.lr", "1e-7"]

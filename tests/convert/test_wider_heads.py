@@ -221,7 +221,7 @@ def test_larger_heads_fit_better():
     """A short fit; the full one is `theory --strictness`."""
     target = theorem_target(8, 4, 4, torch.Generator().manual_seed(0))
     settings = {"batch_size": 48, "num_seeds": 2, "lr": 1e-2}
-    narrow, wide = (fit_students(target, size, 250, **settings) for size in (1, 4))
+    narrow, wide = (fit_students(target, size, 180, **settings) for size in (1, 4))
     assert min(narrow) > 0.1
     assert max(wide) < 0.5 * min(narrow)
 

@@ -78,7 +78,7 @@ SECONDS = {
 }
 
 
-def test_command_compares_both_forms_and_reports(tmp_path, capsys, monkeypatch):
+def test_command_compares_both_forms_and_reports(tmp_path, capsys, monkeypatch, sketches):
     """Every side is run, and is over its own plain form, and over softmax in the same form."""
 
     def time_sides(sides, **limits):

@@ -9,7 +9,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.house.golden import FILE, STEPS, VARIANTS, losses
+from tests.house.golden import FILE, STEPS, VARIANTS, losses, losses_of_the_command
 
 GOLDEN = json.loads(FILE.read_text())
 # Other processors, threads and versions of PyTorch sum in another order: over 20 steps that stays
@@ -35,12 +35,13 @@ def test_losses_are_those_written_down(variant, of_a_run):
 
 
 def test_two_runs_on_one_machine_are_equal(folder, of_a_run):
-    assert losses("fish", folder) == of_a_run("fish")
+    """The second by the command."""
+    assert losses_of_the_command("fish", folder) == of_a_run("fish")
 
 
 def test_the_tolerance_tells_variants_and_seeds_apart(folder):
     curves = [GOLDEN[variant] for variant in VARIANTS]
-    curves.append(losses("softmax", folder, "--seed_everything", "1"))
+    curves.append(losses("softmax", folder, seed=1))
     for first, second in itertools.combinations(curves, 2):
         difference = np.abs(np.array(first) - np.array(second)) / np.array(first)
         assert difference.max() > 10 * TOLERANCE

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forks import program
 from tests.support.paths import ROOT
 
 PACKAGES = ("lit_probattn", "datamodules", "profiling")
@@ -216,24 +217,19 @@ OPTIONAL = ("triton", "aeon", "entmax", "tokenizers", "sacremoses", "sacrebleu",
 
 
 def test_package_imports_and_attends_without_optional_packages():
-    """A fresh interpreter in which none of them can be found; kernels are imported lazily.
+    """A process in which none of them can be found; kernels are imported lazily.
 
     What declares operators to PyTorch is not: a graph must know them before it is recorded.
     """
-    code = f"""
+    code = """
 import sys
-sys.modules.update(dict.fromkeys({OPTIONAL!r}))
 import torch, datamodules
 from lit_probattn.attention import MGKAttention
 print([name for name in sys.modules if name.startswith("lit_probattn.kernels.")])
 layer = MGKAttention(embed_dim=8, head_dim=4, num_heads=2)
 print(tuple(layer(torch.zeros(1, 3, 8)).shape))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    expected = ["[]", "(1, 3, 8)"]
-    assert done.stdout.splitlines() == expected, done.stderr
+    assert program(code, ROOT, missing=OPTIONAL) == ["[]", "(1, 3, 8)"]
 
 
 HEAVY = ("sympy", "torch._dynamo", "torch._inductor", "triton", "lightning", "pandas", "timm")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, NoReturn
 from lit_probattn.analysis.__main__ import main as analyse
 from lit_probattn.base.processes import end_with_parent
 from lit_probattn.cli.app import main
+
+OURS = ("lit_probattn", "datamodules", "profiling")
 
 
 class Forked:
@@ -96,6 +99,47 @@ def _become(work: Callable[[], int], environment: Mapping[str, str], log: Path |
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def program(
+    code: str,
+    folder: Path,
+    *words: str,
+    environment: Mapping[str, str] | None = None,
+    missing: Sequence[str] = (),
+) -> list[str]:
+    """Run a program in a forked process that imports this project anew; return its lines.
+
+    Other libraries stay imported. A program about what is imported with them needs a process
+    of its own.
+
+    Args:
+        code: the program.
+        folder: working folder of the process.
+        words: the command line.
+        environment: of the process; by default that of this one.
+        missing: packages that cannot be found.
+    """
+
+    def work() -> int:
+        for name in list(sys.modules):
+            if name.partition(".")[0] in (*OURS, *missing):
+                del sys.modules[name]
+        sys.modules.update(dict.fromkeys(missing))
+        os.chdir(folder)
+        sys.argv = ["program", *words]
+        try:
+            exec(compile(code, "program", "exec"), {"__name__": "__main__"})
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+    with tempfile.TemporaryDirectory() as place:
+        log = Path(place) / "printed"
+        status = Forked(work, os.environ if environment is None else environment, log).wait()
+        shown = log.read_text(encoding="utf-8")
+    assert status == 0, shown
+    return shown.splitlines()
 
 
 def start(
