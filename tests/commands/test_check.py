@@ -81,8 +81,8 @@ def test_a_broken_promise_is_named_with_its_remedy(module, capsys):
 @pytest.mark.parametrize(
     ("cls", "check_name", "where"),
     [
-        ("PeekingFar", "causality", " with 307 keys"),
-        ("PeekingFar", "padding", " with 307 keys"),
+        ("PeekingFar", "causality", " with 263 keys"),
+        ("PeekingFar", "padding", " with 263 keys"),
         ("BatchInEval", "padding", " in eval mode"),
     ],
 )

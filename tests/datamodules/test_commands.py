@@ -123,11 +123,14 @@ def test_interrupting_keeps_nothing(tmp_path: Path) -> None:
         return main(command)
 
     process = Forked(work, dict(os.environ), tmp_path / "log")
+    # Python loses a signal that arrives while it forks: wait for both workers.
+    started = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     for _ in range(600):
-        if list(tmp_path.glob(".cache/.listops-*.tmp-new")):
+        if len(started.read_text().split()) == 2:
             break
         time.sleep(0.1)
     time.sleep(0.3)
+    assert list(tmp_path.glob(".cache/.listops-*.tmp-new"))
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     error = (tmp_path / "log").read_text()
