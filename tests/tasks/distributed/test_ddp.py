@@ -184,7 +184,7 @@ def test_killed_rank_and_resume_with_two_processes(two_processes, tmp_path, monk
     train = SequenceClassifier.training_step
 
     def step(self, batch, batch_idx):
-        if batch_idx == 10 and self.global_rank == 1:
+        if batch_idx == 6 and self.global_rank == 1:
             kill_me()
         return train(self, batch, batch_idx)
 

@@ -121,12 +121,12 @@ def test_a_number_of_batches_is_the_beginning_of_the_split(tmp_path, capsys):
 # ---- ends and layouts --------------------------------------------------------------------------
 
 
-def in_the_test_split(monkeypatch, do):
-    """Call `do` in the second batch of the test split of step 4."""
+def in_the_test_split(monkeypatch, do, number):
+    """Call `do` in the second batch of the test split of step `number`."""
     score = SequenceClassifier.test_step
 
     def step(self, batch, batch_idx):
-        if self.trainer.global_step == 4 and batch_idx == 1 and self.trainer.state.fn == "fit":
+        if self.trainer.global_step == number and batch_idx == 1 and self.trainer.state.fn == "fit":
             do()
         score(self, batch, batch_idx)
 
@@ -134,17 +134,17 @@ def in_the_test_split(monkeypatch, do):
 
 
 @pytest.mark.parametrize(
-    ("do", "status"),
-    [
-        pytest.param(kill_me, -signal.SIGKILL, id="killed", marks=pytest.mark.slow),
-        pytest.param(lambda: os.kill(os.getpid(), signal.SIGTERM), 143, id="asked to end"),
+    ("do", "number", "status"),
+    [  # killed with a checkpoint of an earlier step
+        pytest.param(kill_me, 8, -signal.SIGKILL, id="killed", marks=pytest.mark.slow),
+        pytest.param(lambda: os.kill(os.getpid(), signal.SIGTERM), 4, 143, id="asked to end"),
     ],
 )
 def test_a_run_that_ends_within_the_test_split_goes_on_with_the_same_rows(
-    scored, tmp_path, monkeypatch, do, status
+    scored, tmp_path, monkeypatch, do, number, status
 ):
     with monkeypatch.context() as context:
-        in_the_test_split(context, do)
+        in_the_test_split(context, do, number)
         assert in_child(lambda: main(command(tmp_path, *ALL))) == status
     if do is not kill_me:  # saved, and not validated yet
         with (only_version(tmp_path) / "metrics.csv").open() as file:
