@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 
@@ -112,3 +113,12 @@ def test_every_lazy_name_is_there():
 
 def test_they_are_attention_layers():
     assert isinstance(lit_probattn.create("fish", 8, 2), Attention)
+
+
+def test_a_second_layer_parses_few_sources(monkeypatch):
+    """A type given as text is evaluated for each option, from the parsed source of its module."""
+    lit_probattn.create("smgk", embed_dim=64)
+    parse, parsed = ast.parse, []
+    monkeypatch.setattr(ast, "parse", lambda text, *more: parsed.append(text) or parse(text, *more))
+    lit_probattn.create("smgk", embed_dim=64)
+    assert len([text for text in parsed if "class AttentionFactory" in text]) <= 4

@@ -32,6 +32,10 @@ class BatchInEval(Attention):
         scores = query @ key.mT
         return scores if self.training else scores + key.mean(0).sum(-1)[:, None]
 
+class OfTheBatch(Attention):
+    def reference_scores(self, query, key):
+        return query @ key.mT * (1 + key.mean())
+
 class Leaves(Attention):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -84,6 +88,7 @@ def test_a_broken_promise_is_named_with_its_remedy(module, capsys):
         ("PeekingFar", "causality", " with 263 keys"),
         ("PeekingFar", "padding", " with 263 keys"),
         ("BatchInEval", "padding", " in eval mode"),
+        ("OfTheBatch", "causality", ""),
     ],
 )
 def test_a_leak_of_many_keys_or_of_one_mode_is_seen(module, capsys, cls, check_name, where):

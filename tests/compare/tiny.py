@@ -153,14 +153,8 @@ class Ended:
 def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the program in this process, for tests whose subject is not processes."""
 
-    def start(
-        launch: Sequence[str],
-        arguments: Sequence[str],
-        log: Path,
-        environment: Mapping[str, str],
-        lock: int,
-        module: str = "lit_probattn",
-    ) -> Ended:
+    def start(launch: Sequence[str], arguments: Sequence[str], log: Path, *others: Any) -> Ended:
+        *_, module = others
         path = Path(launch[1])
         assert not {"KILL", "SLOW"} & {file.name for file in path.parent.iterdir()}
         log.parent.mkdir(parents=True, exist_ok=True)

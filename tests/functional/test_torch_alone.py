@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 
 # Installed by torch itself.
 OF_TORCH = {"torch", "numpy", "triton", "setuptools"}
-# In a process of its own: the package under another name first, where its own is hidden too.
+# In a new process: the package first under another name, while its own name is hidden too.
 CODE = """
 import sys
 from importlib.util import module_from_spec, spec_from_file_location

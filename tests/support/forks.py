@@ -110,8 +110,7 @@ def program(
 ) -> list[str]:
     """Run a program in a forked process that imports this project anew; return its lines.
 
-    Other libraries stay imported. A program about what is imported with them needs a process
-    of its own.
+    Other libraries stay imported, so a program that tests what they import needs a new process.
 
     Args:
         code: the program.

@@ -208,7 +208,7 @@ def test_a_job_that_died_before_its_first_checkpoint_begins_again(
     uninterrupted, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
-    first = rewound(uninterrupted, 8, tmp_path)  # an older run of its own
+    first = rewound(uninterrupted, 8, tmp_path)  # an older run
     starts = json.loads((first / "versions.json").read_text())
     starts["starts"][0]["job"] = "torchrun job-6"
     (first / "versions.json").write_text(json.dumps(starts))
