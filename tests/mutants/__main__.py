@@ -2,13 +2,15 @@
 
     python -m tests.mutants lit_probattn/attention --sample 60 --seed 0
 
-For each folder the tests run once with probes, which say which tests run which lines. Then a sample
-of its lines is drawn; in each, one fault is planted, and the tests that run the line run until one
-fails. Every fault has a fork of this process, which has imported what is not ours, and loads the
-changed source through an import hook: no file is written, and a fault costs the import of our
-packages and its tests. C (`kernels/cpu`) is changed in its text and compiled. Verdicts are appended
-to a file and not sought again while their source is unchanged, so it can be stopped at any time. At
-the end every fault that no test saw is printed, but those that change nothing (`equivalent.txt`).
+For each folder the tests run once with probes, which say which tests run which lines; tests that
+fail there are not used. Then a sample of its lines is drawn; in each, one fault is planted, and the
+tests that run the line run until one fails. A fault that the folder's own tests do not detect is
+tried with those of `--wider`, too. Every fault has a fork of this process, which has imported what
+is not ours, and loads the changed source through an import hook: no file is written, and a fault
+costs the import of our packages and its tests. C (`kernels/cpu`) is changed in its text and
+compiled. Verdicts are appended to a file and not sought again while their source is unchanged, so
+it can be stopped at any time. At the end every fault that no test saw is printed, but those that
+change nothing (`equivalent.txt`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import pytest
 
 from tests.mutants.faults import c_faults, python_faults
 from tests.mutants.sources import Changed, Probes, probed_lines
@@ -50,6 +54,7 @@ class Verdict:
         what: the change.
         digest: of the source without it.
         verdict: `seen`, `survived` or that no test runs the line.
+        among: folders and files that the tests were chosen from.
         tests: how many ran, at most.
         seconds: that they took.
     """
@@ -60,6 +65,7 @@ class Verdict:
     what: str
     digest: str
     verdict: str
+    among: str
     tests: int
     seconds: float
 
@@ -74,6 +80,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", allow_abbrev=False)
     parser.add_argument("folders", nargs="+", help="folders or files of the packages")
     parser.add_argument("--tests", nargs="+", help="default: the folder of the same name")
+    parser.add_argument(
+        "--wider", nargs="+", default=[], help="tests of the faults that these do not detect"
+    )
     parser.add_argument("--sample", type=int, default=60, help="lines of each folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "build/mutants")
@@ -84,7 +93,7 @@ def main(words: Sequence[str] | None = None) -> int:
     found: list[Verdict] = []
     for folder in given.folders:
         tests = given.tests or [tests_of(folder)]
-        found += judge(folder, tests, given.sample, given.seed, given.out)
+        found += judge(folder, [tests, given.wider], given.sample, given.seed, given.out)
     return report(found)
 
 
@@ -107,31 +116,77 @@ def tests_of(folder: str) -> str:
 
 
 def judge(
-    folder: str, tests: Sequence[str], sample: int, seed: int, out: Path
+    folder: str, scopes: Sequence[Sequence[str]], sample: int, seed: int, out: Path
 ) -> Iterator[Verdict]:
-    """Yield the verdicts on a folder's sample, kept ones and new ones."""
+    """Yield the verdicts on a folder's sample, kept ones and new ones.
+
+    Args:
+        folder: path of the sources.
+        scopes: tests; those of the second are tried where those of the first detect nothing.
+        sample: number of lines.
+        seed: of the sample.
+        out: folder of the verdicts.
+    """
     kept = out / f"{folder.replace('/', '_')}.jsonl"
-    known = {(v.digest, v.line, v.what): v for v in read(kept)}
+    known = {(v.digest, v.line, v.what, v.among): v for v in read(kept)}
     files = sources(folder)
+    python = [name for name in files if name.endswith(".py")]
     texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in files}
-    runs: dict[str, dict[int, list[str]]] | None = None
-    for file, line, what, planted in drawn(texts, sample, seed):
-        key = digest(texts[file]), line, what
-        verdict = known.get(key)
-        if verdict is None:
-            if runs is None:
-                python = [name for name in files if name.endswith(".py")]
-                runs = which_run(python, tests, out / f"{kept.stem}-{digest(''.join(tests))}.runs")
-            chosen = chosen_tests(runs, texts[file], file, line, list(tests), seed)
-            start = time.monotonic()
-            result = tried(file, planted(), chosen) if chosen else UNREACHED
-            text = texts[file].splitlines()[line - 1].strip()
-            seconds = round(time.monotonic() - start, 1)
-            verdict = Verdict(file, line, text, what, key[0], result, len(chosen), seconds)
-            with kept.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(asdict(verdict)) + "\n")
-            print(f"{verdict.verdict}: {file}:{line} {what} ({seconds:.0f} s)", flush=True)
-        yield verdict
+    tried_before: Sequence[str] = ()
+    faults = drawn(texts, sample, seed)
+    found: list[Verdict] = []
+    for tests in filter(None, scopes):
+        among = " ".join(tests)
+        runs: dict[str, dict[int, list[str]]] | None = None
+        undetected = []
+        for file, line, what, planted in faults:
+            key = digest(texts[file]), line, what, among
+            verdict = known.get(key)
+            if verdict is None:
+                if runs is None:
+                    place = out / f"{kept.stem}-{digest(among)}.runs"
+                    runs = without(which_run(python, tests, place), tried_before)
+                chosen = chosen_tests(runs, texts[file], file, line, list(tests), seed)
+                start = time.monotonic()
+                result = tried(file, planted(), chosen) if chosen else UNREACHED
+                text = texts[file].splitlines()[line - 1].strip()
+                seconds = round(time.monotonic() - start, 1)
+                verdict = Verdict(
+                    *(file, line, text, what, key[0], result, among, len(chosen), seconds)
+                )
+                with kept.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(asdict(verdict)) + "\n")
+                print(f"{verdict.verdict}: {file}:{line} {what} ({seconds:.0f} s)", flush=True)
+            found.append(verdict)
+            if verdict.verdict != SEEN:
+                undetected.append((file, line, what, planted))
+        faults, tried_before = undetected, tests
+    yield from latest(found)
+
+
+def latest(found: Sequence[Verdict]) -> list[Verdict]:
+    """Return one verdict of each fault: that it was seen, else that it survived any tests."""
+    order = (UNREACHED, SURVIVED, SEEN)
+    best: dict[tuple[str, int, str], Verdict] = {}
+    for verdict in found:
+        key = verdict.file, verdict.line, verdict.what
+        if key not in best or order.index(verdict.verdict) > order.index(best[key].verdict):
+            best[key] = verdict
+    return list(best.values())
+
+
+def without(
+    runs: dict[str, dict[int, list[str]]], places: Sequence[str]
+) -> dict[str, dict[int, list[str]]]:
+    """Return which tests run which lines but those of some folders and files."""
+    starts = tuple(f"{place}{end}" for place in places for end in ("/", "::"))
+    return {
+        file: {
+            line: [name for name in names if not name.startswith(starts)]
+            for line, names in lines.items()
+        }
+        for file, lines in runs.items()
+    }
 
 
 def read(path: Path) -> list[Verdict]:
@@ -224,19 +279,17 @@ def which_run(
         print(f"{', '.join(tests)}: which tests run which lines", flush=True)
 
         def work() -> int:
-            import pytest
-
             probes = Probes()
             Changed(ROOT, files, probes.change, __ran__=probes.ran).install()
             status = pytest.main([*FLAGS[1:], *tests], plugins=[probes])
             if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
                 return int(status)
             partial = kept.with_suffix(".part")
-            partial.write_text(json.dumps(probes.tests), encoding="utf-8")
+            partial.write_text(json.dumps(probes.passed()), encoding="utf-8")
             partial.replace(kept)
             return 0
 
-        if forked(work, 3600.0) != 0:
+        if forked(work, 2 * 3600.0) != 0:
             raise SystemExit(f"error: {', '.join(tests)} could not be run")
     found = json.loads(kept.read_text(encoding="utf-8"))
     return {file: {int(n): names for n, names in lines.items()} for file, lines in found.items()}
@@ -246,8 +299,6 @@ def tried(file: str, source: str, tests: Sequence[str]) -> str:
     """Run tests with a changed source; return the verdict."""
 
     def work() -> int:
-        import pytest
-
         plugins = []
         if file.endswith(".py"):
             Changed(ROOT, [file], lambda *_: source).install()
@@ -255,7 +306,10 @@ def tried(file: str, source: str, tests: Sequence[str]) -> str:
             plugins.append(_ChangedC(file, source))
         return int(pytest.main([*FLAGS, *tests], plugins=plugins))
 
-    return SURVIVED if forked(work, LIMIT) == 0 else SEEN
+    status = forked(work, LIMIT)
+    if status == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise SystemExit(f"error: none of these tests is found again: {', '.join(tests)}")
+    return SURVIVED if status == pytest.ExitCode.OK else SEEN
 
 
 class _ChangedC:

@@ -80,6 +80,7 @@ class Probes:
     def __init__(self) -> None:
         self.ran: set[tuple[str, int]] = set()
         self.tests: dict[str, dict[int, list[str]]] = {}
+        self.failed: set[str] = set()
 
     def change(self, file: str, source: str) -> ast.Module:
         """Return the tree of a source that notes each line of a function as it runs."""
@@ -110,6 +111,21 @@ class Probes:
         yield
         for file, line in self.ran:
             self.tests.setdefault(file, {}).setdefault(line, []).append(item.nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note the tests that fail without a fault."""
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    def passed(self) -> dict[str, dict[int, list[str]]]:
+        """Return for each file and line the tests that run it, without those that failed."""
+        return {
+            file: {
+                line: [name for name in names if name not in self.failed]
+                for line, names in lines.items()
+            }
+            for file, lines in self.tests.items()
+        }
 
 
 def probed_lines(source: str) -> set[int]:
