@@ -257,13 +257,16 @@ def chosen_tests(
 
 
 def statement_of(source: str, line: int) -> int:
-    """Return the first line of the innermost statement that a line belongs to."""
+    """Return the first line of the innermost statement that a line belongs to.
+
+    A line of a decorator is before its statement: it is returned as it is.
+    """
     starts = [
         (node.lineno, node.end_lineno or node.lineno)
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.stmt)
     ]
-    return max(start for start, end in starts if start <= line <= end)
+    return max((start for start, end in starts if start <= line <= end), default=line)
 
 
 def which_run(
