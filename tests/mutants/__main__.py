@@ -35,6 +35,7 @@ import pytest
 
 from tests.mutants.faults import c_faults, python_faults
 from tests.mutants.sources import Changed, Probes, probed_lines
+from tests.support.caches import keep_out_of_the_users_cache
 from tests.support.paths import ROOT
 
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
@@ -92,6 +93,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     given.out.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
+    keep_out_of_the_users_cache()  # and C is compiled once for all forks
     preload()
     found: list[Verdict] = []
     for folder in given.folders:
