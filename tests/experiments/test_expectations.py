@@ -72,6 +72,13 @@ def test_a_number_of_one_seed_has_a_direction_alone(value, published, verdict):
     assert against_value(Sample((value,), (0,)), published, 1, reference) == verdict
 
 
+@pytest.mark.parametrize("kind", [Estimate, Printed])
+def test_a_ratio_has_the_extremes_of_both_intervals(kind):
+    ours, base = kind(6.0, 5.0, 8.0), kind(3.0, 2.0, 4.0)
+    ends = [one / other for one in (5.0, 8.0) for other in (2.0, 4.0)]
+    assert ours.over(base) == kind(2.0, min(ends), max(ends))
+
+
 def test_without_a_reference_only_the_number_is_judged():
     assert against_value(near(3.0), 3.1, 1) == "agrees"
     assert against_value(near(3.0), 5.0, 1) == "differs"
