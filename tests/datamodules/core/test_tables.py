@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.core.tables import labels_of, read_table
+from datamodules.core.tables import labels_of, read_released, read_table
 from lit_probattn.base.errors import DataError
 
 ROWS = [("pos" if i % 2 else "neg", f"text {i}") for i in range(30)]
@@ -48,6 +48,15 @@ def test_quotes_within_a_text_stay(tmp_path):
     rows = [("pos", 'he said "no"'), ("neg", '"quoted, ""twice"""')]
     table = read_table(write(tmp_path / "mine.csv", rows))
     assert table.columns["text"] == ['he said "no"', 'quoted, "twice"']
+
+
+def test_released_tables_keep_quotes_and_skip_empty_lines(tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_bytes(b'text\tmore\tlabel\r\nhe said "no\tx\t1\r\n\n"so\ty\t0\n')
+    table = read_released(path, ("text", "label"))
+    assert table.columns["text"] == ['he said "no', '"so']
+    assert table.columns["label"] == ["1", "0"]
+    assert table.locations == [2, 4]
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_seeds_differ() -> None:
 
 
 def test_batches_without_tokens_and_data_without_pairs_are_refused() -> None:
-    with pytest.raises(DataError, match="^max_tokens must be at least 1, received 0"):
+    with pytest.raises(DataError, match=r"^max_tokens must be at least 1, received 0"):
         TokenBatchOrder(LENGTHS, 0, SEED)
     with pytest.raises(DataError, match="eval_max_tokens must be at least 1, received 0"):
         TokenEvaluationOrder(LENGTHS, 0)
