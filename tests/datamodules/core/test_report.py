@@ -56,3 +56,5 @@ def test_sizes_are_compared_with_those_published_in_total_and_per_class() -> Non
     assert next(iter(lines)).startswith(f"published train: 60 ({each} per class);")
     targets[0] = targets[1]
     assert list(dict(compare(data)).values()) == [False, True, False]
+    data.compare_sizes = lambda: [("published words: 5; here 5: equal", True)]
+    assert next(compare(data)) == ("published words: 5; here 5: equal", True)

@@ -92,6 +92,7 @@ def test_text_of_two_bytes_a_character_is_told_from_a_wrong_table(tmp_path):
     [
         (["1", "1.0", "2"], ["1", "1", "2"]),  # as a column of whole numbers with gaps is written
         (["01", "1", "001", "2"], ["01", "1", "001", "2"]),
+        (["01", "1", "1.0"], ["01", "1", "1.0"]),
         (["1e3", "1000"], ["1e3", "1000"]),
         (["12345678901234567", "12345678901234568"], ["12345678901234567", "12345678901234568"]),
         (["0.5", "0.25", "-1"], ["0.5", "0.25", "-1"]),
@@ -101,3 +102,10 @@ def test_text_of_two_bytes_a_character_is_told_from_a_wrong_table(tmp_path):
 def test_labels_are_one_class_only_where_they_are_one_number(tmp_path, written, labels):
     path = write(tmp_path / "mine.csv", [(label, f"text {i}") for i, label in enumerate(written)])
     assert labels_of(read_table(path), "label") == labels
+
+
+def test_up_to_twenty_labels_may_all_differ(tmp_path):
+    rows = [(f"name {i}", f"text {i}") for i in range(21)]
+    assert len(labels_of(read_table(write(tmp_path / "a.csv", rows[:20])), "label")) == 20
+    with pytest.raises(DataError, match="label has 21 different values in 21 rows"):
+        labels_of(read_table(write(tmp_path / "b.csv", rows)), "label")
