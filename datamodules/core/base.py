@@ -290,7 +290,7 @@ class DataModule(pl.LightningDataModule):
             return 0
         progress = self.trainer.fit_loop.epoch_loop.batch_progress
         # With overfitting, each of Lightning's epochs repeats the same few batches.
-        overfit = self.trainer.overfit_batches
+        overfit = getattr(self.trainer, "overfit_batches", 0)
         counter: Any = progress.current if overfit else progress.total
         return counter.processed
 
