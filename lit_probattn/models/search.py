@@ -11,7 +11,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lit_probattn.models.decoding import Sampling, drawn_tokens, uniform_numbers
 from lit_probattn.models.encoder_decoder import EOS, PAD, DecoderState
@@ -224,8 +223,6 @@ def _step(rows: _Rows, found: Tensor, beam: Beam, finished: list[list[Hypothesis
     count, width, words = len(rows.sentences), rows.width, found.shape[1]
     totals = (rows.scores.sum(1, keepdim=True) + found).view(count, width * words)
     best, index = totals.topk(min(2 * beam.size, width * words))
-    missing = (0, 2 * beam.size - best.shape[1])  # small vocabularies give fewer candidates
-    best, index = F.pad(best, missing, value=_NEVER), F.pad(index, missing)
     tokens = index % words
     origin = index // words + torch.arange(count, device=index.device)[:, None] * width
     ends, possible = tokens == EOS, best > _NEVER

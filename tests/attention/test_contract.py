@@ -19,6 +19,7 @@ from lit_probattn.attention import (
     variants,
 )
 from lit_probattn.attention.backends import STORE_UP_TO
+from lit_probattn.attention.call import outline
 from lit_probattn.attention.engines.native import native_refusal
 from lit_probattn.attention.numerics import repeat_heads
 from lit_probattn.attention.own.contract import CHECKS
@@ -94,6 +95,16 @@ def test_weights_are_the_maps_of_the_forward_pass(name):
             torch.testing.assert_close(found, core(call).to(dtype), rtol=0, atol=bound)
     low = layer.bfloat16().weights(x.bfloat16(), rng=KEY)
     assert low.dtype == torch.float32
+
+
+@EVERY
+def test_an_outline_has_the_sizes_of_a_call(name):
+    layer = LAYERS[name](value_head_dim=3)
+    call = layer.call(torch.randn(B, N, C), torch.randn(B, 19, C))
+    for found in (outline(layer.layout, B, N, 19), call):
+        assert found.query.shape == (B, layer.layout.query, N, E)
+        assert found.key.flatten(1, -3).shape == call.key.flatten(1, -3).shape
+        assert found.value.shape == (B, layer.layout.value, 19, 3)
 
 
 @EVERY

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_probattn.attention import FiSHAttention, HeadCall, HeadLayout, MGKAttention
 from lit_probattn.attention.backends import GPU_BACKENDS, attend, engines_of, reason_against
+from lit_probattn.attention.engines.sdpa import fused_attention
 from lit_probattn.attention.fish.layer import FiSHCore, FiSHOptions
 from lit_probattn.attention.linear.layer import LinearAttention
 from lit_probattn.attention.masks import make_masks, span
@@ -51,6 +53,15 @@ def test_a_core_computes_heads_without_projections():
     torch.testing.assert_close(core(one), expected, **CLOSE)
     assert torch.equal(attend(one, core.variant(one)), core(one))
     assert core.pick(one) == "sdpa"
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_heads_that_share_queries_and_keys_use_pytorchs_fused_kernel(heads):
+    """Other kernels store the scores; the fused one refuses unequal numbers of heads."""
+    query, key, value = double(B, 1, N, E), double(B, 1, L, E), double(B, heads, L, E)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = fused_attention(query, key, value, masks=make_masks(B, heads, N, L), scale=0.3)
+    torch.testing.assert_close(out, (0.3 * query @ key.mT).softmax(-1) @ value, **CLOSE)
 
 
 @pytest.mark.parametrize("scale", [0.11, 1.0])

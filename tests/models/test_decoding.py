@@ -158,6 +158,12 @@ def test_bad_prompts_and_rules_are_refused():
         next_tokens(torch.full((1, 3), float("nan")), Sampling())
 
 
+def test_caches_reserve_the_positions_that_are_asked_for_and_none_by_default():
+    encoder = tiny("softmax").encoder
+    assert [cache.capacity for cache in encoder.new_caches()] == [0, 0]
+    assert [cache.capacity for cache in encoder.new_caches(7)] == [7, 7]
+
+
 def test_number_of_caches_must_fit():
     model = tiny()
     with pytest.raises(ValueError, match="received 1 caches for 2 layers"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -24,6 +25,16 @@ def made(cls, **more):
     torch.manual_seed(1)
     model = cls(softmax, **SIZES, mlp_dim=8, num_token_types=2, **more)
     return model.eval().double()
+
+
+def test_default_sizes_are_those_of_bert_base():
+    """109,482,240 parameters, the pooler among them."""
+    with torch.device("meta"):
+        attention = partial(SoftmaxAttention, num_heads=12)
+        sizes = {"vocab_size": 30522, "max_seq_len": 512, "num_token_types": 2}
+        model = TextClassifier(attention, num_classes=5, **sizes)
+    classifier = sum(p.numel() for p in model.classifier.parameters())
+    assert sum(p.numel() for p in model.parameters()) - classifier == 109_482_240
 
 
 def test_spans_are_two_numbers_of_every_token():

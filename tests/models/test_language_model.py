@@ -191,6 +191,7 @@ def test_sinusoids_are_as_exact_as_their_precision(kind, counted, last, dtype, b
     table = Sinusoid(max_seq_len=9, embed_dim=8, kind=kind).bfloat16().to(dtype)
     found = table(torch.tensor([0, 3]), 9)
     assert found.dtype == dtype
+    assert table.state_dict() == {}
     for row, position in enumerate(counted):
         for m in range(4):
             angle = position * math.exp(-m * math.log(10000) / last)

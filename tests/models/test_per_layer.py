@@ -86,6 +86,7 @@ def test_layers_of_series_models_and_blocks_of_pictures():
         mlp_dim=16,
     )
     assert shapes(block.attention for block in model.blocks) == EXPECTED
+    assert model(torch.zeros(5, 4, 2)).shape == (5, 3)  # of fewer steps than the longest
     vit = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=24, depth=3, num_heads=2)
     replace_attention(vit, LAYERS)
     found = [(type(b.attn.attention), b.attn.attention.head_dim) for b in vit.blocks]
@@ -148,6 +149,8 @@ def test_layers_that_the_model_does_not_have_are_refused():
         Transformer(LAYERS, num_layers=1, **SIZES)
     with pytest.raises(ValueError, match="head_dim of a layer must be at least 1, received 0"):
         layer_factories(per_layer(softmax, None, {0: 0}), 1)
+    (smallest,) = layer_factories(per_layer(softmax, None, {0: 1}), 1)
+    assert smallest(8, head_dim=4).head_dim == 1
     with pytest.raises(ValueError, match="requires a model that indexes its layers"):
         LAYERS(8, head_dim=4)
 

@@ -211,6 +211,24 @@ def test_finished_sentences_are_not_computed_again(size):
     assert len(set(steps)) > 1
 
 
+def test_as_many_positions_are_reserved_as_the_longest_translation_decodes(monkeypatch):
+    model, (source, mask), reserved, decoded = toy(7), sentences(), [], []
+    new_state, decode = model.new_state, model.decode
+
+    def recorded(memory, memory_mask, capacity):
+        reserved.append(capacity)
+        return new_state(memory, memory_mask, capacity)
+
+    def counted(tokens, **options):
+        decoded.append(tokens.shape[1])
+        return decode(tokens, **options)
+
+    monkeypatch.setattr(model, "new_state", recorded)
+    monkeypatch.setattr(model, "decode", counted)
+    beam_search(model, source, mask, Beam(2, max_length_a=0.0, max_length_b=3, min_length=3))
+    assert reserved == [sum(decoded)] == [4]
+
+
 def test_limits_follow_from_each_source():
     lengths = torch.tensor([10, 3, 1, 60])
     beam = Beam(max_length_a=1.2, max_length_b=10, min_length=12)

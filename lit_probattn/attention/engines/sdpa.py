@@ -79,10 +79,9 @@ def fused_attention(
     query, key, value = (_pad_to(x, size) for x in (query, key, value))
     if query.shape[1] != key.shape[1] and query.device.type == "cuda" and masks.has_pair_mask:
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-    if value.shape[1] > 1:  # expand tensors that all heads share
-        query, key = (
-            x.expand(-1, value.shape[1], -1, -1) if x.shape[1] == 1 else x for x in (query, key)
-        )
+    query, key = (  # expand tensors that all heads share
+        x.expand(-1, value.shape[1], -1, -1) if x.shape[1] == 1 else x for x in (query, key)
+    )
     grouped = query.shape[1] != key.shape[1]
 
     def attend(rows: Tensor, cols: int, mask: Tensor | None, is_causal: bool) -> Tensor:

@@ -52,7 +52,7 @@ class ReleasedSwitches(LinearOptions):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ReleasedLinearArguments(ReleasedSwitches, LinearArguments):
     """Arguments of `ReleasedLinearAttention`."""
 

@@ -187,15 +187,15 @@ def test_blocks_of_any_size_agree(name, noise, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blockwise"])
-@pytest.mark.parametrize("sizes", [(1, 1), (7, 7), (7, 1)])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (2, 2), (7, 7), (7, 1)])
 def test_extreme_head_counts_and_value_sizes(sizes, backend):
+    """Two heads too: they are the fewest that must not take each other's map."""
     heads, num_global = sizes
-    for value_dim in (3, 13):
-        layer = make_layer(
-            {"num_heads": heads, "num_global_heads": num_global, "value_head_dim": value_dim},
-            noise="none",
-        )
-        inputs, call = make_call(layer, 11, 11, "key", True, None)
+    ways = [("linear", "key"), ("shared", "key+pairs+bias")]
+    for value_dim, (mixer, masks) in itertools.product((3, 13), ways):
+        options = {"num_heads": heads, "num_global_heads": num_global, "mixer": mixer}
+        layer = make_layer({**options, "value_head_dim": value_dim}, noise="none")
+        inputs, call = make_call(layer, 11, 11, masks, True, None, backend != "sdpa")
         expected, found = both(layer, backend, inputs, call)
         out, grad = largest_difference(found, expected)
         assert out < TOLERANCE

@@ -131,6 +131,19 @@ def test_starting_distributions(mixer):
     )
 
 
+def test_learned_tables_are_the_mixing_weights_and_the_noise_scale_if_there_is_noise():
+    layer = fish(mixing="simplex")
+    with torch.no_grad():
+        layer.core.mixing.weights[0].normal_()
+        layer.core.noise_scale.theta.uniform_(0.2, 0.4)
+    tables = layer.core.learned()
+    assert tables.keys() == {"mixing", "noise_scale"}
+    weights, theta = layer.core.mixing.weights[0], layer.core.noise_scale.theta
+    torch.testing.assert_close(tables["mixing"].values, weights.softmax(-1))
+    torch.testing.assert_close(tables["noise_scale"].values, theta[None] ** 2)
+    assert fish(noise="none").core.learned().keys() == {"mixing"}
+
+
 def test_heads_follow_the_ratio():
     assert FiSHAttention(EMBED, head_dim=HEAD, num_heads=7).num_global_heads == 4
     layer = FiSHAttention(

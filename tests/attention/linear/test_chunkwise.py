@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import KVCache, LinearAttention, MLKAttention, ReleasedLinearAttention
-from lit_probattn.attention.linear.chunkwise import causal_product, chunk_length
+from lit_probattn.attention.linear.chunkwise import _spans, causal_product, chunk_length
 
 B, F, E = 2, 5, 7
 
@@ -118,6 +118,18 @@ def test_state_of_another_kind_or_batch_is_refused():
         11, 3, head_dim=5, denominator="sqrt_len", padded_len=3
     ).core.form
     assert code(torch.randn(2, 3, 11), is_causal=True, cache=code.new_cache()).shape == (2, 3, 11)
+
+
+@pytest.mark.parametrize(
+    ("length", "chunk", "span"), [(29, 4, 8), (24, 4, 12), (13, 5, 5), (3, 4, 4)]
+)
+def test_no_span_is_longer_than_given_and_together_they_are_the_sequence(length, chunk, span):
+    """The states of one span are in memory at once."""
+    spans = _spans(length, chunk, span)
+    sizes = [part.num_chunks * part.chunk for part in spans]
+    assert max(sizes) == min(span, length)
+    assert [part.start for part in spans] == [sum(sizes[:i]) for i in range(len(sizes))]
+    assert sum(sizes) == length
 
 
 def test_chunks_grow_with_the_features():

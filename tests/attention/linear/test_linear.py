@@ -312,6 +312,21 @@ def test_contradicting_options_are_refused(options, message):
         ReleasedLinearAttention(EMBED, 3, head_dim=HEAD, **options)
 
 
+def test_dpfp_has_twice_the_head_size_of_features_by_default():
+    """ν = 1: F = 2 E."""
+    layer = LinearAttention(EMBED, 3, head_dim=HEAD, feature_map="dpfp")
+    assert layer.core.kind_of_features.number == 2 * HEAD
+
+
+def test_a_call_that_is_refused_leaves_its_cache_as_it_was():
+    layer, x = make("linear, elu"), torch.randn(BATCH, 5, EMBED, dtype=torch.float64)
+    cache = layer.new_cache()
+    with pytest.raises(ValueError, match="pass attn_mask to hide pairs"):
+        layer(x, bias=torch.zeros(5, 5, dtype=torch.float64), cache=cache)
+    assert cache.length == 0
+    torch.testing.assert_close(layer(x, is_causal=True, cache=cache), layer(x, is_causal=True))
+
+
 @pytest.mark.parametrize("name", ["linear", "linear_relu", "dpfp", "favor", "mlk", "smlk"])
 def test_config_file_builds_the_layer(name):
     with open(f"configs/attention/{name}.yaml", encoding="utf-8") as file:

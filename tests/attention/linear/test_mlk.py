@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -85,6 +87,24 @@ def test_t6_mixture_is_linear_attention_over_expanded_keys(backend, is_causal):
         kernel = kernel.masked_fill(later, 0.0)
     expected = kernel @ v.repeat_interleave(K, 2) / kernel.sum(-1, keepdim=True)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_responsibilities_are_shares_of_the_components_in_the_kernel(flat):
+    """By direct sums; keys of all components beside each other are those of a further dimension."""
+    layer = MLKAttention(C, H, head_dim=E).double()
+    draw_priors(layer)
+    call = layer.call(torch.randn(B, N, C, dtype=torch.float64), is_causal=True)
+    keys, prior = call.key, layer.core.prior.probabilities(N)  # (B, H, K, N, E)
+    assert keys.shape == (B, H, K, N, E)
+    features = [torch.nn.functional.elu(x) + 1 for x in (call.query[:, :, None], keys)]
+    kernel = prior[..., None] * (features[0] @ features[1].mT)
+    visible = kernel.sum(2).tril()
+    if flat:
+        call = replace(call, key=keys.flatten(1, 2))
+    weights, shares = layer.core.posterior(call)
+    torch.testing.assert_close(weights, visible / visible.sum(-1, keepdim=True))
+    torch.testing.assert_close(shares, kernel / kernel.sum(2, keepdim=True))
 
 
 def test_one_component_is_the_baseline():

@@ -126,6 +126,20 @@ def test_hooks_that_look_at_other_queries_are_found():
     assert {"causality", "padding", "backends", "cache"} <= set(broken(OverQueries))
 
 
+@pytest.mark.parametrize("check", ["causality", "padding"])
+@pytest.mark.parametrize(("training", "least"), [(True, 200), (False, 0)])
+def test_faults_of_long_sequences_in_training_and_of_evaluation_are_found(check, training, least):
+    class Leaks(Dots):
+        def normalise(self, scores):
+            weights = scores.softmax(-1)
+            if self.training != training or scores.shape[-1] < least:
+                return weights
+            return 0.5 * weights + 0.5 * weights.mean(-2, keepdim=True)
+
+    with pytest.raises(AssertionError):
+        keep_in_blocks(check, partial(Leaks, EMBED, H, head_dim=HEAD))
+
+
 @pytest.mark.parametrize("check", ["causality", "padding", "bias", "gradients", "documents"])
 def test_a_check_without_a_supporting_backend_fails(check, monkeypatch):
     monkeypatch.setattr(contract, "cpu_backends", lambda layer: [])

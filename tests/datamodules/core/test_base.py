@@ -40,6 +40,12 @@ def as_rank(data: Synthetic, rank: int, world_size: int, accumulation: int = 1) 
     return data
 
 
+def test_batches_are_loaded_by_the_process_itself_by_default() -> None:
+    data = synthetic()
+    loaders = data.train_dataloader(), data.val_dataloader()
+    assert [loader.loader.num_workers for loader in loaders] == [0, 0]
+
+
 def test_collate_pads_at_the_end() -> None:
     samples = [
         Sample(np.arange(1, 4), 7, 20),

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import FrozenInstanceError
 from itertools import chain
 from pathlib import Path
 from threading import Timer
@@ -50,6 +51,13 @@ def test_built_once_and_memory_mapped(tmp_path: Path) -> None:
     np.testing.assert_array_equal(cache.array("a"), np.arange(7))
     assert cache.array("b").dtype == np.uint8
     assert visible(tmp_path / "new") == [SPEC.name]
+
+
+def test_the_identity_of_a_cache_and_an_opened_cache_cannot_be_changed(tmp_path: Path) -> None:
+    cache = ensure_cache(tmp_path, SPEC, build)
+    for value, name in ((SPEC, "settings"), (cache, "meta")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(value, name, {})
 
 
 def test_settings_have_folders_of_their_own(tmp_path: Path) -> None:

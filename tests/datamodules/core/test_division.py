@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from datamodules.core.division import check_shares, divide
+from datamodules.core.division import HeldOut, check_shares, divide
 from lit_probattn.base.errors import DataError
 
 SHARES = {"test": 0.2, "val": 0.1}
@@ -50,3 +50,15 @@ def test_too_few_samples_and_wrong_shares_are_refused():
         check_shares(val_fraction=0.5, test_fraction=0.5)
     with pytest.raises(DataError, match=r"split_seed must be within 64 bits, received 9223"):
         divide("x", keys(9), SHARES, 2**63)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_data_hold_out_some_samples_and_not_all_unless_their_class_may_hold_out_none(share):
+    with pytest.raises(DataError, match=rf"val_fraction must be between 0 and 1, received {share}"):
+        HeldOut(val_fraction=share)
+    may = type("May", (HeldOut,), {"may_hold_out_none": True})
+    if share == 0:
+        assert may(val_fraction=share).val_fraction == 0
+    else:
+        with pytest.raises(DataError, match="val_fraction must be at least 0 and below 1"):
+            may(val_fraction=share)

@@ -6,12 +6,21 @@ from itertools import chain, islice
 
 import pytest
 
-from datamodules.core.order import FILL, EvaluationOrder, MicroSteps, TrainingOrder, permutation
+from datamodules.core.order import (
+    FILL,
+    EvaluationOrder,
+    MicroSteps,
+    TrainingOrder,
+    hashes,
+    permutation,
+)
 from lit_probattn.base.errors import DataError
 from tests.support.orders import global_batch
 
 NUM_SAMPLES, BATCH_SIZE, SEED = 53, 8, 11
 GOLDEN_ORDER = [0, 7, 8, 2, 5, 9, 4, 10, 6, 3, 1]
+# The first outputs of Vigna's splitmix64.c for the state 0.
+SPLITMIX64 = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC]
 STEPS = 15  # 6 steps are an epoch: into the third one
 
 
@@ -62,6 +71,10 @@ def test_permutation_is_fixed_for_ever() -> None:
     assert permutation(11, seed=0, epoch=0).tolist() == GOLDEN_ORDER
 
 
+def test_hashes_without_a_key_are_splitmix64_bit_for_bit() -> None:
+    assert hashes(4).tolist() == SPLITMIX64
+
+
 def test_first_places_are_uniform() -> None:
     counts = [0] * 5
     for seed in range(2000):
@@ -85,6 +98,14 @@ def test_sizes_that_do_not_fit_are_named() -> None:
         TrainingOrder(NUM_SAMPLES, 8, SEED, MicroSteps(0, 3, 2))
     with pytest.raises(DataError, match=r"batch_size=54 is larger than .* 53 samples"):
         TrainingOrder(NUM_SAMPLES, 54, SEED)
+    with pytest.raises(DataError, match="eval_batch_size must be at least 1, received 0"):
+        EvaluationOrder(NUM_SAMPLES, 0)
+
+
+def test_one_step_can_contain_the_whole_training_split() -> None:
+    order = TrainingOrder(NUM_SAMPLES, NUM_SAMPLES, SEED)
+    assert order.steps_per_epoch == 1
+    assert sorted(next(iter(order))) == list(range(NUM_SAMPLES))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 21, 30])

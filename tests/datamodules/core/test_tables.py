@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.core.tables import labels_of, read_table
+from datamodules.core.tables import labels_of, read_released, read_table
 from lit_probattn.base.errors import DataError
 
 ROWS = [("pos" if i % 2 else "neg", f"text {i}") for i in range(30)]
@@ -50,6 +50,15 @@ def test_quotes_within_a_text_stay(tmp_path):
     assert table.columns["text"] == ['he said "no"', 'quoted, "twice"']
 
 
+def test_released_tables_keep_quotes_and_skip_empty_lines(tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_bytes(b'text\tmore\tlabel\r\nhe said "no\tx\t1\r\n\n"so\ty\t0\n')
+    table = read_released(path, ("text", "label"))
+    assert table.columns["text"] == ['he said "no', '"so']
+    assert table.columns["label"] == ["1", "0"]
+    assert table.locations == [2, 4]
+
+
 @pytest.mark.parametrize(
     ("second", "message"),
     [
@@ -83,6 +92,7 @@ def test_text_of_two_bytes_a_character_is_told_from_a_wrong_table(tmp_path):
     [
         (["1", "1.0", "2"], ["1", "1", "2"]),  # as a column of whole numbers with gaps is written
         (["01", "1", "001", "2"], ["01", "1", "001", "2"]),
+        (["01", "1", "1.0"], ["01", "1", "1.0"]),
         (["1e3", "1000"], ["1e3", "1000"]),
         (["12345678901234567", "12345678901234568"], ["12345678901234567", "12345678901234568"]),
         (["0.5", "0.25", "-1"], ["0.5", "0.25", "-1"]),
@@ -92,3 +102,10 @@ def test_text_of_two_bytes_a_character_is_told_from_a_wrong_table(tmp_path):
 def test_labels_are_one_class_only_where_they_are_one_number(tmp_path, written, labels):
     path = write(tmp_path / "mine.csv", [(label, f"text {i}") for i, label in enumerate(written)])
     assert labels_of(read_table(path), "label") == labels
+
+
+def test_up_to_twenty_labels_may_all_differ(tmp_path):
+    rows = [(f"name {i}", f"text {i}") for i in range(21)]
+    assert len(labels_of(read_table(write(tmp_path / "a.csv", rows[:20])), "label")) == 20
+    with pytest.raises(DataError, match="label has 21 different values in 21 rows"):
+        labels_of(read_table(write(tmp_path / "b.csv", rows)), "label")

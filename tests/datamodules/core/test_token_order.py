@@ -10,6 +10,7 @@ import pytest
 
 from datamodules.core.order import FILL, MicroSteps, hashes
 from datamodules.core.token_order import Lengths, TokenBatchOrder, TokenEvaluationOrder
+from lit_probattn.base.errors import DataError
 
 MOST, SEED = 97, 11
 _random = np.random.default_rng(3)
@@ -148,6 +149,15 @@ def test_seeds_differ() -> None:
         tuple(map(tuple, islice(TokenBatchOrder(LENGTHS, MOST, seed), 5))) for seed in range(5)
     }
     assert len(streams) == 5
+
+
+def test_batches_without_tokens_and_data_without_pairs_are_refused() -> None:
+    with pytest.raises(DataError, match=r"^max_tokens must be at least 1, received 0"):
+        TokenBatchOrder(LENGTHS, 0, SEED)
+    with pytest.raises(DataError, match="eval_max_tokens must be at least 1, received 0"):
+        TokenEvaluationOrder(LENGTHS, 0)
+    with pytest.raises(DataError, match="no sentence pair"):
+        TokenBatchOrder(Lengths(SOURCE[:0], TARGET[:0]), MOST, SEED)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from datamodules import LabelledTexts
+from datamodules.core.cache import default_root
 from lit_probattn.base.errors import DataError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
@@ -87,6 +88,23 @@ def test_the_order_of_rows_changes_no_split(tmp_path):
     for name in ("train", "val", "test"):
         first, second = (sorted(texts_of(part, name)) for part in made)
         assert first == second
+
+
+def test_the_only_file_of_a_folder_is_divided_whatever_its_name(tmp_path):
+    write(tmp_path / "reviews.csv", rows())
+    made = data(tmp_path)
+    assert sum(len(made.split(name)) for name in ("train", "val", "test")) == len(rows())
+
+
+def test_the_default_cache_is_that_of_the_folder_with_the_files(tmp_path, monkeypatch):
+    monkeypatch.delenv("LIT_PROBATTN_CACHE", raising=False)
+    (tmp_path / "mine").mkdir()
+    for path in (write(tmp_path / "mine/a.csv", rows()), tmp_path / "mine"):
+        made = LabelledTexts(path=str(path))
+        assert made.cache_dir == default_root(tmp_path / "mine")
+        assert made.data_dir == tmp_path / "mine"
+    named = LabelledTexts(path=str(path), data_dir=str(tmp_path))
+    assert named.cache_dir == default_root(tmp_path)
 
 
 def test_files_of_splits_are_found_in_a_folder(tmp_path):

@@ -1,0 +1,60 @@
+"""The report on a prepared data set: sources, remarks, and comparison with published sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from datamodules import ListOps
+from datamodules.core.base import Published
+from datamodules.core.report import compare, describe, outline
+from tests.datamodules.core.test_base import synthetic
+
+
+@pytest.mark.parametrize("count", [8, 9])
+def test_up_to_eight_source_files_are_listed_and_more_are_counted(
+    count: int, tmp_path: Path, monkeypatch
+) -> None:
+    sizes = {"num_train": 8, "num_val": 2, "num_test": 2, "min_length": 4, "max_length": 20}
+    data = ListOps(**sizes, batch_size=2, num_processes=1, cache_dir=str(tmp_path))
+    data.setup()
+    cache, facts = data.open(), {"sha256": "0" * 64, "bytes": 5}
+    sources = {f"{number}.tsv": facts for number in range(count)}
+    other = replace(cache, meta={**cache.meta, "sources": sources})
+    monkeypatch.setattr(data, "open", lambda: other)
+    lines = list(describe(data))
+    listed = [line.split()[-1] for line in lines if line.startswith(f"  sha256 {'0' * 64}")]
+    assert listed == (list(sources) if count == 8 else [])
+    assert ("  9 source files" in lines) == (count == 9)
+
+
+def test_selection_on_the_test_split_is_noted() -> None:
+    data, note = synthetic(), "note: validation uses the test split, so selection is on test data"
+    assert note not in outline(data)
+    data.select_on_test = True
+    assert note in outline(data)
+
+
+def test_sizes_are_compared_with_those_published_in_total_and_per_class() -> None:
+    data = synthetic()
+    targets = np.arange(60) % data.num_classes
+    data.splits["train"] = SimpleNamespace(targets=targets)
+    each = 60 // data.num_classes
+    data.published = {
+        "train": Published(60, each),
+        "val+test": Published(40),
+        "test": Published(20),
+    }
+    lines = dict(compare(data))
+    assert list(lines.values()) == [True, True, False]
+    ends = [line.partition("; here ")[2] for line in lines]
+    assert ends == ["60: equal", "40: equal", "19: DIFFERENT"]
+    assert next(iter(lines)).startswith(f"published train: 60 ({each} per class);")
+    targets[0] = targets[1]
+    assert list(dict(compare(data)).values()) == [False, True, False]
+    data.compare_sizes = lambda: [("published words: 5; here 5: equal", True)]
+    assert next(compare(data)) == ("published words: 5; here 5: equal", True)
