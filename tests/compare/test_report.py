@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.collections import PathCollection
 from PIL import Image
 
 from lit_probattn.base.errors import ConfigError
@@ -189,6 +190,16 @@ def test_average_is_over_tasks_whatever_their_seeds(tmp_path):
     text = report_of(tmp_path, table, runs)[1]
     (line,) = [row for row in text.splitlines() if row.startswith("| average")]
     assert "| 57.50 | 58.50 | -1.00: no interval |" in line
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 7])
+def test_the_finding_names_four_rows_and_counts_the_others(count):
+    rows = [f"row{number}" for number in range(count)]
+    summary = pd.DataFrame({"method": rows, "mean": 9.0, "task": "a", "metric": "b", "unit": "%"})
+    found = Report.finding(cast(Any, SimpleNamespace(summary=summary)))
+    assert [row in found for row in rows] == [number < 4 for number in range(count)]
+    assert ("more" in found) == (count > 4)
+    assert f"; and {count - 4} more." in found or count <= 4
 
 
 def test_nothing_finished_is_no_report(tmp_path):
@@ -443,6 +454,11 @@ def test_numbers_of_another_protocol_do_not_squeeze_ours(
     assert low < values - 0.5 < values + 0.5 < high
     told = f"\npublished: {min(printed):g} to {max(printed):g}, off this axis"
     assert axis.get_xlabel().endswith(told) != is_drawn
+    marks = [part for part in axis.collections if isinstance(part, PathCollection)]
+    diamonds = [part for part in marks if len(part.get_facecolor()) == 0]
+    assert [part.get_edgecolor()[:, 3].tolist() for part in diamonds] == [[1.0]] * is_drawn
+    protocol = "with a different, longer protocol" if shortened else "with the same protocol"
+    assert f"published values, {protocol};" in (tmp_path / "out/report.md").read_text()
 
 
 def test_one_seed_does_not_push_published_numbers_off_the_axis(monkeypatch, tmp_path):
