@@ -26,7 +26,7 @@ from lit_probattn.compare.scores import draw
 from lit_probattn.compare.tables import read_table
 from lit_probattn.experiments import page as page_module
 from lit_probattn.records.html import body_of
-from tests.compare.tiny import TABLE, finished, tiny_runs, write_tables
+from tests.compare.tiny import TABLE, TASKS, finished, tiny_runs, write_tables
 from tests.support.pages import Page
 from tests.support.paths import ROOT
 
@@ -344,13 +344,17 @@ def test_defaults_stand_for_what_a_configuration_leaves_out(tmp_path):
 def test_attention_of_the_released_code_is_a_difference(tmp_path):
     table = yaml.safe_load(yaml.safe_dump(TABLE))
     table["rows"]["mgk_1"]["as_released"] = "configs/attention/as_released/lra/mgk.yaml"
-    write_tables(tmp_path, table)
+    released = {"model.init_args.lr": 0.5}
+    listops = {**TASKS["listops"], "as_released": released}
+    write_tables(tmp_path, table, {**TASKS, "listops": listops})
     tiny = read_table("tiny", tmp_path)
-    options = Options(as_released=True)
-    keys = {d.key for d in differences(tiny.tasks["listops"], tiny.rows["mgk_1"], options)}
+    task, options = tiny.tasks["listops"], Options(as_released=True)
+    keys = {d.key for d in differences(task, tiny.rows["mgk_1"], options)}
     assert "model.init_args.attention.init_args.prior_share" in keys
-    given = overrides(tiny.tasks["listops"], tiny.rows["mgk_1"], options)
-    assert given == {"model.init_args.attention.init_args.num_heads": 1}
+    heads = "model.init_args.attention.init_args.num_heads"
+    assert overrides(task, tiny.rows["mgk_1"], options) == {heads: 1, **released}
+    assert overrides(task, tiny.rows["mgk_1"], Options()) == {heads: 1}
+    assert overrides(task, tiny.rows["softmax_2"], options) == {heads: 2}  # has none
 
 
 def with_fish(tmp_path, **arguments):
