@@ -160,7 +160,7 @@ def _agreement(
         tuple(float(trend.rows[name]) for name in names),
         tuple(printed[name] for name in names),
         tuple(math.nan if value is None else value for value in spread),
-        scores[names].dropna().to_numpy(dtype=float),
+        scores[names].dropna().to_numpy(),
     )
 
 

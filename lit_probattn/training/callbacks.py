@@ -207,7 +207,7 @@ class PredictionWriter(Callback):
 
 def make_progress_bar() -> ProgressBar:
     """Return a progress bar for a terminal, plain lines otherwise."""
-    return StepProgressBar(leave=True) if sys.stdout.isatty() else PlainProgress()
+    return StepProgressBar() if sys.stdout.isatty() else PlainProgress()
 
 
 class StepProgressBar(TrainingBar):

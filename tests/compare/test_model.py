@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from lit_probattn.compare.model import (
     counts,
     make_inputs,
     rows_of_step,
+    sides,
     step_bytes,
     training_step,
 )
@@ -20,6 +23,7 @@ from lit_probattn.compare.tables import read_table
 from lit_probattn.measure.memory import cpu_peak_bytes
 from tests.compare.tiny import tiny_runs
 from tests.support.paths import ROOT
+from tests.tasks.decision.test_task import ACT, OBS, make_task
 
 WIDE = {"model.init_args.mlp_dim": 16384, "model.init_args.activation_checkpointing": False}
 pytestmark = pytest.mark.usefixtures("root")
@@ -81,3 +85,12 @@ def test_memory_is_that_of_a_real_step_and_of_adam(row, tmp_path):
     measured = cpu_peak_bytes(step) + 3 * weights
     assert weights > 1e6
     assert step_bytes(run) == pytest.approx(measured, abs=weights / 4)
+
+
+def test_a_decision_model_has_a_step_that_fits_the_actions_of_its_inputs():
+    task = make_task()
+    inputs, target = make_inputs(task, cast(Any, None), 3)
+    states, actions, returns, times = sides(task, inputs)
+    assert torch.equal(target, actions)
+    assert [part.shape[-1] for part in (states, actions, returns)] == [OBS, ACT, 1]
+    assert times.tolist() == [list(range(task.context_length))] * 3

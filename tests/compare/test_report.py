@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.collections import PathCollection
 from PIL import Image
 
 from lit_probattn.base.errors import ConfigError
@@ -25,7 +26,7 @@ from lit_probattn.compare.scores import draw
 from lit_probattn.compare.tables import read_table
 from lit_probattn.experiments import page as page_module
 from lit_probattn.records.html import body_of
-from tests.compare.tiny import TABLE, finished, tiny_runs, write_tables
+from tests.compare.tiny import TABLE, TASKS, finished, tiny_runs, write_tables
 from tests.support.pages import Page
 from tests.support.paths import ROOT
 
@@ -191,6 +192,16 @@ def test_average_is_over_tasks_whatever_their_seeds(tmp_path):
     assert "| 57.50 | 58.50 | -1.00: no interval |" in line
 
 
+@pytest.mark.parametrize("count", [1, 4, 5, 7])
+def test_the_finding_names_four_rows_and_counts_the_others(count):
+    rows = [f"row{number}" for number in range(count)]
+    summary = pd.DataFrame({"method": rows, "mean": 9.0, "task": "a", "metric": "b", "unit": "%"})
+    found = Report.finding(cast(Any, SimpleNamespace(summary=summary)))
+    assert [row in found for row in rows] == [number < 4 for number in range(count)]
+    assert ("more" in found) == (count > 4)
+    assert f"; and {count - 4} more." in found or count <= 4
+
+
 def test_nothing_finished_is_no_report(tmp_path):
     table, runs = tiny_runs(tmp_path)
     with pytest.raises(ValueError, match="nothing to report"):
@@ -333,13 +344,17 @@ def test_defaults_stand_for_what_a_configuration_leaves_out(tmp_path):
 def test_attention_of_the_released_code_is_a_difference(tmp_path):
     table = yaml.safe_load(yaml.safe_dump(TABLE))
     table["rows"]["mgk_1"]["as_released"] = "configs/attention/as_released/lra/mgk.yaml"
-    write_tables(tmp_path, table)
+    released = {"model.init_args.lr": 0.5}
+    listops = {**TASKS["listops"], "as_released": released}
+    write_tables(tmp_path, table, {**TASKS, "listops": listops})
     tiny = read_table("tiny", tmp_path)
-    options = Options(as_released=True)
-    keys = {d.key for d in differences(tiny.tasks["listops"], tiny.rows["mgk_1"], options)}
+    task, options = tiny.tasks["listops"], Options(as_released=True)
+    keys = {d.key for d in differences(task, tiny.rows["mgk_1"], options)}
     assert "model.init_args.attention.init_args.prior_share" in keys
-    given = overrides(tiny.tasks["listops"], tiny.rows["mgk_1"], options)
-    assert given == {"model.init_args.attention.init_args.num_heads": 1}
+    heads = "model.init_args.attention.init_args.num_heads"
+    assert overrides(task, tiny.rows["mgk_1"], options) == {heads: 1, **released}
+    assert overrides(task, tiny.rows["mgk_1"], Options()) == {heads: 1}
+    assert overrides(task, tiny.rows["softmax_2"], options) == {heads: 2}  # has none
 
 
 def with_fish(tmp_path, **arguments):
@@ -443,6 +458,11 @@ def test_numbers_of_another_protocol_do_not_squeeze_ours(
     assert low < values - 0.5 < values + 0.5 < high
     told = f"\npublished: {min(printed):g} to {max(printed):g}, off this axis"
     assert axis.get_xlabel().endswith(told) != is_drawn
+    marks = [part for part in axis.collections if isinstance(part, PathCollection)]
+    diamonds = [part for part in marks if len(part.get_facecolor()) == 0]
+    assert [part.get_edgecolor()[:, 3].tolist() for part in diamonds] == [[1.0]] * is_drawn
+    protocol = "with a different, longer protocol" if shortened else "with the same protocol"
+    assert f"published values, {protocol};" in (tmp_path / "out/report.md").read_text()
 
 
 def test_one_seed_does_not_push_published_numbers_off_the_axis(monkeypatch, tmp_path):

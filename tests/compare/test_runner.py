@@ -18,6 +18,7 @@ import pytest
 from lit_probattn.base.progress import duration
 from lit_probattn.compare.model import counts
 from lit_probattn.compare.protocol import Options, differences
+from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import RunJob, run_all
 from lit_probattn.compare.runs import Run
 from lit_probattn.experiments.launch import child_environment
@@ -280,6 +281,13 @@ def test_shards_are_a_partition_and_the_whole_command_reports(tmp_path, capsys, 
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert main(arguments(tmp_path, "--only", "listops")) == 0
     assert "2 of 2 runs finished" in capsys.readouterr().out
+
+
+def test_a_dry_run_ends_with_what_the_report_plans(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Report, "plan", lambda self, runs, commands: [f"then {len(runs)} studies"])
+    monkeypatch.setattr("lit_probattn.compare.command.dry_run", lambda *_: print("the runs"))
+    assert main(arguments(tmp_path, "--only", "listops", "--dry-run")) == 0
+    assert capsys.readouterr().out == "the runs\nthen 4 studies\n"
 
 
 def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, capsys, monkeypatch):

@@ -142,6 +142,7 @@ def test_the_report_and_the_picture_show_trends(tmp_path):
         0
     ].ours.tolist()
     assert "agrees" in upper.get_title()
+    assert lower.get_xlabel() == "heads"
     assert trend_lines([]) == []
     assert math.isnan(replace(report.agreements[0], spread=(math.nan,) * 3).spread[0])
     draw_trends([replace(report.agreements[0], spread=(math.nan,) * 3)])

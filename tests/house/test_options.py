@@ -3,19 +3,23 @@
     python -m tests.house.test_options    # write the file
 
 An option is listed where it is declared: tasks and models take those of their parts, and layers
-those of records (`by_name`), which are listed as `options`. The options of commands are
-those of the stored help texts, which have a test of their own.
+those of records (`by_name`), which are listed as `options`; one with another default than its
+part's is listed with it. The options of commands are those of the stored help texts, which have a
+test of their own.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
+from types import FunctionType
 
 from lit_probattn import attention, models, tasks
 from tests.commands.help_texts import FOLDER
@@ -33,7 +37,11 @@ def declared(kind: str, cls: type) -> Iterator[str]:
         for base in constructor.record.__mro__[:-1]:
             yield from fields_of(base)
         return
-    for found in [*inspect.signature(inspect.unwrap(constructor)).parameters.values()][1:]:
+    own = inspect.unwrap(constructor)
+    for name in changed_defaults(own) if own is not constructor else ():
+        default = inspect.signature(constructor).parameters[name].default
+        yield f"{kind} {cls.__name__}.{name} = {default!r}"
+    for found in [*inspect.signature(own).parameters.values()][1:]:
         if found.kind not in (found.VAR_POSITIONAL, found.VAR_KEYWORD):
             # As it is written, whether types are postponed or not.
             text = str(found.replace(annotation=found.empty))
@@ -41,6 +49,17 @@ def declared(kind: str, cls: type) -> Iterator[str]:
             hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
             name, equals, default = text.partition("=")
             yield f"{kind} {cls.__name__}.{name}: {hint}" + equals.replace("=", " = ") + default
+
+
+def changed_defaults(constructor: FunctionType) -> Iterator[str]:
+    """Yield the arguments of parts for which a constructor gives `takes` another default."""
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(constructor))).body
+    settings = constructor.__globals__
+    for found in getattr(function, "decorator_list", ()):
+        if isinstance(found, ast.Call) and ast.unparse(found.func) == "takes":
+            for given in found.keywords:
+                names = [given.arg] if given.arg else settings[ast.unparse(given.value)]
+                yield from (name for name in names if name != "without")
 
 
 def fields_of(record: type) -> Iterator[str]:

@@ -1,5 +1,8 @@
 """The C library of the CPU: built once and safely, with the bits of torch, never required."""
 
+from itertools import product
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -333,6 +336,16 @@ def test_a_compiled_layer_computes_the_same(options):
     assert torch.equal(found, expected)
     found.sum().backward()
     assert float(layer.value_proj.weight.grad.abs().sum()) > 0.0
+
+
+def test_bfloat16_needs_a_library_that_works_and_multiplies_it(monkeypatch):
+    found = {}
+    for reason, has_low in product((None, "does not compile"), (True, False)):
+        monkeypatch.setattr(selftest, "failure", lambda reason=reason: reason)
+        library_of = SimpleNamespace(has_low=has_low)
+        monkeypatch.setattr(selftest, "load", lambda library_of=library_of: library_of)
+        found[reason, has_low] = selftest.multiplies_low()
+    assert [case for case, multiplies in found.items() if multiplies] == [(None, True)]
 
 
 def test_the_library_is_for_the_cpu():

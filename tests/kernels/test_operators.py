@@ -113,6 +113,24 @@ def test_activation_checkpoints_give_the_same_gradients(name):
     assert torch.equal(*grads)
 
 
+def test_an_output_without_a_gradient_gives_none():
+    class Cut(torch.autograd.Function):
+        """The identity, whose result has no gradient."""
+
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    args = arguments(K, terms=True)
+    out, _ = mixture_attention(*args)
+    leaves = [x for x in args if torch.is_tensor(x)]
+    assert torch.autograd.grad(Cut.apply(out).sum(), leaves, allow_unused=True) == (None,) * 6
+
+
 def test_nothing_of_size_n_by_n_is_saved():
     layer = LAYERS["mgk"]().to(DEVICE)
     layer.backend, length = "triton", 61

@@ -250,16 +250,19 @@ def chosen_tests(
 ) -> list[str]:
     """Return some of the tests that run a line; of one outside functions, that run its file.
 
-    Tests of a file's kernels and of C are all tests: what they run is not known.
+    Of a file with kernels alone, which have no probes, they are those that run a file beside it;
+    of C they are all.
     """
     if not file.endswith(".py"):
         return tests
-    lines = runs.get(file, {})
-    start = statement_of(source, line)
-    if start in probed_lines(source):
-        names = lines.get(start, [])
+    start, probed = statement_of(source, line), probed_lines(source)
+    if start in probed:
+        names = runs.get(file, {}).get(start, [])
     else:
-        names = sorted({name for found in lines.values() for name in found})
+        folder = Path(file).parent
+        files = [file] if probed else [name for name in runs if Path(name).parent == folder]
+        lines = [found for name in files for found in runs.get(name, {}).values()]
+        names = sorted({name for found in lines for name in found})
     return random.Random(f"{seed} {file} {line}").sample(names, min(MOST, len(names)))
 
 

@@ -117,6 +117,13 @@ def test_a_fault_outside_functions_has_the_tests_of_its_file():
     assert mutants.chosen_tests({}, "", "a.c", 1, ["t"], 0) == ["t"]
 
 
+def test_a_fault_in_kernels_has_the_tests_of_their_folder():
+    kernels = "@triton.jit\ndef double(x):\n    return x + x\n"
+    assert python_faults(kernels)[3]
+    runs = {"k/operators.py": {3: ["t::one"]}, "a.py": {3: ["t::two"]}}
+    assert mutants.chosen_tests(runs, kernels, "k/kernels.py", 3, ["t"], 0) == ["t::one"]
+
+
 PROGRAM = """
 import json, sys
 from pathlib import Path

@@ -63,6 +63,25 @@ def test_nan_in_a_forward_names_step_samples_and_module():
     assert any(not torch.equal(seen[0][name], after[name]) for name in after)
 
 
+def test_the_bad_module_is_sought_with_the_draws_of_its_batch():
+    class Unlucky(SoftmaxAttention):
+        """Returns NaN for the first number that a training draws, wherever it is drawn again."""
+
+        bad: torch.Tensor | None = None
+
+        def forward(self, *args, **kwargs):
+            out = super().forward(*args, **kwargs)
+            if not self.training:
+                return out
+            drawn = torch.rand(())
+            self.bad = drawn if self.bad is None else self.bad
+            return out * (float("nan") if drawn == self.bad else 1.0)
+
+    module = task(lambda embed_dim, head_dim: Unlucky(embed_dim, 2, head_dim=head_dim))
+    with pytest.raises(NonFiniteError, match=r"first bad module model\.[\w.]* \(Unlucky\)"):
+        trainer(2).fit(module, data())
+
+
 def test_infinite_gradient_names_the_parameter():
     module = task()
 

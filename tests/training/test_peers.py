@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -53,6 +54,18 @@ def test_the_failure_of_a_rank_reaches_the_others(store):
     assert "bad sample 4" in first.explain()
     for each in (first, second, third):
         each.close()
+
+
+def test_the_rank_of_the_store_waits_until_the_others_have_read_its_failure(monkeypatch):
+    waits = []
+    monkeypatch.setattr("lit_probattn.training.peers.time.sleep", waits.append)
+    unread = SimpleNamespace(set=lambda *_: None, check=lambda _: False)
+    for rank in (1, 0):
+        assert not waits
+        one = Peers(unread, rank, 2, INTERVAL)
+        one.note_failure("ValueError: bad sample 4")
+        one.close()
+    assert 2 * INTERVAL <= sum(waits) <= 5 * INTERVAL
 
 
 def test_the_rank_that_hangs_is_named_when_all_are_alive(store):

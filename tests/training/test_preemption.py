@@ -6,13 +6,15 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint
-from lit_probattn.training.preemption import job_name, requeue
+from lit_probattn.training.preemption import StopSignals, job_name, requeue
 from lit_probattn.training.run_record import read_starts
 from lit_probattn.training.saving import RunCheckpoint
 from tests.support.runs import (
@@ -249,3 +251,38 @@ def test_requeue_says_what_failed(monkeypatch, tmp_path):
     assert job_name() == "slurm 12_3"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "scontrol is not on the PATH" in requeue()
+
+
+def test_requeue_gives_the_error_of_scontrol_in_one_line(monkeypatch, scontrol):
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    program = scontrol.parent / "bin" / "scontrol"
+    program.write_text("#!/bin/sh\nprintf 'slurm error:\\n  denied\\n' >&2\nexit 1\n")
+    assert "job 4711: slurm error: denied;" in requeue()
+
+
+def test_a_stop_signal_is_announced_once_and_the_handlers_are_restored(capfd):
+    before = signal.getsignal(signal.SIGTERM)
+    task, signals = SimpleNamespace(stop_requested=0), StopSignals()
+    signals.on_fit_start(None, task)
+    try:
+        for announced in (1, 0):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert task.stop_requested == signal.SIGTERM
+            assert capfd.readouterr().err.count("SIGTERM: saving") == announced
+    finally:
+        signals.restore()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("has_folder", "checks_sanity", "command"),
+    [(False, False, "fit"), (True, True, "fit"), (True, False, "validate")],
+)
+def test_only_a_validation_of_a_training_that_saves_is_left(
+    has_folder, checks_sanity, command, tmp_path
+):
+    trainer = SimpleNamespace(sanity_checking=checks_sanity, state=SimpleNamespace(fn=command))
+    task = SimpleNamespace(stop_requested=signal.SIGTERM, device=torch.device("cpu"))
+    RunCheckpoint(tmp_path if has_folder else None).leave_if_asked(trainer, task)
+    assert not hasattr(task, "stop_agreed")
+    assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from datamodules import ToyTrajectories
 from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.rollouts import environments
 from lit_probattn.rollouts.environments import make_environment
-from lit_probattn.tasks import DecisionMaking
+from lit_probattn.tasks import DecisionMaking, decision
 from tests.tasks import tiny
 
 OBS, ACT, STEPS = 5, 2, 5  # of the toy
@@ -160,6 +160,26 @@ def test_episodes_do_not_depend_on_how_many_are_played():
     tiny.trainer(1).test(task, make_data(), verbose=False)
     three = task.provenance["evaluation"]["targets"]["high"]["returns"]
     assert [episode.total for episode in task.play(28.0, 5)][:3] == pytest.approx(three, abs=1e-5)
+
+
+def test_episodes_have_the_seeds_of_the_report(monkeypatch):
+    played = []
+
+    class Recorded(decision.Player):
+        def __init__(self, *args: Any, seed: int | None = None, **options: Any) -> None:
+            super().__init__(*args, seed=seed, **options)
+            self.own = seed
+
+        def play(self, environments, target, seeds, **options):
+            played.append((self.own, seeds))
+            return super().play(environments, target, seeds, **options)
+
+    monkeypatch.setattr(decision, "Player", Recorded)
+    task = make_task(seed=41, test_episodes=2)
+    tiny.trainer(1).test(task, make_data(), verbose=False)
+    first = task.provenance["evaluation"]["first_seed"]
+    assert played == [(41, [first, first + 1])] * 2
+    assert first == 141  # the source adds 100
 
 
 def test_other_targets_may_be_asked_for():

@@ -7,6 +7,7 @@ import math
 import shutil
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -164,6 +165,17 @@ def test_scores_are_those_of_every_span_of_every_window(trained, task):
         assert report[f"test/{name}"] == pytest.approx(value, abs=1e-4), name
     assert len(table) == len(official) == 9
     assert (version / "predictions-step-00000004-null_odds.json").is_file() == (task == "squad_v2")
+
+
+@pytest.mark.parametrize(("split", "shown"), [("val", {"val/loss", "val/f1"}), ("test", set())])
+def test_the_progress_bar_shows_the_loss_and_f1_of_validations(split, shown, monkeypatch):
+    task, found = make_task(), {}
+    data = SimpleNamespace(version="1.1", questions=lambda split: [])
+    monkeypatch.setattr(QuestionAnswering, "_data", lambda self: data)
+    monkeypatch.setattr(task, "log", lambda name, value, prog_bar: found.update({name: prog_bar}))
+    task.log_scores(split)
+    assert {name for name, on_bar in found.items() if on_bar} == shown
+    assert found.keys() > {f"{split}/loss", f"{split}/f1"}
 
 
 def test_a_threshold_without_use_is_refused(tmp_path, capsys):
